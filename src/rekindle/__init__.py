@@ -102,6 +102,7 @@ def __dir__() -> list[str]:
 
 
 def _unknown(name: str) -> str:
+    """Return the message for an unknown attribute, with a close match if there is one."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, __all__, n=1)

@@ -89,6 +89,7 @@ def sequential(
 
 
 def _plan_chain(measured: Measured, budget: Bytes) -> ChainSchedule:
+    """Find a schedule for a measured chain, or raise `OutOfBudget` with the smallest budget."""
     from rekindle.planners._dial import best_schedule
 
     schedule = best_schedule(measured, budget)
@@ -297,6 +298,7 @@ _NO_LIMIT = 1 << 60
 
 
 def _plan_trace(trace: Trace, budget: Bytes | None, planner: Planner) -> Plan:
+    """Plan a trace; without a budget, within the default one or the smallest that has a plan."""
     problem = Problem.of(trace)
     if budget is not None:
         return planner.plan(problem, budget)
@@ -385,6 +387,7 @@ def _reserve(reserve: str | int) -> Bytes:
 
 
 def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
+    """Return `planner`, or the default planner if it is None."""
     if planner is not None:
         return planner
     from rekindle._planners import WarmCuts

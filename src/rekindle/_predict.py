@@ -40,7 +40,8 @@ def profile(
         step: A function that takes one whole step: forward, backward, optimizer.
         budget: Run within this budget (bytes, or text such as "6GiB") if the step does not fit
             without one. Default: no limit.
-        policy: What to evict, in the run and in the prediction. Default: `Thrifty()`.
+        policy: The policy that selects storages to evict, in the run and in the prediction.
+            Default: `Thrifty()`.
         device: The device whose memory is meant. Default: CUDA if the program uses it, else the
             CPU.
         repeats: How often to time the step, with the bookkeeping and without; up to four times as

@@ -1,7 +1,7 @@
 """Show the progress of a slow function as one line on a terminal.
 
-The planners, `rekindle.max_batch` and `rekindle.sequential` use it. Where standard error is not a
-terminal, nothing is shown.
+The planners, `rekindle.max_batch` and `rekindle.sequential` use it. Nothing is shown if standard
+error is not a terminal.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ QUICK = 0.1  # share of the time for the first plan
 
 
 def main(folder: Path, budget: int, seconds: float) -> None:
+    """Plan the trace in `folder` within `budget` bytes, for about `seconds`."""
     from rekindle.planners.cuts import Cuts
 
     with (folder / "trace.jsonl").open(encoding="utf-8") as file:

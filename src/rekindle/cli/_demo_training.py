@@ -250,6 +250,7 @@ class Identical:
 
 
 def compare(one: Trained, other: Trained) -> Identical:
+    """Compare the losses and the final weights of two runs bit for bit."""
     losses = [[step.loss.hex() for step in run.steps] for run in (one, other)]
     same_names = one.weights.keys() == other.weights.keys()
     return Identical(

@@ -39,10 +39,9 @@ _BANISHING = {"banish": "dtr-unopt", "evict": "dtr", "ignore": "dtr"}
 def command(logs: tuple[Path, ...], folder: Path, authors_quirks: bool, jobs: int | None) -> None:
     """Regenerate the simulated figures of the DTR paper.
 
-    LOGS are operator logs or folders of them. FOLDER receives tables (.csv) and plots (.svg) of
-    overhead against memory for the paper's policies and ours, of the ablation, of deallocation
-    policies, and of the number of scores computed. It also receives plots of the paper's theorems,
-    which need no log.
+    LOGS are operator logs or folders of them. FOLDER receives tables (.csv) and plots (.svg):
+    overhead against memory for the paper's policies and ours, the ablation, deallocation policies,
+    and the number of scores computed. Plots of the paper's theorems, which need no log, are added.
     """
     from rekindle.report import _paper
 
@@ -77,6 +76,7 @@ def _deallocation(paths: list[Path], quirks: bool) -> list[Case]:
 
 
 def _scores(outcomes: list[Outcome]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return points (ratio, scores computed) of the runs that passed, by log and policy."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for outcome in outcomes:
         if outcome.status == "pass" and outcome.ratio and outcome.scores:
@@ -86,6 +86,7 @@ def _scores(outcomes: list[Outcome]) -> dict[str, dict[str, list[tuple[float, fl
 
 
 def _theory(folder: Path) -> None:
+    """Plot the theorems of the paper and the bounds of Chen and Revolve."""
     from rekindle.report import _paper
 
     ours = Ablation(staleness=False, size=True, cost="exact")

@@ -100,6 +100,7 @@ def command(
 
 
 def _answers(profile: Profile, slowdown: float | None, fits: Bytes | None) -> None:
+    """Print the answers to --slowdown and --fits."""
     if slowdown is not None:
         try:
             enough = profile.budget_for(slowdown)

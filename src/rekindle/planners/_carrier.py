@@ -41,6 +41,7 @@ class Carrier:
         self._read_arrivals()
 
     def _read_arrivals(self) -> None:
+        """Collect the swap-ins of the sequence, and the items to copy out for them."""
         line = self._line
         gone: dict[int, int] = {}  # the end of the previous life of each item
         for copy in sorted(line.copies, key=lambda copy: copy.start):

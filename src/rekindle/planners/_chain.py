@@ -33,6 +33,8 @@ class Kind(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Operation:
+    """Operation of a schedule for a chain: its kind and its stage."""
+
     kind: Kind
     stage: int
 

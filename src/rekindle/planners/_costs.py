@@ -68,6 +68,7 @@ class Measured:
 
     @property
     def chain(self) -> Chain:
+        """The chain in the coarser model of Rotor."""
         stages = self.stages
         return Chain(
             tuple(float(stage.forward) for stage in stages),

@@ -29,6 +29,7 @@ def fill(line: Timeline, budget: Bytes) -> tuple[int, ...]:
 
 
 def _without(line: Timeline, edits: list[Edit]) -> Timeline | None:
+    """Return the sequence after the edits, or None if it is invalid."""
     problem = line.problem
     try:
         return timeline(problem, prune(problem, changed(line.steps, edits)))

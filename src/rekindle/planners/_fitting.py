@@ -1,11 +1,11 @@
 """Fit a sequence into the budget: evict the items that cost least, one gap after the other.
 
-A gap of an item lies between two of its reads. While some step exceeds the budget, each item that
-is resident at that step and not read there could be evicted after the read before, and recomputed
-for the read after. The cost is that of the recomputed nodes. The relief is the sum over the steps
-of the gap of the item's bytes, each at most the excess of the step. The gap with the lowest cost
-for its relief is closed. This is the greedy rule for covering programs (Chvatal 1979), except that
-costs change when ancestors are evicted.
+A gap of an item lies between two of its reads. While some step exceeds the budget, items that are
+resident there but not read there are candidates. A candidate can be evicted after the read before
+and recomputed for the read after. The cost is that of the recomputed nodes. The relief is the sum,
+over the steps of the gap, of the item's bytes, each at most the excess of the step. The gap with
+the lowest cost for its relief is closed. This is the greedy rule for covering programs (Chvatal
+1979), except that costs change when ancestors are evicted.
 
 In a program with many values, a round closes several gaps, while the excess keeps falling. The
 cheapest comes first, each at its price after the previous ones (the lazy greedy algorithm, Minoux
@@ -195,6 +195,7 @@ class _Gaps:
             heapq.heappush(queue, (price, number, len(self.closed), offer))
 
     def _close(self, offer: _Offer) -> None:
+        """Close a gap: note its recomputations, and update excess and memory."""
         item = offer.copy.item
         at, nodes = self._where(item, offer.end, offer.nodes)
         self.closed[item] = offer.start, at
@@ -208,6 +209,7 @@ class _Gaps:
         np.maximum(relief - self.problem.nbytes[item], 0, out=relief)
 
     def _price(self, item: int, start: int, end: int, nodes: list[int]) -> float:
+        """Return the price of a gap: cost over relief, raised for recently evicted items."""
         cost = 1 + sum(self.problem.cost[node] for node in nodes)
         relief = np.minimum(self.over[start + 1 : end], self.problem.nbytes[item]).sum()
         price = _DEARER ** self.lately[item] * cost / float(relief)
@@ -247,6 +249,7 @@ class _Gaps:
         return start, end
 
     def _held(self, item: int, start: int, end: int) -> bool:
+        """Return True if a hold keeps the item resident in the gap."""
         first = self.line.first
         holds = self.problem.holds_of.get(item, ())
         return any(first[hold.first] < end and first[hold.last] > start for hold in holds)

@@ -25,6 +25,7 @@ class Lives:
 
     @staticmethod
     def of(line: Timeline) -> Lives:
+        """Find the lives and their readers in a sequence."""
         made: dict[int, list[int]] = {}
         for life, copy in enumerate(line.copies):
             made.setdefault(copy.start, []).append(life)

@@ -59,6 +59,7 @@ class Model:
     def column(
         self, cost: float = 0.0, *, lower: float = 0.0, upper: float = 1.0, integer: bool = False
     ) -> int:
+        """Add a variable, and return the number of its column."""
         self._cost.append(cost)
         self._lower.append(lower)
         self._upper.append(upper)
@@ -73,6 +74,7 @@ class Model:
         lower: float = -np.inf,
         upper: float = np.inf,
     ) -> None:
+        """Add the constraint lower <= sum of coefficients * columns <= upper."""
         self._columns += columns
         self._coefficients += coefficients
         self._starts.append(len(self._columns))
@@ -145,6 +147,7 @@ class Model:
         return self._solution(highs, relaxed)
 
     def _program(self, relaxed: bool) -> Any:
+        """Convert the model to a program of HiGHS."""
         program: Any = highspy.HighsLp()
         program.num_col_ = len(self._cost)
         program.num_row_ = len(self._row_lower)

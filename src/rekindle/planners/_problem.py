@@ -168,6 +168,7 @@ class _Distiller:
         self.pinned_since: dict[int, int] = {}  # pinned storages with references
 
     def distil(self) -> Problem:
+        """Return the problem."""
         for event in self.trace.events:
             match event:
                 case Call(op_id, held):
@@ -208,8 +209,8 @@ class _Distiller:
     def _repeatable(self) -> tuple[bool, ...]:
         """Return for each node whether it can run again.
 
-        A node cannot if it is not replayable, or if it reads a non-replayable item whose memory is
-        overwritten in place, directly or through items that are lost in the same way.
+        A node cannot run again if its operator cannot. It cannot either if it reads an item that is
+        overwritten in place and whose own node cannot run again.
         """
         lent = {item for items in self.lends for item in items}
         lost: set[int] = set()
@@ -221,6 +222,7 @@ class _Distiller:
         return tuple(found)
 
     def _call(self, op_id: OpId, held: bool) -> None:
+        """Add the node of an operator, unless it only makes parameters, and its items."""
         op = self.trace.ops[op_id]
         storages = {self.trace.values[value] for value in op.outputs}
         if not storages or not storages <= self.constants:
@@ -244,6 +246,7 @@ class _Distiller:
                 self._end(since, self.trace.values[source])
 
     def _moment(self, value: ValueId) -> None:
+        """Add a node at which the program reads a value."""
         self._node(None, value, 0, self._read([value]), (), (), True)
 
     def _node(
@@ -290,6 +293,7 @@ class _Distiller:
             self._end(self.pinned_since, storage)
 
     def _end(self, since: dict[int, int], storage: int) -> None:
+        """End the hold of a storage, if it is held, at the last node so far."""
         first = since.pop(storage, None)
         last = len(self.cost) - 1
         if first is not None and storage in self.item and first < last:

@@ -20,7 +20,7 @@ An item that is first computed within an interval counts as available throughout
 Every schedule with this order of first computations satisfies all rows: S are the items that it has
 in memory at the cuts, R the nodes that it recomputes between them. So the optimum, and any bound of
 it, is a **lower bound** for all such schedules. R is integral where S is integral, because it is
-the least set closed under the rows. R is declared integral all the same, because that makes the
+the least set closed under the rows. R is declared integral nevertheless, because that makes the
 solver up to a hundred times faster.
 
 With a bandwidth to and from a host, an item may be swapped in instead of recomputed:
@@ -136,6 +136,7 @@ class Relaxation:
             self._while_again(k, node, budget)
 
     def decisions(self, values: Floats) -> Decisions:
+        """Return the decisions in a solution."""
         resident = (
             frozenset(item for item, column in columns.items() if values[column] > 0.5)
             for columns in self._resident
@@ -201,6 +202,7 @@ class Relaxation:
         return held.union(self.problem.reads[cut])
 
     def _columns(self, k: int, last: Sequence[int]) -> None:
+        """Add the columns S and R of cut k."""
         problem, cut = self.problem, self.cuts[k]
         forced = self._forced(cut)
         self._resident.append(
@@ -305,6 +307,7 @@ class Relaxation:
         return found
 
     def _memory(self, k: int, budget: Bytes) -> None:
+        """Add the row (memory) of cut k."""
         problem, cut = self.problem, self.cuts[k]
         room = budget - problem.fixed - sum(problem.nbytes[item] for item in problem.makes[cut])
         room += sum(problem.nbytes[item] for item in problem.lends[cut])
@@ -331,6 +334,7 @@ class Relaxation:
         return columns
 
     def _recomputation(self, k: int) -> None:
+        """Add the rows (again) of interval k."""
         for node, column in self._again[k].items():
             for item in self.problem.reads[node]:
                 there = self._available(k, item)
@@ -344,11 +348,13 @@ class Relaxation:
         return sorted(item for item in reads if self.problem.maker[item] < cut)
 
     def _first_computations(self, k: int) -> None:
+        """Add the rows (first) of interval k."""
         for item in self._needed(k):
             there = self._available(k, item)
             self.model.row(there, [1.0] * len(there), lower=1.0)
 
     def _carry(self, k: int) -> None:
+        """Add the rows (carry) into cut k."""
         for item, column in self._resident[k].items():
             if self.problem.maker[item] < self.cuts[k - 1]:
                 there = self._available(k - 1, item)

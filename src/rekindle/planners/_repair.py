@@ -107,6 +107,7 @@ class Repairer:
         price: float,
         most: float = float("inf"),
     ) -> Timeline | None:
+        """Add cuts to a solution, round by round, until its sequence fits; return the best plan."""
         problem, tight = self.problem, set[tuple[int, int]]()
         plan: Timeline | None = None
         for _ in range(_MOST_ROUNDS):

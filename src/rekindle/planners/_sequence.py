@@ -52,6 +52,7 @@ class Timeline:
 
 
 def cost_of(problem: Problem, steps: Iterable[int]) -> Nanoseconds:
+    """Return the cost (ns) of the nodes in `steps`; swap-ins cost nothing here."""
     return sum(problem.cost[node] for node in steps if node >= 0)
 
 
@@ -124,6 +125,7 @@ def _memory(
     copies: Sequence[Copy],
     lent: Sequence[tuple[int, int]],
 ) -> NDArray[np.int64]:
+    """Return the bytes in use while each step runs."""
     change = np.zeros(len(steps) + 1, dtype=np.int64)
     sizes = np.array([problem.nbytes[copy.item] for copy in copies], dtype=np.int64)
     np.add.at(change, np.array([copy.start for copy in copies], dtype=np.int64), sizes)

@@ -65,6 +65,7 @@ class Mixer:
         self._rng = random.Random(seed)
 
     def run(self, known: Iterable[Schedule], warm: Iterable[Sequence[int]]) -> None:
+        """Run the search from known schedules and sequences."""
         search = self.search
         self._try(range(len(self.problem)), "keep all")
         if search.solved or search.impossible:
@@ -80,6 +81,7 @@ class Mixer:
         self._improve()
 
     def _done(self) -> bool:
+        """Return True if the plan is good enough, or time is over."""
         cost = self.search.cost
         near = cost is not None and cost - self.search.bound <= self._gap * cost
         return near or self.search.left <= 0

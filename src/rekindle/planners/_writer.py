@@ -45,6 +45,8 @@ def timed_schedule(
 
 @final
 class _Writer:
+    """Writer of one schedule."""
+
     def __init__(self, line: Timeline, carrier: Carrier | None) -> None:
         self.line = line
         self.carrier = carrier
@@ -106,6 +108,7 @@ class _Writer:
             self._compute(OpId(self.next_op), True)
 
     def _compute(self, op_id: OpId, is_first: bool) -> None:
+        """Run an operator, and before it the views that it reads."""
         op = self.trace.ops[op_id]
         for value in op.inputs:
             self._define(value)
@@ -137,6 +140,7 @@ class _Writer:
         self._compute(op_id, False)
 
     def _free(self, item: int) -> None:
+        """Free an item, and copy it out first if it is swapped in later."""
         storage = self.line.problem.storage[item]
         if storage is None:  # a workspace is not part of the schedule
             return

@@ -237,6 +237,7 @@ class Stages:
         return found
 
     def _reads(self) -> None:
+        """Add the rows (1b) and (1c)."""
         for (t, n), column in self.run.items():
             for i in self.problem.reads[n]:
                 there = [self.run[t, self.problem.maker[i]]]
@@ -250,6 +251,7 @@ class Stages:
             self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
 
     def _memory(self, t: int) -> None:
+        """Add the rows (2) and (3) of stage t."""
         problem = self.problem
         before: list[tuple[int, float]] = [
             (self.stay[t, i], nbytes / self._unit)

@@ -85,6 +85,7 @@ class ChenGreedy:
 
 
 def _greedy(problem: Problem, candidates: Sequence[int], most: Bytes) -> list[int]:
+    """Return the candidates to keep when bytes since the last one exceed `most`."""
     kept: list[int] = []
     wanted = {*candidates}
     since = 0

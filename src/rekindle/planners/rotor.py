@@ -162,6 +162,7 @@ class Table:
                 shifted[i, x:] = row[: width - x] + self.forward[i]
 
     def once(self, i: int) -> float:
+        """Return the time of forward and backward of stage i, or of the loss."""
         forward = self.chain.forward[i] if i < len(self.chain) else 0.0
         return forward + self.chain.backward[i]
 
@@ -170,6 +171,7 @@ class Table:
         return self.chain.value[l + 1] if l < len(self.chain) else 0
 
     def all_needs(self, i: int, l: int) -> int:  # noqa: E741
+        """Return all(i, l)."""
         chain = self.chain
         if i == len(chain):  # the loss needs y_L and its transient; x_L is not part of m
             return chain.value[i] + chain.backward_extra[i]
@@ -266,6 +268,7 @@ class _Weak:
         return float(self.rows[0, 0, last][self.room])
 
     def _row(self, s: int, t: int, l: int) -> Row:  # noqa: E741
+        """Compute V(s, t, l, .)."""
         chain, forward = self.chain, self.table.forward
         row = np.full(self.room + 1, np.inf)
         if s == t:

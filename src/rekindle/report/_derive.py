@@ -83,6 +83,7 @@ class _Walk:
         self._runs_left = Counter(a.op for a in record.actions if isinstance(a, Compute))
 
     def after(self, action: Action) -> Iterator[_Point]:
+        """Apply an action, and yield the point after it, if it changes memory or time."""
         match action:
             case Compute():
                 yield self._compute(action)
@@ -129,6 +130,7 @@ class _Walk:
 
 
 def _thinned(points: list[_Point]) -> list[_Point]:
+    """Keep the highest point of each interval of time, so that at most `MOST_POINTS` remain."""
     if len(points) <= MOST_POINTS:
         return points
     width = max(1, -(-points[-1][0] // (MOST_POINTS - 1)))

@@ -63,7 +63,7 @@ class Report(Figures):
         """Print the report, in color if the output is a terminal.
 
         Args:
-            file: Where to print. Default: standard output.
+            file: The file to print to. Default: standard output.
         """
         out = sys.stdout if file is None else file
         print(self.text(color=wants_color(out)), file=out)

@@ -74,6 +74,7 @@ class Timeline:
         return self._budget - memory - self.leaving_bytes
 
     def _compute(self, op: Op, memory: Bytes, in_place: bool) -> None:
+        """Wait for the inputs of an operator and for room, then run it."""
         trace = self._trace
         for value in op.inputs:
             self.need(trace.values[value])

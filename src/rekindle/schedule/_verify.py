@@ -101,6 +101,8 @@ def verify(
 
 
 class _Interpreter:
+    """State of a verification: residency, references and figures after each action."""
+
     def __init__(
         self,
         trace: Trace,
@@ -158,6 +160,7 @@ class _Interpreter:
         return 0 <= storage < len(self.resident)
 
     def finish(self) -> str:
+        """Return why the schedule is incomplete, or an empty text."""
         self._let_events_happen()
         if self.position == len(self.trace.events):
             return ""
@@ -177,6 +180,7 @@ class _Interpreter:
         )
 
     def _let_events_happen(self) -> None:
+        """Apply events of the trace up to the next call or missing value."""
         while self.position < len(self.trace.events):
             event = self.trace.events[self.position]
             if isinstance(event, Call):
@@ -253,11 +257,13 @@ class _Interpreter:
         return ""
 
     def _vanish(self, storage: int) -> None:
+        """Mark a storage and all its values as not resident."""
         self.resident[storage] = False
         for value in self.contents[storage]:
             self.defined[value] = False
 
     def _compute(self, op_id: OpId, in_place: bool) -> str:
+        """Run an operator; return why that is not allowed, or an empty text."""
         if not 0 <= op_id < len(self.ran):
             return f"there is no op {op_id}"
         op = self.trace.ops[op_id]
@@ -287,6 +293,7 @@ class _Interpreter:
         return ""
 
     def _take_memory(self, op_id: OpId, op: Op, in_place: bool, first: bool) -> str:
+        """Account for the memory of an operator; return why it does not fit."""
         made = set(self.trace.new_storages(op))
         lent: set[int] = set()
         if in_place:
@@ -313,6 +320,7 @@ class _Interpreter:
         return ""
 
     def _hand_out(self, op: Op, call: Call) -> None:
+        """Give the outputs of a first run their owners."""
         for value in op.outputs:
             if call.held:
                 self.held[self.trace.values[value]] = True
@@ -328,6 +336,7 @@ class _Interpreter:
         return str(self.trace.events[self.position])
 
     def _next_call(self) -> int:
+        """Return the operator of the next event if it is a call, else -1."""
         if self.position < len(self.trace.events):
             event = self.trace.events[self.position]
             if isinstance(event, Call):

@@ -137,6 +137,7 @@ def module_for(
 
 
 def _obstacle(trace: t.Trace, policy: Policy) -> str:
+    """Return why the native engine cannot replay a trace with a policy, or an empty text."""
     if score_of(policy) is None:
         return f"{policy!r} is written in Python"
     if trace.compute_ns >= _EXACT or sum(trace.storages) >= _EXACT:
@@ -193,6 +194,7 @@ def numbers_of(swap: Swap | None) -> tuple[int, int, int, int, bool]:
 
 
 def _numbers_of(route: Route) -> tuple[array[int], ...]:
+    """Encode a route as flat arrays for the native engine."""
     restores, restored = array("q", [0]), array("q")
     for made in route.restores:
         restored.extend(made)

@@ -3,8 +3,8 @@
 A budget counts bytes, but an allocator needs contiguous bytes. As on a device, the engine first
 makes the sum fit, by the policy. If an allocation still fails, more is evicted, in one of two ways:
 
-- "window": the cheapest window of neighbors in memory (Coop, NeurIPS 2023, by the policy's score
-  without the size), or whole segments or pages, if returning those to the device costs less;
+- "window": the cheapest window of neighbors in memory (Coop, NeurIPS 2023), by the policy's score
+  without the size. Whole segments or pages, if returning those to the device costs less.
 - "score": storages one after another, the lowest score first.
 
 The models of the allocators are in `rekindle.simulator.allocator`.
@@ -109,6 +109,7 @@ class Placement:
         assert self.allocator.allocated == sum(block.nbytes for block in self._owner)
 
     def _place(self, action: Action, engine: Engine) -> Iterator[Action]:
+        """Allocate or free blocks for one action, and yield the evictions that this needs."""
         match action:
             case Compute(op, in_place):
                 yield from self._compute(op, in_place, engine)

@@ -162,6 +162,7 @@ class Run:
                 watch(engine)
 
     def _perform(self, actions: Iterable[Action], engine: Engine) -> None:
+        """Record the actions, place their storages and advance the clock."""
         acted, ran, timeline = self._recorder.acted, self._ran, self.timeline
         if self.placement is not None:
             actions = self.placement.follow(actions, engine)
@@ -190,6 +191,7 @@ class Run:
             self._perform(engine.ahead(), engine)
 
     def record(self) -> Record:
+        """Return the record of the run so far."""
         engine, told, timeline = self.engine, self._told(), self.timeline
         host = engine.host if isinstance(engine, Engine) else None
         allocator = self.placement.allocator if self.placement else None

@@ -37,15 +37,17 @@ def simulate(
     Args:
         trace: A `Trace`, or the path of a file that holds one.
         budget: Bytes, or text ("6GiB"). Default: no limit.
-        policy: What to evict: one of `rekindle.policies`, or its name. Default: `Thrifty()`.
+        policy: One of `rekindle.policies`, or its name: it selects storages to evict. Default:
+            `Thrifty()`.
         rules: Variants of the engine, for experiments with the DTR paper's simulator.
         swap: Evicted values may also be swapped out to the host, at this bandwidth.
         allocator: Give every storage an address, by a model of PyTorch's CUDA allocator: "native"
             or "expandable" (`expandable_segments:True`). The record then has `rounding` and
             `fragmentation`.
         device_memory: The bytes that this allocator may reserve. Default: no limit.
-        repair: What to evict when an allocation fails although the sum fits: the cheapest "window"
-            of neighbors in memory (Coop, NeurIPS 2023), or the lowest "score" one after another.
+        repair: How to select storages to evict if an allocation fails although the sum fits: the
+            cheapest "window" of neighbors in memory (Coop, NeurIPS 2023), or the lowest "score" one
+            after another.
         core: "native" decides in C++, "python" in Python; both give the same record. "auto" uses
             the native core if it is available. With an allocator only Python works.
 
@@ -103,6 +105,7 @@ def _device(
     repair: Repair,
     swap: Swap | None,
 ) -> Device | None:
+    """Check the arguments about the allocator; return the device, or None without one."""
     checks.one_of(allocator, (None, *get_args(AllocatorName)), "rekindle.simulate(allocator={})")
     checks.one_of(repair, get_args(Repair), "rekindle.simulate(trace, repair={})")
     if memory is None:

@@ -18,6 +18,7 @@ class _References:
         self._held = [False] * len(trace.storages)
 
     def called(self, event: Call) -> None:
+        """Apply a call: its outputs get an owner, and overwritten inputs lose their hold."""
         op = self._trace.ops[event.op]
         for value in op.outputs:
             if event.held:
@@ -28,6 +29,7 @@ class _References:
             self._held[self._trace.values[source]] = False
 
     def other(self, event: Use | Retain | Release | Drop | Pin) -> None:
+        """Apply an event that is not a call."""
         storage = self._trace.values[event.value]
         match event:
             case Use():

@@ -61,6 +61,7 @@ def _inputs_are_made_before(trace: Trace) -> Iterator[str]:
 
 
 def _views_follow_their_root(trace: Trace) -> Iterator[str]:
+    """Complain about views whose operator reads no value of the same storage."""
     for op_id, op in enumerate(trace.ops):
         for value in op.outputs:
             if trace.is_root(value):
@@ -74,6 +75,7 @@ def _views_follow_their_root(trace: Trace) -> Iterator[str]:
 
 
 def _overwrites_pair_output_and_input(trace: Trace) -> Iterator[str]:
+    """Complain about overwrites that do not pair values of one size."""
     for op_id, op in enumerate(trace.ops):
         for output, source in op.overwrites:
             if output not in op.outputs or source not in op.inputs:
@@ -89,6 +91,7 @@ def _calls_in_order(trace: Trace) -> Iterator[str]:
 
 
 def _references_balance(trace: Trace) -> Iterator[str]:
+    """Complain about releases and drops without a reference or hold."""
     references = [0] * len(trace.values)
     held: set[int] = set()
     for position, event in enumerate(trace.events):

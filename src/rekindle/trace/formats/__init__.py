@@ -74,6 +74,7 @@ def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> Non
 
 @contextmanager
 def _lines(path: Path) -> Generator[Iterator[str]]:
+    """Open a file as lines of text, uncompressed if it is gzipped."""
     with path.open("rb") as file:
         start = file.read(2)
         file.seek(0)
@@ -83,6 +84,7 @@ def _lines(path: Path) -> Generator[Iterator[str]]:
 
 
 def _read(lines: Iterator[str], name: str) -> Trace:
+    """Read a trace in the format that recognizes the first line."""
     first = next(lines, "")
     for module in FORMATS:
         if module.recognizes(first):

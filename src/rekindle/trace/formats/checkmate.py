@@ -137,6 +137,7 @@ _Node = Mapping[str, object]
 
 
 def _nodes_of(document: object) -> tuple[Sequence[_Node], str]:
+    """Return the nodes and the name of a graph."""
     if not isinstance(document, dict) or "nodes" not in document:
         raise InvalidTrace("graph-file", 'a graph is an object with a list "nodes"')
     graph = cast("dict[str, object]", document)
@@ -185,6 +186,7 @@ def _bytes(node: _Node, at: int) -> int:
 
 
 def _deps(node: _Node, at: int, position: Mapping[object, int]) -> list[int]:
+    """Return the positions of the nodes that a node reads, without duplicates."""
     found = node.get("deps", [])
     if not isinstance(found, list):
         raise InvalidTrace("graph-file", f"node {at} ({_label(node, at)}) has deps {found!r}")

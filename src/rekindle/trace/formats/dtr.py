@@ -60,6 +60,8 @@ def read(texts: Iterable[str], name: str = "") -> Trace:
 
 
 class _Reader:
+    """Reader of a log, instruction by instruction."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.started = False
@@ -92,12 +94,14 @@ class _Reader:
                 raise line.wrong("INSTRUCTION", expected, kind)
 
     def finish(self) -> Trace:
+        """Pin the outputs, which still have names, and return the trace."""
         for value in dict.fromkeys(self.names.values()):
             if self.references[value]:
                 self.builder.pin(value)
         return self.builder.build()
 
     def _annotate(self, line: Line) -> None:
+        """Handle ANNOTATE; START discards everything before it."""
         annotation = line.text("ANNOTATION")
         if annotation == "START" and not self.started:
             self.__init__(self.name)
@@ -152,6 +156,7 @@ class _Reader:
             self._let_go(before)
 
     def _rebind(self, line: Line) -> None:
+        """Handle COPY_FROM: the name DST refers to the value of SRC from now on."""
         source, old = self._value(line, "SRC"), self._value(line, "DST")
         self._let_go(old)
         self._name(line, "DST", source)
@@ -166,6 +171,7 @@ class _Reader:
         self._let_go(value)
 
     def _name(self, line: Line, field: str, value: ValueId, *, first: bool = False) -> None:
+        """Add a reference for a name that refers to `value` from now on."""
         self.names[line.text(field)] = value
         if first:
             self.references[value] = 1
@@ -176,6 +182,7 @@ class _Reader:
         self.builder.retain(value)
 
     def _let_go(self, value: ValueId) -> None:
+        """Release one reference of a value."""
         self.references[value] -= 1
         self.builder.release(value)
 
@@ -255,6 +262,8 @@ def _line(**fields: object) -> str:
 
 
 class _Writer:
+    """Writer of a log, event by event."""
+
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.count = 0
@@ -265,6 +274,7 @@ class _Writer:
         self.renamed: set[int] = set()  # positions of release events that a MUTATE implies
 
     def event(self, position: int) -> Iterator[str]:
+        """Yield the lines for the event at `position` of the trace."""
         event = self.trace.events[position]
         match event:
             case Call(op_id, held):
@@ -293,6 +303,7 @@ class _Writer:
             raise Unsupported("a DTR log cannot hold a pin before the end; save as .jsonl")
 
     def check_outputs(self) -> None:
+        """Raise `Unsupported` unless the pins of the trace are the output condition."""
         outputs = [v for v in dict.fromkeys(self.names.values()) if self.live.get(v)]
         if outputs != self.pins:
             raise Unsupported(
@@ -309,6 +320,7 @@ class _Writer:
         return name
 
     def _call(self, op: Op, position: int) -> Iterator[str]:
+        """Yield the lines of a call: CONSTANT, MUTATE or CALL."""
         if op.is_backward and not self.backward and "backward" not in op.name:
             self.backward = True
             yield _line(INSTRUCTION="ANNOTATE", ANNOTATION="BACKWARD")

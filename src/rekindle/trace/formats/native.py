@@ -56,6 +56,7 @@ def _line(fields: dict[str, Any]) -> str:
 
 
 def _written(trace: Trace, call: Call) -> dict[str, Any]:
+    """Return the fields of the line for a call."""
     op = trace.ops[call.op]
     fields: dict[str, Any] = {"call": op.name, "cost": op.cost, "in": op.inputs, "out": []}
     for value in op.outputs:
@@ -100,6 +101,7 @@ def read(texts: Iterable[str], name: str = "") -> Trace:
 
 
 def _read_header(lines: Iterator[Line]) -> str:
+    """Check the first line and return the name of the trace."""
     header = next(lines, None)
     if header is None:
         raise InvalidFile(1, "rekindle", '{"rekindle": "trace", "version": 1}', "an empty file")
@@ -111,6 +113,8 @@ def _read_header(lines: Iterator[Line]) -> str:
 
 
 class _Reader:
+    """Reader of the lines after the header."""
+
     def __init__(self) -> None:
         self.storages: dict[int, Bytes] = {}
         self.values: dict[int, StorageId] = {}
@@ -120,6 +124,7 @@ class _Reader:
         self.last = 1  # the number of the last line
 
     def take(self, line: Line) -> None:
+        """Read one line."""
         self.last = line.number
         if "call" in line.fields:
             self._call(line)
@@ -157,6 +162,7 @@ class _Reader:
         self.events.append(Call(OpId(len(self.ops) - 1), line.flag("held")))
 
     def _made(self, line: Line, item: object) -> ValueId:
+        """Read an output: [value, storage, bytes], or [value, storage] for a view."""
         value, storage, *nbytes = self._numbers(line, "out", item, (2, 3))
         if value in self.values:
             raise line.wrong("out", "a value that is not made before", value)
@@ -177,6 +183,7 @@ class _Reader:
         return [line.as_amount(field, number) for number in item]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
     def trace(self, name: str) -> Trace:
+        """Return the trace, without checking its rules other than that ids are complete."""
         for kind, ids in (("value", self.values), ("storage", self.storages)):
             if ids and len(ids) != max(ids) + 1:
                 missing = next(i for i in range(max(ids)) if i not in ids)
