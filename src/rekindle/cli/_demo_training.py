@@ -260,5 +260,7 @@ def compare(one: Trained, other: Trained) -> Identical:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    bits = [tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)]  # 0.0 is not -0.0
+    bits = [
+        tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)
+    ]  # compare bits, because 0.0 == -0.0
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)

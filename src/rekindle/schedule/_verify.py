@@ -116,7 +116,7 @@ class _Interpreter:
         self.budget = budget
         self.host = host
         self.timeline = timeline
-        self.position = 0  # of the next event
+        self.position = 0  # the index of the next event
         self.memory = self.peak = 0
         self.compute_ns = self.recompute_ns = self.recomputations = 0
         self.host_memory = self.host_peak = self.swapped_out = self.swapped_in = 0

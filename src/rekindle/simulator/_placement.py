@@ -133,7 +133,7 @@ class Placement:
         sizes = [trace.storages[storage] for storage in fresh]
         *blocks, workspace = yield from self._allocate([*sizes, op.workspace], engine)
         for storage, block in zip(fresh, blocks, strict=True):
-            if storage in self._blocks:  # a second copy
+            if storage in self._blocks:  # already resident: the new block is not needed
                 self._return(block)
             else:
                 self._keep(storage, block)

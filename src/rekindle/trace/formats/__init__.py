@@ -58,7 +58,7 @@ def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> Non
     Args:
         trace: The trace.
         path: The file.
-        as_format: "native" or "dtr".
+        as_format: "native", "dtr" or "checkmate".
 
     Raises:
         Unsupported: The format cannot hold the trace; no file is written.

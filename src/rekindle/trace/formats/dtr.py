@@ -66,7 +66,7 @@ class _Reader:
         self.name = name
         self.started = False
         self.builder = TraceBuilder(name)
-        self.sizes: dict[ValueId, int] = {}  # of the storage under each value
+        self.sizes: dict[ValueId, int] = {}  # bytes of the storage of each value
         self.names: dict[str, ValueId] = {}
         self.references: dict[ValueId, int] = {}
         self.backward = False
