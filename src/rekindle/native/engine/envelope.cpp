@@ -36,91 +36,145 @@ void Envelope::grow() {
     const std::size_t slots = nbytes_.size() + WIDTH;
     nbytes_.resize(slots, -1.0);
     cost_.resize(slots, 1.0);
+    slope_.resize(slots, -1.0);
     last_.resize(slots, -1.0);
     order_.resize(slots, -1);
     vacant_.reserve(slots);
-    rows_.push_back({static_cast<Slot>(slots - WIDTH), NEVER, true});
+    std::size_t below = slots;
+    for (std::size_t level = 0; below > 1; ++level) {
+        below = (below + WIDTH - 1) / WIDTH;
+        if (level == levels_.size()) {
+            levels_.emplace_back();
+        }
+        levels_[level].resize(below);
+        levels_[level].back().dirty = true;
+    }
 }
 
 void Envelope::remove(Slot slot) {
-    cost_[static_cast<std::size_t>(slot)] = 1.0;
-    renew(slot, -1.0, -1, -1);
+    const auto at = static_cast<std::size_t>(slot);
+    nbytes_[at] = slope_[at] = last_[at] = -1.0;
+    cost_[at] = 1.0;
+    order_[at] = -1;
+    for (std::size_t level = 0, i = at / WIDTH; level < levels_.size(); ++level, i /= WIDTH) {
+        if (levels_[level][i].top == slot) {
+            mark(at, level);
+            break;
+        }
+    }
     vacant_.push_back(slot);
 }
 
-void Envelope::renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order) {
+void Envelope::renew(
+    Slot slot, double nbytes, Nanoseconds last, std::int64_t order, Nanoseconds now_ns
+) {
     const auto at = static_cast<std::size_t>(slot);
     nbytes_[at] = nbytes;
+    slope_[at] = nbytes / cost_[at];
     last_[at] = static_cast<double>(last);
     order_[at] = order;
-    rows_[at / WIDTH].dirty = true;
+    change(at, static_cast<double>(now_ns));
 }
 
-void Envelope::reprice(Slot slot, double cost) {
+void Envelope::reprice(Slot slot, double cost, Nanoseconds now_ns) {
     const auto at = static_cast<std::size_t>(slot);
     cost_[at] = cost;
-    rows_[at / WIDTH].dirty = true;
+    slope_[at] = nbytes_[at] / cost;
+    change(at, static_cast<double>(now_ns));
+}
+
+// The line in `slot` changed. A node below whose top it stays needs no search, only an earlier time
+// at which the line may overtake the top.
+void Envelope::change(std::size_t slot, double now) {
+    double until = NEVER;
+    const double here = benefit(slot, now);
+    for (std::size_t level = 0, i = slot / WIDTH; level < levels_.size(); ++level, i /= WIDTH) {
+        Node& node = levels_[level][i];
+        const auto top = static_cast<std::size_t>(node.top);
+        if (until == NEVER) {
+            const double greatest = benefit(top, now);
+            if (node.is_over(now) || top == slot || here >= greatest) {
+                mark(slot, level);
+                return;
+            }
+            until = moving_ ? now + overtakes(slot, top, greatest, now) : NEVER;
+            if (until == NEVER) {
+                return;
+            }
+        }
+        node.until = std::min(node.until, until);
+    }
+}
+
+// All nodes above the line in `slot` are searched again, from `level` on.
+void Envelope::mark(std::size_t slot, std::size_t level) noexcept {
+    std::size_t i = slot / WIDTH;
+    for (std::size_t below = 0; below < level; ++below) {
+        i /= WIDTH;
+    }
+    for (; level < levels_.size(); ++level, i /= WIDTH) {
+        levels_[level][i].dirty = true;
+    }
 }
 
 Envelope::Slot Envelope::best(Nanoseconds now_ns) {
     const auto now = static_cast<double>(now_ns);
-    double greatest = -NEVER;
-    Slot found = 0;
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-        Row& row = rows_[i];
-        if (row.dirty || row.until <= now) {
-            find_top(row, i * WIDTH, now);
-        }
-        const auto top = static_cast<std::size_t>(row.top);
-        const double here = benefit(top, now);
-        if (here > greatest ||
-            (here == greatest && order_[top] > order_[static_cast<std::size_t>(found)])) {
-            greatest = here;
-            found = row.top;
-        }
+    Node& root = levels_.back().front();
+    if (root.is_over(now)) {
+        find_top(levels_.size() - 1, 0, now);
     }
-    return found;
+    return root.top;
 }
 
-// Find the top line of a row, and the time until which it stays on top.
-void Envelope::find_top(Row& row, std::size_t first, double now) {
-    std::array<double, WIDTH> benefits;
-    for (std::size_t i = 0; i < WIDTH; ++i) {
-        benefits[i] = benefit(first + i, now);
-    }
-    double greatest = benefits[0];
-    for (const double each : benefits) {
-        greatest = std::max(greatest, each);
-    }
-    std::int64_t order = -2;
-    std::size_t top = first;
-    for (std::size_t i = 0; i < WIDTH; ++i) {
-        if (benefits[i] == greatest && order_[first + i] > order) {
-            order = order_[first + i];
-            top = first + i;
+// NOLINTNEXTLINE(misc-no-recursion): as deep as the tree
+void Envelope::find_top(std::size_t level, std::size_t index, double now) {
+    const std::size_t first = index * WIDTH;
+    std::array<std::size_t, WIDTH> tops{};
+    std::array<double, WIDTH> benefits{};
+    std::size_t count = WIDTH;
+    double until = NEVER;
+    if (level == 0) {
+        for (std::size_t i = 0; i < WIDTH; ++i) {
+            tops[i] = first + i;
+        }
+    } else {
+        std::vector<Node>& below = levels_[level - 1];
+        count = std::min(WIDTH, below.size() - first);
+        for (std::size_t i = 0; i < count; ++i) {
+            Node& child = below[first + i];
+            if (child.is_over(now)) {
+                find_top(level - 1, first + i, now);
+            }
+            tops[i] = static_cast<std::size_t>(child.top);
+            until = std::min(until, child.until);
         }
     }
-    row.top = static_cast<Slot>(top);
-    row.dirty = false;
-    row.until = moving_ ? time_on_top(top, first, greatest, now) : NEVER;
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        benefits[i] = benefit(tops[i], now);
+        if (is_above(tops[i], benefits[i], tops[found], benefits[found])) {
+            found = i;
+        }
+    }
+    Node& node = levels_[level][index];
+    node.top = static_cast<Slot>(tops[found]);
+    node.dirty = false;
+    for (std::size_t i = 0; i < count && moving_; ++i) {
+        until = std::min(until, now + overtakes(tops[i], tops[found], benefits[found], now));
+    }
+    node.until = until;
 }
 
-// Return the earliest time at which a steeper line of the row can overtake `top`.
-double Envelope::time_on_top(
-    std::size_t top, std::size_t first, double greatest, double now
-) const {
-    const double slope_of_top = nbytes_[top] / cost_[top];
+double Envelope::overtakes(
+    std::size_t slot, std::size_t top, double greatest, double now
+) const noexcept {
+    const double slope = slope_[slot];
+    if (slope <= slope_[top]) {
+        return NEVER;
+    }
     const double error = ERROR * std::abs(greatest);
-    double least = NEVER;
-    for (std::size_t i = first; i < first + WIDTH; ++i) {
-        const double slope = nbytes_[i] / cost_[i];
-        if (slope > slope_of_top) {
-            const double lead = std::max(greatest - benefit(i, now) - error, 0.0);
-            const double gain = slope - slope_of_top + ERROR * slope;
-            least = std::min(least, lead / gain);
-        }
-    }
-    return now + least;
+    const double lead = std::max(greatest - benefit(slot, now) - error, 0.0);
+    return lead / (slope - slope_[top] + ERROR * slope);
 }
 
 }  // namespace rekindle

@@ -1,10 +1,10 @@
 // Finds the greatest of many lines at a time that only increases, without evaluating all of them.
 // Twin of rekindle.policies._envelope; it finds the same line with narrower rows.
 //
-// The benefit of an eviction, bytes * (now - last) / cost, is a line in time. Lines are grouped
-// into rows of equal width. Each row stores its top line and the time until which that line surely
-// stays on top. As in a kinetic heap, that is the first time at which a steeper line of the row can
-// overtake it. A search evaluates the top of each row. It rescans only rows that changed or whose
+// The benefit of an eviction, bytes * (now - last) / cost, is a line in time. Lines are the leaves
+// of a tree whose nodes have few children. Each node stores the top line below it, and the time
+// until which that line surely stays on top. As in a kinetic heap, that is the first time at which
+// a steeper line can overtake it. A search visits only nodes below which a line changed or whose
 // time is over.
 #pragma once
 
@@ -26,22 +26,23 @@ public:
 
     // Add a line and return its slot. The line takes part after the first `renew`.
     Slot add(double cost);
-    // Remove a line and free its slot.
     void remove(Slot slot);
-    // Set all of a line but its cost.
-    void renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order);
-    // Set the cost of a line.
-    void reprice(Slot slot, double cost);
+    // Set all of a line but its cost. Like all that follows: `now_ns` is no earlier than it was in
+    // the call before.
+    void renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order, Nanoseconds now_ns);
+    void reprice(Slot slot, double cost, Nanoseconds now_ns);
     // Return the slot of the greatest line at `now_ns`. There must be at least one line.
     Slot best(Nanoseconds now_ns);
 
 private:
-    static constexpr std::size_t WIDTH = 64;  // About the square root of a few thousand lines.
+    static constexpr std::size_t WIDTH = 8;  // Children of a node.
 
-    struct Row final {
+    struct Node final {
         Slot top = 0;
         double until = 0;  // Time until which `top` surely stays on top.
-        bool dirty = false;
+        bool dirty = true;
+
+        bool is_over(double now) const noexcept { return dirty || until <= now; }
     };
 
     double benefit(std::size_t slot, double now) const noexcept {
@@ -49,18 +50,25 @@ private:
                        : nbytes_[slot] / cost_[slot];
     }
 
+    bool is_above(std::size_t slot, double here, std::size_t top, double greatest) const noexcept {
+        return here > greatest || (here == greatest && order_[slot] > order_[top]);
+    }
+
     void grow();
-    void find_top(Row& row, std::size_t first, double now);
-    double time_on_top(std::size_t top, std::size_t first, double greatest, double now) const;
+    void change(std::size_t slot, double now);
+    void mark(std::size_t slot, std::size_t level) noexcept;
+    void find_top(std::size_t level, std::size_t index, double now);
+    double overtakes(std::size_t slot, std::size_t top, double greatest, double now) const noexcept;
 
     const bool moving_;
     std::vector<Slot> vacant_;
     std::size_t used_ = 0;
     std::vector<double> nbytes_;  // Negative for an empty slot.
     std::vector<double> cost_;
+    std::vector<double> slope_;  // nbytes / cost
     std::vector<double> last_;
     std::vector<std::int64_t> order_;
-    std::vector<Row> rows_;
+    std::vector<std::vector<Node>> levels_;  // The first is above the lines, the last is the root.
 };
 
 }  // namespace rekindle

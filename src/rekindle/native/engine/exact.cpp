@@ -285,18 +285,12 @@ double Exact::remove_lost(Neighbor& lost) noexcept {
     return lost.lost;
 }
 
-void Exact::fall(Storage& storage, double most, std::vector<Fallen>& found, std::uint64_t mark) {
-    if (storage.mark != mark) {
-        storage.mark = mark;
-        found.push_back({&storage, most});
-    }
-}
-
 // Storages that reached a returned storage from above or below lost at most the cost on its other
-// side.
-void Exact::fallen(std::vector<Fallen>& found) {
+// side. A long evicted chain lies below each value that is recomputed in a tight budget. There the
+// candidates are fewer than the evicted storages: each is taken to have lost that.
+double Exact::fallen(std::vector<Fallen>& found, std::size_t most) {
     if (back_.empty() && lost_.empty()) {
-        return;
+        return 0;
     }
     double fell = 0;
     begin_walk();
@@ -311,36 +305,77 @@ void Exact::fallen(std::vector<Fallen>& found) {
         walk_from(*lost);
     }
     const double loss_below = fell + static_cast<double>(walk(Way::up));
-    const std::vector<Neighbor*> above = found_;
+    above_.swap(found_);
     begin_walk();
     for (const Back& back : back_) {
         walk_children(*back.storage);
     }
-    const double loss_above = fell + static_cast<double>(walk(Way::down));
-    if (descendants_ != Costs::ancestors) {
-        const std::uint64_t mark = graph_.new_mark();
-        const auto add = [&](Storage& storage) { fall(storage, loss_above, found, mark); };
-        for (const Back& back : back_) {
-            for (std::size_t i = back.first; i < back.last; ++i) {
-                add(*back_parents_[i]);
-            }
+    const bool all = descendants_ != Costs::exact && !walk_down_within(most);
+    if (descendants_ == Costs::exact) {
+        add_above(fell + static_cast<double>(walk(Way::down)), found);
+    } else if (descendants_ == Costs::capped) {
+        add_above(std::numeric_limits<double>::infinity(), found);
+    }
+    if (!all) {
+        add_below(loss_below, found);
+    }
+    clear_fallen();
+    return all ? loss_below : 0;
+}
+
+// Find all that can be reached downward. Return false, and stop, if these are more than `most`.
+bool Exact::walk_down_within(std::size_t most) {
+    for (std::size_t i = 0; i < found_.size(); ++i) {
+        if (found_.size() > most) {
+            return false;
         }
-        for (const Neighbor* member : above) {
-            each_parent(*member->storage, add);
-        }
-        for (const Ref<Storage>& lost : lost_) {
-            add(*lost);
+        for (const Link* link = found_[i]->down; link != nullptr; link = link->next_down) {
+            walk_from(*link->lower->storage);
         }
     }
+    return true;
+}
+
+// Add the storages that reach a returned one downward. Each lost `loss` at most, and no more than
+// its descendants count.
+void Exact::add_above(double loss, std::vector<Fallen>& found) {
     const std::uint64_t mark = graph_.new_mark();
-    const auto add = [&](Storage& storage) { fall(storage, loss_below, found, mark); };
+    const auto add = [&](Storage& storage) {
+        if (storage.mark != mark) {
+            storage.mark = mark;
+            const bool capped = descendants_ == Costs::capped;
+            const auto cap = static_cast<double>(2 * storage.cost / 3);
+            found.push_back({&storage, capped ? std::min(loss, cap) : loss});
+        }
+    };
+    for (const Back& back : back_) {
+        for (std::size_t i = back.first; i < back.last; ++i) {
+            add(*back_parents_[i]);
+        }
+    }
+    for (const Neighbor* member : above_) {
+        each_parent(*member->storage, add);
+    }
+    for (const Ref<Storage>& lost : lost_) {
+        add(*lost);
+    }
+}
+
+// Add the storages that reach a returned one upward.
+void Exact::add_below(double loss, std::vector<Fallen>& found) {
+    const std::uint64_t mark = graph_.new_mark();
+    const auto add = [&](Storage& storage) {
+        if (storage.mark != mark) {
+            storage.mark = mark;
+            found.push_back({&storage, loss});
+        }
+    };
     for (const Back& back : back_) {
         each_child(*back.storage, add);
     }
     for (const Neighbor* member : found_) {
         each_child(*member->storage, add);
     }
-    clear_fallen();
 }
 
 void Exact::clear_fallen() noexcept {

@@ -55,7 +55,7 @@ public:
 
     Nanoseconds cost(Storage& storage) override;
     Nanoseconds again(Storage& storage) override;
-    void fallen(std::vector<Fallen>& found) override;
+    double fallen(std::vector<Fallen>& found, std::size_t most) override;
     void expected(Storage& storage) override;
     void evicted(Storage& storage) override;
     void returned(Storage& storage) override;
@@ -86,6 +86,7 @@ private:
     void begin_walk();
     void walk_from(const Storage& storage);
     Nanoseconds walk(Way way, Nanoseconds most = std::numeric_limits<Nanoseconds>::max());
+    bool walk_down_within(std::size_t most);
     void walk_parents(Storage& storage);
     void walk_children(Storage& storage);
     Nanoseconds cost_below(Storage& storage);
@@ -97,7 +98,8 @@ private:
     void remove_back(Neighbor& back) noexcept;
     void add_lost(Storage& storage, double lost);
     double remove_lost(Neighbor& lost) noexcept;
-    static void fall(Storage& storage, double most, std::vector<Fallen>& found, std::uint64_t mark);
+    void add_above(double loss, std::vector<Fallen>& found);
+    void add_below(double loss, std::vector<Fallen>& found);
     void clear_fallen() noexcept;
 
     const Costs descendants_;
@@ -112,6 +114,7 @@ private:
     std::int64_t asked_ = 0;        // Number of costs computed so far.
     std::uint64_t mark_ = 0;        // Mark of the walk in progress.
     std::vector<Neighbor*> found_;  // Storages found by that walk.
+    std::vector<Neighbor*> above_;  // Those above storages that returned, in `fallen`.
 };
 
 }  // namespace rekindle

@@ -39,8 +39,10 @@ public:
     // Return a lower bound of `cost(storage)` that is fast to compute.
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
 
-    // Add the storages whose cost may have decreased since the last call to `found`.
-    virtual void fallen(std::vector<Fallen>& /*found*/) {}
+    // Add the storages whose cost may have decreased since the last call to `found`. If that would
+    // visit more than `most` evicted storages, return instead a decrease that holds for every
+    // storage, in addition to what `found` says; else return 0.
+    virtual double fallen(std::vector<Fallen>& /*found*/, std::size_t /*most*/) { return 0; }
 
     // Return the number of changes that `fallen` has not reported yet. They keep storages alive.
     virtual std::size_t put_off() const { return 0; }

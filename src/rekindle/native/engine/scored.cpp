@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
+#include <limits>
 #include <utility>
 
 namespace rekindle {
@@ -15,6 +17,13 @@ constexpr double LEAST = 1e-9;
 // Limit for deferred updates, because the next choice may never come. Processing them early changes
 // no choice.
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
+
+// Evicted storages that are visited to find out whose cost decreased. If there are more, all costs
+// are taken to have decreased.
+constexpr std::size_t FEW = 32;
+
+// Part of a price that is given up in advance, where all costs decrease again and again.
+constexpr double SLACK = 1.0 / 16;
 
 double or_least(Nanoseconds cost) {
     return cost != 0 ? static_cast<double>(cost) : LEAST;
@@ -121,6 +130,7 @@ double ScoredChooser::loss(Storage& storage, Nanoseconds now) {
 // -- choices --------------------------------------------------------------------------------------
 
 Storage* ScoredChooser::choose(Nanoseconds now) {
+    now_ = now;
     listen();
     lower();
     if (n_lines_ == 0) {
@@ -133,6 +143,9 @@ Storage* ScoredChooser::choose(Nanoseconds now) {
         }
         best.priced = changes_;
         const double price = or_least(neighborhood_->cost(*best.storage));
+        if (price > least(*best.storage)) {
+            expect_fall(best, all_fell_);
+        }
         if (price == best.price) {
             return best.storage;
         }
@@ -156,11 +169,11 @@ void ScoredChooser::listen() {
             if (members_.size() < needed) {
                 members_.resize(needed);
             }
-            member(*storage) = {storage, price, -1};
+            member(*storage) = {storage, price};
             ++n_lines_;
         }
         const double size = by_size_ ? power(static_cast<double>(storage->nbytes)) : 1.0;
-        lines_.renew(standing.slot, size, storage->last_access, storage->order);
+        lines_.renew(standing.slot, size, storage->last_access, storage->order, now_);
     }
     news_.clear();
 }
@@ -178,20 +191,68 @@ double ScoredChooser::least(const Storage& storage) const {
 
 void ScoredChooser::reprice(Member& member, double price) {
     member.price = price;
-    lines_.reprice(member.storage->standing.slot, power(price));
+    lines_.reprice(member.storage->standing.slot, power(price), now_);
 }
 
 // Turn each cost that may have decreased into a lower bound again.
 void ScoredChooser::lower() {
     fallen_.clear();
-    neighborhood_->fallen(fallen_);
+    const double all = neighborhood_->fallen(fallen_, FEW);
     for (const auto& [storage, fall] : fallen_) {
         if (storage->standing.slot >= 0 && fall != 0) {
-            Member& fell = member(*storage);
-            reprice(fell, std::max(least(*storage), fell.price - fall));
-            fell.priced = -1;
+            lower(member(*storage), fall);
         }
     }
+    if (all == std::numeric_limits<double>::infinity()) {
+        lower_all();
+        return;
+    }
+    all_fell_ += all;
+    while (!due_.empty() && due_.front().at < all_fell_) {
+        std::ranges::pop_heap(due_, std::ranges::greater(), &Due::at);
+        const Due due = due_.back();
+        due_.pop_back();
+        Member& each = members_[due.slot];
+        if (each.storage != nullptr && each.due == due.at) {
+            give_slack(each);
+        }
+    }
+}
+
+// Nothing is known of how much cheaper any storage became.
+void ScoredChooser::lower_all() {
+    for (Member& each : members_) {
+        if (each.storage != nullptr) {
+            lower(each, std::numeric_limits<double>::infinity());
+        }
+    }
+    due_.clear();
+}
+
+void ScoredChooser::lower(Member& fell, double fall) {
+    const double price = std::max(least(*fell.storage), fell.price - fall);
+    if (price != fell.price) {
+        reprice(fell, price);
+    }
+    fell.priced = -1;
+}
+
+// Lower the price of `member` by more than it may have lost so far, so that it stays a lower bound
+// for a while.
+void ScoredChooser::give_slack(Member& member) {
+    const double fell = all_fell_ - member.due;
+    const double slack = SLACK * member.price;
+    lower(member, fell + slack);
+    if (member.price > least(*member.storage)) {
+        expect_fall(member, all_fell_ + slack);
+    }
+}
+
+// The price of `member` is a lower bound until all storages together lost `due`.
+void ScoredChooser::expect_fall(Member& member, double due) {
+    member.due = due;
+    due_.push_back({due, static_cast<std::size_t>(member.storage->standing.slot)});
+    std::ranges::push_heap(due_, std::ranges::greater(), &Due::at);
 }
 
 }  // namespace rekindle

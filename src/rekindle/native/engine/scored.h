@@ -42,8 +42,14 @@ private:
     struct Member final {
         Storage* storage = nullptr;
         double price = 0;
+        double due = -1;  // `price` is a lower bound until `all_fell_` is more than this.
         // Value of `changes_` when the cost was computed; negative if it is only a lower bound.
         std::int64_t priced = -1;
+    };
+
+    struct Due final {
+        double at;
+        std::size_t slot;
     };
 
     Member& member(const Storage& storage) {
@@ -57,6 +63,10 @@ private:
     void unhear(Storage& storage) noexcept;
     void listen();
     void lower();
+    void lower(Member& fell, double fall);
+    void lower_all();
+    void give_slack(Member& member);
+    void expect_fall(Member& member, double due);
     void catch_up();
     void take_out(Storage& storage);
     void reprice(Member& member, double price);
@@ -74,6 +84,11 @@ private:
     // next choice. Their costs stay valid.
     std::vector<Storage*> news_;
     std::vector<Fallen> fallen_;
+    Nanoseconds now_ = 0;  // Clock of the last choice.
+    // What every cost may have lost since the start, and when prices are no lower bounds any more:
+    // a heap, the earliest first, with entries that are out of date.
+    double all_fell_ = 0;
+    std::vector<Due> due_;
 };
 
 }  // namespace rekindle
