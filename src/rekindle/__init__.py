@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rekindle.pytorch import capture as capture
     from rekindle.pytorch import estimate as estimate
     from rekindle.pytorch import never_recompute as never_recompute
+    from rekindle.pytorch import recomputable as recomputable
     from rekindle.pytorch import verify as verify
     from rekindle.simulator import simulate as simulate
 
@@ -53,6 +54,7 @@ __all__ = [
     "planners",
     "policies",
     "profile",
+    "recomputable",
     "sequential",
     "simulate",
     "verify",
@@ -80,6 +82,7 @@ _HOME = {
     "planners": "rekindle.planners",
     "policies": "rekindle.policies",
     "profile": "rekindle._predict",
+    "recomputable": "rekindle.pytorch",
     "sequential": "rekindle._facade",
     "simulate": "rekindle.simulator",
     "verify": "rekindle.pytorch",

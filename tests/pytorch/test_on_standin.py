@@ -24,6 +24,7 @@ PROGRAMS = (
     "batches_of_the_host",
     "a_staging_buffer",
     "convolutions",
+    "timed_convolutions",
     "transformer",
     "sums_by_atomics",
     "captured_in_between",
@@ -347,6 +348,26 @@ def test_what_is_taken_out_is_missed(
     questions = [f"{program}, {mode}, {streams}, {missing}" for streams in STREAMS]
     found = asked(extension, *questions)
     assert not all(answer.get("equal") for answer in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["native", "native, harsh"])
+def test_equal_bits_twice_are_trusted(extension: Path, mode: str) -> None:
+    """Convolutions whose kernels are timed are recomputed, once a trial gave the same bits."""
+    found = asked(extension, *(f"timed_convolutions, {mode}, {streams}" for streams in STREAMS))
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    for answer in found.values():
+        assert "aten::convolution" in answer["again"]
+        assert answer["kept"] == []
+
+
+@pytest.mark.slow
+def test_other_bits_are_kept(extension: Path) -> None:
+    found = asked(extension, *(f"sums_by_atomics, native, harsh, {each}" for each in STREAMS))
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    for answer in found.values():
+        assert {"aten::index_add", "aten::cumsum"} <= {*answer["kept"]}
+        assert {*answer["kept"]}.isdisjoint(answer["again"])
 
 
 @pytest.mark.slow

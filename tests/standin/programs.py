@@ -82,6 +82,17 @@ def convolutions() -> tuple[Any, Step]:
     return _training(model, lambda: model(torch.randn(8, 3, 16, 16, device="cuda")).pow(2).mean())
 
 
+def timed_convolutions() -> tuple[Any, Step]:
+    """As with `torch.backends.cudnn.benchmark = True`."""
+    model, step = convolutions()
+
+    def timed() -> None:
+        with torch.backends.cudnn.flags(benchmark=True):
+            step()
+
+    return model, timed
+
+
 def transformer() -> tuple[Any, Step]:
     layer = nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True)
     model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).cuda()
@@ -286,6 +297,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         batches_of_the_host,
         a_staging_buffer,
         convolutions,
+        timed_convolutions,
         transformer,
         sums_by_atomics,
         captured_in_between,

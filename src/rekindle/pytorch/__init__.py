@@ -4,6 +4,7 @@ from rekindle.pytorch.context import Run as Run
 from rekindle.pytorch.context import budget as budget
 from rekindle.pytorch.context import environment as environment
 from rekindle.pytorch.context import never_recompute as never_recompute
+from rekindle.pytorch.native import recomputable as recomputable
 from rekindle.pytorch.native import ship_native_core as ship_native_core
 from rekindle.pytorch.native import why_no_native_core as why_no_native_core
 from rekindle.pytorch.observed import Estimate as Estimate

@@ -64,7 +64,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("refusals_left", [] { return memory().refusals; });
   m.def("default_generator", [](int d) { return default_generator(d); });
   m.def("empty_cache", [] { memory().emptyCache(); }, release());
-  m.def("atomics", [](bool on) { sums = on ? 0 : -1; });
+  m.def("atomics", [](bool on) { Lock l(names_mutex); differing = on; summed.clear(); });
   m.def("capture", [](bool on) { capturing = on; });
   m.def("is_capturing", [] { return capturing.load(); });
   m.def("states_set", [] { return states_set.load(); });

@@ -16,6 +16,7 @@
 #include "../torch/raised.h"
 #include "../torch/switches.h"
 #include "operation.h"
+#include "running.h"
 
 namespace rekindle {
 
@@ -25,41 +26,6 @@ Nanoseconds now_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
-
-// Scope in which an operator of the program runs and its memory is in flight. Both ends need the
-// lock.
-class Running final {
-public:
-    Running(Driver& driver, Bytes nbytes, bool reads_anything)
-        : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
-        driver_.engine.in_flight += nbytes_;
-        ++driver_.running;
-        if (reads_anything_) {
-            ++driver_.reading_anything;
-            if (driver_.lending != 0 || driver_.replaying != 0) {
-                driver_.stops_lending();
-            }
-        }
-    }
-
-    Running(const Running&) = delete;
-    Running& operator=(const Running&) = delete;
-    Running(Running&&) = delete;
-    Running& operator=(Running&&) = delete;
-
-    ~Running() {
-        driver_.engine.in_flight -= nbytes_;
-        --driver_.running;
-        if (reads_anything_) {
-            --driver_.reading_anything;
-        }
-    }
-
-private:
-    Driver& driver_;
-    const Bytes nbytes_;
-    const bool reads_anything_;
-};
 
 }  // namespace
 
@@ -141,7 +107,13 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
 
 // Call the next kernel, and measure its cost while that is unknown. Runs without the lock.
 void Operation::redispatch() {
-    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
+    std::optional<Effects::Watching> watching;
+    if (effects_) {
+        watching.emplace(&*effects_);
+    } else {
+        guard.emplace(KEY);
+    }
     std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
     if (facts_.has(Traits::CONJUGATING)) {  // as without a mode of the program
         const auto keys = c10::impl::tls_local_dispatch_key_set();
@@ -198,6 +170,9 @@ bool Operation::may_differ() const {
             }
         }
         return draws;
+    }
+    if (facts_.has(Traits::TRIED)) {
+        return driver_.device.doubts;
     }
     const auto on_cpu = [](const c10::TensorImpl* tensor) { return tensor->is_cpu(); };
     if (!facts_.has(Traits::DOUBT) || !driver_.device.doubts ||

@@ -15,6 +15,7 @@
 #include "../torch/homes.h"
 #include "../torch/parts.h"
 #include "../torch/versions.h"
+#include "trial.h"
 
 namespace rekindle {
 
@@ -30,9 +31,17 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     // Record a recipe only if the results may be needed again, and if a replay gives the same bits.
     // Autograd needs none with grad mode off, but user-held values may.
     const bool without_grad = driver_.any_time && driver_.any_time->records_without_grad();
-    recording_ = (c10::GradMode::is_enabled() || facts_.differentiated || without_grad) &&
+    const bool differentiated = facts_.differentiated || facts_.unit;
+    recording_ = (c10::GradMode::is_enabled() || differentiated || without_grad) &&
                  !invocation_.opaque && !facts_.opaque && driver_.never_recompute == 0 &&
-                 !may_differ();
+                 (!may_differ() || is_trusted_or_tried());
+    run_as_it_may();
+    if (facts_.unit) {
+        note_unit(invocation_.signature->probation);
+    }
+}
+
+void Operation::run_as_it_may() {
     if (driver_.let_go_of_everything) {
         let_go_for_tests();
     }
@@ -80,7 +89,9 @@ void Operation::run_with_inputs() {
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     own_inputs();
+    look_for_effects();
     call();
+    stand_trial();
     register_results();
     make_good();
 }
@@ -153,6 +164,7 @@ void Operation::only_count() {
     if (ordered) {
         order_counted();
     }
+    look_for_effects();
     call();
     if (ordered) {
         note_writer();
@@ -304,7 +316,7 @@ void Operation::draw() {
     Generators drawn;
     if (const at::Generator given = given_generator(invocation_.extras); given.defined()) {
         drawn.push_back(given);
-    } else if (facts_.region) {
+    } else if (facts_.region || facts_.unit) {
         drawn.push_back(default_generator(c10::DeviceType::CPU));
         if (driver_.device.queues()) {
             drawn.push_back(default_generator(driver_.device.which()));

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "../base/mutex.h"
@@ -23,6 +24,7 @@
 #include "../ops/invocation.h"
 #include "../torch/parts.h"
 #include "../torch/positions.h"
+#include "effects.h"
 
 namespace rekindle {
 
@@ -80,6 +82,7 @@ private:
         bool foreign = false;  // PyTorch did not allocate some result
     };
 
+    void run_as_it_may();
     void run_with_inputs();
     void run_touching();
     bool may_let_go();
@@ -125,6 +128,11 @@ private:
     void redispatch();
     void priced_by_events();
     bool may_differ() const;
+    bool is_trusted_or_tried();
+    void look_for_effects();
+    void stand_trial();
+    void try_again();
+    bool find_room_for_trial(Bytes nbytes);
     void interrupted(std::exception& error);
     Results gather_results();
     void register_results();
@@ -155,6 +163,8 @@ private:
     StreamIndex stream_ = 0;                    // that the operator runs on
     bool begun_ = false;                        // registered as a reader
     bool recording_ = false;
+    bool tried_ = false;              // recorded only if a trial goes well
+    std::optional<Effects> effects_;  // of a unit that is not trusted
     bool foreign_ = false;  // some input may be written by others than PyTorch
     Bytes needed_ = 0;      // bytes of the results
     bool guessed_ = false;  // `needed_` is only an upper bound

@@ -34,6 +34,7 @@
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
+#include "effects.h"
 #include "operation.h"
 #include "views.h"
 
@@ -202,6 +203,12 @@ bool run(
 ) {
     Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
+    if (driver.watched != 0) {
+        if (Effects* effects = Effects::current()) {
+            effects->run(facts, op, keys, *stack, lock);
+            return false;
+        }
+    }
     const std::optional<c10::Stream> now = driver.device.stream_if_any();
     // During CUDA graph capture operators are neither counted nor recorded.
     if (driver.device.is_capturing(now)) {

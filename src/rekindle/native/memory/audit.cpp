@@ -18,22 +18,25 @@ void each_checksum(const Recipe& call, Device& device, F&& visit) {
             continue;
         }
         if (const Home home = record.at()) {
-            std::uint64_t checksum = 0;
-            if (home->device_type() == c10::DeviceType::CPU) {
-                checksum = checksum_of(*home);
-            } else {
-                device.in_order([&] {
-                    const AsTheFirstTime guard(false);
-                    const at::Tensor copied = whole_of(home).to(c10::kCPU);
-                    checksum = checksum_of(*copied.storage().unsafeGetStorageImpl());
-                });
-            }
-            visit(record, checksum);
+            visit(record, checksum_of(home, device));
         }
     }
 }
 
 }  // namespace
+
+std::uint64_t checksum_of(const Home& home, Device& device) {
+    if (home->device_type() == c10::DeviceType::CPU) {
+        return checksum_of(*home);
+    }
+    std::uint64_t checksum = 0;
+    device.in_order([&] {
+        const AsTheFirstTime guard(false);
+        const at::Tensor copied = whole_of(home).to(c10::kCPU);
+        checksum = checksum_of(*copied.storage().unsafeGetStorageImpl());
+    });
+    return checksum;
+}
 
 void Audit::made(const Recipe& call, Device& device) {
     if (call.replayable) {

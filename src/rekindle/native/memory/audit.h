@@ -10,6 +10,9 @@
 
 namespace rekindle {
 
+// Return the checksum of all bytes in `home`, on whatever device.
+std::uint64_t checksum_of(const Home& home, Device& device);
+
 // Reads every result once when it is made, and once each time it is recomputed.
 class Audit final {
 public:

@@ -96,6 +96,14 @@ public:
         WeakHome home;
     };
 
+    // Calls that are kept because a trial showed other bits, or effects beside the results.
+    struct Kept final {
+        const Facts* facts;
+        std::string why;
+        std::int64_t calls;
+        Bytes nbytes;  // of their results
+    };
+
 private:
     // Slabs of records and recipes. Declared before the engine, whose destructor disposes of them.
     Slab<Record> records_;
@@ -153,10 +161,12 @@ public:
     std::int64_t storages_made = 0;
     // Longest chain of recipes. A value at the end of a longer one becomes a source that is kept.
     std::int32_t longest_chain = 1'000;
+    std::vector<Kept> kept_calls;  // by operator and reason
     bool count_again = false;
     std::vector<const Facts*> again;  // operators that were recomputed, if tests count them
     int never_recompute = 0;          // nesting depth of `rekindle.never_recompute()`
     Samples samples;
+    int watched = 0;           // operators whose effects are looked for now
     int running = 0;           // operators that run now, first runs and recomputations
     std::uint64_t begun = 0;   // operators that ever started
     int reading_anything = 0;  // running operators that may read any memory of the program
@@ -262,6 +272,8 @@ public:
         });
     }
 
+    // Count one more call of an operator that is kept because of its trial.
+    void note_kept(const Facts& facts, const std::string& why, Bytes nbytes);
     // Count the bytes of `home` without a record. Return the bytes, or 0 if they count already.
     Bytes count(c10::StorageImpl& home, const Facts* maker);
     // Bind `record` to `home`, where its value is now.

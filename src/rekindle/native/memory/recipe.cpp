@@ -134,6 +134,23 @@ c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack
 
 }  // namespace
 
+torch::jit::Stack call_again(
+    Signature& signature,
+    std::span<at::Tensor> tensors,
+    std::span<const c10::IValue> extras,
+    std::span<const std::unique_ptr<Position>> random,
+    bool grad_mode,
+    c10::function_ref<void(c10::function_ref<void()>)> calling
+) {
+    torch::jit::Stack stack;
+    signature.arguments(stack, tensors, extras);
+    const AsTheFirstTime guard(grad_mode);
+    const Drawing drawing(random);
+    const Switched switched(signature.key[1], signature.key[2]);
+    calling([&] { signature.op.callBoxed(stack); });
+    return stack;
+}
+
 c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
     c10::SmallVector<Home, 4> homes = homes_of(recipe);
     const bool writes = !recipe.written().empty() && !recipe.statistics();  // in place (R3)
@@ -146,14 +163,14 @@ c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling
         const Geometry& geometry = recipe.signature->geometries[i];
         tensors.push_back(homes[i] ? geometry.in(homes[i]) : stand_in(recipe, geometry));
     }
-    torch::jit::Stack stack;
-    recipe.signature->arguments(stack, tensors, recipe.extras());
-    {
-        const AsTheFirstTime guard(recipe.grad_mode);
-        const Drawing drawing(recipe.random());
-        const Switched switched(recipe.signature->key[1], recipe.signature->key[2]);
-        calling(homes, [&] { recipe.signature->op.callBoxed(stack); });
-    }
+    const torch::jit::Stack stack = call_again(
+        *recipe.signature,
+        tensors,
+        recipe.extras(),
+        recipe.random(),
+        recipe.grad_mode,
+        [&](Kernel kernel) { calling(homes, kernel); }
+    );
     if (!writes) {
         return fresh_of(recipe, stack);
     }

@@ -73,6 +73,17 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
+// Call the operator of `signature` once more with `tensors` as its tensor arguments, generators where
+// `random` says, and PyTorch's switches as they were. The kernel runs within `calling`.
+torch::jit::Stack call_again(
+    Signature& signature,
+    std::span<at::Tensor> tensors,
+    std::span<const c10::IValue> extras,
+    std::span<const std::unique_ptr<Position>> random,
+    bool grad_mode,
+    c10::function_ref<void(c10::function_ref<void()>)> calling
+);
+
 // The kernel of a replay, and the function that the caller passes to run it with its operands.
 using Kernel = c10::function_ref<void()>;
 using Calling = c10::function_ref<void(std::span<const Home>, Kernel)>;

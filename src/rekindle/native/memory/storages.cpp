@@ -91,6 +91,17 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     note_memory();
 }
 
+void Driver::note_kept(const Facts& facts, const std::string& why, Bytes nbytes) {
+    for (Kept& each : kept_calls) {
+        if (each.facts == &facts && each.why == why) {
+            ++each.calls;
+            each.nbytes += nbytes;
+            return;
+        }
+    }
+    kept_calls.push_back({&facts, why, 1, nbytes});
+}
+
 void Driver::account(const Facts& facts, Nanoseconds cost, Bytes workspace) {
     if (transcriber.writes()) {
         Recipe& call = new_call(&facts, cost, false);

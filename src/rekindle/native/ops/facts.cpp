@@ -164,10 +164,12 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.product = is_one_of(tables().products, facts.name);
     facts.roomy = is_one_of(tables().roomy, facts.name);
     facts.region = facts.name.starts_with("rekindle_regions");
-    facts.starts_anew = facts.starts_anew && !has_effects(facts.name);
+    facts.unit = facts.name.starts_with("rekindle_units");
+    facts.talks = has_effects(facts.name);
+    facts.starts_anew = facts.starts_anew && !facts.talks && !facts.unit;
     facts.opaque =
-        facts.opaque || has_effects(facts.name) || facts.resizes || facts.has(Traits::OPAQUE);
-    facts.differentiated = !facts.name.starts_with("aten::") && !has_effects(facts.name) &&
+        facts.opaque || facts.talks || facts.resizes || facts.has(Traits::OPAQUE);
+    facts.differentiated = !facts.name.starts_with("aten::") && !facts.talks &&
                            !facts.writes &&
                            (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU) ||

@@ -44,6 +44,7 @@ struct Traits final {
     static constexpr std::uint32_t TIMED = 32768;
     static constexpr std::uint32_t CONJUGATING = 65536;
     static constexpr std::uint32_t QUERY = 131072;  // Reads no element, and makes no tensor.
+    static constexpr std::uint32_t TRIED = 262144;  // Runs again only after a trial.
     static constexpr std::uint32_t DOUBT = ATOMICS | ACCUMULATES | TIMED;
 
     std::uint32_t flags = 0;
@@ -81,6 +82,8 @@ struct Facts final {
     bool ends = false;        // Ends a range of the profiler.
     bool starts_anew = true;  // Can be called again after it ran out of memory.
     bool region = false;      // Code compiled by Inductor (R12), which may draw from any generator.
+    bool unit = false;        // The forward pass of an autograd.Function.
+    bool talks = false;       // Talks to other processes or to the outside.
     bool removed = false;     // The operator was deregistered, or another took its name.
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }

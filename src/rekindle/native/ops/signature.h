@@ -22,6 +22,7 @@
 #include "../torch/device.h"
 #include "../torch/geometry.h"
 #include "facts.h"
+#include "probation.h"
 
 namespace rekindle {
 
@@ -62,6 +63,7 @@ public:
     // Largest number of bytes that a call had in use in addition to its outputs.
     Bytes workspace = 0;
     int watched = 0;  // Number of calls whose workspace was measured.
+    Probation probation;
 
     // Predict the bytes of the results with the operator's meta kernel, which computes nothing.
     // Returns a bound if there is no meta kernel or sizes depend on values. May run Python, so the

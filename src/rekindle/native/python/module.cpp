@@ -569,6 +569,8 @@ PyMethodDef methods[] = {
     method<rekindle::snapshot>("snapshot"),
     method<rekindle::expect_peak>("expect_peak"),
     method<rekindle::program_tensors>("program_tensors"),
+    method<rekindle::kept>("kept"),
+    method<rekindle::last_unit>("last_unit"),
     method<rekindle::audit>("audit"),
     method<rekindle::recomputed_differently>("recomputed_differently"),
     method<keep>("keep"),

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../base/mutex.h"
+#include "../dispatch/trial.h"
 #include "../memory/audit.h"
 #include "../memory/driver.h"
 #include "conversions.h"
@@ -127,6 +128,40 @@ PyObject* evicted_bytes(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
     return PyLong_FromLongLong(driver.evicted_bytes());
+}
+
+// kept(driver) -> [(operator, why, calls, bytes)]
+//
+// Return the calls that are kept because of a trial.
+PyObject* kept(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    std::vector<Driver::Kept> found;
+    {
+        const Locked lock;
+        found = driver.kept_calls;
+    }
+    Object list(PyList_New(0));
+    for (const Driver::Kept& each : found) {
+        const Object entry(Py_BuildValue(
+            "ssLL",
+            each.facts->name.c_str(),
+            each.why.c_str(),
+            static_cast<long long>(each.calls),
+            static_cast<long long>(each.nbytes)
+        ));
+        must(PyList_Append(list.get(), entry.get()) == 0);
+    }
+    return list.give();
+}
+
+// last_unit() -> (trusted, why)
+//
+// Return what is known of the last unit that this thread ran: whether it is trusted, and why it is
+// kept.
+PyObject* last_unit(PyObject* /*arguments*/) {
+    const Probation& known = last_unit();
+    const Object trusted(PyBool_FromLong(known.is_trusted() ? 1 : 0));
+    return Py_BuildValue("Os", trusted.get(), known.why().c_str());
 }
 
 // audit(driver) -> None

@@ -11,6 +11,8 @@ _object* devices_met(_object* arguments);
 _object* set_peak(_object* arguments);
 _object* evicted_bytes(_object* arguments);
 _object* seen(_object* arguments);
+_object* kept(_object* arguments);
+_object* last_unit(_object* arguments);
 _object* audit(_object* arguments);
 _object* recomputed_differently(_object* arguments);
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.native import Kept
 from rekindle.pytorch.online import KEPT, OPTIMIZER, PROGRAM
 
 #: Fraction of the peak above which a category of memory is worth a sentence.
@@ -61,6 +62,20 @@ def on_shortfall(times: int, budget: Bytes) -> tuple[str, ...]:
         'the device has: rekindle.budget("auto").'
     )
     return (sentence,)
+
+
+def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[str, ...]:
+    """Sentences on what is never recomputed although it might have been, the most bytes first."""
+    sentences = [
+        f"{each.operator} is not recomputed: {each.why} ({each.calls} call"
+        f"{'s' * (each.calls != 1)}, {format_bytes(each.nbytes)} of results so far)."
+        for each in sorted(operators, key=lambda each: -each.nbytes)
+    ]
+    sentences += [
+        f"The function {name} is not recomputed, what it makes is kept: {why}."
+        for name, why in functions.items()
+    ]
+    return tuple(sentences)
 
 
 def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Bytes, str]]:

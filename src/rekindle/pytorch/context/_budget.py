@@ -34,6 +34,7 @@ from rekindle.pytorch.learned import NativeLearner, lessons_for
 from rekindle.pytorch.native import (
     NativeDriver,
     NativeRuntime,
+    functions_recomputed,
     is_seen,
     random_states_counted,
     seen,
@@ -243,6 +244,7 @@ class budget:
             driver.places.watch(stack)
         driver.owners.watch(stack)
         stack.enter_context(seen(driver))
+        stack.enter_context(functions_recomputed(driver.core, driver.functions_kept))
         if self._arguments.lends or driver.anything:
             stack.enter_context(lending_natively(driver))
         stack.enter_context(handing_out_seen(driver.give_away))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from rekindle._types import Bytes
-from rekindle.pytorch.context._advice import advice_on, on_excess, on_shortfall
+from rekindle.pytorch.context._advice import advice_on, on_excess, on_kept, on_shortfall
 from rekindle.pytorch.native import NativeDriver
 from rekindle.pytorch.online import (
     IN_USE,
@@ -56,6 +56,7 @@ def report_of(
         advice=(
             *on_excess(driver.steps.peak, budget),
             *_on_shortfall(driver, budget),
+            *on_kept(driver.kept, driver.functions_kept),
             *advice_on(at_peak.memory, at_peak.categories, driver.device),
         ),
     )

@@ -10,7 +10,10 @@ from rekindle.pytorch.native._core import ship_native_core as ship_native_core
 from rekindle.pytorch.native._core import what_it_misses as what_it_misses
 from rekindle.pytorch.native._core import why_no_native_core as why_no_native_core
 from rekindle.pytorch.native._core import why_not as why_not
+from rekindle.pytorch.native._driver import Kept as Kept
 from rekindle.pytorch.native._driver import NativeDriver as NativeDriver
+from rekindle.pytorch.native._functions import functions_recomputed as functions_recomputed
+from rekindle.pytorch.native._functions import recomputable as recomputable
 from rekindle.pytorch.native._higher import is_seen as is_seen
 from rekindle.pytorch.native._meter import signatures_seen as signatures_seen
 from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime

@@ -24,7 +24,7 @@ from rekindle._units import format_bytes, format_ns
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._engine import NativeEngine
-from rekindle.pytorch.native._higher import shown_name
+from rekindle.pytorch.native._higher import UNITS, shown_name
 from rekindle.pytorch.native._snapshots import in_words
 from rekindle.pytorch.native._transcript import NativeCapture
 from rekindle.pytorch.online import (
@@ -76,6 +76,15 @@ class CopiesOnHost(Protocol):
     def complain(self) -> None:
         """Warn about failed transfers."""
         ...
+
+
+class Kept(NamedTuple):
+    """An operator that is not run again, the reason, and the calls and bytes of results so far."""
+
+    operator: str
+    why: str
+    calls: int
+    nbytes: Bytes
 
 
 class NativeShortfall(NamedTuple):
@@ -201,6 +210,8 @@ class NativeDriver:
         self.figures: Figures | None = None  #: figures of the recording, once it is over
         self.places: Places | None = None
         self.audit: NativeAudit | None = None
+        #: Chosen functions of the program that are not recomputed, and why.
+        self.functions_kept: dict[str, str] = {}
         #: While places are recorded: the first and the last snapshot.
         self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
@@ -256,6 +267,15 @@ class NativeDriver:
             f"rekindle.budget({max(everything + budget, 2 * budget) // 2}) or more",
             stacklevel=2,
         )
+
+    @property
+    def kept(self) -> list[Kept]:
+        """Return operators that a trial found not to be repeatable, with what they made."""
+        return [
+            Kept(shown_name(name), *rest)
+            for name, *rest in self.core.kept(self.handle)
+            if not name.startswith(UNITS)  # those are in `functions_kept`
+        ]
 
     @property
     def shortfall(self) -> NativeShortfall:

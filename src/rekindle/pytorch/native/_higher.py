@@ -23,6 +23,7 @@ from torch._ops import HigherOrderOperator, OpOverload, _compute_keyset, _higher
 from rekindle.pytorch.operators import (
     COMPILED,
     REGION,
+    TRIED,
     Region,
     check_higher_order,
     region_of,
@@ -32,13 +33,16 @@ from rekindle.pytorch.operators import (
 from rekindle.pytorch.tensors import sees
 
 AGAIN: Final = "rekindle_regions"
+UNITS: Final = "rekindle_units"  #: namespace of forward passes of functions (`_functions`)
 ONCE: Final = "rekindle_regions_once"  #: namespace of regions that must not be recomputed
-_STATISTICS: Final = 256  # the flag in `operators._traits`
+_STATISTICS, _ATOMICS = 256, 8192  # flags in `operators._traits`
 _READ, _WRITTEN, _NUMBER, _NOTHING = range(4)  # kinds of arguments of a region
 
 
 def shown_name(name: str) -> str:
-    """Return the name to show to users: all regions have the same."""
+    """Return the name to show to users: all regions have the same, a unit that of its function."""
+    if name.startswith(UNITS):
+        return f"{name.partition('::')[2].rpartition('_')[0]}.forward"
     return REGION if name.startswith(AGAIN) else name
 
 
@@ -53,9 +57,14 @@ def is_seen() -> bool:
     return bool(_key) and included.has(_key[0]) and not excluded.has(_key[0])
 
 
+def hidden_key() -> Any:
+    """Return the set of dispatch keys whose exclusion hides operators."""
+    return torch._C.DispatchKeySet(_key[0])  # type: ignore[attr-defined]
+
+
 def hidden() -> AbstractContextManager[Any]:
     """Hide operators of this thread from the core inside the block."""
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key[0]))  # type: ignore[attr-defined]
+    return torch._C._ExcludeDispatchKeyGuard(hidden_key())  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -138,17 +147,17 @@ def _as_in_a_mode(output_code: Any) -> Iterator[None]:
 def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
     """Run the code of a region as one operator."""
     region = region_of(compiled)
-    once = region.opaque or region.may_differ([each for each in inputs if isinstance(each, Tensor)])
-    found = _operators.get((region, once))
+    tried = region.may_differ([each for each in inputs if isinstance(each, Tensor)])
+    found = _operators.get((region, tried))
     if found is None:
-        found = _operators[region, once] = _RegionOperator(core, region, once=once)
+        found = _operators[region, tried] = _RegionOperator(core, region, tried=tried)
     arguments = list(inputs)
     inputs.clear()  # PyTorch frees the inputs in this way, too
     with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(region.training):  # type: ignore[attr-defined]
         return found.run(arguments)
 
 
-#: Operators by region and `once`. They are kept forever, with their code, because recipes of living
+#: Operators by region and `tried`. They are kept forever, with their code, because recipes of living
 #: graphs may run it.
 _operators: dict[tuple[Region, bool], _RegionOperator] = {}
 
@@ -158,11 +167,11 @@ class _RegionOperator:
     """The operator that stands for one region.
 
     Its arguments are the tensors it reads, the tensors it writes, the numbers, and the kind of each
-    original argument. With `once` it is never recomputed.
+    original argument. With `tried` it is recomputed only after a trial.
     """
 
-    def __init__(self, core: ModuleType, region: Region, *, once: bool) -> None:
-        namespace = ONCE if once else AGAIN
+    def __init__(self, core: ModuleType, region: Region, *, tried: bool) -> None:
+        namespace = ONCE if region.opaque else AGAIN
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._written = {position for position, _ in region.written}
         # .results: the last results, with a mark in place of each tensor
@@ -176,8 +185,10 @@ class _RegionOperator:
         for backend in ("CPU", "CUDA"):
             self._library.impl(name, self._kernel(region.func), backend)
         self._library.impl(name, self._kernel(region.predicting), "Meta")
-        if region.statistics:
-            core.learn_traits(f"{namespace}::{name}", _STATISTICS)
+        traits = (_STATISTICS if region.statistics else 0) | (TRIED if tried else 0)
+        traits |= _ATOMICS if tried and region.by_atomics else 0
+        if traits:
+            core.learn_traits(f"{namespace}::{name}", traits)
         self._overload: OpOverload = getattr(getattr(torch.ops, namespace), name).default
 
     def run(self, arguments: Sequence[Any]) -> tuple[Any, ...]:

@@ -42,4 +42,5 @@ from rekindle.pytorch.operators._signature import signature_of as signature_of
 from rekindle.pytorch.operators._signature import tensors_in as tensors_in
 from rekindle.pytorch.operators._signature import written_by as written_by
 from rekindle.pytorch.operators._switches import kernels_in_words as kernels_in_words
+from rekindle.pytorch.operators._traits import TRIED as TRIED
 from rekindle.pytorch.operators._traits import traits as traits

@@ -114,6 +114,8 @@ class Region:
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
         self._doubts = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
+        #: True if it adds up by atomics: one trial is not enough to trust it.
+        self.by_atomics = any(each >= Doubt.ATOMICS for each in self._doubts)
         #: True if it makes a decision or talks to the outside (R8, R9): never recompute it.
         self.opaque = any(
             torch.Tag.dynamic_output_shape in target.tags

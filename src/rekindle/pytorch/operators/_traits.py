@@ -57,6 +57,11 @@ _KINDS: Final = {
 }
 
 
+#: Runs again only after a trial has shown that its bits are the same (`native/ops/probation.h`). No
+#: operator of PyTorch's has it by its name.
+TRIED: Final = 262144
+
+
 class Traits(NamedTuple):
     """The entries of all tables for one operator."""
 

@@ -1,0 +1,146 @@
+"""Models made of `autograd.Function`s: the smallest budget, as they are and recomputed as units.
+
+    scripts/bench functions [--styles Liger Unsloth ...]
+
+A LLaMA of 8 blocks (`_fused.py`) in the styles of fused libraries, on a CPU; four rows of 256
+words, plain SGD. `kept`: its functions as they are, whose results stay. `units`: each was given to
+`rekindle.recomputable`. The smallest budget is found by bisection to 1 % of the activations, in
+steps of one process, and given as their share: what is above weights, gradients and tables.
+`equal`: whether gradients within 0.35 of the activations are those without a budget, bit for bit,
+and `recomputed` how many operators ran again for that. `backward_alone`: what the largest backward
+pass of one function takes at once beside what it is given, as a share of the activations: a
+function's own variables hold that, and no budget is below. Time is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _common import ROOT, conditions, earlier_by, write
+from _fused import FUNCTIONS, STYLES, Llama
+from restarts import in_a_process
+from torch import Tensor
+
+import rekindle
+from rekindle.pytorch import Run
+
+RESULTS = ROOT / "benchmarks" / "results"
+KEY = ("style",)
+
+
+class Training:
+    """One model and its steps."""
+
+    def __init__(self, style: str) -> None:
+        torch.manual_seed(0)
+        self.model = Llama(style)
+        self.tokens = torch.randint(512, (4, 256))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.step()
+        self.state = {name: each.clone() for name, each in self.model.state_dict().items()}
+        weights = sum(each.nbytes for each in self.model.parameters())
+        self.constant = 2 * weights + self.model.cos.nbytes + self.model.sin.nbytes
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        logits = self.model(self.tokens)
+        F.cross_entropy(logits.flatten(0, 1), self.tokens.flatten()).backward()
+        self.optimizer.step()
+
+    def within(self, budget: int | None) -> tuple[Run, list[Tensor]]:
+        """A step from the same weights on: the run, and the gradients."""
+        self.model.load_state_dict(self.state)
+        with rekindle.budget(budget, learn=False) as run:
+            self.step()
+        return run, [each.grad.clone() for each in self.model.parameters() if each.grad is not None]
+
+    def smallest(self, peak: int) -> int:
+        low, high = self.constant, peak
+        while high - low > 0.01 * (peak - self.constant):
+            middle = (low + high) // 2
+            try:
+                self.within(middle)
+                high = middle
+            except rekindle.OutOfBudget:
+                low = middle
+        return high
+
+
+def measure(style: str, *, units: bool) -> dict[str, Any]:
+    if units:
+        for each in FUNCTIONS:
+            rekindle.recomputable(each)
+    training = Training(style)
+    training.model.load_state_dict(training.state)
+    training.step()
+    wanted = [each.grad.clone() for each in training.model.parameters() if each.grad is not None]
+    peak = training.within(None)[0].peak
+    activations = peak - training.constant
+    found: dict[str, Any] = {
+        "activations": activations,
+        "smallest": round((training.smallest(peak) - training.constant) / activations, 3),
+    }
+    if units:
+        run, got = training.within(training.constant + int(0.35 * activations))
+        found["equal"] = all(map(torch.equal, got, wanted))
+        found["recomputed"] = run.recomputations
+        found["backward_alone"] = round(backward_alone(training) / activations, 3)
+        found["advice"] = [each for each in run.report().advice if "not recomputed" in each]
+    return found
+
+
+class Given:
+    """What a backward pass asks its context for."""
+
+    def __init__(self, saved: tuple[Tensor, ...]) -> None:
+        self.saved_tensors = saved
+
+
+def backward_alone(training: Training) -> int:
+    """The most bytes, without weights, that one backward pass of a function needs at once."""
+    calls: dict[Any, tuple[tuple[Tensor, ...], tuple[Any, ...]]] = {}
+    originals = {kind: kind.backward for kind in FUNCTIONS}
+
+    def noting(kind: Any) -> Any:
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            calls[kind] = ctx.saved_tensors, gradients
+            return originals[kind](ctx, *gradients)
+
+        return staticmethod(backward)
+
+    for kind in FUNCTIONS:
+        kind.backward = noting(kind)
+    training.step()
+    most = 0
+    for kind, (saved, gradients) in calls.items():
+        with torch.no_grad(), rekindle.budget(None) as run:
+            made = originals[kind](Given(saved), *gradients)
+        del made
+        weights = sum(each.nbytes for each in saved if isinstance(each, torch.nn.Parameter))
+        most = max(most, run.peak - weights)
+    for kind, original in originals.items():
+        kind.backward = staticmethod(original)
+    return most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--styles", nargs="+", default=[*STYLES])
+    parser.add_argument("--out", type=Path, default=RESULTS / "functions.json")
+    options = parser.parse_args()
+    now = conditions()
+    rows = earlier_by(options.out, KEY)
+    for style in options.styles:
+        kept = in_a_process(lambda: measure(style, units=False))  # noqa: B023 - called at once
+        units = in_a_process(lambda: measure(style, units=True))  # noqa: B023
+        rows[style,] = {"style": style, "kept": kept, "units": units, "commit": now["commit"]}
+        print({key: value for key, value in rows[style,].items() if key != "commit"}, flush=True)
+        write("functions", now | {"rows": [*rows.values()]}, options.out)
+
+
+if __name__ == "__main__":
+    main()

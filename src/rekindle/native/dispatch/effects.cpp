@@ -1,0 +1,144 @@
+#include "effects.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+#include "../memory/audit.h"
+#include "../ops/invocation.h"
+#include "../torch/dispatch_key.h"
+#include "../torch/random.h"
+
+namespace rekindle {
+
+namespace {
+
+Effects*& of_this_thread() noexcept {
+    thread_local Effects* now = nullptr;
+    return now;
+}
+
+// Of tensors that have memory.
+template <class F>
+void each_home(std::span<const c10::IValue> values, F&& visit) {
+    each_tensor(values, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
+        if (tensor.defined() && has_memory(*tensor.unsafeGetTensorImpl())) {
+            visit(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+        }
+    });
+}
+
+}  // namespace
+
+Effects::Watching::Watching(Effects* effects) noexcept : before_(of_this_thread()) {
+    of_this_thread() = effects;
+}
+
+Effects::Watching::~Watching() {
+    of_this_thread() = before_;
+}
+
+Effects* Effects::current() noexcept {
+    return of_this_thread();
+}
+
+Effects::Effects(Driver& driver, std::span<const Home> inputs) : driver_(driver) {
+    for (const Home& home : inputs) {
+        const auto same = [&](const auto& other) { return other.first.get() == home.get(); };
+        if (std::ranges::none_of(checksums_, same)) {
+            checksums_.emplace_back(home, checksum_of(home, driver.device));
+        }
+    }
+    ++driver_.watched;
+}
+
+Effects::~Effects() {
+    --driver_.watched;
+}
+
+void Effects::run(
+    const Facts& facts,
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack& stack,
+    Locked& lock
+) {
+    if (facts.composed) {  // its parts come here
+        lock.unlock();
+        op.redispatchBoxed(keys & BELOW_KEY, &stack);
+        return;
+    }
+    look_at(facts, stack);
+    std::vector<const c10::StorageImpl*> read;
+    each_home(torch::jit::last(stack, facts.arguments), [&](const c10::StorageImpl* home) {
+        read.push_back(home);
+    });
+    lock.unlock();
+    {
+        const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+        op.redispatchBoxed(keys & BELOW_KEY, &stack);
+    }
+    each_home(torch::jit::last(stack, facts.returns), [&](const c10::StorageImpl* home) {
+        if (std::ranges::find(read, home) == read.end()) {
+            made_.insert(home);
+        }
+    });
+}
+
+void Effects::look_at(const Facts& facts, const torch::jit::Stack& stack) {
+    if (facts.talks || facts.unseen || facts.has(Traits::COLLECTIVE)) {
+        found_ = "it talks to other processes";
+    }
+    Invocation call(facts);
+    call.take(stack);
+    if (const at::Generator given = given_generator(call.extras);
+        given.defined() && given != default_generator(given.device())) {
+        found_ = "it draws from a generator of its own";
+    }
+    for (const std::uint32_t position : call.written) {
+        about_to_write(*call.tensors[position]);
+    }
+    const auto given = torch::jit::last(stack, facts.arguments);
+    if (facts.moves && !given.empty() && given[0].isTensor()) {
+        about_to_write(*given[0].toTensor().unsafeGetTensorImpl());
+    }
+}
+
+// What the runtime does where an operator of the program writes, without a recipe for it.
+void Effects::about_to_write(const c10::TensorImpl& tensor) {
+    if (!has_memory(tensor)) {
+        return;
+    }
+    const c10::StorageImpl& home = *tensor.unsafe_storage().unsafeGetStorageImpl();
+    if (made_.contains(&home)) {
+        return;
+    }
+    found_ = "it writes memory that it did not make";
+    driver_.settle();
+    const Driver::Resident* there = driver_.resident_at(home);
+    Record* record = there == nullptr ? nullptr : there->record;
+    if (record == nullptr) {
+        return;
+    }
+    const Ref<Storage> kept(record);
+    if (record->replayable) {
+        driver_.changed_unseen(*record).version.expected = -1;
+        return;
+    }
+    if (record->consumed()) {
+        driver_.forget(*record);
+    }
+    record->version.expected = -1;
+}
+
+const char* Effects::found() const {
+    if (found_ != nullptr) {
+        return found_;
+    }
+    const auto differs = [&](const auto& input) {
+        return checksum_of(input.first, driver_.device) != input.second;
+    };
+    return std::ranges::any_of(checksums_, differs) ? "it writes its arguments" : nullptr;
+}
+
+}  // namespace rekindle

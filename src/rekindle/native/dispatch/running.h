@@ -1,0 +1,43 @@
+// That an operator of the program runs.
+#pragma once
+
+#include "../memory/driver.h"
+
+namespace rekindle {
+
+// An operator of the program runs as long as this lives, which gives back what it takes. Both ends
+// with the lock.
+class Running final {
+public:
+    Running(Driver& driver, Bytes nbytes, bool reads_anything)
+        : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
+        driver_.engine.in_flight += nbytes_;
+        ++driver_.running;
+        if (reads_anything_) {
+            ++driver_.reading_anything;
+            if (driver_.lending != 0 || driver_.replaying != 0) {
+                driver_.stops_lending();
+            }
+        }
+    }
+
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    Running(Running&&) = delete;
+    Running& operator=(Running&&) = delete;
+
+    ~Running() {
+        driver_.engine.in_flight -= nbytes_;
+        --driver_.running;
+        if (reads_anything_) {
+            --driver_.reading_anything;
+        }
+    }
+
+private:
+    Driver& driver_;
+    const Bytes nbytes_;
+    const bool reads_anything_;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,249 @@
+// An operator that may give other bits when it runs again is tried: it runs once more beside its
+// first results, which are registered afterwards, with a recipe or without one.
+#include "trial.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "../memory/recipe.h"
+#include "../ops/kernel_operands.h"
+#include "../torch/as_the_first_time.h"
+#include "../torch/raised.h"
+#include "operation.h"
+#include "running.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr int ONCE = 1;
+// Additions by atomics that came in one order may come in another one later.
+constexpr int SEVERAL = 3;
+
+Probation& of_last_unit() noexcept {
+    thread_local Probation known;
+    return known;
+}
+
+std::vector<at::Tensor> tensors_in(std::span<const c10::IValue> values) {
+    std::vector<at::Tensor> found;
+    each_tensor(values, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
+        found.push_back(tensor);
+    });
+    return found;
+}
+
+Home home_of(const at::Tensor& tensor) {
+    return Home::reclaim_copy(
+        tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
+    );
+}
+
+bool is_among(const Home& home, std::span<const Home> homes) {
+    return std::ranges::any_of(homes, [&](const Home& each) { return each.get() == home.get(); });
+}
+
+bool same_geometry(const c10::TensorImpl& one, const c10::TensorImpl& other) {
+    return one.dtype() == other.dtype() && one.sizes() == other.sizes() &&
+           one.strides() == other.strides() && one.storage_offset() == other.storage_offset() &&
+           one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
+}
+
+// What is in memory for it, in a row.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+    Geometry geometry = Geometry::of(*tensor.unsafeGetTensorImpl());
+    geometry.conjugate = false;
+    geometry.negative = false;
+    const bool dense = tensor.is_non_overlapping_and_dense();
+    if (dense) {
+        geometry.strides.assign(1, 1);
+        geometry.sizes.assign(1, tensor.numel());
+    }
+    const at::Tensor row = geometry.in(home_of(tensor));
+    return (dense ? row : row.contiguous().view(-1)).view(at::kByte);
+}
+
+bool same_bits(const at::Tensor& one, const at::Tensor& other) {
+    const at::DisableRecordFunctionGuard unseen;  // the program's profiler is to see what it runs
+    const AsTheFirstTime guard(false);
+    return one.numel() == 0 || at::equal(bytes_of(one), bytes_of(other));
+}
+
+}  // namespace
+
+const char* difference(
+    std::span<const c10::IValue> first,
+    std::span<const c10::IValue> again,
+    std::span<const Home> inputs
+) {
+    constexpr const char* others = "it gives other results when it runs again";
+    constexpr const char* elsewhere = "it returns memory that it keeps";
+    const std::vector<at::Tensor> before = tensors_in(first);
+    const std::vector<at::Tensor> now = tensors_in(again);
+    if (before.size() != now.size()) {
+        return others;
+    }
+    c10::SmallVector<Home, 4> made;
+    for (const at::Tensor& each : before) {
+        if (each.defined()) {
+            made.push_back(home_of(each));
+        }
+    }
+    for (std::size_t i = 0; i < before.size(); ++i) {
+        if (before[i].defined() != now[i].defined()) {
+            return others;
+        }
+        if (!before[i].defined()) {
+            continue;
+        }
+        if (!is_plain(*now[i].unsafeGetTensorImpl()) ||
+            !same_geometry(*before[i].unsafeGetTensorImpl(), *now[i].unsafeGetTensorImpl())) {
+            return others;
+        }
+        const Home there = home_of(before[i]);
+        const Home here = home_of(now[i]);
+        const bool given = is_among(there, inputs);
+        if (given ? here.get() != there.get() : is_among(here, made) || is_among(here, inputs)) {
+            return elsewhere;
+        }
+        if (!given && !same_bits(before[i], now[i])) {
+            return "its bits differ when it runs again";
+        }
+    }
+    return nullptr;
+}
+
+void note_unit(const Probation& probation) {
+    of_last_unit() = probation;
+}
+
+const Probation& last_unit() noexcept {
+    return of_last_unit();
+}
+
+// -- what is tried --------------------------------------------------------------------------------
+
+// Whether a call whose bits may differ is recorded all the same. Not what writes, or draws from a
+// state of its own: to run it again would be an effect.
+bool Operation::is_trusted_or_tried() {
+    if (!invocation_.written.empty() || facts_.writes || facts_.own_state != 0) {
+        return false;
+    }
+    Probation& probation = invocation_.signature->probation;
+    if (probation.is_kept()) {
+        const Bytes nbytes = std::max<Bytes>(0, invocation_.signature->needed);
+        driver_.note_kept(facts_, probation.why(), nbytes);
+        return false;
+    }
+    tried_ = !probation.is_trusted() && probation.is_due();
+    return tried_ || probation.is_trusted();
+}
+
+void Operation::look_for_effects() {
+    if (!facts_.unit || invocation_.signature->probation.is_trusted()) {
+        return;
+    }
+    c10::SmallVector<Home, 6> homes;
+    if (tried_ && recording_) {
+        for (const Ref<Storage>& each : inputs_) {
+            if (Home home = record_of(*each).at()) {
+                homes.push_back(std::move(home));
+            }
+        }
+    }
+    effects_.emplace(driver_, homes);
+}
+
+// Afterwards it is recorded only if it gave the same bits again.
+void Operation::stand_trial() {
+    if (!tried_ && !effects_) {
+        return;
+    }
+    Probation& probation = invocation_.signature->probation;
+    const Results results = gather_results();
+    const char* why = effects_ ? effects_->found() : nullptr;
+    if (why != nullptr) {
+        probation.failed(why);
+    } else if (tried_ && recording_ && inputs_can_be_had()) {
+        if (results.exotic || results.foreign) {
+            probation.failed("its results are no plain tensors");
+        } else if (find_room_for_trial(results.nbytes)) {
+            try_again();
+        } else {
+            probation.postponed();
+        }
+    }
+    if (tried_ && probation.is_kept()) {
+        driver_.note_kept(facts_, probation.why(), results.nbytes);
+    }
+    recording_ = recording_ && probation.is_trusted();
+}
+
+// Its results are there already, and do not count yet. Nothing is refused for the second ones.
+bool Operation::find_room_for_trial(Bytes nbytes) {
+    const Bytes compared = driver_.device.queues() ? nbytes : 0;
+    needed_ = 2 * nbytes + compared;
+    if (!fits()) {
+        driver_.clear(needed_ + inside_ + driver_.kept_back(needed_ + inside_));
+    }
+    return fits();
+}
+
+void Operation::try_again() {
+    Signature& signature = *invocation_.signature;
+    Probation& probation = signature.probation;
+    c10::SmallVector<Home, 6> homes;
+    std::vector<at::Tensor> tensors;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const Home home = input(i)->at();
+        if (!home) {
+            return;  // the program has no reference to it by now: another call is tried
+        }
+        homes.push_back(home);
+        tensors.push_back(signature.geometries[i].in(home));
+    }
+    ++driver_.begun;
+    torch::jit::Stack again;
+    try {
+        const KernelOperands operands{std::span<const Home>(homes)};
+        const Running running(driver_, needed_ + inside_, !facts_.name.starts_with("aten::"));
+        const Unlocked others(lock_);
+        again = call_again(
+            signature,
+            tensors,
+            invocation_.extras,
+            random_,
+            c10::GradMode::is_enabled(),
+            [](c10::function_ref<void()> kernel) { kernel(); }
+        );
+    } catch (std::exception& error) {
+        driver_.collect();
+        if (ends_the_program(error)) {
+            interrupted(error);
+            throw;
+        }
+        if (is_full(error)) {
+            probation.postponed();
+        } else {
+            probation.failed("run again, it says: " + said_by(error));
+        }
+        return;
+    }
+    driver_.collect();
+    const char* why = effects_ ? effects_->found() : nullptr;
+    if (why == nullptr) {
+        why = difference(
+            torch::jit::last(stack_, facts_.returns), torch::jit::last(again, facts_.returns), homes
+        );
+    }
+    if (why != nullptr) {
+        probation.failed(why);
+        return;
+    }
+    probation.passed(facts_.has(Traits::ATOMICS | Traits::ACCUMULATES) ? SEVERAL : ONCE);
+}
+
+}  // namespace rekindle

@@ -1,0 +1,27 @@
+// What a trial shows (ops/probation.h): whether two runs of a call are the same.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <span>
+#include <string>
+
+#include "../ops/probation.h"
+#include "../torch/homes.h"
+
+namespace rekindle {
+
+// What is not the same in what a call on `inputs` returned the `first` time and `again`; null: it
+// is the same, bit for bit, in memory that each run made anew.
+const char* difference(
+    std::span<const c10::IValue> first,
+    std::span<const c10::IValue> again,
+    std::span<const Home> inputs
+);
+
+// This thread ran the forward pass of an autograd.Function as one operator.
+void note_unit(const Probation& probation);
+// What was known of the last one that this thread ran, when it was over.
+const Probation& last_unit() noexcept;
+
+}  // namespace rekindle

@@ -1,0 +1,113 @@
+"""Programs of `autograd.Function`s that are recomputed as units, and what tests ask of them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import rekindle
+from rekindle.pytorch import Run
+from tests.pytorch.bits import differing
+
+WIDTH = 64
+ROWS = 256
+DEPTH = 8
+
+
+def filled(value: Tensor) -> Tensor:
+    """Fill memory of `empty_like` by its address, as a Triton kernel does."""
+    made = torch.empty_like(value)
+    ctypes.memmove(made.data_ptr(), value.data_ptr(), value.nbytes)
+    return made
+
+
+@rekindle.recomputable
+class Gate(Function):
+    """Opaque inside. Saves its arguments and an intermediate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float) -> Tensor:
+        gate = filled(torch.sigmoid(x @ weight))
+        ctx.save_for_backward(x, weight, gate)
+        ctx.scale = scale
+        return filled(x * gate * scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, gate = ctx.saved_tensors
+        gradient = gradient * ctx.scale
+        inner = gradient * x * gate * (1 - gate)
+        return gradient * gate + inner @ weight.t(), x.t() @ inner, None
+
+
+Layer = Callable[[Tensor, Tensor], Tensor]
+
+
+def gate(x: Tensor, weight: Tensor) -> Tensor:
+    return Gate.apply(x, weight, 1.5)
+
+
+def trained(layer: Layer, depth: int = DEPTH) -> list[Tensor]:
+    """Return the loss and the gradients of a chain of `layer`."""
+    torch.manual_seed(0)
+    weights = [torch.randn(WIDTH, WIDTH).div(4).requires_grad_() for _ in range(depth)]
+    x = torch.randn(ROWS, WIDTH)
+    for weight in weights:
+        x = layer(x, weight)
+    loss = x.square().mean()
+    loss.backward()
+    return [loss.detach(), *(weight.grad for weight in weights if weight.grad is not None)]
+
+
+def compared(layer: Layer, share: float = 0.5) -> Run:
+    """Train plainly, without a limit, and within a `share` of that: the same bits."""
+    wanted = {str(i): each for i, each in enumerate(trained(layer))}
+    with rekindle.budget(None, learn=False) as roomy:
+        got = {str(i): each for i, each in enumerate(trained(layer))}
+    assert differing(got, wanted) == []
+    with rekindle.budget(int(share * roomy.peak), learn=False) as run:
+        got = {str(i): each for i, each in enumerate(trained(layer))}
+    assert differing(got, wanted) == []
+    run._driver.engine.check()
+    return run
+
+
+def kept(layer: Layer) -> str:
+    """Train within a roomy budget. Return why the function stays as it is."""
+    wanted = {str(i): each for i, each in enumerate(trained(layer))}
+    with rekindle.budget(None, learn=False) as run:
+        got = {str(i): each for i, each in enumerate(trained(layer))}
+    assert differing(got, wanted) == []
+    (why,) = run._driver.functions_kept.values()
+    assert any(why in sentence for sentence in run.report().advice)
+    return why
+
+
+def units_recomputed(layer: Layer, share: float = 0.5) -> int:
+    """Return how many functions ran again within a `share` of the peak."""
+    run = compared(layer, share)
+    assert run._driver.functions_kept == {}
+    return run.recomputations
+
+
+def straight(body: Callable[[Any, Tensor, Tensor], Tensor]) -> Layer:
+    """Return a layer whose forward pass is `body`, and whose gradient is a product's."""
+
+    @rekindle.recomputable
+    class Straight(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return body(ctx, x, weight)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            x, weight = ctx.saved_tensors
+            return gradient @ weight.t(), x.t() @ gradient
+
+    return Straight.apply

@@ -1,0 +1,80 @@
+"""How functions are chosen: the class, a pattern of names, libraries that are known."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import rekindle
+from rekindle.pytorch.native import _functions as functions
+from tests.pytorch.native.gates import (
+    Gate,
+)
+
+
+@pytest.fixture
+def library() -> Iterator[ModuleType]:
+    made = ModuleType("rekindle_test_kernels.ops")
+    sys.modules[made.__name__] = made
+    patterns = [*functions._patterns]
+    yield made
+    del sys.modules[made.__name__]
+    functions._patterns[:] = patterns
+
+
+def _defined_in(module: ModuleType) -> Any:
+    forward = staticmethod(lambda ctx, x: x)
+    return type(Gate)("Kernel", (Function,), {"__module__": module.__name__, "forward": forward})
+
+
+def test_pattern_of_names_takes_functions(library: ModuleType) -> None:
+    """Also those that are defined inside, as by a script that `rekindle run` runs."""
+    before = _defined_in(library)
+    rekindle.recomputable("rekindle_test_kernels.*")
+    with rekindle.budget(None):
+        inside = _defined_in(library)
+        for kind in (before, inside):
+            assert hasattr(kind.forward, "__rekindle_original__")
+    for kind in (before, inside):
+        assert not hasattr(kind.forward, "__rekindle_original__")
+
+
+def test_pattern_written_inside_a_budget_takes_functions(library: ModuleType) -> None:
+    kind = _defined_in(library)
+    with rekindle.budget(None):
+        assert not hasattr(kind.forward, "__rekindle_original__")
+        rekindle.recomputable("rekindle_test_kernels.ops.K*")
+        assert hasattr(kind.forward, "__rekindle_original__")
+
+
+def test_decorator_returns_the_class_unchanged() -> None:
+    class Plain(Gate):
+        pass
+
+    before = dict(vars(Plain))
+    assert rekindle.recomputable(Plain) is Plain
+    assert dict(vars(Plain)) == before
+    with rekindle.budget(None):
+        assert "forward" in vars(Plain)
+    assert dict(vars(Plain)) == before
+
+
+def test_known_libraries_are_chosen() -> None:
+    for name in ("liger_kernel.ops.rms_norm", "flash_attn.flash_attn_interface"):
+        kind = _defined_in(ModuleType(name))
+        with rekindle.budget(None):
+            assert hasattr(kind.forward, "__rekindle_original__")
+
+
+@pytest.mark.parametrize("wrong", [None, 3, Gate.apply, torch.nn.Linear])
+def test_what_is_no_function_is_refused(wrong: Any) -> None:
+    with pytest.raises(
+        rekindle.InvalidArgument, match=r"write rekindle\.recomputable\(MyFunction\)"
+    ):
+        rekindle.recomputable(wrong)

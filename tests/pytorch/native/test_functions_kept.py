@@ -1,0 +1,247 @@
+"""Functions that stay as they are although they were chosen, and the reasons that are given."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import rekindle
+from rekindle.pytorch.native import _functions as functions
+from tests.pytorch.native.gates import (
+    DEPTH,
+    ROWS,
+    WIDTH,
+    compared,
+    gate,
+    kept,
+    straight,
+    trained,
+)
+
+
+def test_function_that_marks_dirty_stays() -> None:
+    @rekindle.recomputable
+    class Into(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.mark_dirty(x)
+            ctx.save_for_backward(weight)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            (weight,) = ctx.saved_tensors
+            return gradient * 2, weight * 0
+
+    why = kept(lambda x, w: Into.apply(x @ w, w))
+    assert why == "it writes its arguments (ctx.mark_dirty)"
+
+
+def test_function_that_writes_its_argument_stays() -> None:
+    """By an operator: what needs the former value is still right."""
+    layer = straight(lambda _, x, w: x.mul_(0.5) @ w)
+    assert kept(lambda x, w: layer((x * 2).detach(), w)) == "it writes memory that it did not make"
+
+
+def test_function_that_writes_by_an_address_stays() -> None:
+    def body(_: Any, x: Tensor, weight: Tensor) -> Tensor:
+        product = x @ weight
+        ctypes.memset(x.data_ptr(), 0, 4)
+        return product
+
+    layer = straight(body)
+    assert kept(lambda x, w: layer(x.detach().clone(), w)) == "it writes its arguments"
+
+
+def test_source_written_inside_is_saved_for_others() -> None:
+    """Evicted values that need what it was before are computed first (R4)."""
+    layer = straight(lambda _, x, w: (x.add_(1) @ w).tanh())
+
+    def found() -> list[Tensor]:
+        torch.manual_seed(0)
+        weight = torch.randn(WIDTH, WIDTH, requires_grad=True)
+        buffer = torch.randn(ROWS, WIDTH)
+        y = buffer.sin() @ weight
+        for _ in range(DEPTH):
+            y = y.sin() * y
+        z = layer(buffer, weight)
+        (y.mean() + z.mean()).backward()
+        assert weight.grad is not None
+        return [buffer, weight.grad]
+
+    wanted = found()
+    for harsh in (False, True):
+        with rekindle.budget("1GiB", learn=False) as run:
+            run._driver.core.let_go_of_everything(run._driver.handle, harsh)
+            assert all(map(torch.equal, found(), wanted))
+
+
+def test_function_with_statistics_moves_them_once() -> None:
+    moved = torch.zeros(())
+    layer = straight(lambda _, x, w: (moved.add_(1), x @ w)[1])
+    assert kept(layer) == "it writes memory that it did not make"
+    assert moved.item() == 2 * DEPTH
+
+
+def test_function_with_hidden_statistics_stays() -> None:
+    mean, variance = torch.zeros(WIDTH), torch.ones(WIDTH)
+    layer = straight(
+        lambda _, x, w: torch.batch_norm(x @ w, None, None, mean, variance, True, 0.1, 1e-5, False)
+    )
+    assert kept(layer) == "it writes memory that it did not make"
+
+
+def test_function_that_counts_gives_other_bits_and_stays() -> None:
+    calls: list[int] = []
+
+    def body(_: Any, x: Tensor, weight: Tensor) -> Tensor:
+        calls.append(1)
+        return x @ weight + len(calls) % 2
+
+    layer = straight(body)
+    x, weight = torch.rand(ROWS, WIDTH), torch.rand(WIDTH, WIDTH, requires_grad=True)
+    with rekindle.budget("4MiB") as run:
+        layer(x, weight)
+        ran = len(calls)
+        layer(x, weight)
+    assert ran == 2
+    assert len(calls) == 3
+    (why,) = run._driver.functions_kept.values()
+    assert why == "its bits differ when it runs again"
+
+
+@pytest.mark.parametrize("module", ["random", "numpy"])
+def test_function_that_draws_from_python_stays(module: str) -> None:
+    if module == "random":
+        draw, seed = random.random, random.seed
+    else:
+        numpy = pytest.importorskip("numpy")
+        draw, seed = numpy.random.rand, numpy.random.seed
+    layer = straight(lambda _, x, w: x @ w * draw())
+
+    def found() -> list[Any]:
+        seed(0)
+        return [*trained(layer), torch.tensor(draw())]
+
+    wanted = found()
+    with rekindle.budget(None) as run:
+        assert all(map(torch.equal, found(), wanted))
+    (why,) = run._driver.functions_kept.values()
+    assert why == "it draws from a generator of Python's or NumPy's"
+
+
+def test_function_with_its_own_generator_stays() -> None:
+    generator = torch.Generator()
+    layer = straight(lambda _, x, w: x @ w * torch.rand(1, generator=generator))
+
+    def found() -> list[Tensor]:
+        generator.manual_seed(0)
+        return [*trained(layer), generator.get_state()]
+
+    wanted = found()
+    with rekindle.budget(None) as run:
+        assert all(map(torch.equal, found(), wanted))
+    (why,) = run._driver.functions_kept.values()
+    assert why == "it draws from a generator of its own"
+
+
+def test_function_that_returns_a_cache_stays() -> None:
+    cache: dict[int, Tensor] = {}
+    layer = straight(lambda _, x, w: cache.setdefault(0, torch.ones(ROWS, WIDTH)).view_as(x))
+    assert kept(layer) in (
+        "it returns memory that it keeps",
+        "it gives other results when it runs again",
+    )
+
+
+def test_collective_is_seen_and_not_repeated() -> None:
+    """In a group of one; a second one would wait for others for ever."""
+    import torch.distributed as dist
+
+    ran: list[int] = []
+
+    def body(_: Any, x: Tensor, weight: Tensor) -> Tensor:
+        product = x @ weight
+        ran.append(1)
+        dist.all_reduce(product)
+        return product
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        layer = straight(body)
+        assert kept(layer) == "it talks to other processes"
+        assert len(ran) == 2 * DEPTH
+    finally:
+        dist.destroy_process_group()
+
+
+def test_arguments_that_may_change_stay() -> None:
+    @rekindle.recomputable
+    class Configured(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, what: Any) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+            x, weight = ctx.saved_tensors
+            return gradient @ weight.t(), x.t() @ gradient, None
+
+    with rekindle.budget(None) as run:
+        for what in (object(), {"a": 1}, [torch.ones(1)], lambda: run, ModuleType("m")):
+            trained(lambda x, w, what=what: Configured.apply(x, w, what), 1)
+            (why,) = run._driver.functions_kept.values()
+            assert "it is given" in why
+            run._driver.functions_kept.clear()
+        fixed = (None, 1, True, 0.5, "text", (1, (2, 3)), [1, 2], torch.float32, torch.relu, len)
+        for what in fixed:
+            trained(lambda x, w, what=what: Configured.apply(x, w, what), 1)
+        assert run._driver.functions_kept == {}
+
+
+def test_calls_with_ever_other_numbers_are_not_tried_for_ever() -> None:
+    ran: list[int] = []
+
+    @rekindle.recomputable
+    class Numbered(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, number: int) -> Tensor:
+            ran.append(1)
+            return x * number
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+            return gradient, None
+
+    x = torch.rand(4, requires_grad=True)
+    with rekindle.budget("1MiB") as run:
+        for number in range(400):
+            Numbered.apply(x, number)
+    assert len(ran) == 400 + functions._MOST_WAYS
+    assert [*run._driver.functions_kept.values()] == ["it is called with ever other arguments"]
+
+
+def test_function_under_a_mode_stays() -> None:
+    x, weight = torch.rand(ROWS, WIDTH), torch.rand(WIDTH, WIDTH, requires_grad=True)
+    with rekindle.budget("4MiB") as run, torch.device("cpu"):
+        gate(x, weight)
+    (why,) = run._driver.functions_kept.values()
+    assert why == "it is called within a mode of torch.overrides, as torch.device(...) is"
+
+
+def test_effects_in_python_happen_again() -> None:
+    """Nobody sees them: a list that grows has one entry more for each recomputation."""
+    ran: list[int] = []
+    layer = straight(lambda _, x, w: (ran.append(1), torch.sigmoid(x @ w))[1])
+    run = compared(lambda x, w: layer(x, w).tanh())
+    assert run.recomputations > 0
+    assert len(ran) > 3 * DEPTH + 2
