@@ -165,10 +165,10 @@ private:
     bool recording_ = false;
     bool tried_ = false;              // recorded only if a trial goes well
     std::optional<Effects> effects_;  // of a unit that is not trusted
-    bool foreign_ = false;  // some input may be written by others than PyTorch
-    Bytes needed_ = 0;      // bytes of the results
-    bool guessed_ = false;  // `needed_` is only an upper bound
-    Bytes inside_ = 0;      // bytes of the workspace
+    bool foreign_ = false;            // some input may be written by others than PyTorch
+    Bytes needed_ = 0;                // bytes of the results
+    bool guessed_ = false;            // `needed_` is only an upper bound
+    Bytes inside_ = 0;                // bytes of the workspace
     Noted random_;
 };
 

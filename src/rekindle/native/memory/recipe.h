@@ -73,8 +73,8 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
-// Call the operator of `signature` once more with `tensors` as its tensor arguments, generators where
-// `random` says, and PyTorch's switches as they were. The kernel runs within `calling`.
+// Call the operator of `signature` once more with `tensors` as its tensor arguments, generators
+// where `random` says, and PyTorch's switches as they were. The kernel runs within `calling`.
 torch::jit::Stack call_again(
     Signature& signature,
     std::span<at::Tensor> tensors,

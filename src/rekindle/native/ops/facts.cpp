@@ -167,10 +167,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.unit = facts.name.starts_with("rekindle_units");
     facts.talks = has_effects(facts.name);
     facts.starts_anew = facts.starts_anew && !facts.talks && !facts.unit;
-    facts.opaque =
-        facts.opaque || facts.talks || facts.resizes || facts.has(Traits::OPAQUE);
-    facts.differentiated = !facts.name.starts_with("aten::") && !facts.talks &&
-                           !facts.writes &&
+    facts.opaque = facts.opaque || facts.talks || facts.resizes || facts.has(Traits::OPAQUE);
+    facts.differentiated = !facts.name.starts_with("aten::") && !facts.talks && !facts.writes &&
                            (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCUDA));

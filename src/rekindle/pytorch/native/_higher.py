@@ -157,8 +157,8 @@ def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
         return found.run(arguments)
 
 
-#: Operators by region and `tried`. They are kept forever, with their code, because recipes of living
-#: graphs may run it.
+#: Operators by region and `tried`. They are kept forever, with their code, because recipes of
+#: living graphs may run it.
 _operators: dict[tuple[Region, bool], _RegionOperator] = {}
 
 
