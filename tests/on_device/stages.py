@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rekindle
 from tests.on_device import programs, timing, workloads
+from tests.on_device.in_place import in_place
 from tests.on_device.machine import Line, Machine, Program, check, refusal, same, switched
 
 MIB = 2**20
@@ -94,22 +95,6 @@ def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
             budget=amount,
             recomputations=took.run.recomputations,
         )
-
-
-def in_place(machine: Machine) -> Iterator[Line]:
-    """A softmax's gradient may be written over the gradient that it reads, with equal bits."""
-    rows, words = machine.size(8192, 64), machine.size(50257, 100)
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(rows, words, device=machine.kind, dtype=dtype)
-        grad = torch.randn_like(x)
-        for name in ("_log_softmax", "_softmax"):
-            y = getattr(torch.ops.aten, name)(x, -1, False)
-            backward = getattr(torch.ops.aten, f"{name}_backward_data")
-            wanted, over = backward(grad, y, -1, dtype), grad.clone()
-            out = "out" if name == "_log_softmax" else "grad_input"
-            backward.out(over, y, -1, dtype, **{out: over})
-            yield check(f"in place: {name}, {str(dtype)[6:]}", torch.equal(over, wanted))
-            del y, wanted, over
 
 
 def races(machine: Machine) -> Iterator[Line]:
@@ -296,7 +281,7 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
 
 
 #: Stages that compare bits although operators of their programs sum in any order by default.
-_SETTLED = ("memory", "swap")
+_SETTLED = ("in place", "memory", "swap")
 
 
 @final
@@ -335,7 +320,7 @@ STAGES: dict[str, Stage] = {
     "compiled": _alone("compiled blocks", programs.compiled),
     "reduced overhead": _alone("compiled, reduce-overhead", programs.reduced_overhead),
     "triton": _alone("kernels in Triton", programs.triton),
-    "in place": Stage(in_place, 60),
+    "in place": Stage(in_place, 100),
     "races": Stage(races, 100),
     "no_waiting": Stage(no_waiting, 60),
     "memory": Stage(memory, 100, settings=_ALL),

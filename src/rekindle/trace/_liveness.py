@@ -9,7 +9,7 @@ from rekindle._types import Bytes
 from rekindle.trace._model import Call, Drop, Pin, Release, Retain, Trace, Use
 
 
-class _References:
+class References:
     """Tracker of the references and holds of every storage along the events of a trace."""
 
     def __init__(self, trace: Trace) -> None:
@@ -43,13 +43,16 @@ class _References:
             case Pin():
                 pass
 
+    def is_held_alone(self, storage: int) -> bool:
+        return self._held[storage] and self._references[storage] == 0
+
     def is_dead(self, storage: int) -> bool:
         return self._references[storage] == 0 and not self._held[storage]
 
 
 def keep_all_peak(trace: Trace) -> Bytes:
     """Return the peak (bytes) if nothing is evicted and each storage is freed when it dies."""
-    references = _References(trace)
+    references = References(trace)
     resident: set[int] = set()
     memory = peak = 0
     for event in trace.events:
@@ -79,7 +82,7 @@ def largest_need(trace: Trace) -> Bytes:
     It is the largest sum, over all operators, of the live sources, the operator's other inputs, its
     outputs and its workspace.
     """
-    references = _References(trace)
+    references = References(trace)
     sources: dict[int, Bytes] = {}
     most = 0
     for event in trace.events:

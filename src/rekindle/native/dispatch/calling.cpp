@@ -124,7 +124,7 @@ void Operation::redispatch() {
     }
     Signature& signature = *invocation_.signature;
     if (signature.priced) {
-        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        run_kernel();
         return;
     }
     if (driver_.device.queues()) {
@@ -132,8 +132,22 @@ void Operation::redispatch() {
         return;
     }
     const Nanoseconds started = now_ns();
-    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    run_kernel();
     signature.sample(now_ns() - started);
+}
+
+// Run the kernel. A result that takes over the first argument is a new tensor in its storage.
+void Operation::run_kernel() {
+    if (!invocation_.takes_over) {
+        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        return;
+    }
+    const at::Tensor over = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
+    stack_.emplace_back(over);
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it may take over
+    facts_.twin->redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    const auto home = Home::reclaim_copy(over.storage().unsafeGetStorageImpl());
+    stack_.back() = invocation_.signature->geometries[0].in(home);
 }
 
 // Measure the kernel with events of the device. The lock is taken only around the bookkeeping.
@@ -144,12 +158,12 @@ void Operation::priced_by_events() {
         wanted = driver_.prices.wants_more(*invocation_.signature);
     }
     if (!wanted) {
-        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        run_kernel();
         return;
     }
     const c10::Stream stream = driver_.device.current_stream();
     Prices::Pair pair(invocation_.signature, stream);
-    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    run_kernel();
     pair.end.record(stream);
     const std::scoped_lock again(lock_);
     driver_.prices.add(std::move(pair));

@@ -19,6 +19,7 @@
 #include "../torch/geometry.h"
 #include "../torch/homes.h"
 #include "../torch/pyobjects.h"
+#include "in_place.h"
 
 namespace rekindle {
 
@@ -154,6 +155,7 @@ void bring_back_saved(Driver& driver, Locked& lock, Record& record) {
 at::Tensor Handle::call_unpack_hook() {
     if (record_ == nullptr) {
         check_version("a tensor");
+        note_unpacked(kept_);
         return kept_;
     }
     at::Tensor found = in_words(*driver_, [&] {
@@ -184,6 +186,7 @@ at::Tensor Handle::call_unpack_hook() {
         return in(home);
     });
     tell(*driver_);
+    note_unpacked(found);
     return found;
 }
 

@@ -15,6 +15,7 @@
 #include "../torch/homes.h"
 #include "../torch/parts.h"
 #include "../torch/versions.h"
+#include "in_place.h"
 #include "trial.h"
 
 namespace rekindle {
@@ -22,6 +23,9 @@ namespace rekindle {
 void Operation::run(const std::optional<c10::Stream>& now) {
     stream_ = driver_.about_to_run(now);
     invocation_.take(stack_);
+    if (facts_.in_place != nullptr) {
+        decide_in_place();
+    }
     driver_.begins(*this);
     begun_ = true;
     invocation_.signature = signature_of(op_, invocation_, stack_);
@@ -53,6 +57,17 @@ void Operation::run_as_it_may() {
         bring_inputs();
     }
     run_with_inputs();
+}
+
+// Decide whether the result takes over the gradient that the operator reads.
+void Operation::decide_in_place() {
+    const auto given = torch::jit::last(stack_, facts_.arguments);
+    const TakesOver what = takes_over(driver_, facts_, op_.hasTag(at::Tag::pointwise), given);
+    would_take_over_ = what == TakesOver::without_modes;
+    if (what == TakesOver::yes) {
+        invocation_.take_over();
+        ++driver_.taking_over.taken_over;
+    }
 }
 
 // Run the operator, whose inputs are resident.
@@ -419,6 +434,10 @@ void Operation::register_results() {
     if (driver_.any_time ? quantized : exotic) {
         keep_inputs_there();
     }
+    if (invocation_.takes_over) {  // nothing else is left that has the memory
+        const at::Tensor& result = torch::jit::last(stack_, 1)[0].toTensor();
+        Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
+    }
     if (!made.empty()) {
         register_made(made, cost);
     } else if (cost != 0) {
@@ -472,6 +491,9 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         const auto suitable = driver_.any_time ? &AnyTime::is_returnable : &is_returnable;
         record.returnable = recording_ && suitable(*each.tensor);
         driver_.settle_in(record, Home::reclaim_copy(each.home));
+    }
+    if (would_take_over_ && inputs_[0]) {
+        driver_.transcriber.would_take_over(input(0)->id);
     }
     driver_.admit(call, invocation_.signature->workspace + stand_ins());
 }

@@ -85,6 +85,7 @@ private:
     void run_as_it_may();
     void run_with_inputs();
     void run_touching();
+    void decide_in_place();
     bool may_let_go();
     void let_results_return();
     void bring_inputs();
@@ -126,6 +127,7 @@ private:
     void call();
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     void redispatch();
+    void run_kernel();
     void priced_by_events();
     bool may_differ() const;
     bool is_trusted_or_tried();
@@ -165,6 +167,7 @@ private:
     bool recording_ = false;
     bool tried_ = false;              // recorded only if a trial goes well
     std::optional<Effects> effects_;  // of a unit that is not trusted
+    bool would_take_over_ = false;    // but for our own dispatch mode
     bool foreign_ = false;            // some input may be written by others than PyTorch
     Bytes needed_ = 0;                // bytes of the results
     bool guessed_ = false;            // `needed_` is only an upper bound

@@ -35,6 +35,7 @@
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
 #include "effects.h"
+#include "in_place.h"
 #include "operation.h"
 #include "views.h"
 
@@ -133,11 +134,13 @@ void view(
     const auto given = torch::jit::last(*stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
         const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
-        if (facts.returns == 0 && has_memory(tensor) &&
-            is_husk(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
-            // `record_stream` on an evicted tensor has no effect.
-            torch::jit::drop(*stack, facts.arguments);
-            return;
+        if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`
+            driver.records_streams = true;
+            if (is_husk(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
+                // It has no effect on an evicted tensor.
+                torch::jit::drop(*stack, facts.arguments);
+                return;
+            }
         }
     }
     meet_first(driver, facts, *stack, lock);
@@ -203,6 +206,9 @@ bool run(
 ) {
     Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
+    if (facts.in_place == nullptr) {
+        forget_unpacked();
+    }
     if (driver.watched != 0) {
         if (Effects* effects = Effects::current()) {
             effects->run(facts, op, keys, *stack, lock);

@@ -151,7 +151,19 @@ public:
     Prices prices;
     Deaths deaths;
     Positions positions;
-    std::int64_t evictions = 0;  // not counting values that nothing can ask for
+
+    // State of results that take over a dying gradient; see dispatch/in_place.h.
+    struct TakingOver final {
+        bool allowed = true;          // false in tests
+        bool predicted = false;       // traces name results that only a mode of ours prevents
+        std::int64_t taken_over = 0;  // number of calls
+        // Fewest references seen to a gradient whose storage had no other owner, for tests.
+        std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
+    };
+
+    TakingOver taking_over;
+    bool records_streams = false;  // the program called `record_stream`
+    std::int64_t evictions = 0;    // not counting values that nothing can ask for
     std::int64_t recomputations = 0;
     Nanoseconds lost_ns = 0;  // time spent choosing, evicting and recomputing
     int losing = 0;           // nesting depth of `lose`

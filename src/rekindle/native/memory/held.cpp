@@ -214,6 +214,7 @@ void Driver::keep_there(c10::StorageImpl& home) {
 }
 
 void Driver::stays(Record& record) {
+    record.read_unseen = true;
     record.returnable = false;
     if (record.returns) {
         engine.let_return(record, false);

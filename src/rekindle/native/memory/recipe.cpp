@@ -144,10 +144,15 @@ torch::jit::Stack call_again(
 ) {
     torch::jit::Stack stack;
     signature.arguments(stack, tensors, extras);
+    if (signature.takes_over) {
+        stack.push_back(stack.front());
+    }
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it takes over
+    const c10::OperatorHandle& op = signature.takes_over ? *signature.facts.twin : signature.op;
     const AsTheFirstTime guard(grad_mode);
     const Drawing drawing(random);
     const Switched switched(signature.key[1], signature.key[2]);
-    calling([&] { signature.op.callBoxed(stack); });
+    calling([&] { op.callBoxed(stack); });
     return stack;
 }
 

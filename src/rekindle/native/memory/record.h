@@ -64,6 +64,7 @@ struct Record final : Storage {
     bool husk : 1 = false;             // evicted while the program holds it: its storage is empty
     bool strays : 1 = false;           // its version counter is shared with other memory
     bool unwatched : 1 = false;        // has a version counter that was not asked for yet
+    bool read_unseen : 1 = false;      // something may read it without holding a reference
     std::unique_ptr<Foreign> foreign;  // null: only PyTorch writes this memory
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include "../torch/backward.h"
 #include "driver.h"
@@ -19,7 +20,7 @@ void Transcriber::begin(Transcript& transcript) {
 }
 
 void Transcriber::called(const char* name, Bytes workspace) {
-    calls_.push_back({name, in_backward_pass(), workspace});
+    calls_.push_back({name, in_backward_pass(), workspace, std::exchange(over_, NONE)});
 }
 
 bool Transcriber::tell(Transcript& transcript) const {

@@ -22,6 +22,7 @@ struct Transcript final {
         const char* name;
         bool backward;
         Bytes workspace;
+        StorageId over;  // that its result would take over, did that die; negative: none
     };
 
     std::vector<Present> present;
@@ -49,6 +50,10 @@ public:
     bool writes() const noexcept { return begun_ != 0; }
 
     void begin(Transcript& transcript);
+
+    // Note that the result of the call that is admitted next could take over `storage`.
+    void would_take_over(StorageId storage) noexcept { over_ = storage; }
+
     // Note the name of the call that is admitted next.
     void called(const char* name, Bytes workspace);
     // Copy the events since its start into `transcript`. Return false if the journal ran out of
@@ -61,6 +66,8 @@ private:
     Journal& journal_;
     std::vector<Transcript::Named> calls_;
     std::size_t begun_ = 0;
+    StorageId over_ = NONE;
+    static constexpr StorageId NONE = -1;
 };
 
 }  // namespace rekindle

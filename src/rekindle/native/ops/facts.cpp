@@ -18,6 +18,7 @@ struct Tables final {
     std::vector<std::string> effects;
     std::vector<std::string> products;
     std::vector<std::string> roomy;
+    std::vector<std::unique_ptr<const InPlace>> in_place;
     Addresses<Facts*> known;
     Slab<Facts> facts;
 };
@@ -123,6 +124,20 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
+// Look up the operator in the table of results that may take over the first argument.
+void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
+    for (const auto& entry : tables().in_place) {
+        if (entry->name == facts.name && entry->overload == op.operator_name().overload_name) {
+            facts.twin = c10::Dispatcher::singleton().findSchema({entry->name, entry->twin});
+            facts.in_place = facts.twin ? entry.get() : nullptr;
+        }
+    }
+    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
+        facts.dtype =
+            op.schema().arguments()[i].name() == "input_dtype" ? static_cast<int>(i) : facts.dtype;
+    }
+}
+
 // Return true if the name contains one of `parts`, or the operator is not PyTorch's and therefore
 // unknown.
 bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
@@ -152,6 +167,7 @@ Facts& learn(const c10::OperatorHandle& op) {
     read_arguments(facts, schema);
     read_own_state(facts, schema);
     read_returns(facts, schema);
+    read_in_place(facts, op);
     facts.marks = facts.name.starts_with("profiler::");
     facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
     // Recomputed values are kept for all streams of the program, so its effect is not needed.
@@ -191,6 +207,10 @@ void learn_products(std::string part) {
 
 void learn_roomy(std::string part) {
     tables().roomy.push_back(std::move(part));
+}
+
+void learn_in_place(InPlace entry) {
+    tables().in_place.push_back(std::make_unique<const InPlace>(std::move(entry)));
 }
 
 void see_removals() {

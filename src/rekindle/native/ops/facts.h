@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,6 +53,15 @@ struct Traits final {
     int accumulate = -1;  // Position of the flag that makes it accumulate; -1 if there is none.
 };
 
+// Entry for an operator that is the whole formula of some autograd nodes: their gradient with
+// respect to one input, computed from the incoming gradient and one saved tensor.
+struct InPlace final {
+    std::string name;
+    std::string overload;
+    std::string twin;                // The overload that writes into a tensor it is given.
+    std::vector<std::string> nodes;  // Names of the autograd nodes.
+};
+
 // Properties of one overload.
 struct Facts final {
     std::string name;
@@ -62,6 +72,7 @@ struct Facts final {
     std::uint64_t own_state = 0;
     // Position of the argument that chooses the device of the result; -1 if there is none.
     int device = -1;
+    int dtype = -1;  // Position of the argument with the dtype of the input; -1 if there is none.
     Traits traits;
     std::uint8_t content = 0;      // Properties of its results until an operator writes to them.
     bool view = false;             // Returns only views: no memory, no work.
@@ -85,6 +96,8 @@ struct Facts final {
     bool unit = false;        // The forward pass of an autograd.Function.
     bool talks = false;       // Talks to other processes or to the outside.
     bool removed = false;     // The operator was deregistered, or another took its name.
+    const InPlace* in_place = nullptr;        // Null if its result never takes over an operand.
+    std::optional<c10::OperatorHandle> twin;  // Set if `in_place` is.
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };
@@ -97,6 +110,8 @@ void learn_effects(std::string name_space);
 void learn_products(std::string part);
 // Add a part of the names of operators with large workspaces on a CPU.
 void learn_roomy(std::string part);
+// Add an operator whose result may take over its first argument.
+void learn_in_place(InPlace entry);
 // Let `facts_of` notice deregistered operators. Called once.
 void see_removals();
 // Return the facts of an operator. Requires the session mutex.

@@ -31,6 +31,7 @@ struct Mark final {
         list,
         wrapped,
         other,
+        over,
     };
 };
 
@@ -59,6 +60,12 @@ void Invocation::take(const torch::jit::Stack& stack) {
     if (facts.has(Traits::STATISTICS)) {
         take_statistics(stack);
     }
+}
+
+void Invocation::take_over() {
+    takes_over = true;
+    key.push_back(Mark::over);  // no call without it has as many words
+    written.push_back(0);
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): no list has lists in it

@@ -29,6 +29,8 @@ public:
 
     // Parse the arguments on top of `stack`.
     void take(const torch::jit::Stack& stack);
+    // The result is to be written over the first argument.
+    void take_over();
 
     const Facts& facts;
     c10::SmallVector<std::int64_t, 64> key;
@@ -38,6 +40,7 @@ public:
     // Arguments that the key does not contain: doubles, generators, wrapped numbers.
     c10::SmallVector<c10::IValue, 2> extras;
     c10::SmallVector<std::uint32_t, 2> written;  // Indices into `tensors` of those that it writes.
+    bool takes_over = false;                     // The result is written over the first argument.
     bool opaque = false;                         // True if an argument cannot be rebuilt.
     c10::intrusive_ptr<Signature> signature;
 

@@ -53,6 +53,7 @@ Signature::Signature(
     : facts(invocation.facts),
       op(std::move(called)),
       key(invocation.key.begin(), invocation.key.end()),
+      takes_over(invocation.takes_over),
       rebuildable_(!invocation.opaque) {
     const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
     for (const c10::TensorImpl* tensor : invocation.tensors) {
@@ -191,7 +192,8 @@ void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stac
 Need Signature::predict(
     std::span<const c10::IValue> given, std::span<const c10::IValue> extras, const Device& device
 ) const {
-    if (!facts.returns_tensors || (facts.writes && facts.returns_written && !facts.resizes)) {
+    if (takes_over || !facts.returns_tensors ||
+        (facts.writes && facts.returns_written && !facts.resizes)) {
         return {0, true};
     }
     if (!rebuildable_) {  // Guess: as large as the largest argument.

@@ -49,6 +49,7 @@ public:
     const Facts& facts;
     const c10::OperatorHandle op;
     const std::vector<std::int64_t> key;
+    const bool takes_over;             // The result is written over the first argument.
     std::vector<Geometry> geometries;  // Tensor arguments, in order.
     // Bytes of the storages that a call makes, or an upper bound; negative if unknown.
     Bytes needed = -1;

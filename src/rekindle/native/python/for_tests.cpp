@@ -1,5 +1,6 @@
 #include "for_tests.h"
 
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -83,6 +84,7 @@ PyObject* take_out(PyObject* arguments) {
     if (driver.swapper) {
         driver.swapper->ahead = driver.swapper->ahead && what != "ahead";
     }
+    driver.taking_over.allowed = driver.taking_over.allowed && what != "in_place";
     Device& device = driver.device;
     device.learns = device.learns && what != "took";
     device.guesses = device.guesses && what != "guess";
@@ -95,6 +97,15 @@ PyObject* take_out(PyObject* arguments) {
     device.finds_places = device.finds_places && what != "find_place";
     device.has_neighbors = device.has_neighbors && what != "cheapest_neighbors";
     return nothing();
+}
+
+PyObject* in_place(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    const Driver::TakingOver& count = driver.taking_over;
+    const bool any = count.fewest != std::numeric_limits<std::int64_t>::max();
+    const Object fewest(any ? PyLong_FromLongLong(count.fewest) : nothing());
+    return Py_BuildValue("LO", static_cast<long long>(count.taken_over), fewest.get());
 }
 
 PyObject* bytes_asked_for(PyObject* arguments) {

@@ -49,6 +49,11 @@ PyObject* window(PyObject* arguments);
 // "cheapest_neighbors". Of workspaces: "took", "guess". "fitted": lower the budget after a device
 // OOM. "ahead": copy values to the host before room is needed.
 PyObject* take_out(PyObject* arguments);
+// in_place(driver) -> (int, int or None)
+//
+// Return the number of calls whose result took over a gradient, and the fewest references to a
+// gradient whose storage had no other owner.
+PyObject* in_place(PyObject* arguments);
 // fitted(driver, nbytes) -> None
 //
 // Lower the budget as if a device had turned out to have `nbytes`.

@@ -85,13 +85,26 @@ void learn_all_traits(PyObject* list) {
     }
 }
 
-// start(answers, tensor, parameter, traits, effects, products, roomy) -> str
+// Add every (name, overload, twin, nodes) of `list`.
+void learn_all_in_place(PyObject* list) {
+    const Object each(PySequence_Fast(list, "in place: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        const char* name = nullptr;
+        const char* overload = nullptr;
+        const char* twin = nullptr;
+        PyObject* nodes = nullptr;
+        parse(PySequence_Fast_GET_ITEM(each.get(), i), "sssO", &name, &overload, &twin, &nodes);
+        rekindle::learn_in_place({name, overload, twin, texts(nodes)});
+    }
+}
+
+// start(answers, tensor, parameter, traits, effects, products, roomy, in_place) -> str
 //
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
 // Python. `tensor` and `parameter`: the classes. `traits`: see `learn_all_traits`. `effects`:
 // namespaces of operators that are never replayed (R9). `products` and `roomy`: parts of operator
 // names, for those that sum products and those that may use a workspace on a CPU. Return the reason
-// if that is impossible, else "".
+// if that is impossible, else "". `in_place`: see `learn_all_in_place`.
 PyObject* start(PyObject* arguments) {
     PyObject* answers = nullptr;
     PyObject* tensor = nullptr;
@@ -100,8 +113,18 @@ PyObject* start(PyObject* arguments) {
     PyObject* effects = nullptr;
     PyObject* products = nullptr;
     PyObject* roomy = nullptr;
+    PyObject* in_place = nullptr;
     parse(
-        arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &roomy
+        arguments,
+        "OOOOOOOO",
+        &answers,
+        &tensor,
+        &parameter,
+        &traits,
+        &effects,
+        &products,
+        &roomy,
+        &in_place
     );
     learn_all_traits(traits);
     for (const std::string& effect : texts(effects)) {
@@ -113,6 +136,7 @@ PyObject* start(PyObject* arguments) {
     for (const std::string& part : texts(roomy)) {
         rekindle::learn_roomy(part);
     }
+    learn_all_in_place(in_place);
     rekindle::meet_python(answers);
     rekindle::meet_types(tensor, parameter);
     const char* why_not = rekindle::see_operators();
@@ -131,6 +155,16 @@ PyObject* learn_traits(PyObject* arguments) {
     parse(arguments, "si", &name, &made.flags);
     const Locked lock;
     rekindle::learn_traits(name, made);
+    return nothing();
+}
+
+// predict_in_place(driver) -> None
+//
+// Let traces name results that would take over a gradient if no mode of ours were active.
+PyObject* predict_in_place(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.taking_over.predicted = true;
     return nothing();
 }
 
@@ -618,6 +652,8 @@ PyMethodDef methods[] = {
     method<rekindle::has_lock>("has_lock"),
     method<rekindle::in_flight>("in_flight"),
     method<rekindle::take_out>("take_out"),
+    method<rekindle::in_place>("in_place"),
+    method<predict_in_place>("predict_in_place"),
     method<rekindle::window>("window"),
     method<rekindle::bytes_asked_for>("bytes_asked_for"),
     method<rekindle::fitted>("fitted"),

@@ -43,21 +43,24 @@ void check_written(bool complete) {
 PyObject* words_of(const Transcript& transcript) {
     std::vector<std::int64_t> workspaces;
     std::vector<std::int64_t> backward;
+    std::vector<std::int64_t> over;
     const Object names(PyList_New(0));
     for (const Transcript::Named& call : transcript.calls) {
         workspaces.push_back(call.workspace);
         backward.push_back(call.backward ? 1 : 0);
+        over.push_back(call.over);
         const Object name(PyUnicode_FromString(call.name));
         must(PyList_Append(names.get(), name.get()) == 0);
     }
     return Py_BuildValue(
-        "NNNNNNO",
+        "NNNNNNNO",
         bytes_of(std::span(transcript.present)),
         bytes_of(std::span(transcript.counted)),
         bytes_of(std::span(transcript.entries)),
         bytes_of(std::span(transcript.places)),
         bytes_of(std::span<const std::int64_t>(workspaces)),
         bytes_of(std::span<const std::int64_t>(backward)),
+        bytes_of(std::span<const std::int64_t>(over)),
         names.get()
     );
 }
@@ -83,11 +86,12 @@ PyObject* write_down(PyObject* arguments) {
 
 // written_down(driver, number) -> tuple
 //
-// Return a recording: (present, counted, entries, places, workspaces, backward, names). `present`
-// and `counted` are the storages at its start, with a record and without. `entries` are the events
-// since then. `places` has the number of entries before each operator of a step. The last three
-// have one item per call: bytes of its workspace, 1 in a backward pass, and the operator's name.
-// All but `names` are bytes; see memory/transcript.h.
+// Return a recording: (present, counted, entries, places, workspaces, backward, over, names).
+// `present` and `counted` are the storages at its start, with a record and without. `entries` are
+// the events since then. `places` has the number of entries before each operator of a step. The
+// last four have one item per call: bytes of its workspace, 1 in a backward pass, the storage that
+// its result could take over or -1, and the operator's name. All but `names` are bytes; see
+// memory/transcript.h.
 PyObject* written_down(PyObject* arguments) {
     const auto [driver, number] = asked_for(arguments);
     const Locked lock;

@@ -14,7 +14,13 @@ from rekindle.native import REMEDIES, extension, ship
 from rekindle.native import why_not as why_not_built
 from rekindle.pytorch.native._answers import Answers
 from rekindle.pytorch.native._higher import ONCE
-from rekindle.pytorch.operators import EFFECTS, ROOMY_ON_HOST, SUMS_OF_PRODUCTS, traits
+from rekindle.pytorch.operators import (
+    EFFECTS,
+    IN_PLACE,
+    ROOMY_ON_HOST,
+    SUMS_OF_PRODUCTS,
+    traits,
+)
 
 NAME: Final = "_torch"
 #: The rooms of the core, lower ones first.
@@ -57,7 +63,7 @@ def core(*, build: bool = True) -> ModuleType | None:
     try:
         reason = module.start(
             Answers(module), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
-            SUMS_OF_PRODUCTS, ROOMY_ON_HOST,
+            SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
     except RuntimeError as error:  # another library registered the same hooks first
         reason = f"it cannot be installed: {str(error).splitlines()[0]}"

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, final
 from rekindle._types import Bytes, OpId, StorageId, ValueId
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.schedule import Compute, Discard, Free, Recorder, SwapIn, SwapOut
-from rekindle.trace import Trace, TraceBuilder
+from rekindle.trace import Trace, TraceBuilder, taking_over
 
 KINDS: Final = (
     "reads", "makes", "views", "overwrites", "takes", "call", "admit", "use", "pin", "retain",
@@ -44,6 +44,8 @@ class Transcript(NamedTuple):
     """The workspace of each call in bytes."""
     backward: bytes
     """For each call, 1 if it ran in a backward pass."""
+    over: bytes
+    """For each call, the storage that its result could take over; negative: none."""
     names: list[str]
 
 
@@ -72,7 +74,7 @@ def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
         starts.append(reader.builder.operators)
         numbers.append(reader.builder.storages)
         place = next(places, None)
-    return reader.builder.build(), starts, numbers
+    return reader.build(), starts, numbers
 
 
 def acted(words: Transcript) -> Recorder:
@@ -148,8 +150,13 @@ class _Reader:
         self._values: dict[int, ValueId] = {}
         self._references: Counter[int] = Counter()
         self._calls = zip(
-            words.names, _words(words.workspaces), _words(words.backward), strict=True
+            words.names,
+            _words(words.workspaces),
+            _words(words.backward),
+            _words(words.over),
+            strict=True,
         )
+        self._in_place: dict[OpId, ValueId] = {}
         self._inputs: list[int] = []
         self._made: list[tuple[int, Bytes]] = []
         self._overwrites: dict[int, int] = {}
@@ -163,6 +170,9 @@ class _Reader:
         self._counted = {
             key: self.builder.source(nbytes) for key, nbytes, _, _ in _rows(words.counted, 4)
         }
+
+    def build(self) -> Trace:
+        return taking_over(self.builder.build(), self._in_place)
 
     def read(self, kind: str, storage: int, number: int, flags: int) -> None:
         """Add one entry to the trace."""
@@ -194,7 +204,10 @@ class _Reader:
             if made in self._overwrites
         ]
         inputs += [value for _, value in overwrites if value not in inputs]
-        name, workspace, backward = next(self._calls)
+        name, workspace, backward, over = next(self._calls)
+        if over in self._values:
+            source = self._in_place[OpId(self.builder.operators)] = self._values[over]
+            inputs += [source] if source not in inputs else []
         values = self.builder.call(
             shown_name(name),
             cost,

@@ -163,6 +163,7 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
     """Run one recorded step, with an exact snapshot at its peak."""
     with context as run, undo:
         driver = run._driver
+        driver.core.predict_in_place(driver.handle)  # `undo` is a mode
         driver.owners.optimizers.update(warm.optimizers)
         _meet(driver, warm)
         driver.peak.expect(int(0.98 * warm.peak))  # the two peaks may differ a little

@@ -10,6 +10,9 @@ from rekindle.pytorch.operators._fingerprint import Fingerprint as Fingerprint
 from rekindle.pytorch.operators._fingerprint import fingerprint_of as fingerprint_of
 from rekindle.pytorch.operators._fingerprint import fingerprint_of_memory as fingerprint_of_memory
 from rekindle.pytorch.operators._imports import when_imported as when_imported
+from rekindle.pytorch.operators._in_place import IN_PLACE as IN_PLACE
+from rekindle.pytorch.operators._in_place import InPlace as InPlace
+from rekindle.pytorch.operators._in_place import may_take_over as may_take_over
 from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS
 from rekindle.pytorch.operators._operators import ROOMY_ON_HOST as ROOMY_ON_HOST
 from rekindle.pytorch.operators._operators import ROUTING as ROUTING

@@ -18,11 +18,17 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rekindle._types import Bytes, Nanoseconds, ValueId
-from rekindle.pytorch.operators import Operator, operator, tensors_in, written_by
+from rekindle._types import Bytes, Nanoseconds, OpId, ValueId
+from rekindle.pytorch.operators import (
+    Operator,
+    may_take_over,
+    operator,
+    tensors_in,
+    written_by,
+)
 from rekindle.pytorch.rehearsed._fakes import Fakes, MadeUp
 from rekindle.pytorch.tensors import Geometry, geometry_of
-from rekindle.trace import Trace, TraceBuilder
+from rekindle.trace import Trace, TraceBuilder, taking_over
 
 Take = Callable[[Operator, tuple[Any, ...], dict[str, Any], Bytes], tuple[Nanoseconds, Bytes]]
 """Returns cost and workspace of a call, from its arguments and the bytes that it makes."""
@@ -49,6 +55,7 @@ class Tracer(TorchDispatchMode):
         self._alive: Counter[ValueId] = Counter()  # number of storages that hold the value
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lost: set[ValueId] = set()  # values without a recipe
+        self._in_place: dict[OpId, ValueId] = {}  # inputs that an operator may write over
         self._within = ExitStack()
 
     def __enter__(self) -> Tracer:
@@ -61,7 +68,7 @@ class Tracer(TorchDispatchMode):
 
     def build(self) -> Trace:
         """Return the trace so far. Values that are alive now are alive at its end."""
-        return self.trace.build()
+        return taking_over(self.trace.build(), self._in_place)
 
     def meet(self, tensor: Tensor) -> ValueId | None:
         """Return the value of a tensor, a new source if it was not seen before.
@@ -107,6 +114,8 @@ class Tracer(TorchDispatchMode):
         )
         if not runs_again:
             self._lost.update(values)
+        if read and read[0] is not None and may_take_over(func, args, result):
+            self._in_place[OpId(self.trace.operators - 1)] = read[0]
         for (address, old), new in zip(written.items(), values[: len(written)], strict=True):
             self._move(address, old, new)
         for home, value in zip(made, values[len(written) :], strict=True):

@@ -1,0 +1,254 @@
+#include "in_place.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/COW.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "../memory/record.h"
+#include "../torch/geometry.h"
+#include "../torch/homes.h"
+#include "../torch/versions.h"
+
+namespace rekindle {
+
+namespace {
+
+// References to a gradient that has no other owner, while the operator of its node runs: `grads` of
+// the node's `apply`, into which autograd's engine moved it and to which the formula refers, and
+// the boxed argument. tests/pytorch/online/test_in_place.py counts them.
+constexpr std::size_t REFERENCES = 2;
+
+// The tensor that autograd unpacked last on this thread, and the node that it was for.
+struct Unpacked final {
+    const void* node = nullptr;
+    const c10::StorageImpl* home = nullptr;
+};
+
+Unpacked& unpacked() noexcept {
+    thread_local Unpacked last;
+    return last;
+}
+
+const c10::StorageImpl* home_in(const at::Tensor& tensor) noexcept {
+    const bool has = tensor.defined() && has_memory(*tensor.unsafeGetTensorImpl());
+    return has ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+bool has_no_hooks(torch::autograd::Node& node) {
+    return node.pre_hooks().empty() && node.tensor_pre_hooks().empty() &&
+           node.retains_grad_hooks().empty() && node.post_hooks().empty();
+}
+
+template <class Node>
+bool unpacks_without_hooks(const torch::autograd::Node& node) {
+    const auto* found = dynamic_cast<const Node*>(&node);
+    return found != nullptr && !found->other_.has_hooks();
+}
+
+// Return true if `node` multiplies or divides by a tensor that it saved without hooks, as autograd
+// saves Python numbers.
+bool unpacks_without_hooks(const torch::autograd::Node& node) {
+    return unpacks_without_hooks<torch::autograd::generated::MulBackward0>(node) ||
+           unpacks_without_hooks<torch::autograd::generated::DivBackward0>(node);
+}
+
+// Return true if the operator of `entry` is the formula of `node` for its first input, and no other
+// input requires a gradient. Then the operator is the last use of the incoming gradient.
+bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
+    const auto leads_on = [](const torch::autograd::Edge& edge) { return edge.is_valid(); };
+    const auto& edges = node.next_edges();
+    return std::ranges::find(entry.nodes, node.name()) != entry.nodes.end() &&
+           leads_on(edges.front()) && std::ranges::count_if(edges, leads_on) == 1 &&
+           has_no_hooks(node);
+}
+
+// Return true if that formula makes this call. The node saved one tensor, and its formula runs
+// nothing between unpacking it and the operator. Other callers on this thread are excluded: for
+// example a C++ function with as many references, in a forward pass that checkpointing runs again.
+bool is_called_by(
+    const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
+) {
+    const auto is_unpacked = [&](const c10::IValue& value) {
+        return value.isTensor() && home_in(value.toTensor()) == last.home;
+    };
+    return (last.node == &node && last.home != nullptr &&
+            std::ranges::any_of(given.subspan(1), is_unpacked)) ||
+           unpacks_without_hooks(node);
+}
+
+// -- the gradient and the other arguments ---------------------------------------------------------
+
+// Return true if the tensor is contiguous, with the strides that a new one would have.
+bool is_in_order(const c10::TensorImpl& tensor) {
+    std::int64_t expected = 1;
+    for (std::int64_t i = tensor.dim() - 1; i >= 0; --i) {
+        if (tensor.stride(i) != expected) {
+            return false;
+        }
+        expected *= tensor.size(i);
+    }
+    return true;
+}
+
+// Return true if a new result would have the strides of the gradient and fill its storage.
+bool lies_as_a_result(const c10::TensorImpl& gradient, bool pointwise) {
+    const auto one = [](std::int64_t size) { return size == 1; };
+    const bool dense = pointwise && gradient.is_non_overlapping_and_dense() &&
+                       std::ranges::none_of(gradient.sizes(), one);
+    const auto nbytes = static_cast<std::size_t>(gradient.numel()) * gradient.itemsize();
+    return nbytes != 0 && gradient.storage_offset() == 0 && (dense || is_in_order(gradient)) &&
+           gradient.unsafe_storage().nbytes() == nbytes;
+}
+
+bool has_tangent(const at::Tensor& tensor) {
+    return tensor._fw_grad(0).defined();
+}
+
+// Return true if `tensor` has the dtype and the geometry of the gradient, or is a real scalar, so
+// that the result has that dtype and geometry as well.
+bool lies_beside(const at::Tensor& tensor, const at::Tensor& gradient) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (impl.dim() == 0 && gradient.dim() != 0) {
+        return is_plain(impl) && !tensor.is_complex() && !has_tangent(tensor);
+    }
+    return is_plain(impl) && !impl.is_conj() && !impl.is_neg() && !has_tangent(tensor) &&
+           impl.dtype() == gradient.dtype() && impl.device() == gradient.device() &&
+           impl.sizes() == gradient.sizes() && impl.strides() == gradient.strides() &&
+           home_in(tensor) != home_in(gradient);
+}
+
+// Return true if the other arguments give the result the dtype and the geometry of the gradient.
+bool fit(const Facts& facts, std::span<const c10::IValue> given) {
+    const at::Tensor& gradient = given[0].toTensor();
+    for (std::size_t i = 1; i < given.size(); ++i) {
+        const c10::IValue& value = given[i];
+        const bool fits =
+            value.isTensor() ? value.toTensor().defined() && lies_beside(value.toTensor(), gradient)
+                             : !value.isComplexDouble() && !value.isList();
+        if (!fits ||
+            (facts.dtype == static_cast<int>(i) &&
+             (!value.isInt() || value.toInt() != static_cast<int>(gradient.scalar_type())))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// -- owners of the gradient -----------------------------------------------------------------------
+
+// Return true if a recipe, autograd, the swapper or a kernel in flight may read the value.
+bool is_wanted(const Record& record) noexcept {
+    return record.consumed() || record.references != 0 || record.pinned || record.foreign ||
+           record.flags != 0 || record.leaving || record.on_host || record.husk || record.strays ||
+           record.owned || record.successor || record.locks != 0 || record.read_unseen;
+}
+
+// Return true if `tensor` has so many references, no Python object, and no weak reference but that
+// of `record`.
+bool has_just(const at::Tensor& tensor, std::size_t references, const Record* record) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    const std::size_t ours =
+        record != nullptr && record->origin._unsafe_get_target() == impl ? 1 : 0;
+    return tensor.use_count() == references && tensor.weak_use_count() == 1 + ours &&
+           impl->pyobj_slot()->load_pyobj() == nullptr;
+}
+
+// Return true if the gradient alone refers to its storage, or the gradient and its base, of which
+// it is the only view.
+bool is_only_owner(const at::Tensor& gradient, const Record* record) {
+    const c10::StorageImpl* home = home_in(gradient);
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(gradient);
+    if (view == nullptr) {
+        return gradient.storage().use_count() == 1;
+    }
+    if (!view->has_bw_view() || (view->has_fw_view() && !view->shared_view_info())) {
+        return false;
+    }
+    const auto& info = view->get_backward_view();
+    const at::Tensor& base = info.base_;
+    return !info.has_view_fn() && home_in(base) == home && !base.requires_grad() &&
+           has_just(base, 1, record) && gradient.storage().use_count() == 2;
+}
+
+// Return true if no other owner of the storage of `gradient` exists. Reads by earlier owners
+// happened before: they released their references, and the fence acquires.
+bool dies(Driver& driver, const at::Tensor& gradient) {
+    c10::StorageImpl& home = *gradient.storage().unsafeGetStorageImpl();
+    const Driver::Resident* found = driver.resident_at(home);
+    if (found == nullptr || is_husk(home) || !home.resizable() ||
+        home.pyobj_slot()->load_pyobj() != nullptr ||
+        c10::impl::cow::is_cow_data_ptr(home._mutable_data_ptr_no_checks())) {
+        return false;
+    }
+    const Record* record = found->record;
+    if (record != nullptr && is_wanted(*record)) {
+        return false;
+    }
+    if (!is_only_owner(gradient, record)) {
+        return false;
+    }
+    const auto references = static_cast<std::int64_t>(gradient.use_count());
+    driver.taking_over.fewest = std::min(driver.taking_over.fewest, references);
+    if (!has_just(gradient, REFERENCES, record)) {
+        return false;
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return true;
+}
+
+// Return true if only this backward pass sees gradients: no graph of it is built, anomaly detection
+// is off, and no kernel may run on another stream.
+bool is_unseen(const Driver& driver) {
+    return !c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+           !torch::autograd::AnomalyMode::is_enabled() && !driver.device.streams.are_several() &&
+           !driver.records_streams;
+}
+
+bool may_be_written(const at::Tensor& gradient, bool pointwise) {
+    const c10::TensorImpl& impl = *gradient.unsafeGetTensorImpl();
+    return gradient.defined() && is_plain(impl) && !impl.is_conj() && !impl.is_neg() &&
+           !impl.requires_grad() && !gradient.is_inference() && lies_as_a_result(impl, pointwise) &&
+           !has_tangent(gradient) &&
+           gradient.is_floating_point();  // complex quotients differ in place
+}
+
+}  // namespace
+
+void note_unpacked(const at::Tensor& saved) {
+    unpacked() = {torch::autograd::get_current_node().get(), home_in(saved)};
+}
+
+void forget_unpacked() noexcept {
+    unpacked() = {};
+}
+
+TakesOver takes_over(
+    Driver& driver, const Facts& facts, bool pointwise, std::span<const c10::IValue> given
+) {
+    const Unpacked last = std::exchange(unpacked(), {});
+    if (!driver.taking_over.allowed || !is_unseen(driver) || !given[0].isTensor() ||
+        !may_be_written(given[0].toTensor(), pointwise)) {
+        return TakesOver::no;
+    }
+    const NodePointer node = torch::autograd::get_current_node();
+    if (!node || !ends_formula(*node, *facts.in_place) || !fit(facts, given)) {
+        return TakesOver::no;
+    }
+    // A mode around this call, which is not active here, has made a Python object of the gradient.
+    if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && is_called_by(*node, last, given) &&
+        dies(driver, given[0].toTensor())) {
+        return TakesOver::yes;
+    }
+    return driver.taking_over.predicted ? TakesOver::without_modes : TakesOver::no;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,98 @@
+"""Nodes of autograd whose operator may write over the gradient, and the bits that this gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rekindle.pytorch import Run
+from rekindle.pytorch.native import NativeDriver
+from rekindle.pytorch.operators import IN_PLACE, InPlace
+from tests.pytorch.bits import differing
+
+#: By the node of autograd: what makes such a node, and gives back a tensor of the same size.
+FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
+    "CeluBackward0": F.celu,
+    "DivBackward0": lambda x: x / 3.0,
+    "EluBackward0": F.elu,
+    "GeluBackward0": F.gelu,
+    "HardshrinkBackward0": F.hardshrink,
+    "HardsigmoidBackward0": F.hardsigmoid,
+    "HardtanhBackward0": F.hardtanh,
+    "LeakyReluBackward0": F.leaky_relu,
+    "LogSoftmaxBackward0": lambda x: F.log_softmax(x, -1),
+    "LogitBackward0": lambda x: torch.logit(x, 0.01),
+    "MulBackward0": lambda x: x * 3.0,
+    "ReluBackward0": torch.relu,
+    "SigmoidBackward0": torch.sigmoid,
+    "SiluBackward0": F.silu,
+    "SoftmaxBackward0": lambda x: F.softmax(x, -1),
+    "SoftplusBackward0": F.softplus,
+    "SoftshrinkBackward0": F.softshrink,
+    "TanhBackward0": torch.tanh,
+    "ThresholdBackward0": lambda x: F.threshold(x, 0.1, 20.0),
+}
+NODES = [(entry, node) for entry in IN_PLACE for node in entry.nodes]
+
+
+def taken_over(run: Run) -> int:
+    """Return how many calls wrote their result over a gradient."""
+    return run._driver.core.in_place(run._driver.handle)[0]
+
+
+def fewest_references(run: Run) -> int | None:
+    """Return the fewest references to a gradient whose memory nothing else had; None: no such."""
+    return run._driver.core.in_place(run._driver.handle)[1]
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """Inside, drivers take new memory for every result."""
+    make = NativeDriver.__init__
+
+    def made(driver: NativeDriver, *args: Any) -> None:
+        make(driver, *args)
+        driver.core.take_out(driver.handle, "in_place")
+
+    NativeDriver.__init__ = made  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        NativeDriver.__init__ = make  # type: ignore[method-assign]
+
+
+@final
+class Twins(TorchDispatchMode):
+    """Calls the twin of an operator as well, over a copy of the gradient, and compares the bits."""
+
+    def __init__(self, entry: InPlace) -> None:
+        super().__init__()
+        packet = getattr(torch.ops.aten, entry.name.removeprefix("aten::"))
+        self._functional = getattr(packet, entry.overload or "default")
+        self._twin = getattr(packet, entry.twin)
+        self.called, self.wrong = 0, list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        gradient = args[0] if args else None
+        if (
+            func is self._functional
+            and isinstance(gradient, Tensor)
+            and gradient.dtype == result.dtype
+            and gradient.shape == result.shape
+            and gradient.is_contiguous()
+        ):
+            over = gradient.clone()
+            written = self._twin._schema.arguments[-1].name
+            self._twin(over, *args[1:], **kwargs, **{written: over})
+            self.called += 1
+            if differing({"": over}, {"": result}):
+                self.wrong.append(f"{result.dtype} {tuple(result.shape)}")
+        return result

@@ -1,0 +1,402 @@
+"""A backward result takes over the memory of its gradient where nothing else has that.
+
+`taken_over` counts the calls of which the result did. Each case is compared with plain PyTorch, bit
+for bit.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchgen
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import rekindle
+from rekindle.pytorch import Run
+from rekindle.pytorch.operators import IN_PLACE, InPlace
+from tests.pytorch.bits import differing
+from tests.pytorch.in_place import FORWARD, NODES, fewest_references, taken_over, without
+from tests.pytorch.sweep import _everything
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def leaf(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The same values each time."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(size, generator=generator).to(dtype).requires_grad_()
+
+
+def same(
+    program: Callable[[], Iterable[Tensor | None]], budget: str = "1GiB", **options: Any
+) -> Run:
+    """Run `program` plainly and within a budget, and compare what it returns bit for bit."""
+    torch.manual_seed(2)
+    wanted = dict(enumerate(program()))
+    torch.manual_seed(2)
+    with rekindle.budget(budget, **options) as run:
+        got = dict(enumerate(program()))
+    assert not differing(got, wanted)
+    return run
+
+
+def between(forward: Forward, x: Tensor) -> Tensor:
+    """`forward` where its gradient is a new tensor, which dies in its node."""
+    return torch.exp(forward(torch.exp(x)) * torch.ones(x.shape, dtype=x.dtype))
+
+
+def trained(forward: Forward, x: Tensor) -> list[Tensor | None]:
+    y = between(forward, x)
+    y.backward(torch.ones_like(y))
+    return [y, x.grad]
+
+
+# -- where it happens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
+def test_result_takes_over_its_dying_gradient(entry: InPlace, node: str) -> None:
+    run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
+    # The product by ones is in place as well.
+    assert taken_over(run) == 2
+    assert FORWARD[node](leaf(2, 2)).grad_fn.name() == node  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
+def test_gradient_that_dies_has_two_references(entry: InPlace, node: str) -> None:
+    """The node's `grads`, and the boxed argument. With fewer, the two that are asked for could be
+    somebody else's: `REFERENCES` in native/dispatch/in_place.cpp is to be changed then."""
+    run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
+    assert fewest_references(run) == 2
+
+
+@pytest.mark.parametrize("entry", IN_PLACE, ids=lambda entry: entry.name)
+def test_formula_of_a_node_is_the_operator_alone(entry: InPlace) -> None:
+    """As PyTorch's own table has them: the gradient is read once, by this operator."""
+    packaged = importlib.resources.files(torchgen) / "packaged/autograd/derivatives.yaml"
+    formulas = [
+        line.strip().removeprefix("self: ").removeprefix("input: ").strip('"')
+        for line in packaged.read_text(encoding="utf-8").splitlines()
+        if line.strip().startswith(("self: ", "input: "))
+    ]
+    name = entry.name.removeprefix("aten::")
+    called = {"mul": "mul_tensor_backward", "div": "div_tensor_self_backward"}.get(name, name)
+    of_it = [each.split(" : ")[-1] for each in formulas if f" {called}(" in f" {each}"]
+    of_it = [each for each in of_it if "grads[" not in each]  # of lists
+    assert of_it
+    assert all(each.startswith(f"{called}(grad, ") for each in of_it)
+    assert all(each.count("grad,") == 1 for each in of_it)
+
+
+def test_gradient_that_is_a_view_is_taken_over() -> None:
+    """As in attention, of which products are made of matrices in another shape."""
+
+    def attend() -> list[Tensor | None]:
+        q, k, v = leaf(2, 3, 8, 4), leaf(2, 3, 8, 4), leaf(2, 3, 8, 4)
+        weights = torch.softmax(q @ k.transpose(-1, -2) / 2.0, -1)
+        y = F.dropout(weights, 0.1) @ v
+        y.backward(torch.ones_like(y))
+        return [y, q.grad, k.grad, v.grad]
+
+    assert taken_over(same(attend)) == 3  # of dropout, of the softmax, of the division
+
+
+def test_result_takes_over_in_each_pass_of_a_retained_graph() -> None:
+    def twice() -> list[Tensor | None]:
+        x = leaf(8, 16)
+        y = between(F.gelu, x)
+        y.backward(torch.ones_like(y), retain_graph=True)
+        y.backward(torch.ones_like(y))
+        return [y, x.grad]
+
+    assert taken_over(same(twice)) == 4
+
+
+def test_gradient_of_two_nodes_is_the_last_ones() -> None:
+    def shared() -> list[Tensor | None]:
+        y = torch.exp(leaf(8, 16))
+        y = y.detach().requires_grad_()
+        z = F.gelu(y) + F.silu(y)
+        torch.exp(z).backward(torch.ones_like(z))
+        return [y.grad]
+
+    assert taken_over(same(shared)) == 1
+
+
+def test_second_derivative_gives_the_same_bits() -> None:
+    def twice() -> list[Tensor | None]:
+        x = leaf(8, 16)
+        y = torch.exp(F.gelu(torch.exp(x)))
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+        gradient.sum().backward()
+        return [x.grad, gradient]
+
+    same(twice)
+
+
+def test_result_in_place_is_a_new_tensor() -> None:
+    """A hook behind it sees what it would see: no view, and no write."""
+    seen: list[tuple[int, bool]] = []
+
+    def hooked() -> list[Tensor | None]:
+        x = leaf(8, 16)
+        y = torch.exp(x)
+        y.register_hook(lambda gradient: seen.append((gradient._version, gradient._is_view())))
+        z = torch.exp(F.gelu(y))
+        z.backward(torch.ones_like(z))
+        return [x.grad]
+
+    assert taken_over(same(hooked)) == 1
+    assert seen == [(0, False)] * 2
+
+
+def test_peak_is_lower_by_the_gradient() -> None:
+    def lose() -> list[Tensor | None]:
+        x = leaf(64, 1000)
+        F.nll_loss(F.log_softmax(torch.exp(x), -1), torch.zeros(64, dtype=torch.long)).backward()
+        return [x.grad]
+
+    with without():
+        before = same(lose).peak
+    assert before - same(lose).peak > 4 * 64 * 999
+
+
+def test_result_in_place_may_be_recomputed() -> None:
+    """The gradient of a leaf is evicted, for another one's hook takes nearly all of the budget."""
+    size = 100_000
+
+    def filled(_: Tensor) -> None:
+        """The gradient stays what it is."""
+
+    def step(most: float = 0.0) -> list[Tensor | None]:
+        x, z = leaf(size), leaf(size)
+        y = z
+        for _ in range(3):
+            y = torch.sin(torch.exp(-y))
+        y.register_hook(lambda _: filled(torch.ones(int(most * size))))
+        (y + torch.exp(F.gelu(x))).exp().backward(torch.ones(size))
+        return [x.grad + 0.0, z.grad]  # type: ignore[operator]
+
+    wanted = dict(enumerate(step()))
+    with _everything.counted() as again, rekindle.budget(32 * size, evict="anything") as run:
+        got = dict(enumerate(step(7.1)))
+    assert taken_over(run) == 1
+    assert again["gelu_backward"] == 1
+    assert not differing(got, wanted)
+
+
+@pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
+def test_everything_evicted_gives_the_same_bits(evict: Any) -> None:
+    def step() -> list[Tensor | None]:
+        x = leaf(8, 16)
+        y = x
+        for node in sorted(FORWARD):
+            y = torch.exp(-FORWARD[node](torch.exp(y).clamp(0.1, 0.9)))
+        y.backward(torch.ones_like(y))
+        return [y, x.grad]
+
+    torch.manual_seed(2)
+    wanted = dict(enumerate(step()))
+    torch.manual_seed(2)
+    with rekindle.budget("1GiB", evict=evict) as run:
+        run._driver.core.let_go_of_everything(run._driver.handle, True)
+        got = dict(enumerate(step()))
+        run._driver.engine.check()
+    assert not differing(got, wanted)
+    assert taken_over(run) == len(FORWARD)
+    assert run.recomputations > len(FORWARD)
+
+
+# -- where it does not -----------------------------------------------------------------------------
+
+
+def _hooked(x: Tensor) -> list[Tensor | None]:
+    seen: list[Tensor] = []
+    y = F.gelu(torch.exp(x))
+    y.register_hook(lambda gradient: seen.append(gradient))
+    torch.exp(y).backward(torch.ones_like(y))
+    return [x.grad, *seen]
+
+
+def _retained(x: Tensor) -> list[Tensor | None]:
+    y = F.gelu(torch.exp(x))
+    y.retain_grad()
+    torch.exp(y).backward(torch.ones_like(y))
+    return [x.grad, y.grad]
+
+
+def _node_hooked(x: Tensor, *, before: bool) -> list[Tensor | None]:
+    seen: list[Tensor] = []
+    y = F.gelu(torch.exp(x))
+    node: Any = y.grad_fn
+    if before:
+        node.register_prehook(lambda grads: seen.append(grads[0]))
+    else:
+        node.register_hook(lambda _, grads: seen.append(grads[0]))
+    torch.exp(y).backward(torch.ones_like(y))
+    return [x.grad, *seen]
+
+
+def _twice_differentiated(x: Tensor) -> list[Tensor | None]:
+    y = torch.exp(F.gelu(torch.exp(x)))
+    return [*torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)]
+
+
+def _captured(x: Tensor) -> list[Tensor | None]:
+    y = F.gelu(torch.exp(x))
+    return [*torch.autograd.grad(torch.exp(y), (x, y), torch.ones_like(y))]
+
+
+def _given(x: Tensor) -> list[Tensor | None]:
+    gradient = torch.ones_like(x)
+    F.gelu(torch.exp(x)).backward(gradient)
+    return [x.grad, gradient]
+
+
+def _shared(x: Tensor) -> list[Tensor | None]:
+    """One gradient goes to two nodes, and the first leaves it as it is for the other."""
+    z = torch.exp(x) + F.gelu(x)
+    torch.exp(z).backward(torch.ones_like(z))
+    return [x.grad]
+
+
+def _expanded(x: Tensor) -> list[Tensor | None]:
+    F.gelu(torch.exp(x)).sum().backward()
+    return [x.grad]
+
+
+def _in_another_order(x: Tensor) -> list[Tensor | None]:
+    y = torch.exp(F.softmax(torch.exp(x), -1).t().contiguous())
+    y.backward(torch.ones_like(y))
+    return [x.grad]
+
+
+def _anomalous(x: Tensor) -> list[Tensor | None]:
+    with torch.autograd.set_detect_anomaly(True):
+        y = torch.exp(F.gelu(torch.exp(x)))
+        y.backward(torch.ones_like(y))
+    return [x.grad]
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _in_a_mode(x: Tensor) -> list[Tensor | None]:
+    y = torch.exp(F.gelu(torch.exp(x)))
+    with _Mode():
+        y.backward(torch.ones_like(y))
+    return [x.grad]
+
+
+def _with_a_tangent(x: Tensor) -> list[Tensor | None]:
+    """The tangent of the result is computed from the gradient after the result."""
+    with forward_ad.dual_level():
+        y = F.gelu(torch.exp(forward_ad.make_dual(x, torch.ones_like(x))))
+        (gradient,) = torch.autograd.grad(torch.exp(y), x, torch.ones_like(y))
+        return [*forward_ad.unpack_dual(gradient)]
+
+
+def _checkpointed(x: Tensor) -> list[Tensor | None]:
+    y: Any = checkpoint(lambda x: F.gelu(torch.exp(x)), x, use_reentrant=False)
+    torch.exp(y).backward(torch.ones_like(y))
+    return [x.grad]
+
+
+def _saved_by_others(x: Tensor) -> list[Tensor | None]:
+    with saved_tensors_hooks(lambda tensor: tensor.clone(), lambda saved: saved):
+        y = F.gelu(torch.exp(x))
+    torch.exp(y).backward(torch.ones_like(y))
+    return [x.grad]
+
+
+def _kept_by_a_function(x: Tensor) -> list[Tensor | None]:
+    """What a function of the program's hands on it may keep."""
+    kept: list[Tensor] = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return torch.exp(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            kept.append(gradient * 2.0)
+            return kept[-1]
+
+    y: Any = Keeps.apply(F.gelu(torch.exp(x)))
+    y.backward(torch.ones_like(y))
+    return [x.grad, *kept]
+
+
+def _seen_weakly(x: Tensor) -> list[Tensor | None]:
+    seen: list[weakref.ref[Tensor]] = []
+    y = torch.exp(x)
+    z = F.gelu(y)
+    z.register_hook(lambda gradient: seen.append(weakref.ref(gradient)))
+    torch.exp(z).backward(torch.ones_like(z))
+    return [x.grad]
+
+
+def _called(x: Tensor) -> list[Tensor | None]:
+    """By the program itself, for which it is no backward pass."""
+    with torch.no_grad():
+        gradient, y = torch.ones_like(x), torch.softmax(x, -1)
+        made = torch.ops.aten._softmax_backward_data(gradient, y, -1, torch.float32)
+    return [made, gradient, y]
+
+
+REFUSED: dict[str, Callable[[Tensor], list[Tensor | None]]] = {
+    "hook": _hooked,
+    "retain_grad": _retained,
+    "node's prehook": partial(_node_hooked, before=True),
+    "node's hook": partial(_node_hooked, before=False),
+    "create_graph": _twice_differentiated,
+    "gradient asked for": _captured,
+    "gradient given": _given,
+    "gradient of two nodes": _shared,
+    "expanded": _expanded,
+    "another order": _in_another_order,
+    "anomaly mode": _anomalous,
+    "dispatch mode": _in_a_mode,
+    "tangent": _with_a_tangent,
+    "checkpoint": _checkpointed,
+    "saved by others": _saved_by_others,
+    "kept by a function": _kept_by_a_function,
+    "weak reference": _seen_weakly,
+    "called by the program": _called,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("case", REFUSED)
+def test_gradient_that_others_may_read_stays_as_it_is(case: str) -> None:
+    run = same(lambda: REFUSED[case](leaf(8, 16)))
+    assert taken_over(run) == 0
+
+
+def test_threads_take_over_gradients_of_their_own() -> None:
+    def both() -> list[Tensor | None]:
+        leaves = [leaf(8, 16), leaf(8, 16)]
+        threads = [threading.Thread(target=trained, args=(F.silu, each)) for each in leaves]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [each.grad for each in leaves]
+
+    assert taken_over(same(both)) == 4
