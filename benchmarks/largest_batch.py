@@ -37,7 +37,7 @@ from _workloads import WORKLOADS, Workload
 from rekindle import _facade
 from rekindle._predict import largest
 from rekindle._units import format_bytes
-from rekindle.pytorch.learned import _background, _lessons
+from rekindle.pytorch.learned import _background, _step_plans
 from rekindle.report import _plot
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -326,7 +326,7 @@ def worker(model: str, method: str, options: argparse.Namespace) -> None:
         print(json.dumps(row), flush=True)
 
     torch.set_default_device(options.device)
-    _lessons.SECONDS = _facade.TIME_LIMIT = options.seconds  # type: ignore[misc]
+    _step_plans.SECONDS = _facade.TIME_LIMIT = options.seconds  # type: ignore[misc]
     _background.NICENESS = 0  # type: ignore[misc]  # waited for: nobody to stand back from
     try:
         measure(smaller(WORKLOADS[model]), method, options.device, tell, options.quick)

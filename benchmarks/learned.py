@@ -24,7 +24,7 @@ from tests.pytorch.test_models import plainly
 
 import rekindle
 from rekindle.cli._demo_training import GPT, Settings
-from rekindle.pytorch.learned import _background, _lessons
+from rekindle.pytorch.learned import _background, _step_plans
 
 FRACTIONS = (0.5, 0.3)
 BEFORE, AFTER = 3, 3  # steps before a plan exists, and along it
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--only", nargs="*", default=[case.name for case in CASES])
     arguments = parser.parse_args()
-    _lessons.SECONDS = arguments.seconds  # type: ignore[misc]
+    _step_plans.SECONDS = arguments.seconds  # type: ignore[misc]
     _background.NICENESS = 0  # type: ignore[misc]  # waited for: nobody to stand back from
     results: dict[str, Any] = conditions()
     results["seconds_for_a_plan"] = arguments.seconds
@@ -92,7 +92,7 @@ def measure(case: Case, fraction: float) -> dict[str, Any]:
 
 def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
     """Return shares of recomputation in the steps for which a plan may exist."""
-    _lessons.forget_lessons()
+    _step_plans.forget_lessons()
     workload = case.build()
     with rekindle.budget(budget, learn="wait" if learn else False) as run:
         for number in range(BEFORE):

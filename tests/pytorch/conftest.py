@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rekindle.pytorch.held import there_are_husks
-from rekindle.pytorch.learned._lessons import forget_lessons
+from rekindle.pytorch.held import can_make_placeholders
+from rekindle.pytorch.learned._step_plans import forget_lessons
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
 
@@ -23,7 +23,7 @@ def _counted() -> Iterator[None]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what asks for `evict="anything"` where torch, before 2.12, has no such storages."""
-    if asks_for_anything(item) and not there_are_husks():
+    if asks_for_anything(item) and not can_make_placeholders():
         pytest.skip('evict="anything" needs torch 2.12')
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine._asleep import Asleep
 from rekindle.engine._frame import NoRoom
 from rekindle.engine._graph import Call, Storage
+from rekindle.engine._null_chooser import NullChooser
 from rekindle.engine._rules import RIGHT, Rules
 from rekindle.policies import AdvisedChooser, Chooser, Policy
 from rekindle.schedule import Action, Free
@@ -40,7 +40,7 @@ class Ledger:
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
-            self._chooser = Asleep(self._chooser)
+            self._chooser = NullChooser(self._chooser)
         self.reserve: dict[Storage, None] = {}  #: evictable while held, as a last resort
         self._order = 0  # number of times that a storage became a candidate
         # All storages that are resident or may be recomputed.
@@ -123,7 +123,7 @@ class Ledger:
 
     def listen(self) -> None:
         """Keep the policy up to date from now on, although nothing has to be evicted yet."""
-        if isinstance(self._chooser, Asleep):
+        if isinstance(self._chooser, NullChooser):
             self._chooser = self._chooser.wake(self._storages)
 
     # -- evicting -------------------------------------------------------------------------------
@@ -263,15 +263,15 @@ class Ledger:
                 freed += self._prune(value.storage)
         return freed
 
-    def take_bereft(self) -> list[Storage]:
+    def take_unrecomputable(self) -> list[Storage]:
         """Return the storages that became sources since the last call and have consumers.
 
         The recomputation of others reads them, so the driver keeps their memory.
         """
         if not self._bereft:
             return []
-        bereft, self._bereft = self._bereft, []
-        return [storage for storage in bereft if storage.consumers and storage.resident]
+        unrecomputable, self._bereft = self._bereft, []
+        return [storage for storage in unrecomputable if storage.consumers and storage.resident]
 
     def _touch(self, storage: Storage) -> None:
         """Set the last access of `storage` to now."""

@@ -65,7 +65,7 @@ class Neighborhood(ABC):
         """Return the time (ns) to recompute `storage`, as far as the neighborhood knows it."""
         return storage.cost
 
-    def fallen(self) -> Iterable[tuple[Candidate, float]]:
+    def cost_decreases(self) -> Iterable[tuple[Candidate, float]]:
         """Report the costs that may have fallen since the last call.
 
         Returns:
@@ -99,7 +99,7 @@ class Watched(Neighborhood):
         self.least = watched.least
         self.overdrawn = watched.overdrawn
         self.again = watched.again
-        self.fallen = watched.fallen
+        self.cost_decreases = watched.cost_decreases
         self.expected = watched.expected
         self.evicted = watched.evicted
         self.returned = watched.returned
@@ -149,7 +149,7 @@ class Exact(Neighborhood):
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # the evicted children of each evicted storage
-        # Storages that returned since `fallen`, with their parents at that time. They may have left
+        # Storages that returned since `cost_decreases`, with their parents at that time. They may have left
         # the graph meanwhile.
         self._back: dict[Candidate, tuple[Candidate, ...]] = {}
         # Upper bound of the cost lost at and above each storage.
@@ -193,7 +193,7 @@ class Exact(Neighborhood):
     def evicted(self, storage: Candidate) -> None:
         if storage in self._noticed:
             self._notice(storage)
-        # A return that `fallen` has not reported yet: known costs may still contain the storage.
+        # A return that `cost_decreases` has not reported yet: known costs may still contain the storage.
         seen = self._back.pop(storage, None) is not None
         self._since.setdefault(storage, -1 if seen else self._asked)
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
@@ -241,7 +241,7 @@ class Exact(Neighborhood):
             del self._up[child][storage]
         return self._since.pop(storage)
 
-    def fallen(self) -> Iterable[tuple[Candidate, float]]:
+    def cost_decreases(self) -> Iterable[tuple[Candidate, float]]:
         back, lost = self._back, self._lost
         if not back and not lost:
             return
@@ -302,7 +302,7 @@ class _Class:
         self.up: _Class | None = None  # None: a representative
         self.sum: Nanoseconds = 0  # total cost of the class
         self.members = 0  # number of evicted storages
-        self.fall: Nanoseconds = 0  # how much the sum fell since `fallen`
+        self.fall: Nanoseconds = 0  # how much the sum fell since `cost_decreases`
         self.border: dict[Candidate, None] = {}  # resident neighbors of the class, and former ones
 
 
@@ -325,7 +325,7 @@ class Classes(Neighborhood):
         self._node: dict[Candidate, _Class] = {}  # node of each evicted storage
         # Cost that each storage will take out of its class.
         self._owed: dict[Candidate, Nanoseconds] = {}
-        self._fallen: dict[_Class, None] = {}  # classes whose sum fell since `fallen`
+        self._fallen: dict[_Class, None] = {}  # classes whose sum fell since `cost_decreases`
         # Storages that may have lost a class as their neighbor.
         self._detached: dict[Candidate, None] = {}
         self._below: dict[_Class, None] = {}  # representatives of classes with a negative sum
@@ -387,7 +387,7 @@ class Classes(Neighborhood):
     def forgotten(self, storage: Candidate) -> None:
         self.returned(storage)
 
-    def fallen(self) -> Iterable[tuple[Candidate, float]]:
+    def cost_decreases(self) -> Iterable[tuple[Candidate, float]]:
         for representative in {self._find(node): None for node in self._fallen}:
             for storage in representative.border:
                 yield storage, representative.fall

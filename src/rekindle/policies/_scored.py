@@ -190,7 +190,7 @@ class ScoredChooser(Chooser):
 
     def _lower(self) -> None:
         """Turn every stored cost into a lower bound again, after some costs fell."""
-        for storage, fall in self._neighborhood.fallen():
+        for storage, fall in self._neighborhood.cost_decreases():
             if storage in self._slot and fall:
                 self._reprice(storage, max(self._least(storage), self._price[storage] - fall))
                 self._priced.pop(storage, None)

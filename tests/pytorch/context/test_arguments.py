@@ -15,7 +15,7 @@ from torch import nn
 import rekindle
 from rekindle.policies import LRU
 from rekindle.pytorch.online import elsewhere, same_device
-from rekindle.pytorch.online._too_small import TooSmall
+from rekindle.pytorch.online._budget_history import BudgetHistory
 from rekindle.trace import chain
 from rekindle.trace.formats import save
 
@@ -280,22 +280,22 @@ def test_a_restarted_script_does_not_climb_again(tmp_path: Path) -> None:
 
 def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["one.py", "one.py", "one.py", "two.py", "two.py"])
-    monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: next(names))
-    first = TooSmall().beyond(100, 200, MOST)
-    other = TooSmall()
+    monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: next(names))
+    first = BudgetHistory().beyond(100, 200, MOST)
+    other = BudgetHistory()
     assert first == 200
     assert other._at_the_end(100, 200) == 200
-    assert TooSmall()._at_the_end(100, 200) == 0
+    assert BudgetHistory()._at_the_end(100, 200) == 0
 
 
 def test_a_script_that_is_started_again_each_time_climbs_in_larger_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It needs a little more than each budget that gets past an operator: 50 of them."""
-    monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: "train.py")
+    monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: "train.py")
     budget, starts = 1000, 1
     while budget < 1500:
-        budget = TooSmall().beyond(budget, budget + 10, MOST)  # as in a process of its own
+        budget = BudgetHistory().beyond(budget, budget + 10, MOST)  # as in a process of its own
         starts += 1
     assert starts <= 8
     assert budget <= 1.25 * 1500
@@ -304,14 +304,14 @@ def test_a_script_that_is_started_again_each_time_climbs_in_larger_steps(
 def test_switched_off_nothing_is_known_of_earlier_budgets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: "train.py")
+    monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: "train.py")
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
-    TooSmall().beyond(100, 200, MOST)
-    TooSmall().beyond(200, 300, MOST)
-    assert TooSmall()._at_the_end(100, 200) > 200
+    BudgetHistory().beyond(100, 200, MOST)
+    BudgetHistory().beyond(200, 300, MOST)
+    assert BudgetHistory()._at_the_end(100, 200) > 200
     monkeypatch.setenv("REKINDLE_CACHE", "off")
-    assert TooSmall()._at_the_end(100, 200) == 0
-    TooSmall().beyond(100, 400, MOST)
+    assert BudgetHistory()._at_the_end(100, 200) == 0
+    BudgetHistory().beyond(100, 400, MOST)
     assert [path.name for path in tmp_path.iterdir()] == ["too-small.json"]
     assert not Path("off").exists()
 

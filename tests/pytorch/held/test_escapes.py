@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils.dlpack import from_dlpack
 
 import rekindle
-from rekindle.pytorch.held import _escapes, _husk
+from rekindle.pytorch.held import _escapes, _placeholders
 from rekindle.pytorch.online import _handed_out
 from tests.pytorch.held.husks import ADDRESS, HOME, UNREADABLE, is_empty
 from tests.pytorch.sweep import _everything
@@ -284,7 +284,7 @@ def _called(x: Tensor, name: str) -> str:
 def _husk_of_nothing() -> torch.UntypedStorage:
     """A storage of no bytes, whose reader raises."""
     home = torch.UntypedStorage(0)
-    ctypes.memset(home._cdata + _husk.flag_of_reading(), 1, 1)
+    ctypes.memset(home._cdata + _placeholders.flag_of_reading(), 1, 1)
     return home
 
 
@@ -358,20 +358,22 @@ def test_without_protection_the_memory_goes(name: str, monkeypatch: pytest.Monke
 
 
 def test_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _husk.flag_of_reading.cache_clear()
+    _placeholders.flag_of_reading.cache_clear()
     monkeypatch.setattr(torch, "UntypedStorage", object)
     try:
         with pytest.raises(rekindle.Unsupported, match=r"torch 2\.12"):
-            _husk.flag_of_reading()
+            _placeholders.flag_of_reading()
     finally:
-        _husk.flag_of_reading.cache_clear()
+        _placeholders.flag_of_reading.cache_clear()
 
 
 def test_storages_that_cannot_refuse_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _husk.flag_of_reading.cache_clear()
-    monkeypatch.setattr(_husk, "_next_to_the_flag_of_writing", lambda: 75)  # some other byte
+    _placeholders.flag_of_reading.cache_clear()
+    monkeypatch.setattr(
+        _placeholders, "_next_to_the_flag_of_writing", lambda: 75
+    )  # some other byte
     try:
         with pytest.raises(rekindle.Unsupported, match="refuse to be read"):
             rekindle.budget("1GiB", evict="anything")
     finally:
-        _husk.flag_of_reading.cache_clear()
+        _placeholders.flag_of_reading.cache_clear()

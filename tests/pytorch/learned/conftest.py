@@ -13,9 +13,9 @@ import pytest
 
 from rekindle.engine import NoRoom, Route
 from rekindle.policies import Thrifty
-from rekindle.pytorch.learned import _lessons
+from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
-from rekindle.pytorch.learned._lessons import forget_lessons
+from rekindle.pytorch.learned._step_plans import forget_lessons
 from rekindle.simulator import replay
 from rekindle.trace import Trace
 from tests.helpers import own_cache
@@ -48,9 +48,9 @@ class AtOnce:
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
-    monkeypatch.setattr(_lessons, "Planning", AtOnce)
+    monkeypatch.setattr(_step_plans, "Planning", AtOnce)
     # What another policy would have done may lose more, and is to be followed all the same.
-    monkeypatch.setattr(_lessons, "DEARER", float("inf"))
+    monkeypatch.setattr(_step_plans, "DEARER", float("inf"))
     monkeypatch.setattr(AtOnce, "made", 0)
     forget_lessons()
     yield
@@ -60,5 +60,5 @@ def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made as they are outside of tests, but quickly."""
-    monkeypatch.setattr(_lessons, "Planning", Planning)
-    monkeypatch.setattr(_lessons, "SECONDS", 1.0)
+    monkeypatch.setattr(_step_plans, "Planning", Planning)
+    monkeypatch.setattr(_step_plans, "SECONDS", 1.0)

@@ -11,9 +11,10 @@ import torch
 import rekindle
 from rekindle.engine import Route
 from rekindle.pytorch.context import _arguments
-from rekindle.pytorch.learned import _lessons
-from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._lessons import (
+from rekindle.pytorch.learned import _step_plans
+from rekindle.pytorch.learned._sequence_matcher import GRAPH
+from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plans import (
     LONGEST_PAUSE,
     MOST_LENGTHS,
     PATIENCE,
@@ -22,7 +23,6 @@ from rekindle.pytorch.learned._lessons import (
     forget_lessons,
     lessons_for,
 )
-from rekindle.pytorch.learned._walk import GRAPH
 from tests.pytorch.learned.conftest import AtOnce
 from tests.pytorch.learned.test_learned import Training, budget_of
 
@@ -99,8 +99,8 @@ def test_without_a_planner_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -
 MET = [GRAPH, 4 | GRAPH, 8 | GRAPH]
 
 
-def planned(lessons: Lessons) -> Lesson:
-    lesson = Lesson(MET, [0, 1, 2], [0, 1, 2], None, route=Route((0, 0, 0, 0), (), ()))
+def planned(lessons: Lessons) -> StepPlan:
+    lesson = StepPlan(MET, [0, 1, 2], [0, 1, 2], None, route=Route((0, 0, 0, 0), (), ()))
     lessons.shapes.append(lesson)
     return lesson
 
@@ -108,7 +108,7 @@ def planned(lessons: Lessons) -> Lesson:
 def test_a_plan_that_loses_more_than_the_policy_alone_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_lessons, "DEARER", 1.1)
+    monkeypatch.setattr(_step_plans, "DEARER", 1.1)
     lessons = lessons_for(1, torch.device("cpu"))
     lesson = planned(lessons)
     lessons.over(MET, None, 0.1)
@@ -134,7 +134,7 @@ def test_what_it_lost_is_known_to_later_processes() -> None:
     lessons = lessons_for(1, torch.device("cpu"))
     lesson = planned(lessons)
     lessons.over(MET, None, 0.1)
-    assert Lesson.from_numbers(lesson.as_numbers()).online_loss == 0.1
+    assert StepPlan.from_numbers(lesson.as_numbers()).online_loss == 0.1
 
 
 def test_plans_that_are_left_again_and_again_rest_for_longer_and_longer() -> None:

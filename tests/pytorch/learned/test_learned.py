@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.pytorch import Run
-from rekindle.pytorch.learned import _lessons
+from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
-from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._lessons import MOST_LESSONS, Lessons, forget_lessons, lessons_for
-from rekindle.pytorch.learned._walk import GRAPH
+from rekindle.pytorch.learned._sequence_matcher import GRAPH
+from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plans import MOST_LESSONS, Lessons, forget_lessons, lessons_for
 from rekindle.schedule import verify
 from rekindle.trace import chain
 from tests.pytorch.models import ALL_CASES, Case
@@ -295,7 +295,7 @@ def test_a_plan_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("for_real")
 def test_training_goes_on_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lessons, "SECONDS", 1e6)
+    monkeypatch.setattr(_step_plans, "SECONDS", 1e6)
     training = Training()
     with rekindle.budget(budget_of(), learn=True) as run:
         six(training)
@@ -364,12 +364,12 @@ def test_bookkeeping_is_flat_over_many_steps() -> None:
 def test_no_more_shapes_than_that_are_remembered() -> None:
     lessons = lessons_for(1, torch.device("cpu"))
     for number in range(3 * MOST_LESSONS):
-        other = Lesson([GRAPH] * (number + 1), [], [], None)
+        other = StepPlan([GRAPH] * (number + 1), [], [], None)
         lessons.over(other.met, other)
     assert len(lessons.shapes) <= MOST_LESSONS
     for number in range(3 * MOST_LESSONS):
         lessons_for(2 + number, torch.device("cpu"))
-    assert len(_lessons._lessons) <= MOST_LESSONS
+    assert len(_step_plans._lessons) <= MOST_LESSONS
 
 
 def test_where_no_two_steps_are_alike_writing_down_is_given_up() -> None:
@@ -379,7 +379,7 @@ def test_where_no_two_steps_are_alike_writing_down_is_given_up() -> None:
         met = [number << 2 | GRAPH]
         wanted = lessons.wants_more()
         written += wanted
-        lessons.over(met, Lesson(met, [], [], None) if wanted else None)
+        lessons.over(met, StepPlan(met, [], [], None) if wanted else None)
     assert 0 < written < 50
 
 

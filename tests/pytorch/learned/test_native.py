@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import rekindle
 from rekindle import native
 from rekindle.policies import Thrifty
-from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._walk import BACKWARD, FAR, GRAPH
+from rekindle.pytorch.learned._sequence_matcher import BACKWARD, FAR, GRAPH
+from rekindle.pytorch.learned._step_plan import StepPlan
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._transcript import KINDS
 from rekindle.simulator import replay
@@ -59,13 +59,13 @@ def test_kinds_of_entries_are_those_of_the_journal() -> None:
     assert tuple(re.findall(r"^\s*(\w+),", body, re.MULTILINE)) == KINDS
 
 
-def _written(run: rekindle.Run) -> list[Lesson]:
+def _written(run: rekindle.Run) -> list[StepPlan]:
     """What is written down in `run`, from now on."""
     learner: Any = run._learner
-    lessons: list[Lesson] = []
+    lessons: list[StepPlan] = []
     read = learner._written
 
-    def written() -> Lesson | None:
+    def written() -> StepPlan | None:
         lesson = read()
         lessons.extend([] if lesson is None else [lesson])
         return lesson

@@ -15,11 +15,11 @@ import torch
 import rekindle
 from rekindle.engine import Route
 from rekindle.pytorch import Run
-from rekindle.pytorch.learned import _lessons, _shelf
-from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._lessons import forget_lessons
-from rekindle.pytorch.learned._shelf import Shelf
-from rekindle.pytorch.learned._walk import GRAPH
+from rekindle.pytorch.learned import _plan_cache, _step_plans
+from rekindle.pytorch.learned._plan_cache import PlanCache
+from rekindle.pytorch.learned._sequence_matcher import GRAPH
+from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plans import forget_lessons
 from tests.pytorch.learned.conftest import AtOnce
 from tests.pytorch.learned.test_learned import Training, budget_of, learned, six
 
@@ -92,7 +92,7 @@ def test_plans_of_another_device_or_version_are_not_taken(
 ) -> None:
     budget = budget_of()
     another_process(budget)
-    monkeypatch.setattr(_shelf, name, value)
+    monkeypatch.setattr(_plan_cache, name, value)
     assert another_process(budget).steps_followed == 3
     assert AtOnce.made == 2
 
@@ -162,14 +162,14 @@ def test_a_search_that_was_broken_off_is_made_again(monkeypatch: pytest.MonkeyPa
     assert AtOnce.made == 2
 
 
-def lesson(number: int, route: Route) -> Lesson:
-    return Lesson([number << 2 | GRAPH], [0], [0], None, route=route, finished=True)
+def lesson(number: int, route: Route) -> StepPlan:
+    return StepPlan([number << 2 | GRAPH], [0], [0], None, route=route, finished=True)
 
 
 def test_what_was_of_no_use_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shelf, "MOST_FILES", 8)
+    monkeypatch.setattr(_plan_cache, "MOST_FILES", 8)
     route = Route((0, 0), (), ())
-    shelf = Shelf(_lessons.cache_folder(), 1000, CPU)
+    shelf = PlanCache(_step_plans.cache_folder(), 1000, CPU)
     for number in range(20):
         shelf.keep(lesson(number, route))
         for old, path in enumerate(files()):
@@ -177,15 +177,15 @@ def test_what_was_of_no_use_for_longest_goes(monkeypatch: pytest.MonkeyPatch) ->
         assert shelf.same(lesson(0, route)) is not None  # is of use
     assert len(files()) <= 8
     nbytes = files()[0].stat().st_size
-    monkeypatch.setattr(_shelf, "MOST_BYTES", 3 * nbytes + 10)
+    monkeypatch.setattr(_plan_cache, "MOST_BYTES", 3 * nbytes + 10)
     shelf.keep(lesson(21, route))
     assert 1 <= len(files()) <= 3
 
 
 def test_a_claim_is_one_processes_at_a_time() -> None:
     pytest.importorskip("fcntl")
-    shelf, other = (Shelf(_lessons.cache_folder(), 1000, CPU) for _ in range(2))
-    wanted = Lesson([GRAPH], [0], [0], None)
+    shelf, other = (PlanCache(_step_plans.cache_folder(), 1000, CPU) for _ in range(2))
+    wanted = StepPlan([GRAPH], [0], [0], None)
     claim = shelf.claim(wanted)
     assert claim is not None
     assert other.claim(wanted) is None
@@ -210,7 +210,7 @@ def test_who_waits_for_another_search_takes_what_it_found() -> None:
         training.step(0)
         training.step(1)
         (shape,) = learned(run).shapes
-        shelf = Shelf(_lessons.cache_folder(), budget, CPU)
+        shelf = PlanCache(_step_plans.cache_folder(), budget, CPU)
         claim = shelf.claim(shape)
         training.step(2)
         assert not run.wait_for_plan(0.1)
@@ -225,7 +225,7 @@ def test_who_waits_for_another_search_takes_what_it_found() -> None:
 SCRIPT = """
 import sys
 import rekindle
-from rekindle.pytorch.learned import _lessons
+from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
 from tests.pytorch.learned.test_learned import Training, six
 
@@ -233,7 +233,7 @@ def counted(*arguments):
     print("searched")
     return Planning(*arguments)
 
-_lessons.Planning, _lessons.SECONDS, _lessons.DEARER = counted, 1.0, float("inf")
+_step_plans.Planning, _step_plans.SECONDS, _step_plans.DEARER = counted, 1.0, float("inf")
 with rekindle.budget(int(sys.argv[1]), learn="wait") as run:
     six(Training())
 print("followed", run.steps_followed, "left", run.steps_left)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.pytorch.learned._walk import ASIDE, BACKWARD, FAR, GRAPH, LOST, Walk, is_of
+from rekindle.pytorch.learned._sequence_matcher import (
+    BACKWARD,
+    FAR,
+    GRAPH,
+    MISMATCH,
+    UNMATCHED,
+    SequenceMatcher,
+    is_of,
+)
 
 
 def steps(words: str) -> list[int]:
@@ -15,10 +23,10 @@ def steps(words: str) -> list[int]:
 
 
 def places(shape: list[int], step: list[int]) -> list[int] | None:
-    """For each operator of `step` which one of `shape` it is, or `ASIDE`; None: some is neither."""
-    walk = Walk(shape)
+    """For each operator of `step` which one of `shape` it is, or `UNMATCHED`; None: some is neither."""
+    walk = SequenceMatcher(shape)
     found = [walk.meets(met) for met in step]
-    return None if LOST in found else found
+    return None if MISMATCH in found else found
 
 
 @pytest.mark.parametrize(
@@ -54,22 +62,22 @@ def test_steps_of_another_shape(step: str) -> None:
 def test_what_is_logged_after_the_backward_pass_is_aside() -> None:
     shape = steps("AB|CD")
     step = [*shape, *steps("X")]
-    assert places(shape, step) == [0, 1, 2, 3, ASIDE]
+    assert places(shape, step) == [0, 1, 2, 3, UNMATCHED]
     assert is_of(shape, step)
 
 
 def test_where_operators_are_found() -> None:
-    assert places(steps("AmnB|C"), steps("xAnyB|C")) == [ASIDE, 0, 2, ASIDE, 3, 4]
+    assert places(steps("AmnB|C"), steps("xAnyB|C")) == [UNMATCHED, 0, 2, UNMATCHED, 3, 4]
     assert places(steps("AB|C"), steps("AX")) is None
 
 
 def test_the_next_operator_of_the_graph_is_found_however_many_beside_it_are_missing() -> None:
     shape = steps("A" + "m" * 3 * FAR + "n" + "B")
-    walk = Walk(shape)
-    assert [walk.meets(met) for met in steps("AnB")] == [0, ASIDE, len(shape) - 1]
+    walk = SequenceMatcher(shape)
+    assert [walk.meets(met) for met in steps("AnB")] == [0, UNMATCHED, len(shape) - 1]
     assert walk.complete
 
 
 def test_a_lost_walk_stays_where_it_is() -> None:
-    walk = Walk(steps("AB"))
-    assert [walk.meets(met) for met in steps("AXB")] == [0, LOST, 1]
+    walk = SequenceMatcher(steps("AB"))
+    assert [walk.meets(met) for met in steps("AXB")] == [0, MISMATCH, 1]

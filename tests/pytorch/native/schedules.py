@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.pytorch.held import _natively
+from rekindle.pytorch.held import _evict_held
 from rekindle.pytorch.native import core as native_core
 
 WIDTH = 1_000
@@ -326,7 +326,7 @@ def outcome(seed: int, evict: str) -> str:
 
 def main(evict: str, first: int, count: int) -> None:
     torch.set_num_threads(1)
-    known = _natively.Natively.all_threads_are_known
+    known = _evict_held.EvictHeld.all_threads_are_known
 
     def asked(natively: Any) -> bool:
         Turns.switch()
@@ -334,7 +334,7 @@ def main(evict: str, first: int, count: int) -> None:
         Turns.switch()
         return found
 
-    _natively.Natively.all_threads_are_known = asked  # type: ignore[method-assign]
+    _evict_held.EvictHeld.all_threads_are_known = asked  # type: ignore[method-assign]
     core.fix_costs(1_000)
     kernels = switching_kernels()
     seen: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from rekindle.native import _build
 
 PROGRAM = Path(__file__).with_name("threads.cpp")
 UNITS = (
-    "torch/deaths", "allocator/counting", "allocator/arena", "allocator/bins", "allocator/blocks",
+    "torch/free_queue", "allocator/counting_allocator", "allocator/arena", "allocator/bins", "allocator/blocks",
     "base/mutex",
 )  # fmt: skip
 SOURCES = [PROGRAM, *(_build.FOLDER / f"{name}.cpp" for name in UNITS)]

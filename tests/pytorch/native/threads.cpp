@@ -21,15 +21,15 @@
 #include <vector>
 
 #include "allocator/arena.h"
-#include "allocator/counting.h"
-#include "torch/deaths.h"
+#include "allocator/counting_allocator.h"
+#include "torch/free_queue.h"
 #include "base/mutex.h"
-#include "memory/reader.h"
+#include "memory/readers.h"
 #include "base/without_gil.h"
 
 namespace rekindle {
 
-void settle_late() noexcept {}  // there is no driver
+void process_pending_late() noexcept {}  // there is no driver
 
 WithoutGil::WithoutGil() = default;  // nor Python
 WithoutGil::~WithoutGil() = default;
@@ -38,16 +38,16 @@ WithoutGil::~WithoutGil() = default;
 
 namespace {
 
-using Home = c10::intrusive_ptr<c10::StorageImpl>;
-using Addresses = std::vector<const void*>;
-using Records = std::vector<rekindle::Record*>;
+using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
+using AddressMap = std::vector<const void*>;
+using Records = std::vector<rekindle::StorageRecord*>;
 
 constexpr int STORAGES = 4000;
 constexpr int FORKS = 200;
 constexpr unsigned PATIENCE_S = 5;
 
-Home make(std::size_t nbytes) {
-    Home made = c10::make_intrusive<c10::StorageImpl>(
+StoragePtr make(std::size_t nbytes) {
+    StoragePtr made = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), nbytes, c10::GetCPUAllocator(), true
     );
     static_cast<char*>(made->mutable_data())[0] = 1;
@@ -56,10 +56,10 @@ Home make(std::size_t nbytes) {
 
 void allocate_and_free(std::atomic<long>& watched) {
     for (std::size_t i = 0; i < STORAGES; ++i) {
-        Home home = make(64 + i % 512);
-        watched += rekindle::watch(*home) ? 1 : 0;
+        StoragePtr storage_impl = make(64 + i % 512);
+        watched += rekindle::hook_deleter(*storage_impl) ? 1 : 0;
         if (i % 100 == 0) {  // it dies in another thread
-            std::thread([given = std::move(home)]() mutable { given.reset(); }).join();
+            std::thread([given = std::move(storage_impl)]() mutable { given.reset(); }).join();
         }
     }
 }
@@ -68,13 +68,13 @@ void allocate_and_free(std::atomic<long>& watched) {
 long threads() {
     std::atomic<bool> over{false};
     std::atomic<long> watched{0};
-    rekindle::Deaths all;
-    Addresses heard;
+    rekindle::FreeQueue all;
+    AddressMap heard;
     std::thread contexts([&] {
         while (!over) {
-            rekindle::Deaths one;
+            rekindle::FreeQueue one;
             one.late.store(true, std::memory_order_relaxed);
-            Addresses addresses;
+            AddressMap addresses;
             Records records;
             one.take(addresses, records);
         }
@@ -135,9 +135,9 @@ long locks() {
 
 class Reads final : public rekindle::Reader {
 public:
-    explicit Reads(const Home& home) : home_(home.get()) {}
+    explicit Reads(const StoragePtr& storage_impl) : home_(storage_impl.get()) {}
 
-    void note_read(rekindle::Homes& read) const override { read.push_back(home_); }
+    void note_read(rekindle::StorageList& read) const override { read.push_back(home_); }
 
 private:
     const c10::StorageImpl* home_;
@@ -147,10 +147,10 @@ private:
 long readers() {
     constexpr long TURNS = 20'000;
     constexpr std::size_t PIECES = 4;
-    std::vector<Home> homes;
+    std::vector<StoragePtr> storages;
     std::array<bool, PIECES> evicted{};
     for (std::size_t i = 0; i < PIECES; ++i) {
-        homes.push_back(make(64));
+        storages.push_back(make(64));
     }
     rekindle::Readers all;
     std::atomic<long> wrong{0};
@@ -160,7 +160,7 @@ long readers() {
             for (long turn = 0; turn < TURNS; ++turn) {
                 const std::size_t piece = (first + static_cast<std::size_t>(turn)) % PIECES;
                 rekindle::Locked lock;
-                Reads reads(homes[piece]);
+                Reads reads(storages[piece]);
                 all.add(reads);
                 if (evicted[piece]) {  // else another one may be reading it
                     evicted[piece] = false;
@@ -175,10 +175,10 @@ long readers() {
         threads.emplace_back([&] {
             for (long turn = 0; turn < TURNS; ++turn) {
                 const rekindle::Locked lock;
-                rekindle::Homes read;
+                rekindle::StorageList read;
                 all.each([&](const rekindle::Reader& reader) { reader.note_read(read); });
                 for (std::size_t i = 0; i < PIECES; ++i) {
-                    if (std::ranges::find(read, homes[i].get()) == read.end()) {
+                    if (std::ranges::find(read, storages[i].get()) == read.end()) {
                         evicted[i] = true;
                     }
                 }
@@ -277,10 +277,10 @@ void take_each_leaf() {
 // How many children ended otherwise than well.
 long forks() {
     std::atomic<bool> over{false};
-    rekindle::Deaths all;
+    rekindle::FreeQueue all;
     rekindle::watch_allocations();
     const auto work = [] {
-        rekindle::watch(*make(64));
+        rekindle::hook_deleter(*make(64));
         take_each_leaf();
     };
     std::vector<std::thread> others;
@@ -302,7 +302,7 @@ long forks() {
         int status = 0;
         waitpid(child, &status, 0);
         failed += status == 0 ? 0 : 1;
-        Addresses addresses;
+        AddressMap addresses;
         Records records;
         all.take(addresses, records);
     }

@@ -12,7 +12,7 @@ import rekindle
 from rekindle import OutOfBudget
 from rekindle.policies import LRU
 from rekindle.pytorch.online import _explain
-from rekindle.pytorch.online._too_small import TooSmall
+from rekindle.pytorch.online._budget_history import BudgetHistory
 from rekindle.schedule import Compute, Free
 from tests.pytorch.harsh import WIDTH, Watch, deeper, vector
 
@@ -97,7 +97,7 @@ def test_smaller_than_the_optimizer_s_state() -> None:
 
 
 def test_out_of_budget_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_explain, "too_small", TooSmall())  # no budget came too short yet,
+    monkeypatch.setattr(_explain, "too_small", BudgetHistory())  # no budget came too short yet,
     monkeypatch.setenv("REKINDLE_CACHE", "off")  # nor in another process
     weight, batch = vector(True), vector()
 
@@ -187,7 +187,7 @@ def test_each_budget_named_is_the_only_one_and_below_the_plain_peak() -> None:
 def test_budgets_tried_in_vain_are_named_in_larger_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those who try smaller ones are told the smallest: they want to know it."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
-    tried, plenty = TooSmall(), 1_000_000
+    tried, plenty = BudgetHistory(), 1_000_000
     assert tried.beyond(1_000, 1_100, plenty) == 1_100
     assert tried.beyond(1_100, 1_150, plenty) == 1_150 + 50
     assert tried.beyond(1_200, 1_210, plenty) == 1_210 + 100
@@ -196,7 +196,7 @@ def test_budgets_tried_in_vain_are_named_in_larger_strides(monkeypatch: pytest.M
 
 def test_no_budget_is_named_above_what_plain_pytorch_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", "off")
-    tried = TooSmall()
+    tried = BudgetHistory()
     tried.beyond(1_000, 1_100, 1_100)
     assert tried.beyond(1_100, 1_150, 1_170) == 1_170
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.pytorch.context import _ahead
 from rekindle.pytorch.online import _explain
-from rekindle.pytorch.online._too_small import TooSmall
+from rekindle.pytorch.online._budget_history import BudgetHistory
 from tests.pytorch import cores, networks
 from tests.pytorch.tracker import measure
 
@@ -29,7 +29,7 @@ Step = Callable[[], object]
 @pytest.fixture(autouse=True)
 def _no_budget_came_too_short_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", "off")
-    fresh = TooSmall()
+    fresh = BudgetHistory()
     monkeypatch.setattr(_explain, "too_small", fresh)
     monkeypatch.setattr(_ahead, "too_small", fresh)
 

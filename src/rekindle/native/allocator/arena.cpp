@@ -50,7 +50,7 @@ bool Arena::give(void* address) {
 }
 
 Arena& the_arena() noexcept {
-    static auto& made = immortal<Arena>();
+    static auto& made = leaky_singleton<Arena>();
     return made;
 }
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <list>
 
-#include "../base/addresses.h"
+#include "../base/address_map.h"
 #include "../base/mutex.h"
 #include "blocks.h"
 
@@ -60,7 +60,7 @@ private:
     std::array<List, KINDS> open_;  // Slabs with a free piece, by size.
     List full_;
     // Slabs, by the aligned part of the address space, `SLAB` bytes long, in which they begin.
-    Addresses<List::iterator> by_part_;
+    AddressMap<List::iterator> by_part_;
     bool keeps_spares_ = false;
 };
 

@@ -15,7 +15,7 @@
 #include <list>
 #include <map>
 
-#include "../base/addresses.h"
+#include "../base/address_map.h"
 #include "../base/mutex.h"
 #include "../base/types.h"
 
@@ -79,11 +79,11 @@ private:
 
     SpinLock& lock_ = leaf(Leaf::arena);
     List live_;
-    List free_;                             // Free blocks, the oldest first.
-    Addresses<List::iterator> by_address_;  // Live blocks by address.
-    BySize by_size_;                        // Free blocks by size.
-    Addresses<List::iterator> by_start_;    // Free blocks by first address.
-    Addresses<List::iterator> by_end_;      // Free blocks by the address right after them.
+    List free_;                              // Free blocks, the oldest first.
+    AddressMap<List::iterator> by_address_;  // Live blocks by address.
+    BySize by_size_;                         // Free blocks by size.
+    AddressMap<List::iterator> by_start_;    // Free blocks by first address.
+    AddressMap<List::iterator> by_end_;      // Free blocks by the address right after them.
     Bytes limit_ = 0;
     std::atomic<Bytes> mapped_ = 0;   // Bytes of `live_`.
     std::atomic<Bytes> cached_ = 0;   // Bytes of `free_`.

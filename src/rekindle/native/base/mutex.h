@@ -15,15 +15,16 @@
 //
 // 2. A thread that waits for the session mutex first gives the GIL up (`Mutex::wait`). So the
 // holder of the mutex can take the GIL without a deadlock. Two places rely on it: `Mutex::wait`,
-// which takes the GIL back with the mutex held, and the host copies of `memory/copies.h`.
+// which takes the GIL back with the mutex held, and the host copies of `memory/host_store.h`.
 //
 // 3. User code never runs with the session mutex held: kernels, recomputed operators, policies,
 // Python callbacks, finalizers. Such code may start threads and wait for them, and those threads
 // may need the mutex. `Unlocked` and `Mutex::Opening` release the mutex around it.
 //
 // 4. Destructors that can run in any thread and under any lock only enqueue: deleters of storages
-// (`torch/deaths.h`), saved-tensor handles (`dispatch/handle.h`), the last reference to a session
-// (`memory/parked.h`).
+// (`torch/free_queue.h`), saved-tensor handles (`dispatch/saved_tensor_handle.h`), the last
+// reference to a session
+// (`memory/deferred_releases.h`).
 //
 // 5. fork() takes every lock first, so that no other thread holds one in the child
 // (`about_to_fork`, `leaf`).
@@ -59,7 +60,7 @@ private:
 };
 
 // All leaf locks, by the structure that each guards.
-enum class Leaf : std::uint8_t { active, allocations, arena, deaths, parked };
+enum class Leaf : std::uint8_t { active, allocations, arena, free_queue, parked };
 
 inline constexpr std::size_t LEAVES = 5;
 

@@ -1,9 +1,9 @@
 // Counted pointers for the storages and calls of one engine. The counts are plain integers: the
 // lock that guards the engine guards them.
 //
-// An object whose count drops to zero is not destroyed at once. It is linked into a `Graveyard`,
-// which the ledger empties at the end of an event. So chains of thousands of objects are freed
-// without recursion, and plain pointers stay valid during an event.
+// An object whose count drops to zero is not destroyed at once. It is linked into a
+// `DeferredDeletes`, which the ledger empties at the end of an event. So chains of thousands of
+// objects are freed without recursion, and plain pointers stay valid during an event.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 namespace rekindle {
 
 template <class T>
-class Graveyard;
+class DeferredDeletes;
 
 // Base class of counted objects. A new object has count 0 and is not dead.
 template <class T>
 struct Counted {
-    explicit Counted(Graveyard<T>& home) : graveyard(&home) {}
+    explicit Counted(DeferredDeletes<T>& storage_impl) : graveyard(&storage_impl) {}
 
     Counted(const Counted&) = delete;
     Counted& operator=(const Counted&) = delete;
@@ -27,8 +27,8 @@ struct Counted {
     Counted& operator=(Counted&&) = delete;
 
     union {
-        Graveyard<T>* graveyard;  // While the object is alive.
-        T* next_dead;             // Once it is dead.
+        DeferredDeletes<T>* graveyard;  // While the object is alive.
+        T* next_dead;                   // Once it is dead.
     };
 
     std::uint32_t count = 0;
@@ -39,9 +39,9 @@ protected:
 
 template <class T>
 // List of dead objects, linked through the objects.
-class Graveyard {
+class DeferredDeletes {
 public:
-    void bury(T& dead) noexcept {
+    void defer(T& dead) noexcept {
         dead.next_dead = first_;
         first_ = &dead;
     }
@@ -69,7 +69,7 @@ template <class T>
 void let(T& object) noexcept {
     REKINDLE_ASSERT(object.count > 0);
     if (--object.count == 0) {
-        object.graveyard->bury(object);
+        object.graveyard->defer(object);
     }
 }
 

@@ -157,7 +157,7 @@ private:
 
 // Make an object that is never destroyed, because it is used while the process ends.
 template <class T, class... Arguments>
-T& immortal(Arguments&&... arguments) {
+T& leaky_singleton(Arguments&&... arguments) {
     return *new T(std::forward<Arguments>(arguments)...);
 }
 

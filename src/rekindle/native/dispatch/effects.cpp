@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../memory/audit.h"
-#include "../ops/invocation.h"
+#include "../ops/parsed_call.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/random.h"
 
@@ -42,11 +42,13 @@ Effects* Effects::current() noexcept {
     return of_this_thread();
 }
 
-Effects::Effects(Driver& driver, std::span<const Home> inputs) : driver_(driver) {
-    for (const Home& home : inputs) {
-        const auto same = [&](const auto& other) { return other.first.get() == home.get(); };
+Effects::Effects(Driver& driver, std::span<const StoragePtr> inputs) : driver_(driver) {
+    for (const StoragePtr& storage_impl : inputs) {
+        const auto same = [&](const auto& other) {
+            return other.first.get() == storage_impl.get();
+        };
         if (std::ranges::none_of(checksums_, same)) {
-            checksums_.emplace_back(home, checksum_of(home, driver.device));
+            checksums_.emplace_back(storage_impl, checksum_of(storage_impl, driver.device));
         }
     }
     ++driver_.watched;
@@ -70,17 +72,17 @@ void Effects::run(
     }
     look_at(facts, stack);
     std::vector<const c10::StorageImpl*> read;
-    each_home(torch::jit::last(stack, facts.arguments), [&](const c10::StorageImpl* home) {
-        read.push_back(home);
+    each_home(torch::jit::last(stack, facts.arguments), [&](const c10::StorageImpl* storage_impl) {
+        read.push_back(storage_impl);
     });
     lock.unlock();
     {
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
         op.redispatchBoxed(keys & BELOW_KEY, &stack);
     }
-    each_home(torch::jit::last(stack, facts.returns), [&](const c10::StorageImpl* home) {
-        if (std::ranges::find(read, home) == read.end()) {
-            made_.insert(home);
+    each_home(torch::jit::last(stack, facts.returns), [&](const c10::StorageImpl* storage_impl) {
+        if (std::ranges::find(read, storage_impl) == read.end()) {
+            made_.insert(storage_impl);
         }
     });
 }
@@ -89,9 +91,9 @@ void Effects::look_at(const Facts& facts, const torch::jit::Stack& stack) {
     if (facts.talks || facts.unseen || facts.has(Traits::COLLECTIVE)) {
         found_ = "it talks to other processes";
     }
-    Invocation call(facts);
+    ParsedCall call(facts);
     call.take(stack);
-    if (const at::Generator given = given_generator(call.extras);
+    if (const at::Generator given = given_generator(call.unkeyed_args);
         given.defined() && given != default_generator(given.device())) {
         found_ = "it draws from a generator of its own";
     }
@@ -109,20 +111,20 @@ void Effects::about_to_write(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return;
     }
-    const c10::StorageImpl& home = *tensor.unsafe_storage().unsafeGetStorageImpl();
-    if (made_.contains(&home)) {
+    const c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
+    if (made_.contains(&storage_impl)) {
         return;
     }
     found_ = "it writes memory that it did not make";
-    driver_.settle();
-    const Driver::Resident* there = driver_.resident_at(home);
-    Record* record = there == nullptr ? nullptr : there->record;
+    driver_.process_pending();
+    const Driver::AddressEntry* there = driver_.find_by_address(storage_impl);
+    StorageRecord* record = there == nullptr ? nullptr : there->record;
     if (record == nullptr) {
         return;
     }
     const Ref<Storage> kept(record);
     if (record->replayable) {
-        driver_.changed_unseen(*record).version.expected = -1;
+        driver_.record_external_write(*record).version.expected = -1;
         return;
     }
     if (record->consumed()) {

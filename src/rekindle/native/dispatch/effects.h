@@ -23,7 +23,7 @@ class Effects final {
 public:
     // `inputs`: what the operator reads, of which it may write nothing; empty: only its own
     // operators are looked at, not what kernels write that nobody sees.
-    Effects(Driver& driver, std::span<const Home> inputs);
+    Effects(Driver& driver, std::span<const StoragePtr> inputs);
     Effects(const Effects&) = delete;
     Effects& operator=(const Effects&) = delete;
     Effects(Effects&&) = delete;
@@ -65,8 +65,8 @@ private:
     void about_to_write(const c10::TensorImpl& tensor);
 
     Driver& driver_;
-    std::vector<std::pair<Home, std::uint64_t>> checksums_;  // of the inputs, before it ran
-    std::unordered_set<const c10::StorageImpl*> made_;       // inside, and perhaps gone by now
+    std::vector<std::pair<StoragePtr, std::uint64_t>> checksums_;  // of the inputs, before it ran
+    std::unordered_set<const c10::StorageImpl*> made_;  // inside, and perhaps gone by now
     const char* found_ = nullptr;
 };
 

@@ -13,9 +13,9 @@
 #include <atomic>
 #include <utility>
 
-#include "../memory/record.h"
+#include "../memory/storage_record.h"
 #include "../torch/geometry.h"
-#include "../torch/homes.h"
+#include "../torch/storage_ptr.h"
 #include "../torch/versions.h"
 
 namespace rekindle {
@@ -30,7 +30,7 @@ constexpr std::size_t REFERENCES = 2;
 // The tensor that autograd unpacked last on this thread, and the node that it was for.
 struct Unpacked final {
     const void* node = nullptr;
-    const c10::StorageImpl* home = nullptr;
+    const c10::StorageImpl* storage_impl = nullptr;
 };
 
 Unpacked& unpacked() noexcept {
@@ -78,9 +78,9 @@ bool is_called_by(
     const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
 ) {
     const auto is_unpacked = [&](const c10::IValue& value) {
-        return value.isTensor() && home_in(value.toTensor()) == last.home;
+        return value.isTensor() && home_in(value.toTensor()) == last.storage_impl;
     };
-    return (last.node == &node && last.home != nullptr &&
+    return (last.node == &node && last.storage_impl != nullptr &&
             std::ranges::any_of(given.subspan(1), is_unpacked)) ||
            unpacks_without_hooks(node);
 }
@@ -146,15 +146,16 @@ bool fit(const Facts& facts, std::span<const c10::IValue> given) {
 // -- owners of the gradient -----------------------------------------------------------------------
 
 // Return true if a recipe, autograd, the swapper or a kernel in flight may read the value.
-bool is_wanted(const Record& record) noexcept {
-    return record.consumed() || record.references != 0 || record.pinned || record.foreign ||
-           record.flags != 0 || record.leaving || record.on_host || record.husk || record.strays ||
-           record.owned || record.successor || record.locks != 0 || record.read_unseen;
+bool is_wanted(const StorageRecord& record) noexcept {
+    return record.consumed() || record.references != 0 || record.pinned || record.external ||
+           record.flags != 0 || record.leaving || record.on_host || record.placeholder ||
+           record.shares_version_counter || record.keeper || record.successor ||
+           record.locks != 0 || record.read_unseen;
 }
 
 // Return true if `tensor` has so many references, no Python object, and no weak reference but that
 // of `record`.
-bool has_just(const at::Tensor& tensor, std::size_t references, const Record* record) {
+bool has_just(const at::Tensor& tensor, std::size_t references, const StorageRecord* record) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     const std::size_t ours =
         record != nullptr && record->origin._unsafe_get_target() == impl ? 1 : 0;
@@ -164,8 +165,8 @@ bool has_just(const at::Tensor& tensor, std::size_t references, const Record* re
 
 // Return true if the gradient alone refers to its storage, or the gradient and its base, of which
 // it is the only view.
-bool is_only_owner(const at::Tensor& gradient, const Record* record) {
-    const c10::StorageImpl* home = home_in(gradient);
+bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
+    const c10::StorageImpl* storage_impl = home_in(gradient);
     const auto* view = torch::autograd::impl::get_view_autograd_meta(gradient);
     if (view == nullptr) {
         return gradient.storage().use_count() == 1;
@@ -175,21 +176,21 @@ bool is_only_owner(const at::Tensor& gradient, const Record* record) {
     }
     const auto& info = view->get_backward_view();
     const at::Tensor& base = info.base_;
-    return !info.has_view_fn() && home_in(base) == home && !base.requires_grad() &&
+    return !info.has_view_fn() && home_in(base) == storage_impl && !base.requires_grad() &&
            has_just(base, 1, record) && gradient.storage().use_count() == 2;
 }
 
 // Return true if no other owner of the storage of `gradient` exists. Reads by earlier owners
 // happened before: they released their references, and the fence acquires.
 bool dies(Driver& driver, const at::Tensor& gradient) {
-    c10::StorageImpl& home = *gradient.storage().unsafeGetStorageImpl();
-    const Driver::Resident* found = driver.resident_at(home);
-    if (found == nullptr || is_husk(home) || !home.resizable() ||
-        home.pyobj_slot()->load_pyobj() != nullptr ||
-        c10::impl::cow::is_cow_data_ptr(home._mutable_data_ptr_no_checks())) {
+    c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
+    const Driver::AddressEntry* found = driver.find_by_address(storage_impl);
+    if (found == nullptr || is_placeholder(storage_impl) || !storage_impl.resizable() ||
+        storage_impl.pyobj_slot()->load_pyobj() != nullptr ||
+        c10::impl::cow::is_cow_data_ptr(storage_impl._mutable_data_ptr_no_checks())) {
         return false;
     }
-    const Record* record = found->record;
+    const StorageRecord* record = found->record;
     if (record != nullptr && is_wanted(*record)) {
         return false;
     }

@@ -12,8 +12,8 @@
 #include "../ops/sizes.h"
 #include "../ops/workspaces.h"
 #include "../torch/geometry.h"
-#include "../torch/homes.h"
 #include "../torch/parts.h"
+#include "../torch/storage_ptr.h"
 #include "../torch/versions.h"
 #include "in_place.h"
 #include "trial.h"
@@ -22,38 +22,39 @@ namespace rekindle {
 
 void Operation::run(const std::optional<c10::Stream>& now) {
     stream_ = driver_.about_to_run(now);
-    invocation_.take(stack_);
+    parsed_.take(stack_);
     if (facts_.in_place != nullptr) {
         decide_in_place();
     }
     driver_.begins(*this);
     begun_ = true;
-    invocation_.signature = signature_of(op_, invocation_, stack_);
-    for (const std::uint32_t position : invocation_.written) {
-        driver_.note_if_it_strays(*invocation_.tensors[position]);
+    parsed_.signature = signature_of(op_, parsed_, stack_);
+    for (const std::uint32_t position : parsed_.written) {
+        driver_.note_shared_version_counter(*parsed_.tensors[position]);
     }
     // Record a recipe only if the results may be needed again, and if a replay gives the same bits.
     // Autograd needs none with grad mode off, but user-held values may.
-    const bool without_grad = driver_.any_time && driver_.any_time->records_without_grad();
+    const bool without_grad =
+        driver_.held_eviction && driver_.held_eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
     recording_ = (c10::GradMode::is_enabled() || differentiated || without_grad) &&
-                 !invocation_.opaque && !facts_.opaque && driver_.never_recompute == 0 &&
+                 !parsed_.opaque && !facts_.opaque && driver_.never_recompute == 0 &&
                  (!may_differ() || is_trusted_or_tried());
     run_as_it_may();
     if (facts_.unit) {
-        note_unit(invocation_.signature->probation);
+        note_unit(parsed_.signature->probation);
     }
 }
 
 void Operation::run_as_it_may() {
-    if (driver_.let_go_of_everything) {
-        let_go_for_tests();
+    if (driver_.evict_before_every_op) {
+        evict_for_tests();
     }
-    if (driver_.any_time && driver_.any_time->open) {
+    if (driver_.held_eviction && driver_.held_eviction->open) {
         run_touching();
         return;
     }
-    if (driver_.husks != 0) {
+    if (driver_.placeholders != 0) {
         bring_inputs();
     }
     run_with_inputs();
@@ -65,7 +66,7 @@ void Operation::decide_in_place() {
     const TakesOver what = takes_over(driver_, facts_, op_.hasTag(at::Tag::pointwise), given);
     would_take_over_ = what == TakesOver::without_modes;
     if (what == TakesOver::yes) {
-        invocation_.take_over();
+        parsed_.take_over();
         ++driver_.taking_over.taken_over;
     }
 }
@@ -77,24 +78,24 @@ void Operation::run_with_inputs() {
         only_count();
         return;
     }
-    forget_history();
-    or_lending([&] { know_inputs(); });
+    prune_history();
+    retry_evicting_held([&] { know_inputs(); });
     // It may read its inputs after it has returned.
     if (facts_.opaque) {
         keep_inputs_there();
     }
-    meet();
+    register_tensor();
     if (facts_.has(Traits::INDEXING) && recording_) {
         keep_indices();
     }
-    or_lending([&] { save_what_is_overwritten(); });
+    retry_evicting_held([&] { save_what_is_overwritten(); });
     predict();
     if (foreign_ && recording_) {
         recording_ = take_private_inputs();
     }
     try {
-        or_lending([&] { make_room(); });
-    } catch (const Shortage&) {
+        retry_evicting_held([&] { make_room(); });
+    } catch (const OutOfBudgetError&) {
         if (!guessed_) {
             throw;
         }
@@ -108,11 +109,11 @@ void Operation::run_with_inputs() {
     call();
     stand_trial();
     register_results();
-    make_good();
+    enforce_budget();
 }
 
 // Evict until the budget is met again, if the operator made more than was predicted.
-void Operation::make_good() {
+void Operation::enforce_budget() {
     if (driver_.engine.memory > driver_.engine.budget) {
         about_to_let_go(driver_, lock_);
         // The written memory cannot be restored, so the next operator is refused instead.
@@ -122,7 +123,7 @@ void Operation::make_good() {
         }
         try {
             or_without_copies(driver_, lock_, [&] { driver_.make_room(0, facts_.name.c_str()); });
-        } catch (Shortage& shortage) {
+        } catch (OutOfBudgetError& shortage) {
             // Report the bytes that were made, not those that were predicted.
             shortage.needed = shortage.memory - shortage.budget;
             shortage.memory = shortage.budget;
@@ -137,15 +138,15 @@ void Operation::make_good() {
 // call writes memory that has a recipe or that recipes read, or reads contents of unknown origin.
 // Its results become sources when a recipe reads them or autograd saves them.
 bool Operation::may_only_count() {
-    const Signature& signature = *invocation_.signature;
+    const Signature& signature = *parsed_.signature;
     if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {
         return false;
     }
-    for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
-        const c10::TensorImpl& tensor = *invocation_.tensors[i];
-        Driver::Resident* found =
-            driver_.resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
-        Record* record = found == nullptr ? driver_.known(tensor) : found->record;
+    for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
+        const c10::TensorImpl& tensor = *parsed_.tensors[i];
+        Driver::AddressEntry* found =
+            driver_.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        StorageRecord* record = found == nullptr ? driver_.find_or_register(tensor) : found->record;
         if (record == nullptr) {
             continue;
         }
@@ -164,14 +165,14 @@ bool Operation::may_only_count() {
 
 // Run an operator whose results are counted but get no record.
 void Operation::only_count() {
-    meet();
-    needed_ = invocation_.signature->needed;
-    inside_ = driver_.stepping ? 0 : invocation_.signature->workspace;
+    register_tensor();
+    needed_ = parsed_.signature->needed;
+    inside_ = driver_.stepping ? 0 : parsed_.signature->workspace;
     if (!fits()) {
-        or_lending([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
+        retry_evicting_held([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
     }
     if (driver_.reserved.limited()) {
-        or_lending([&] { find_places(); });
+        retry_evicting_held([&] { find_places(); });
     }
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
@@ -193,25 +194,27 @@ void Operation::only_count() {
             }
         );
     }
-    driver_.count(invocation_.signature->cost, made, invocation_.signature->workspace);
-    make_good();
+    driver_.count(parsed_.signature->cost, made, parsed_.signature->workspace);
+    enforce_budget();
 }
 
 // Order the call after earlier accesses to its operands on other streams.
 void Operation::order_counted() {
-    for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
-        const c10::StorageImpl& home =
-            *invocation_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const Driver::Resident* found = driver_.resident_at(home);
+    for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
+        const c10::StorageImpl& storage_impl =
+            *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
+        const Driver::AddressEntry* found = driver_.find_by_address(storage_impl);
         if (found != nullptr && found->record != nullptr) {
-            order(i, home, *found->record);
+            order(i, storage_impl, *found->record);
         }
     }
 }
 
 // Order the call after earlier accesses to one operand on other streams.
-void Operation::order(std::uint32_t position, const c10::StorageImpl& home, Record& record) {
-    driver_.device.about_to_read(home, record.order, stream_);
+void Operation::order(
+    std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record
+) {
+    driver_.device.about_to_read(storage_impl, record.order, stream_);
     if (is_written(position)) {
         driver_.device.about_to_write(record.order, stream_);
     }
@@ -219,9 +222,9 @@ void Operation::order(std::uint32_t position, const c10::StorageImpl& home, Reco
 
 // Note that the operands written in place were last written on this stream.
 void Operation::note_writer() {
-    for (const std::uint32_t position : invocation_.written) {
-        const Driver::Resident* found = driver_.resident_at(
-            *invocation_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
+    for (const std::uint32_t position : parsed_.written) {
+        const Driver::AddressEntry* found = driver_.find_by_address(
+            *parsed_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
         );
         if (found != nullptr && found->record != nullptr) {
             found->record->order = written(found->record->order);
@@ -242,11 +245,11 @@ Order Operation::written(const Order& before) {
 // -- before the operator runs ---------------------------------------------------------------------
 
 // Prune long chains of recipes now and then: after about as many new storages as the graph has.
-void Operation::forget_history() {
-    if (driver_.storages_made > driver_.look_back_at) {
-        driver_.forget_history();
+void Operation::prune_history() {
+    if (driver_.storages_made > driver_.next_history_check) {
+        driver_.prune_history();
         const auto known = static_cast<std::int64_t>(driver_.engine.n_storages());
-        driver_.look_back_at =
+        driver_.next_history_check =
             driver_.storages_made + std::max<std::int64_t>(driver_.longest_chain, known);
     }
 }
@@ -259,17 +262,17 @@ void Operation::need(Need need) {
 
 // Predict the bytes of the results, from the signature or from the arguments.
 void Operation::predict() {
-    need({invocation_.signature->needed, !invocation_.signature->bound});
+    need({parsed_.signature->needed, !parsed_.signature->bound});
     if (needed_ < 0) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
         {
             const Unlocked others(lock_);
-            need(invocation_.signature->predict(given, invocation_.extras, driver_.device));
+            need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
         }
-        driver_.collect();
+        driver_.drain_free_queue();
         if (facts_.dynamic) {  // not learned per signature, but the bound stays
-            invocation_.signature->needed = needed_;
-            invocation_.signature->bound = guessed_;
+            parsed_.signature->needed = needed_;
+            parsed_.signature->bound = guessed_;
         }
     }
     if (facts_.has(Traits::COUNTED_FIRST)) {
@@ -289,7 +292,7 @@ bool Operation::fits() const {
 
 // Find free blocks for each result and for the workspace.
 void Operation::find_places() {
-    if (const auto& pieces = invocation_.signature->pieces) {
+    if (const auto& pieces = parsed_.signature->pieces) {
         for (const Bytes nbytes : *pieces) {
             driver_.reserved.find_place(nbytes);
         }
@@ -301,7 +304,7 @@ void Operation::find_places() {
 
 // Make room for results and workspace. An unknown workspace gets a guess, if it will be measured.
 void Operation::make_room() {
-    const Signature& signature = *invocation_.signature;
+    const Signature& signature = *parsed_.signature;
     inside_ = driver_.stepping ? 0 : signature.workspace;
     driver_.about_to_peak(needed_);
     if (!fits()) {
@@ -317,7 +320,7 @@ void Operation::make_room() {
     if (driver_.reserved.limited()) {
         find_places();
     }
-    if (signature.watched == 0 && !signature.priced && Watched::possible(driver_.device)) {
+    if (signature.watched == 0 && !signature.priced && WorkspaceProbe::possible(driver_.device)) {
         driver_.clear(needed_ + guess_workspace(signature, driver_.device));
     }
 }
@@ -329,7 +332,7 @@ void Operation::draw() {
         return;
     }
     Generators drawn;
-    if (const at::Generator given = given_generator(invocation_.extras); given.defined()) {
+    if (const at::Generator given = given_generator(parsed_.unkeyed_args); given.defined()) {
         drawn.push_back(given);
     } else if (facts_.region || facts_.unit) {
         drawn.push_back(default_generator(c10::DeviceType::CPU));
@@ -358,7 +361,7 @@ c10::Device Operation::where() const {
             return asked_for.toDevice();
         }
     }
-    for (const c10::TensorImpl* tensor : invocation_.tensors) {
+    for (const c10::TensorImpl* tensor : parsed_.tensors) {
         if (!tensor->is_cpu()) {
             return tensor->device();
         }
@@ -374,21 +377,23 @@ Operation::Results Operation::gather_results() {
     each_memory(
         torch::jit::last(stack_, facts_.returns),
         [&](std::uint32_t position, const at::Tensor& tensor, bool all) {
-            c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
-            const auto same = [&](const Made& other) { return other.home == home; };
-            const bool known = address_of(*home) == nullptr ||
-                               driver_.resident_at(*home) != nullptr || has_moved(*home);
+            c10::StorageImpl* storage_impl = tensor.storage().unsafeGetStorageImpl();
+            const auto same = [&](const Made& other) { return other.storage_impl == storage_impl; };
+            const bool known = address_of(*storage_impl) == nullptr ||
+                               driver_.find_by_address(*storage_impl) != nullptr ||
+                               has_moved(*storage_impl);
             if (known || std::ranges::any_of(results.made, same)) {
                 return;
             }
-            results.made.push_back({position, tensor.unsafeGetTensorImpl(), home});
-            results.exotic = results.exotic || !all || !is_plain(*tensor.unsafeGetTensorImpl());
+            results.made.push_back({position, tensor.unsafeGetTensorImpl(), storage_impl});
+            results.non_strided_result =
+                results.non_strided_result || !all || !is_plain(*tensor.unsafeGetTensorImpl());
             results.quantized = results.quantized || tensor.is_quantized();
             if (!all) {
                 results.parts.push_back(tensor);
             }
-            results.foreign = results.foreign || !home->resizable();
-            results.nbytes += driver_.counted(*home);
+            results.external = results.external || !storage_impl->resizable();
+            results.nbytes += driver_.counted(*storage_impl);
         }
     );
     return results;
@@ -397,25 +402,25 @@ Operation::Results Operation::gather_results() {
 // Report to the engine what the operator made, and record how to recompute it.
 void Operation::register_results() {
     const Results results = gather_results();
-    const auto& [made, parts, nbytes, exotic, quantized, foreign] = results;
+    const auto& [made, parts, nbytes, non_strided_result, quantized, external] = results;
     c10::SmallVector<std::uint32_t, 4> positions;
     for (const Made& each : made) {
         positions.push_back(each.position);
     }
-    Signature& signature = *invocation_.signature;
+    Signature& signature = *parsed_.signature;
     if (!signature.fresh) {
-        signature.learn(positions, nbytes, exotic);
+        signature.learn(positions, nbytes, non_strided_result);
         // `find_places` runs only where a device queues its work.
         if (driver_.device.queues()) {
             signature.pieces.emplace();
             for (const Made& each : made) {
-                signature.pieces->push_back(driver_.counted(*each.home));
+                signature.pieces->push_back(driver_.counted(*each.storage_impl));
             }
         }
     }
     Nanoseconds cost = signature.cost;
     recording_ = recording_ && inputs_can_be_had();
-    if (!invocation_.written.empty()) {
+    if (!parsed_.written.empty()) {
         if (written_over(recording_, nbytes)) {
             cost = 0;  // the engine has it from `written_over`
         }
@@ -427,14 +432,14 @@ void Operation::register_results() {
         // arguments.
         recording_ = false;
     }
-    recording_ = recording_ && !exotic && !foreign;
+    recording_ = recording_ && !non_strided_result && !external;
     // Keep the inputs that the result may read later. A quantized tensor refers to its scales. A
     // sparse tensor consists of its inputs; with `evict="anything"` those are seen and restored as
     // needed.
-    if (driver_.any_time ? quantized : exotic) {
+    if (driver_.held_eviction ? quantized : non_strided_result) {
         keep_inputs_there();
     }
-    if (invocation_.takes_over) {  // nothing else is left that has the memory
+    if (parsed_.takes_over) {  // nothing else is left that has the memory
         const at::Tensor& result = torch::jit::last(stack_, 1)[0].toTensor();
         Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
     }
@@ -443,7 +448,7 @@ void Operation::register_results() {
     } else if (cost != 0) {
         driver_.account(facts_, cost, signature.workspace);
     }
-    for (Record* record : owned_here_) {
+    for (StorageRecord* record : owned_here_) {
         driver_.disown(*record);
     }
 }
@@ -456,14 +461,14 @@ bool Operation::inputs_can_be_had() const {
     });
 }
 
-// Return true if `home` is the storage of an input that the operator resized.
-bool Operation::has_moved(const c10::StorageImpl& home) {
+// Return true if `storage_impl` is the storage of an input that the operator resized.
+bool Operation::has_moved(const c10::StorageImpl& storage_impl) {
     if (!facts_.resizes) {
         return false;
     }
-    return std::ranges::any_of(invocation_.written, [&](auto position) {
-        Record* record = input(position);
-        return record != nullptr && record->at().get() == &home;
+    return std::ranges::any_of(parsed_.written, [&](auto position) {
+        StorageRecord* record = input(position);
+        return record != nullptr && record->at().get() == &storage_impl;
     });
 }
 
@@ -472,15 +477,15 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     Recipe& call = driver_.new_call(&facts_, cost, recording_);
     const Ref<Call> kept(&call);
     if (recording_) {
-        link(call, !invocation_.written.empty());
+        link(call, !parsed_.written.empty());
     }
     for (const Made& each : made) {
-        Record& record = driver_.new_storage(call, driver_.counted(*each.home));
+        StorageRecord& record = driver_.new_storage(call, driver_.counted(*each.storage_impl));
         record.maker = &facts_;
         record.order = driver_.device.streams.made_by(stream_);
         record.flags = facts_.content;
         Driver::remember(record, *each.tensor);
-        if (!invocation_.written.empty()) {
+        if (!parsed_.written.empty()) {
             // Maybe written through `out=`: autograd bumps the version afterwards.
             record.version.expected = -1;
         }
@@ -488,21 +493,21 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
             record.pinned = true;  // R8, routing
         }
-        const auto suitable = driver_.any_time ? &AnyTime::is_returnable : &is_returnable;
+        const auto suitable = driver_.held_eviction ? &HeldEviction::is_returnable : &is_returnable;
         record.returnable = recording_ && suitable(*each.tensor);
-        driver_.settle_in(record, Home::reclaim_copy(each.home));
+        driver_.bind_storage(record, StoragePtr::reclaim_copy(each.storage_impl));
     }
     if (would_take_over_ && inputs_[0]) {
         driver_.transcriber.would_take_over(input(0)->id);
     }
-    driver_.admit(call, invocation_.signature->workspace + stand_ins());
+    driver_.admit(call, parsed_.signature->workspace + stand_ins());
 }
 
 // Return the bytes of the scratch tensors that replace running statistics in a replay.
 Bytes Operation::stand_ins() {
     Bytes nbytes = 0;
     if (recording_ && facts_.written != 0) {
-        for (const std::uint32_t position : invocation_.written) {
+        for (const std::uint32_t position : parsed_.written) {
             nbytes += input(position)->nbytes;
         }
     }
@@ -516,9 +521,9 @@ Bytes Operation::stand_ins() {
 // recorded.
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
-    c10::SmallVector<Record*, 2> changed;
-    for (const std::uint32_t position : invocation_.written) {  // in ascending order
-        Record* record = input(position);
+    c10::SmallVector<StorageRecord*, 2> changed;
+    for (const std::uint32_t position : parsed_.written) {  // in ascending order
+        StorageRecord* record = input(position);
         if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
             continue;
         }
@@ -538,7 +543,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     if (replaced.empty()) {
         return false;
     }
-    Recipe& call = driver_.new_call(&facts_, invocation_.signature->cost, recording);
+    Recipe& call = driver_.new_call(&facts_, parsed_.signature->cost, recording);
     const Ref<Call> kept(&call);
     if (recording) {
         link(call, false);
@@ -546,15 +551,15 @@ bool Operation::written_over(bool recording, Bytes results) {
     }
     c10::SmallVector<Overwrite, 2> pairs;
     for (const std::uint32_t position : replaced) {
-        Record& before = *input(position);
-        Record& after = driver_.write_over(call, before);
+        StorageRecord& before = *input(position);
+        StorageRecord& after = driver_.record_inplace_write(call, before);
         after.order = written(before.order);
         after.flags = facts_.content;
         after.maker = &facts_;
         pairs.push_back({&after.root, &before.root});
     }
     driver_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});
-    driver_.admit(call, invocation_.signature->workspace + results);
+    driver_.admit(call, parsed_.signature->workspace + results);
     if (facts_.resizes) {
         for (const Overwrite& pair : pairs) {
             driver_.resized(record_of(*pair.output->storage));
@@ -566,15 +571,15 @@ bool Operation::written_over(bool recording, Bytes results) {
 // Fill in the recipe `call`, and note the versions of its inputs. `statistics`: written tensors are
 // running statistics, which a replay leaves out (R6, hidden writes).
 void Operation::link(Recipe& call, bool statistics) {
-    call.signature = invocation_.signature;
+    call.signature = parsed_.signature;
     call.grad_mode = c10::GradMode::is_enabled();
-    if (!random_.empty() || !invocation_.extras.empty() || !invocation_.written.empty()) {
+    if (!random_.empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty()) {
         call.aside = std::make_unique<Recipe::Aside>();
         call.aside->random = std::move(random_);
-        call.aside->extras.assign(invocation_.extras.begin(), invocation_.extras.end());
+        call.aside->unkeyed_args.assign(parsed_.unkeyed_args.begin(), parsed_.unkeyed_args.end());
         call.aside->statistics = statistics;
         if (statistics) {
-            call.aside->written.assign(invocation_.written.begin(), invocation_.written.end());
+            call.aside->written.assign(parsed_.written.begin(), parsed_.written.end());
         }
     }
     c10::SmallVector<Value*, 6> values;
@@ -582,7 +587,7 @@ void Operation::link(Recipe& call, bool statistics) {
         if (statistics && is_written(i)) {
             continue;
         }
-        Record& record = *input(i);
+        StorageRecord& record = *input(i);
         values.push_back(&record.root);
         record.last_access = driver_.engine.clock;
         if (record.version.expected < 0) {

@@ -18,12 +18,12 @@
 #include <span>
 
 #include "../base/mutex.h"
-#include "../memory/any_time.h"
 #include "../memory/driver.h"
-#include "../memory/held.h"
-#include "../ops/invocation.h"
+#include "../memory/evict_held_last.h"
+#include "../memory/held_eviction.h"
+#include "../ops/parsed_call.h"
 #include "../torch/parts.h"
-#include "../torch/positions.h"
+#include "../torch/rng_history.h"
 #include "effects.h"
 
 namespace rekindle {
@@ -46,7 +46,7 @@ public:
           stack_(stack),
           lock_(lock),
           below_(stack.size() - facts.arguments),
-          invocation_(facts) {}
+          parsed_(facts) {}
 
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
@@ -61,25 +61,25 @@ public:
 
     // Run the operator on the stream `now`, if the device has streams.
     void run(const std::optional<c10::Stream>& now);
-    void note_read(Homes& read) const override;
+    void note_read(StorageList& read) const override;
 
 private:
     // A result in new memory, with its position among the results.
     struct Made final {
         std::uint32_t position;
         c10::TensorImpl* tensor;
-        c10::StorageImpl* home;
+        c10::StorageImpl* storage_impl;
     };
 
-    // The results in new memory. `nbytes`: their total, as counted. `exotic`: some result is not a
-    // plain strided tensor. `quantized`: some result is quantized.
+    // The results in new memory. `nbytes`: their total, as counted. `non_strided_result`: some
+    // result is not a plain strided tensor. `quantized`: some result is quantized.
     struct Results final {
         c10::SmallVector<Made, 4> made;
         Parts parts;  // keeps parts of results alive until they are registered
         Bytes nbytes = 0;
-        bool exotic = false;
+        bool non_strided_result = false;
         bool quantized = false;
-        bool foreign = false;  // PyTorch did not allocate some result
+        bool external = false;  // PyTorch did not allocate some result
     };
 
     void run_as_it_may();
@@ -89,29 +89,29 @@ private:
     bool may_let_go();
     void let_results_return();
     void bring_inputs();
-    void let_go_for_tests();
+    void evict_for_tests();
 
     // Run `step`. If it does not fit, run it once more while user-held values may be evicted.
     template <class Step>
-    void or_lending(Step&& step) {
-        if (driver_.any_time) {  // `run_touching` has called `about_to_let_go`
-            or_without_copies(driver_, lock_, [&] { driver_.any_time->attempt(step); });
+    void retry_evicting_held(Step&& step) {
+        if (driver_.held_eviction) {  // `run_touching` has called `about_to_let_go`
+            or_without_copies(driver_, lock_, [&] { driver_.held_eviction->attempt(step); });
             return;
         }
-        rekindle::or_lending(driver_, lock_, step);
+        rekindle::retry_evicting_held(driver_, lock_, step);
     }
 
     void keep_inputs_there();
     bool may_only_count();
     void only_count();
     void order_counted();
-    void order(std::uint32_t position, const c10::StorageImpl& home, Record& record);
+    void order(std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record);
     void note_writer();
     Order written(const Order& before);
-    void forget_history();
+    void prune_history();
     void know_inputs();
-    void meet();
-    void look_twice(std::uint32_t position);
+    void register_tensor();
+    void resolve_content_flags(std::uint32_t position);
     void keep_indices();
     void save_what_is_overwritten();
     void need(Need need);
@@ -120,7 +120,7 @@ private:
     bool take_private_inputs();
     void make_room();
     void find_places();
-    void make_good();
+    void enforce_budget();
     void draw();
     c10::Device where() const;
     void own_inputs();
@@ -139,15 +139,15 @@ private:
     Results gather_results();
     void register_results();
     bool inputs_can_be_had() const;
-    bool has_moved(const c10::StorageImpl& home);
+    bool has_moved(const c10::StorageImpl& storage_impl);
     void register_made(std::span<const Made> made, Nanoseconds cost);
     Bytes stand_ins();
     bool written_over(bool recording, Bytes results);
     void link(Recipe& call, bool statistics);
     bool is_written(std::uint32_t position) const noexcept;
 
-    Record* input(std::size_t position) noexcept {
-        return static_cast<Record*>(inputs_[position].get());
+    StorageRecord* input(std::size_t position) noexcept {
+        return static_cast<StorageRecord*>(inputs_[position].get());
     }
 
     Driver& driver_;
@@ -157,13 +157,13 @@ private:
     torch::jit::Stack& stack_;
     Locked& lock_;
     const std::size_t below_;  // stack size without the arguments
-    Invocation invocation_;
-    c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensor arguments; null: no memory
-    c10::SmallVector<Record*, 1> fixed_;        // sources that it writes and recipes read
-    c10::SmallVector<Record*, 4> owned_here_;   // inputs to keep until the recipe exists
-    c10::SmallVector<Home, 1> private_;         // copies of inputs that others may write
-    StreamIndex stream_ = 0;                    // that the operator runs on
-    bool begun_ = false;                        // registered as a reader
+    ParsedCall parsed_;
+    c10::SmallVector<Ref<Storage>, 6> inputs_;        // of the tensor arguments; null: no memory
+    c10::SmallVector<StorageRecord*, 1> fixed_;       // sources that it writes and recipes read
+    c10::SmallVector<StorageRecord*, 4> owned_here_;  // inputs to keep until the recipe exists
+    c10::SmallVector<StoragePtr, 1> private_;         // copies of inputs that others may write
+    StreamIndex stream_ = 0;                          // that the operator runs on
+    bool begun_ = false;                              // registered as a reader
     bool recording_ = false;
     bool tried_ = false;              // recorded only if a trial goes well
     std::optional<Effects> effects_;  // of a unit that is not trusted
@@ -172,7 +172,7 @@ private:
     Bytes needed_ = 0;                // bytes of the results
     bool guessed_ = false;            // `needed_` is only an upper bound
     Bytes inside_ = 0;                // bytes of the workspace
-    Noted random_;
+    RngCheckpoints random_;
 };
 
 }  // namespace rekindle

@@ -11,7 +11,7 @@
 #include "../torch/backward.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/versions.h"
-#include "handle.h"
+#include "saved_tensor_handle.h"
 
 namespace rekindle {
 
@@ -60,7 +60,7 @@ public:
             !c10::impl::tls_is_dispatch_key_excluded(KEY) &&
             at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
             if (c10::intrusive_ptr<Driver> driver = active(); driver) {
-                return std::make_unique<Handle>(std::move(driver));
+                return std::make_unique<SavedTensorHandle>(std::move(driver));
             }
         }
         return behind_.get_default_saved_variable_hooks();
@@ -95,10 +95,10 @@ autograd::Engine& stub() {
 
 }  // namespace
 
-void stand_before_autograd() {
+void install_engine_proxy() {
     // Like autograd's engine, the proxy outlives Python.
     if (the_proxy() == nullptr) {
-        the_proxy() = &immortal<Proxy>(autograd::Engine::get_default_engine());
+        the_proxy() = &leaky_singleton<Proxy>(autograd::Engine::get_default_engine());
         autograd::set_default_engine_stub(&stub);
     }
 }

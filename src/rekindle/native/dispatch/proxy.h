@@ -8,6 +8,6 @@
 namespace rekindle {
 
 // Install the proxy. Further calls do nothing.
-void stand_before_autograd();
+void install_engine_proxy();
 
 }  // namespace rekindle

@@ -7,19 +7,21 @@
 //    operator is passed on.
 // 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
 //    in this file. Every other operator becomes an `Operation` (dispatch/operation.cpp).
-// 3. The call is parsed and gets its signature (ops/invocation.cpp, ops/signature.h): the operator,
+// 3. The call is parsed and gets its signature (ops/parsed_call.cpp, ops/signature.h): the
+// operator,
 //    its plain arguments and the geometry of its tensors. Costs, sizes and workspaces are known per
 //    signature.
-// 4. Inputs are registered, and evicted ones are recomputed (dispatch/operands.cpp,
+// 4. Inputs are registered, and evicted ones are recomputed (dispatch/operation_inputs.cpp,
 //    memory/recomputing.cpp). Sources that the operator overwrites are saved first (R4).
 // 5. Room is made for the results and the workspace: the driver (memory/driver.cpp) asks the engine
-//    (engine/), which evicts, or throws `Shortage`.
-// 6. The lock is released around the kernel (dispatch/calling.cpp), because a kernel may run the
+//    (engine/), which evicts, or throws `OutOfBudgetError`.
+// 6. The lock is released around the kernel (dispatch/operation_execute.cpp), because a kernel may
+// run the
 //    user's code.
 // 7. The results become records with a recipe (memory/storages.cpp), unless only their bytes count.
 // 8. After the lock is released, pending notifications go to Python (`tell`).
 //
-// Errors of the core are turned into Python exceptions in one place, `in_words`.
+// Errors of the core are turned into Python exceptions in one place, `translate_errors`.
 #include "runtime.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -27,9 +29,9 @@
 
 #include <optional>
 
-#include "../memory/any_time.h"
 #include "../memory/driver.h"
-#include "../memory/held.h"
+#include "../memory/evict_held_last.h"
+#include "../memory/held_eviction.h"
 #include "../memory/program.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
@@ -55,24 +57,24 @@ void bring_operands(
     const Facts& facts,
     const torch::jit::Stack& stack,
     Locked& lock,
-    std::optional<Touched>& touched,
+    std::optional<PinnedOperands>& touched,
     std::optional<Reading>& reading
 ) {
-    Homes homes;
+    StorageList storages;
     for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
         if (value.isTensor() && has_memory(*value.toTensor().unsafeGetTensorImpl())) {
-            homes.push_back(
+            storages.push_back(
                 value.toTensor().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
             );
         }
     }
-    if (driver.any_time) {
-        touched.emplace(driver, homes, lock);
+    if (driver.held_eviction) {
+        touched.emplace(driver, storages, lock);
         return;
     }
-    reading.emplace(driver, homes);
-    for (const c10::StorageImpl* home : homes) {
-        or_lending(driver, lock, [&] { driver.bring_back(*home); });
+    reading.emplace(driver, storages);
+    for (const c10::StorageImpl* storage_impl : storages) {
+        retry_evicting_held(driver, lock, [&] { driver.bring_back(*storage_impl); });
     }
 }
 
@@ -85,14 +87,14 @@ void set_memory(
     torch::jit::Stack* stack,
     Locked& lock
 ) {
-    driver.settle();
-    std::optional<Touched> touched;
+    driver.process_pending();
+    std::optional<PinnedOperands> touched;
     std::optional<Reading> reading;
     bring_operands(driver, facts, *stack, lock, touched, reading);
     const at::Tensor target = torch::jit::last(*stack, facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
-        if (Record* record = driver.known(*target.unsafeGetTensorImpl())) {
+        if (StorageRecord* record = driver.find_or_register(*target.unsafeGetTensorImpl())) {
             // Its version counter moves, but the contents do not change.
             record->version.expected = -1;
         }
@@ -101,9 +103,9 @@ void set_memory(
         const Unlocked others(lock);
         pass(op, keys, stack);
     }
-    driver.settle();
+    driver.process_pending();
     if (plain) {
-        if (Record* record = driver.known(*target.unsafeGetTensorImpl())) {
+        if (StorageRecord* record = driver.find_or_register(*target.unsafeGetTensorImpl())) {
             // Autograd bumps the version counter for this write afterwards.
             record->version.expected = -1;
         }
@@ -115,10 +117,12 @@ void set_memory(
 
 // Register the first argument of a view. Its memory counts from now on, because the view may be
 // read and may not have memory of its own.
-void meet_first(Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock) {
+void register_first_argument(
+    Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock
+) {
     const auto given = torch::jit::last(stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
-        meet_whole(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
+        register_base(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
     }
 }
 
@@ -136,18 +140,18 @@ void view(
         const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
         if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`
             driver.records_streams = true;
-            if (is_husk(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
+            if (is_placeholder(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
                 // It has no effect on an evicted tensor.
                 torch::jit::drop(*stack, facts.arguments);
                 return;
             }
         }
     }
-    meet_first(driver, facts, *stack, lock);
+    register_first_argument(driver, facts, *stack, lock);
     const bool tells = facts.marks && driver.tell_ranges;
     lock.unlock();
     if (tells) {
-        tell_range(driver, facts.ends);
+        notify_range(driver, facts.ends);
     }
     pass(op, keys, stack);
 }
@@ -166,7 +170,7 @@ void query(
         const Unlocked others(lock);
         pass(op, keys, stack);
     }
-    driver.collect();
+    driver.drain_free_queue();
     Bytes made = 0;
     each_memory(
         torch::jit::last(*stack, facts.returns),
@@ -180,18 +184,18 @@ void query(
 // Keep the operands of an operator that is captured into a CUDA graph: the graph stores their
 // addresses.
 void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
-    driver.collect();
+    driver.drain_free_queue();
     each_memory(
         torch::jit::last(stack, facts.arguments),
         [&](std::uint32_t, const at::Tensor& tensor, bool) {
-            const auto* found = driver.resident_at(*tensor.storage().unsafeGetStorageImpl());
+            const auto* found = driver.find_by_address(*tensor.storage().unsafeGetStorageImpl());
             if (found == nullptr || found->record == nullptr) {
                 return;
             }
-            if (found->record->husk) {
-                throw InAGraph(found->record->site());
+            if (found->record->placeholder) {
+                throw RecomputeDuringCaptureError(found->record->site());
             }
-            driver.stays(*found->record);
+            driver.pin_while_held(*found->record);
         }
     );
 }
@@ -218,7 +222,7 @@ bool run(
     const std::optional<c10::Stream> now = driver.device.stream_if_any();
     // During CUDA graph capture operators are neither counted nor recorded.
     if (driver.device.is_capturing(now)) {
-        if (driver.lends || driver.any_time) {
+        if (driver.lends || driver.held_eviction) {
             keep_operands_of_graph(driver, facts, *stack);
         }
         lock.unlock();
@@ -231,14 +235,14 @@ bool run(
         return false;
     }
     if (facts.unseen) {
-        throw Unseen(facts);
+        throw UnsupportedOperatorError(facts);
     }
     if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
-        throw Unseen(facts, true);
+        throw UnsupportedOperatorError(facts, true);
     }
     // A composite operator, which arrives here in inference mode only. Its parts arrive separately.
     if (facts.composed) {
-        meet_first(driver, facts, *stack, lock);
+        register_first_argument(driver, facts, *stack, lock);
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, stack);
     } else if (facts.view) {
@@ -257,19 +261,19 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
         pass(op, keys, stack);
         return;
     }
-    const bool told = in_words(*driver, [&] { return run(*driver, op, keys, stack); });
+    const bool told = translate_errors(*driver, [&] { return run(*driver, op, keys, stack); });
     if (told) {
-        tell(*driver);
+        notify(*driver);
     }
 }
 
 }  // namespace
 
-const char* see_operators() {
+const char* register_fallback() {
     const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
     // Without `PYTHON_COMES_FIRST` a Python key is refused with an error by `run`.
     if (PYTHON_COMES_FIRST && *why_not == '\0') {
-        see_views(library_at_key("aten"));
+        register_view_kernels(library_at_key("aten"));
     }
     see_removals();
     return why_not;

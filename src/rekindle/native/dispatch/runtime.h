@@ -9,6 +9,6 @@ namespace rekindle {
 
 // Register the fallback for threads that include our dispatch key. Must be called once. Return the
 // reason if that is impossible, else an empty string.
-const char* see_operators();
+const char* register_fallback();
 
 }  // namespace rekindle

@@ -10,8 +10,8 @@
 
 #include "../memory/recipe.h"
 #include "../ops/kernel_operands.h"
-#include "../torch/as_the_first_time.h"
 #include "../torch/raised.h"
+#include "../torch/replay_dispatch_guard.h"
 #include "operation.h"
 #include "running.h"
 
@@ -36,14 +36,16 @@ std::vector<at::Tensor> tensors_in(std::span<const c10::IValue> values) {
     return found;
 }
 
-Home home_of(const at::Tensor& tensor) {
-    return Home::reclaim_copy(
+StoragePtr home_of(const at::Tensor& tensor) {
+    return StoragePtr::reclaim_copy(
         tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
     );
 }
 
-bool is_among(const Home& home, std::span<const Home> homes) {
-    return std::ranges::any_of(homes, [&](const Home& each) { return each.get() == home.get(); });
+bool is_among(const StoragePtr& storage_impl, std::span<const StoragePtr> storages) {
+    return std::ranges::any_of(storages, [&](const StoragePtr& each) {
+        return each.get() == storage_impl.get();
+    });
 }
 
 bool same_geometry(const c10::TensorImpl& one, const c10::TensorImpl& other) {
@@ -68,7 +70,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 
 bool same_bits(const at::Tensor& one, const at::Tensor& other) {
     const at::DisableRecordFunctionGuard unseen;  // the program's profiler is to see what it runs
-    const AsTheFirstTime guard(false);
+    const ReplayDispatchGuard guard(false);
     return one.numel() == 0 || at::equal(bytes_of(one), bytes_of(other));
 }
 
@@ -77,7 +79,7 @@ bool same_bits(const at::Tensor& one, const at::Tensor& other) {
 const char* difference(
     std::span<const c10::IValue> first,
     std::span<const c10::IValue> again,
-    std::span<const Home> inputs
+    std::span<const StoragePtr> inputs
 ) {
     constexpr const char* others = "it gives other results when it runs again";
     constexpr const char* elsewhere = "it returns memory that it keeps";
@@ -86,7 +88,7 @@ const char* difference(
     if (before.size() != now.size()) {
         return others;
     }
-    c10::SmallVector<Home, 4> made;
+    c10::SmallVector<StoragePtr, 4> made;
     for (const at::Tensor& each : before) {
         if (each.defined()) {
             made.push_back(home_of(each));
@@ -103,8 +105,8 @@ const char* difference(
             !same_geometry(*before[i].unsafeGetTensorImpl(), *now[i].unsafeGetTensorImpl())) {
             return others;
         }
-        const Home there = home_of(before[i]);
-        const Home here = home_of(now[i]);
+        const StoragePtr there = home_of(before[i]);
+        const StoragePtr here = home_of(now[i]);
         const bool given = is_among(there, inputs);
         if (given ? here.get() != there.get() : is_among(here, made) || is_among(here, inputs)) {
             return elsewhere;
@@ -129,12 +131,12 @@ const Probation& last_unit() noexcept {
 // Whether a call whose bits may differ is recorded all the same. Not what writes, or draws from a
 // state of its own: to run it again would be an effect.
 bool Operation::is_trusted_or_tried() {
-    if (!invocation_.written.empty() || facts_.writes || facts_.own_state != 0) {
+    if (!parsed_.written.empty() || facts_.writes || facts_.rng_state_args != 0) {
         return false;
     }
-    Probation& probation = invocation_.signature->probation;
+    Probation& probation = parsed_.signature->probation;
     if (probation.is_kept()) {
-        const Bytes nbytes = std::max<Bytes>(0, invocation_.signature->needed);
+        const Bytes nbytes = std::max<Bytes>(0, parsed_.signature->needed);
         driver_.note_kept(facts_, probation.why(), nbytes);
         return false;
     }
@@ -143,18 +145,18 @@ bool Operation::is_trusted_or_tried() {
 }
 
 void Operation::look_for_effects() {
-    if (!facts_.unit || invocation_.signature->probation.is_trusted()) {
+    if (!facts_.unit || parsed_.signature->probation.is_trusted()) {
         return;
     }
-    c10::SmallVector<Home, 6> homes;
+    c10::SmallVector<StoragePtr, 6> storages;
     if (tried_ && recording_) {
         for (const Ref<Storage>& each : inputs_) {
-            if (Home home = record_of(*each).at()) {
-                homes.push_back(std::move(home));
+            if (StoragePtr storage_impl = record_of(*each).at()) {
+                storages.push_back(std::move(storage_impl));
             }
         }
     }
-    effects_.emplace(driver_, homes);
+    effects_.emplace(driver_, storages);
 }
 
 // Afterwards it is recorded only if it gave the same bits again.
@@ -162,13 +164,13 @@ void Operation::stand_trial() {
     if (!tried_ && !effects_) {
         return;
     }
-    Probation& probation = invocation_.signature->probation;
+    Probation& probation = parsed_.signature->probation;
     const Results results = gather_results();
     const char* why = effects_ ? effects_->found() : nullptr;
     if (why != nullptr) {
         probation.failed(why);
     } else if (tried_ && recording_ && inputs_can_be_had()) {
-        if (results.exotic || results.foreign) {
+        if (results.non_strided_result || results.external) {
             probation.failed("its results are no plain tensors");
         } else if (find_room_for_trial(results.nbytes)) {
             try_again();
@@ -193,50 +195,52 @@ bool Operation::find_room_for_trial(Bytes nbytes) {
 }
 
 void Operation::try_again() {
-    Signature& signature = *invocation_.signature;
+    Signature& signature = *parsed_.signature;
     Probation& probation = signature.probation;
-    c10::SmallVector<Home, 6> homes;
+    c10::SmallVector<StoragePtr, 6> storages;
     std::vector<at::Tensor> tensors;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-        const Home home = input(i)->at();
-        if (!home) {
+        const StoragePtr storage_impl = input(i)->at();
+        if (!storage_impl) {
             return;  // the program has no reference to it by now: another call is tried
         }
-        homes.push_back(home);
-        tensors.push_back(signature.geometries[i].in(home));
+        storages.push_back(storage_impl);
+        tensors.push_back(signature.geometries[i].in(storage_impl));
     }
     ++driver_.begun;
     torch::jit::Stack again;
     try {
-        const KernelOperands operands{std::span<const Home>(homes)};
+        const KernelOperands operands{std::span<const StoragePtr>(storages)};
         const Running running(driver_, needed_ + inside_, !facts_.name.starts_with("aten::"));
         const Unlocked others(lock_);
         again = call_again(
             signature,
             tensors,
-            invocation_.extras,
+            parsed_.unkeyed_args,
             random_,
             c10::GradMode::is_enabled(),
             [](c10::function_ref<void()> kernel) { kernel(); }
         );
     } catch (std::exception& error) {
-        driver_.collect();
+        driver_.drain_free_queue();
         if (ends_the_program(error)) {
             interrupted(error);
             throw;
         }
-        if (is_full(error)) {
+        if (is_device_oom(error)) {
             probation.postponed();
         } else {
-            probation.failed("run again, it says: " + said_by(error));
+            probation.failed("run again, it says: " + message_of(error));
         }
         return;
     }
-    driver_.collect();
+    driver_.drain_free_queue();
     const char* why = effects_ ? effects_->found() : nullptr;
     if (why == nullptr) {
         why = difference(
-            torch::jit::last(stack_, facts_.returns), torch::jit::last(again, facts_.returns), homes
+            torch::jit::last(stack_, facts_.returns),
+            torch::jit::last(again, facts_.returns),
+            storages
         );
     }
     if (why != nullptr) {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "../ops/probation.h"
-#include "../torch/homes.h"
+#include "../torch/storage_ptr.h"
 
 namespace rekindle {
 
@@ -16,7 +16,7 @@ namespace rekindle {
 const char* difference(
     std::span<const c10::IValue> first,
     std::span<const c10::IValue> again,
-    std::span<const Home> inputs
+    std::span<const StoragePtr> inputs
 );
 
 // This thread ran the forward pass of an autograd.Function as one operator.

@@ -21,7 +21,7 @@
 #include <utility>
 
 #include "../base/mutex.h"
-#include "../memory/any_time.h"
+#include "../memory/held_eviction.h"
 #include "../memory/program.h"
 #include "../ops/signature.h"
 #include "../torch/dispatch_key.h"
@@ -29,14 +29,14 @@
 
 namespace rekindle {
 
-void meet_whole(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
+void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
     if (has_memory(whole)) {
-        driver.settle_if_needed();
-        if (driver.any_time &&
-            driver.resident_at(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        driver.process_pending_if_needed();
+        if (driver.held_eviction &&
+            driver.find_by_address(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
             about_to_let_go(driver, lock);
         }
-        driver.meet(whole);
+        driver.register_tensor(whole);
     }
 }
 
@@ -53,13 +53,13 @@ template <
 struct View<redispatch> final {
     static Result run(c10::DispatchKeySet keys, const at::Tensor& whole, Rest... rest) {
         if (const c10::intrusive_ptr<Driver> driver = lock_and_see(keys)) {
-            in_words(*driver, [&] {
+            translate_errors(*driver, [&] {
                 Locked lock(std::adopt_lock);
                 if (!driver->device.is_capturing()) {
-                    meet_whole(*driver, lock, *whole.unsafeGetTensorImpl());
+                    register_base(*driver, lock, *whole.unsafeGetTensorImpl());
                 }
             });
-            tell(*driver);
+            notify(*driver);
         }
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
         return redispatch(keys & BELOW_KEY, whole, std::forward<Rest>(rest)...);
@@ -78,7 +78,7 @@ void see(torch::Library& aten) {
 
 }  // namespace
 
-void see_views(torch::Library& aten) {
+void register_view_kernels(torch::Library& aten) {
     see<at::_ops::alias>(aten);
     see<at::_ops::as_strided>(aten);
     see<at::_ops::detach>(aten);

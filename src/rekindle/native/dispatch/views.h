@@ -9,8 +9,8 @@ namespace rekindle {
 
 // Count the memory of `whole` from now on, because a view of it may be read. Needs the session
 // mutex.
-void meet_whole(Driver& driver, Locked& lock, const c10::TensorImpl& whole);
+void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole);
 // Register unboxed kernels for the most frequent views, which are faster than the fallback.
-void see_views(torch::Library& aten);
+void register_view_kernels(torch::Library& aten);
 
 }  // namespace rekindle

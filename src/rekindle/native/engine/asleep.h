@@ -1,5 +1,5 @@
 // Stands in for the policy until the first eviction. A program that fits into memory then pays
-// nothing for the policy's bookkeeping. Twin of rekindle.engine._asleep.
+// nothing for the policy's bookkeeping. Twin of rekindle.engine._null_chooser.
 #pragma once
 
 #include "chooser.h"
@@ -8,7 +8,7 @@ namespace rekindle {
 
 // Chooser that ignores all events. At the first eviction the ledger builds the policy's state from
 // the graph.
-class Asleep final : public Chooser {
+class NullChooser final : public Chooser {
 public:
     void add(Storage& /*storage*/) override {}
 

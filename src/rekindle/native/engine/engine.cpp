@@ -185,7 +185,7 @@ void Engine::forget_quietly(Storage& storage) {
     std::vector<Storage*> useless{&storage};
     std::vector<Call*> calls;
     while (!useless.empty()) {
-        const std::size_t known = bereft_.size();
+        const std::size_t known = unrecomputable_.size();
         calls.clear();
         const Edge* edge = useless.back()->first_consumer;
         useless.pop_back();
@@ -196,9 +196,9 @@ void Engine::forget_quietly(Storage& storage) {
             lose_recipe(*call);
             free_all();
         }
-        for (std::size_t i = known; i < bereft_.size(); ++i) {
-            if (graph.useless(*bereft_[i])) {
-                useless.push_back(bereft_[i].get());
+        for (std::size_t i = known; i < unrecomputable_.size(); ++i) {
+            if (graph.useless(*unrecomputable_[i])) {
+                useless.push_back(unrecomputable_[i].get());
             }
         }
     }

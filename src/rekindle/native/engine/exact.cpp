@@ -288,7 +288,7 @@ double Exact::remove_lost(Neighbor& lost) noexcept {
 // Storages that reached a returned storage from above or below lost at most the cost on its other
 // side. A long evicted chain lies below each value that is recomputed in a tight budget. There the
 // candidates are fewer than the evicted storages: each is taken to have lost that.
-double Exact::fallen(std::vector<Fallen>& found, std::size_t most) {
+double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most) {
     if (back_.empty() && lost_.empty()) {
         return 0;
     }
@@ -338,7 +338,7 @@ bool Exact::walk_down_within(std::size_t most) {
 
 // Add the storages that reach a returned one downward. Each lost `loss` at most, and no more than
 // its descendants count.
-void Exact::add_above(double loss, std::vector<Fallen>& found) {
+void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {
         if (storage.mark != mark) {
@@ -362,7 +362,7 @@ void Exact::add_above(double loss, std::vector<Fallen>& found) {
 }
 
 // Add the storages that reach a returned one upward.
-void Exact::add_below(double loss, std::vector<Fallen>& found) {
+void Exact::add_below(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {
         if (storage.mark != mark) {

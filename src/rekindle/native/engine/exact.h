@@ -30,7 +30,8 @@ struct Neighbor final {
     Link* up = nullptr;      // Links to its evicted parents.
     Link* down = nullptr;    // Links to its evicted children.
     std::int64_t since = 0;  // Value of `asked_` when it was evicted.
-    // Upper bound of the cost that it and all storages above it lost since the last `fallen`.
+    // Upper bound of the cost that it and all storages above it lost since the last
+    // `cost_decreases`.
     double lost = 0;
     std::uint64_t noticed = 0;  // Value of `age_` when it last included the expected storages.
     std::uint32_t lost_at = 0;  // Position in `lost_`, from 1; 0 if it is not there.
@@ -55,7 +56,7 @@ public:
 
     Nanoseconds cost(Storage& storage) override;
     Nanoseconds again(Storage& storage) override;
-    double fallen(std::vector<Fallen>& found, std::size_t most) override;
+    double cost_decreases(std::vector<CostDecrease>& found, std::size_t most) override;
     void expected(Storage& storage) override;
     void evicted(Storage& storage) override;
     void returned(Storage& storage) override;
@@ -68,8 +69,9 @@ public:
 private:
     enum class Way : std::uint8_t { up, down };
 
-    // A storage that returned since the last `fallen`, or that was behind one that left the graph.
-    // Its parents are stored, because it may leave the graph before the next `fallen`.
+    // A storage that returned since the last `cost_decreases`, or that was behind one that left the
+    // graph. Its parents are stored, because it may leave the graph before the next
+    // `cost_decreases`.
     struct Back final {
         Ref<Storage> storage;
         std::size_t first;  // Range of its parents in `back_parents_`.
@@ -98,8 +100,8 @@ private:
     void remove_back(Neighbor& back) noexcept;
     void add_lost(Storage& storage, double lost);
     double remove_lost(Neighbor& lost) noexcept;
-    void add_above(double loss, std::vector<Fallen>& found);
-    void add_below(double loss, std::vector<Fallen>& found);
+    void add_above(double loss, std::vector<CostDecrease>& found);
+    void add_below(double loss, std::vector<CostDecrease>& found);
     void clear_fallen() noexcept;
 
     const Costs descendants_;
@@ -114,7 +116,7 @@ private:
     std::int64_t asked_ = 0;        // Number of costs computed so far.
     std::uint64_t mark_ = 0;        // Mark of the walk in progress.
     std::vector<Neighbor*> found_;  // Storages found by that walk.
-    std::vector<Neighbor*> above_;  // Those above storages that returned, in `fallen`.
+    std::vector<Neighbor*> above_;  // Those above storages that returned, in `cost_decreases`.
 };
 
 }  // namespace rekindle

@@ -159,8 +159,8 @@ public:
     Graph& operator=(Graph&&) = delete;
     ~Graph() = default;
 
-    Graveyard<Storage> dead_storages;
-    Graveyard<Call> dead_calls;
+    DeferredDeletes<Storage> dead_storages;
+    DeferredDeletes<Call> dead_calls;
 
     // -- a call, before it is linked ------------------------------------------------------------
 

@@ -30,7 +30,7 @@ Ledger::Ledger(
     }
     chooser_ = policy_.get();
     if (!(remembers || rules.quirks)) {
-        asleep_ = std::make_unique<Asleep>();
+        asleep_ = std::make_unique<NullChooser>();
         chooser_ = asleep_.get();
     }
 }
@@ -40,7 +40,7 @@ Ledger::~Ledger() {
     advice_ = nullptr;
     policy_.reset();
     idle.clear();
-    bereft_.clear();
+    unrecomputable_.clear();
     host.reset();
     while (first_ != nullptr) {
         Storage& storage = *first_;
@@ -168,13 +168,13 @@ void Ledger::listen() {
     }
 }
 
-void Ledger::take_bereft(std::vector<Storage*>& found) {
-    for (const Ref<Storage>& storage : bereft_) {
+void Ledger::take_unrecomputable(std::vector<Storage*>& found) {
+    for (const Ref<Storage>& storage : unrecomputable_) {
         if (storage->consumed() && storage->resident) {
             found.push_back(storage.get());
         }
     }
-    bereft_.clear();
+    unrecomputable_.clear();
 }
 
 void Ledger::let_return(Storage& storage, bool returns) {
@@ -421,7 +421,7 @@ void Ledger::lose_recipe(Call& start) {
         lost.pop_back();
         for (Storage* storage : disown(call)) {
             if (storage->resident || storage->on_host) {
-                bereft_.emplace_back(storage);
+                unrecomputable_.emplace_back(storage);
             } else {
                 for (const Edge* edge = storage->first_consumer; edge != nullptr;
                      edge = edge->next) {

@@ -89,7 +89,7 @@ public:
     void listen();
     // Move the storages that lost their recipe since the last call, and that others depend on, to
     // `found`.
-    void take_bereft(std::vector<Storage*>& found);
+    void take_unrecomputable(std::vector<Storage*>& found);
     // Set whether `storage` may be evicted while the program holds it.
     void let_return(Storage& storage, bool returns);
     // Let `storage` be evicted while the program holds it, but only if nothing else can be evicted.
@@ -223,7 +223,7 @@ protected:
     Performer& performer_;
     Chooser* chooser_;
     // Storages that lost their recipe while they were resident or on the host.
-    std::vector<Ref<Storage>> bereft_;
+    std::vector<Ref<Storage>> unrecomputable_;
     std::vector<Storage*> freed_;
     int depth_ = 0;             // Events in progress in all threads.
     int amid_ = 0;              // Events in progress that the next event is part of.

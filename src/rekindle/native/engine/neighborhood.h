@@ -13,7 +13,7 @@
 namespace rekindle {
 
 // A storage whose cost may have decreased, and by how much at most.
-struct Fallen final {
+struct CostDecrease final {
     Storage* storage;
     double fall;
 };
@@ -42,9 +42,12 @@ public:
     // Add the storages whose cost may have decreased since the last call to `found`. If that would
     // visit more than `most` evicted storages, return instead a decrease that holds for every
     // storage, in addition to what `found` says; else return 0.
-    virtual double fallen(std::vector<Fallen>& /*found*/, std::size_t /*most*/) { return 0; }
+    virtual double cost_decreases(std::vector<CostDecrease>& /*found*/, std::size_t /*most*/) {
+        return 0;
+    }
 
-    // Return the number of changes that `fallen` has not reported yet. They keep storages alive.
+    // Return the number of changes that `cost_decreases` has not reported yet. They keep storages
+    // alive.
     virtual std::size_t put_off() const { return 0; }
 
     virtual void expected(Storage& /*storage*/) {}

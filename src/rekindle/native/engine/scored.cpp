@@ -196,9 +196,9 @@ void ScoredChooser::reprice(Member& member, double price) {
 
 // Turn each cost that may have decreased into a lower bound again.
 void ScoredChooser::lower() {
-    fallen_.clear();
-    const double all = neighborhood_->fallen(fallen_, FEW);
-    for (const auto& [storage, fall] : fallen_) {
+    cost_decreases_.clear();
+    const double all = neighborhood_->cost_decreases(cost_decreases_, FEW);
+    for (const auto& [storage, fall] : cost_decreases_) {
         if (storage->standing.slot >= 0 && fall != 0) {
             lower(member(*storage), fall);
         }

@@ -83,7 +83,7 @@ private:
     // no candidates any more. Most storages that an operator locks are candidates again before the
     // next choice. Their costs stay valid.
     std::vector<Storage*> news_;
-    std::vector<Fallen> fallen_;
+    std::vector<CostDecrease> cost_decreases_;
     Nanoseconds now_ = 0;  // Clock of the last choice.
     // What every cost may have lost since the start, and when prices are no lower bounds any more:
     // a heap, the earliest first, with entries that are out of date.

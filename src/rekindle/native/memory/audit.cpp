@@ -1,8 +1,8 @@
 #include "audit.h"
 
-#include "../torch/as_the_first_time.h"
-#include "../torch/homes.h"
-#include "record.h"
+#include "../torch/replay_dispatch_guard.h"
+#include "../torch/storage_ptr.h"
+#include "storage_record.h"
 
 namespace rekindle {
 
@@ -13,26 +13,26 @@ namespace {
 template <class F>
 void each_checksum(const Recipe& call, Device& device, F&& visit) {
     for (const Value* value : call.outputs()) {
-        Record& record = record_of(*value->storage);
+        StorageRecord& record = record_of(*value->storage);
         if ((record.flags & UNWRITTEN) != 0) {
             continue;
         }
-        if (const Home home = record.at()) {
-            visit(record, checksum_of(home, device));
+        if (const StoragePtr storage_impl = record.at()) {
+            visit(record, checksum_of(storage_impl, device));
         }
     }
 }
 
 }  // namespace
 
-std::uint64_t checksum_of(const Home& home, Device& device) {
-    if (home->device_type() == c10::DeviceType::CPU) {
-        return checksum_of(*home);
+std::uint64_t checksum_of(const StoragePtr& storage_impl, Device& device) {
+    if (storage_impl->device_type() == c10::DeviceType::CPU) {
+        return checksum_of(*storage_impl);
     }
     std::uint64_t checksum = 0;
     device.in_order([&] {
-        const AsTheFirstTime guard(false);
-        const at::Tensor copied = whole_of(home).to(c10::kCPU);
+        const ReplayDispatchGuard guard(false);
+        const at::Tensor copied = whole_of(storage_impl).to(c10::kCPU);
         checksum = checksum_of(*copied.storage().unsafeGetStorageImpl());
     });
     return checksum;
@@ -40,7 +40,7 @@ std::uint64_t checksum_of(const Home& home, Device& device) {
 
 void Audit::made(const Recipe& call, Device& device) {
     if (call.replayable) {
-        each_checksum(call, device, [&](Record& record, std::uint64_t checksum) {
+        each_checksum(call, device, [&](StorageRecord& record, std::uint64_t checksum) {
             first_.insert_or_assign(&record, checksum);
         });
     }
@@ -48,7 +48,7 @@ void Audit::made(const Recipe& call, Device& device) {
 
 void Audit::made_again(const Recipe& call, Device& device) {
     bool same = true;
-    each_checksum(call, device, [&](Record& record, std::uint64_t checksum) {
+    each_checksum(call, device, [&](StorageRecord& record, std::uint64_t checksum) {
         const auto found = first_.find(&record);
         same = same && (found == first_.end() || found->second == checksum);
     });

@@ -10,8 +10,8 @@
 
 namespace rekindle {
 
-// Return the checksum of all bytes in `home`, on whatever device.
-std::uint64_t checksum_of(const Home& home, Device& device);
+// Return the checksum of all bytes in `storage_impl`, on whatever device.
+std::uint64_t checksum_of(const StoragePtr& storage_impl, Device& device);
 
 // Reads every result once when it is made, and once each time it is recomputed.
 class Audit final {

@@ -12,11 +12,11 @@ Consulting::Consulting(Driver& driver)
 
 Consulting::~Consulting() {
     close();
-    driver_.collect();
+    driver_.drain_free_queue();
     // The program freed something that the interrupted event may have looked up.
     const bool dropped = driver_.any_gone();
     if (dropped) {
-        without_throwing([&] { driver_.settle(); });
+        without_throwing([&] { driver_.process_pending(); });
     }
     if (visited() || dropped) {
         if (driver_.swapper != nullptr) {

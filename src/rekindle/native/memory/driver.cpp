@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "../torch/backward.h"
-#include "../torch/homes.h"
 #include "../torch/poison.h"
 #include "../torch/raised.h"
-#include "any_time.h"
+#include "../torch/storage_ptr.h"
 #include "audit.h"
-#include "held.h"
+#include "evict_held_last.h"
+#include "held_eviction.h"
 #include "own_policy.h"
 #include "program.h"
 #include "recomputing.h"
@@ -26,7 +26,7 @@ namespace rekindle {
 namespace {
 
 std::vector<Driver*>& drivers() {
-    static auto& made = immortal<std::vector<Driver*>>();
+    static auto& made = leaky_singleton<std::vector<Driver*>>();
     return made;
 }
 
@@ -38,7 +38,7 @@ struct Active final {
 };
 
 Active& the_active() {
-    static auto& made = immortal<Active>();
+    static auto& made = leaky_singleton<Active>();
     return made;
 }
 
@@ -140,22 +140,22 @@ Driver::Driver(
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
 Driver::~Driver() {
-    tell_gone(number());
+    notify_gone(number());
     without_throwing([&] { swapper.reset(); });
     const auto lock = locked_if_not_mine();
     std::erase(drivers(), this);
-    deaths.take(dead_addresses_, dead_handles_);
-    for (Record* record : dead_handles_) {
+    free_queue.take(dead_addresses_, dead_handles_);
+    for (StorageRecord* record : dead_handles_) {
         let(static_cast<Storage&>(*record));
     }
     steps.reset();
-    any_time.reset();
+    held_eviction.reset();
     gone_.clear();
-    unheard_.clear();
+    untracked_.clear();
     outside_ = {};
     resizing_ = {};
     emptied_.clear();
-    stepped_back_.clear();
+    tracking_suspended_.clear();
     back_.clear();
 }
 
@@ -165,7 +165,7 @@ void Driver::make_room(Bytes needed, const char* who) {
     needed += kept_back(needed);
     lose([&] {
         if (swapper == nullptr) {
-            let_go_for(needed, who);
+            evict_for(needed, who);
         } else {
             make_room_and_wait(needed, who);
         }
@@ -174,15 +174,15 @@ void Driver::make_room(Bytes needed, const char* who) {
 
 // Evict until `needed` bytes fit. If that fails, look for dead values, restore a lowered budget and
 // release sources; then try once more.
-void Driver::let_go_for(Bytes needed, const char* who) {
+void Driver::evict_for(Bytes needed, const char* who) {
     poll();
     try {
         perform([&] { engine.make_room(needed); }, who);
-    } catch (const Shortage&) {
+    } catch (const OutOfBudgetError&) {
         const Bytes before = engine.memory;
         look_at_all();
-        const bool less = shortfall.as_given(engine.budget);
-        if (!forget_sources() && engine.memory >= before && !less) {
+        const bool less = backoff.as_given(engine.budget);
+        if (!release_recompute_sources() && engine.memory >= before && !less) {
             throw;
         }
         perform([&] { engine.make_room(needed); }, who);
@@ -197,7 +197,7 @@ void Driver::clear(Bytes wanted) {
     lose([&] {
         poll();
         perform([&] { engine.shrink(most); });
-        if (engine.memory > most && forget_sources()) {
+        if (engine.memory > most && release_recompute_sources()) {
             perform([&] { engine.shrink(most); });
         }
         if (swapper) {
@@ -206,15 +206,15 @@ void Driver::clear(Bytes wanted) {
     });
 }
 
-void Driver::let_go_now() {
+void Driver::evict_all() {
     poll();
     perform([&] { engine.shrink(0); });
 }
 
 void Driver::poll() {
-    look_at_unheard(device.queues());
+    poll_untracked(device.queues());
     if (device.queues()) {
-        settle();
+        process_pending();
         if (!ask_allocator()) {  // dead storages still count
             look_at_all();
         }
@@ -224,14 +224,14 @@ void Driver::poll() {
 
 // Poll all storages without a deleter hook, and process the dead ones.
 void Driver::look_at_all() {
-    look_at_unheard();
-    settle();
+    poll_untracked();
+    process_pending();
 }
 
 // Report to the engine the values in the list that the program no longer holds.
 void Driver::poll_held() {
-    for (Record* record = first_held_; record != nullptr;) {
-        Record* next = record->held_after;
+    for (StorageRecord* record = first_held_; record != nullptr;) {
+        StorageRecord* next = record->held_after;
         if (may_drop(*record) && !record->is_held()) {
             not_held(*record);
             perform([&] { engine.drop(*record); });
@@ -254,7 +254,7 @@ bool Driver::ask_allocator() {
 }
 
 // Add `record` to the list of values that the program may hold.
-void Driver::maybe_held(Record& record) {
+void Driver::maybe_held(StorageRecord& record) {
     if (record.maybe_held) {
         return;
     }
@@ -265,26 +265,26 @@ void Driver::maybe_held(Record& record) {
 }
 
 // Remove `record` from that list.
-void Driver::not_held(Record& record) noexcept {
+void Driver::not_held(StorageRecord& record) noexcept {
     if (!record.maybe_held) {
         return;
     }
     record.maybe_held = false;
-    Record* before = std::exchange(record.held_before, nullptr);
-    Record* after = std::exchange(record.held_after, nullptr);
+    StorageRecord* before = std::exchange(record.held_before, nullptr);
+    StorageRecord* after = std::exchange(record.held_after, nullptr);
     (before == nullptr ? first_held_ : before->held_after) = after;
     (after == nullptr ? last_held_ : after->held_before) = before;
 }
 
-// Only the table is updated here. The next `settle` reports the deaths to the engine.
-void Driver::collect() {
-    if (!deaths.any()) {
+// Only the table is updated here. The next `process_pending` reports the deaths to the engine.
+void Driver::drain_free_queue() {
+    if (!free_queue.any()) {
         return;
     }
-    deaths.take(dead_addresses_, dead_handles_);
+    free_queue.take(dead_addresses_, dead_handles_);
     for (const void* address : dead_addresses_) {
-        if (const Resident* found = table_.find(address)) {  // otherwise it was evicted
-            forget_address(address, *found);
+        if (const AddressEntry* found = table_.find(address)) {  // otherwise it was evicted
+            drop_address(address, *found);
         }
     }
     dead_addresses_.clear();
@@ -292,35 +292,35 @@ void Driver::collect() {
 
 // Most storages that die are young. So it suffices to poll the youngest where it matters, and all
 // of them now and then.
-void Driver::look_at_unheard(bool youngest) {
-    const std::size_t n = unheard_.size();
+void Driver::poll_untracked(bool youngest) {
+    const std::size_t n = untracked_.size();
     const std::size_t first = youngest && n > YOUNGEST ? n - YOUNGEST : 0;
     const auto dead = std::remove_if(
-        unheard_.begin() + static_cast<std::ptrdiff_t>(first),
-        unheard_.end(),
-        [&](const Unheard& each) {
-            if (!each.home.expired()) {
+        untracked_.begin() + static_cast<std::ptrdiff_t>(first),
+        untracked_.end(),
+        [&](const UntrackedStorage& each) {
+            if (!each.storage_impl.expired()) {
                 return false;
             }
-            const Resident* found = table_.find(each.address);
-            if (found != nullptr && found->home == each.home._unsafe_get_target()) {
-                forget_address(each.address, *found);
-                heard_late_ = true;
+            const AddressEntry* found = table_.find(each.address);
+            if (found != nullptr && found->storage_impl == each.storage_impl._unsafe_get_target()) {
+                drop_address(each.address, *found);
+                late_frees_found_ = true;
             }  // otherwise it was evicted
             return true;
         }
     );
-    unheard_.erase(dead, unheard_.end());
+    untracked_.erase(dead, untracked_.end());
     if (first == 0) {
-        look_at_unheard_at_ = unheard_.size() + std::max(YOUNGEST, unheard_.size() / 2);
+        poll_untracked_at_ = untracked_.size() + std::max(YOUNGEST, untracked_.size() / 2);
     }
 }
 
 // Remove `address`, whose memory was freed, from the table.
-void Driver::forget_address(const void* address, Resident resident) {
+void Driver::drop_address(const void* address, AddressEntry resident) {
     if (resident.record == nullptr) {
-        note_uncounted(address, resident.nbytes);
-        uncounted_ += resident.nbytes;
+        note_freed_counted(address, resident.nbytes);
+        freed_counted_ += resident.nbytes;
     } else {
         resident.record->address = nullptr;
         gone_.emplace_back(resident.record);
@@ -328,18 +328,18 @@ void Driver::forget_address(const void* address, Resident resident) {
     table_.take(address);
 }
 
-void Driver::settle() {
+void Driver::process_pending() {
     // On a device `poll` does this, before every eviction.
     const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
-    if (now_and_then || unheard_.size() > look_at_unheard_at_) {
-        look_at_unheard();
+    if (now_and_then || untracked_.size() > poll_untracked_at_) {
+        poll_untracked();
     }
-    collect();
+    drain_free_queue();
     std::size_t handles = 0;
     std::size_t memories = 0;
     while (handles < dead_handles_.size() || memories < gone_.size() || !back_.empty()) {
         if (handles < dead_handles_.size()) {
-            Record& record = *dead_handles_[handles++];
+            StorageRecord& record = *dead_handles_[handles++];
             release(record);
         } else if (memories < gone_.size()) {
             const Ref<Storage> record = gone_[memories++];
@@ -350,14 +350,14 @@ void Driver::settle() {
             hand_back(record_of(*record));
         }
         let_go_of_idle();
-        collect();  // frees may have queued more
+        drain_free_queue();  // frees may have queued more
     }
     dead_handles_.clear();
     gone_.clear();
-    if (uncounted_ != 0) {
-        engine.account(0, -std::exchange(uncounted_, 0));
+    if (freed_counted_ != 0) {
+        engine.account(0, -std::exchange(freed_counted_, 0));
     }
-    if (std::exchange(heard_late_, false)) {
+    if (std::exchange(late_frees_found_, false)) {
         // Poll again: the allocator counted them no longer at its last query.
         ask_allocator();
     }
@@ -368,12 +368,12 @@ void Driver::settle() {
 }
 
 // Process the end of the memory of `record`: the program has freed it, or has moved the value.
-void Driver::gone(Record& record) {
+void Driver::gone(StorageRecord& record) {
     if (record.address != nullptr) {
         return;
     }
-    if (record.husk) {
-        static_cast<void>(take_husk(record));
+    if (record.placeholder) {
+        static_cast<void>(detach_placeholder(record));
         not_held(record);
         perform([&] { record.references != 0 ? engine.drop(record) : engine.gone(record); });
         return;
@@ -381,7 +381,7 @@ void Driver::gone(Record& record) {
     if (!record.resident) {
         return;
     }
-    if (const Home home = record.at()) {
+    if (const StoragePtr storage_impl = record.at()) {
         resized(record);
         return;
     }
@@ -390,8 +390,8 @@ void Driver::gone(Record& record) {
 }
 
 // Process the death of a handle that referred to `record`.
-void Driver::release(Record& record) {
-    Record& now = current(record);
+void Driver::release(StorageRecord& record) {
+    StorageRecord& now = current(record);
     const Ref<Storage> kept(&now);
     perform([&] { engine.release(now); });
     disown(now);
@@ -406,17 +406,17 @@ void Driver::close() {
             record_of(*each).origin = no_tensor();
         }
     }
-    deaths.late.store(true, std::memory_order_relaxed);
+    free_queue.late.store(true, std::memory_order_relaxed);
 }
 
-void settle_late() noexcept {
+void process_pending_late() noexcept {
     if (!the_mutex().try_lock()) {
         return;
     }
     without_throwing([] {
         for (Driver* each : drivers()) {
-            if (each->deaths.late.load(std::memory_order_relaxed) && each->deaths.any()) {
-                each->settle();
+            if (each->free_queue.late.load(std::memory_order_relaxed) && each->free_queue.any()) {
+                each->process_pending();
             }
         }
     });
@@ -424,7 +424,7 @@ void settle_late() noexcept {
 }
 
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
-    return records_.alive() * sizeof(Record) + recipes_.alive() * sizeof(Recipe) +
+    return records_.alive() * sizeof(StorageRecord) + recipes_.alive() * sizeof(Recipe) +
            module_tensors_.capacity() * sizeof(ModuleTensor) + engine.graph.nbytes() +
            bytes_of_positions();
 }
@@ -433,21 +433,22 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 
 // Drop our reference to the memory of `record`, which is evicted. Streams that still read it are
 // waited for before the allocator reuses it.
-void Driver::vacate(Record& record) {
-    if (poisons() && record.owned && !record.leaving && !record.is_held()) {
-        device.in_order([&] { poison(record.owned); });
+void Driver::vacate(StorageRecord& record) {
+    if (poisons() && record.keeper && !record.leaving && !record.is_held()) {
+        device.in_order([&] { poison(record.keeper); });
     }
     if (device.queues()) {
-        if (const Home home = record.at()) {  // otherwise the program has just freed it
-            device.keep_until_read(*home, record.order.readers);
+        if (const StoragePtr storage_impl =
+                record.at()) {  // otherwise the program has just freed it
+            device.keep_until_read(*storage_impl, record.order.readers);
         }
     }
     if (record.address != nullptr) {
         table_.take(record.address);
         record.address = nullptr;
     }
-    record.home = no_home();
-    record.owned.reset();
+    record.storage_impl = no_storage();
+    record.keeper.reset();
 }
 
 Bytes Driver::workspace(const Call& call) const noexcept {
@@ -457,7 +458,7 @@ Bytes Driver::workspace(const Call& call) const noexcept {
 // Action of the engine: evict `storage`, or free it if nothing can ask for it any more.
 void Driver::free(Storage& storage) {
     evictions += storage.dead() ? 0 : 1;
-    if (!leave_a_husk(record_of(storage))) {
+    if (!evict_keeping_placeholder(record_of(storage))) {
         not_held(record_of(storage));
         vacate(record_of(storage));
         if (swapper != nullptr) {
@@ -485,14 +486,14 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
     try {
         attempt();
     } catch (const std::exception& error) {
-        if ((in_place && !recipe.facts->starts_anew) || !is_full(error)) {
+        if ((in_place && !recipe.facts->retryable_after_oom) || !is_device_oom(error)) {
             throw;
         }
         const std::uint64_t visits = driver.engine.visits();
         driver.rescue(recipe.nbytes, error, [&] {
             // Others may read the input that the call writes in place, so it cannot be repeated.
             if (in_place && visits != driver.engine.visits()) {
-                throw Full(said_by(error));
+                throw DeviceOutOfMemoryError(message_of(error));
             }
             attempt();
         });
@@ -508,9 +509,9 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
         return here;
     }
     for (const auto& input : recipe.inputs()) {
-        Record& record = record_of(*input.value->storage);
-        if (const Home home = record.at()) {
-            device.about_to_read_again(*home, record.order, here);
+        StorageRecord& record = record_of(*input.value->storage);
+        if (const StoragePtr storage_impl = record.at()) {
+            device.about_to_read_again(*storage_impl, record.order, here);
         }
     }
     if (in_place) {
@@ -521,20 +522,20 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     return here;
 }
 
-// Run `recipe` again, put the memory of its outputs into `homes`, and return its place among the
+// Run `recipe` again, put the memory of its outputs into `storages`, and return its place among the
 // streams.
-Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
+Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages) {
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
     refuse_for_tests(recipe.name());
     check_that_it_is_still_there(*recipe.facts);
-    const auto call = [&](std::span<const Home> operands, Kernel kernel) {
+    const auto call = [&](std::span<const StoragePtr> operands, Kernel kernel) {
         Recomputing recomputing(*this, recipe, in_place, operands);
         try {
             kernel();
         } catch (const std::exception& error) {
-            if (device.queues() && recipe.facts->starts_anew && is_full(error)) {
+            if (device.queues() && recipe.facts->retryable_after_oom && is_device_oom(error)) {
                 recomputing.undo();
             }
             throw;
@@ -543,14 +544,14 @@ Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& home
     Order order;
     const auto run_in_order = [&] {
         const StreamIndex here = order_recomputation(recipe, in_place);
-        homes = run_again(recipe, in_place, call);
+        storages = run_again(recipe, in_place, call);
         order = device.streams.made_by(here, true);
     };
     if (device.queues()) {
         find_places(recipe, in_place);
         or_rescue(*this, recipe, in_place, run_in_order);
     } else {
-        homes = run_again(recipe, in_place, call);
+        storages = run_again(recipe, in_place, call);
     }
     TORCH_CHECK(!now, "interrupted after a replay");
     return order;
@@ -573,11 +574,11 @@ void Driver::find_places(const Recipe& recipe, bool in_place) {
 void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     refuse_in_a_graph(recipe.name());
-    c10::SmallVector<Home, 2> homes;
+    c10::SmallVector<StoragePtr, 2> storages;
     Order order;
     try {
         const Counted counted(replaying);
-        order = run(recipe, in_place, homes);
+        order = run(recipe, in_place, storages);
     } catch (std::exception& error) {
         // The kernel may have written a part of it.
         if (in_place) {
@@ -597,7 +598,7 @@ void Driver::compute_now(Call& call, bool in_place) {
     if (!call.replayable || !call.linked) {
         return;
     }
-    settle_results(recipe, homes, order);
+    settle_results(recipe, storages, order);
     if (audit) {
         audit->made_again(recipe, device);
     }
@@ -606,23 +607,23 @@ void Driver::compute_now(Call& call, bool in_place) {
 // A value that is recomputed during CUDA graph capture exists only when the graph runs.
 void Driver::refuse_in_a_graph(const char* site) const {
     if (device.is_capturing()) {
-        throw InAGraph(site);
+        throw RecomputeDuringCaptureError(site);
     }
 }
 
 // Bind the outputs of `recipe`, which was recomputed, to their new memory.
 void Driver::settle_results(
-    Recipe& recipe, const c10::SmallVector<Home, 2>& homes, const Order& order
+    Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
 ) {
     bool is_programs = false;  // the program may read it where no operator reports it
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {
-        Record& made = record_of(*value->storage);
-        const Home& home = homes[next++];
+        StorageRecord& made = record_of(*value->storage);
+        const StoragePtr& storage_impl = storages[next++];
         if (!made.resident) {
-            is_programs = is_programs || made.husk;
+            is_programs = is_programs || made.placeholder;
             made.order = order;
-            arrive(made, home, take_husk(made));
+            arrive(made, storage_impl, detach_placeholder(made));
         }
     }
     if (is_programs && device.streams.are_several() && device.orders_readers) {
@@ -631,7 +632,7 @@ void Driver::settle_results(
 }
 
 void Driver::dispose(Storage& storage) noexcept {
-    Record& record = record_of(storage);
+    StorageRecord& record = record_of(storage);
     not_held(record);
     if (record.address != nullptr) {
         table_.take(record.address);

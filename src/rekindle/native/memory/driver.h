@@ -31,7 +31,7 @@
 #include <utility>
 #include <vector>
 
-#include "../base/addresses.h"
+#include "../base/address_map.h"
 #include "../base/slab.h"
 #include "../engine/engine.h"
 #include "../engine/frame.h"
@@ -39,24 +39,24 @@
 #include "../engine/samples.h"
 #include "../ops/errors.h"
 #include "../ops/prices.h"
-#include "../torch/deaths.h"
 #include "../torch/device.h"
-#include "../torch/homes.h"
-#include "../torch/positions.h"
-#include "reader.h"
+#include "../torch/free_queue.h"
+#include "../torch/rng_history.h"
+#include "../torch/storage_ptr.h"
+#include "budget_backoff.h"
+#include "readers.h"
 #include "recipe.h"
-#include "record.h"
 #include "reserved.h"
-#include "shortfall.h"
 #include "snapshot.h"
 #include "step_observer.h"
+#include "storage_record.h"
 #include "transcript.h"
 
 namespace rekindle {
 
-class AnyTime;
+class HeldEviction;
 class Audit;
-class LastResort;
+class EvictHeldLast;
 class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 class Reading;
 class Swapper;
@@ -82,18 +82,18 @@ public:
     ~Driver() override;
 
     // Entry of the address table: a storage with a record, or one whose bytes are only counted.
-    struct Resident final {
-        Record* record = nullptr;
+    struct AddressEntry final {
+        StorageRecord* record = nullptr;
         Bytes nbytes = 0;
         const Facts* maker = nullptr;
-        const c10::StorageImpl* home = nullptr;  // set if the storage has no deleter hook
+        const c10::StorageImpl* storage_impl = nullptr;  // set if the storage has no deleter hook
         AllocationId allocation = 0;
     };
 
     // A storage without our deleter hook. Its weak pointer is polled to notice when it is freed.
-    struct Unheard final {
+    struct UntrackedStorage final {
         const void* address;
-        WeakHome home;
+        WeakStorage storage_impl;
     };
 
     // Calls that are kept because a trial showed other bits, or effects beside the results.
@@ -106,26 +106,26 @@ public:
 
 private:
     // Slabs of records and recipes. Declared before the engine, whose destructor disposes of them.
-    Slab<Record> records_;
+    Slab<StorageRecord> records_;
     Slab<Recipe> recipes_;
-    Addresses<Resident> table_;
-    std::vector<const void*> dead_addresses_;  // buffer of `collect`
-    std::vector<Record*> dead_handles_;        // records of dead handles; not processed yet
+    AddressMap<AddressEntry> table_;
+    std::vector<const void*> dead_addresses_;   // buffer of `drain_free_queue`
+    std::vector<StorageRecord*> dead_handles_;  // records of dead handles; not processed yet
     std::vector<Ref<Storage>> gone_;           // storages whose memory was freed; not processed yet
-    std::vector<Unheard> unheard_;             // the youngest last
-    std::size_t look_at_unheard_at_ = YOUNGEST;  // size of `unheard_` at which it is polled next
+    std::vector<UntrackedStorage> untracked_;  // the youngest last
+    std::size_t poll_untracked_at_ = YOUNGEST;  // size of `untracked_` at which it is polled next
     // Polling found freed storages that the allocator was not asked about yet.
-    bool heard_late_ = false;
-    Bytes uncounted_ = 0;  // freed bytes without a record; the engine was not told yet
+    bool late_frees_found_ = false;
+    Bytes freed_counted_ = 0;  // freed bytes without a record; the engine was not told yet
     // List of replayable records that the program may hold (R1, ownership).
-    Record* first_held_ = nullptr;
-    Record* last_held_ = nullptr;
+    StorageRecord* first_held_ = nullptr;
+    StorageRecord* last_held_ = nullptr;
     std::vector<Storage*> bereft_;  // buffer of `perform`
     OpId next_op_ = 0;
     Ref<Storage> resizing_;              // being resized by the program
     std::vector<Ref<Storage>> emptied_;  // resized to no bytes for the time being
     // Records whose tracking is suspended, with the tensor of each.
-    std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
+    std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> tracking_suspended_;
     // Restored into their placeholder; ownership was not handed back yet.
     std::vector<Ref<Storage>> back_;
     // A pseudo storage: bytes that the device's allocator gave out in addition to known storages,
@@ -146,11 +146,11 @@ public:
     PythonChooser* const own_policy;  // owned by the engine; null: a built-in policy
     Engine engine;
     Device device;
-    Shortfall shortfall;
+    BudgetBackoff backoff;
     Reserved reserved{*this};
     Prices prices;
-    Deaths deaths;
-    Positions positions;
+    FreeQueue free_queue;
+    RngHistory positions;
 
     // State of results that take over a dying gradient; see dispatch/in_place.h.
     struct TakingOver final {
@@ -196,16 +196,16 @@ public:
     bool tell_ranges = false;        // an optimizer step that can be undone runs: report ranges
     bool stepping = false;           // an optimizer step runs: no room is made for workspaces
     // Value of `storages_made` at which history is pruned next.
-    std::int64_t look_back_at = 1'000;
-    bool let_go_of_everything = false;  // tests: evict everything before each operator
-    bool lends = false;                 // user-held values are evicted as a last resort
-    int husks = 0;                      // placeholders that the program has now
+    std::int64_t next_history_check = 1'000;
+    bool evict_before_every_op = false;  // tests: evict everything before each operator
+    bool lends = false;                  // user-held values are evicted as a last resort
+    int placeholders = 0;                // placeholders that the program has now
 
-    std::unique_ptr<Audit> audit;         // null: recomputed values are not compared
-    std::vector<LastResort*> resorts;     // scopes that permit evicting user-held values
-    std::unique_ptr<AnyTime> any_time;    // null unless `evict="anything"`
-    std::unique_ptr<StepObserver> steps;  // null: the steps of the program are not followed
-    std::unique_ptr<Swapper> swapper;     // null: nothing is swapped
+    std::unique_ptr<Audit> audit;                 // null: recomputed values are not compared
+    std::vector<EvictHeldLast*> resorts;          // scopes that permit evicting user-held values
+    std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
+    std::unique_ptr<StepObserver> steps;          // null: the steps of the program are not followed
+    std::unique_ptr<Swapper> swapper;             // null: nothing is swapped
     // While it writes, every storage gets a record, even if its bytes could just be counted.
     Transcriber transcriber{engine.journal};
     std::map<std::int64_t, Transcript> transcripts;  // recordings started by Python, by number
@@ -226,7 +226,7 @@ public:
         }
         --refuse_in;
         if (refuse_in < 0) {
-            throw Shortage{1, engine.memory, engine.budget, who};
+            throw OutOfBudgetError{1, engine.memory, engine.budget, who};
         }
     }
 
@@ -241,17 +241,17 @@ public:
 
     // Start swapping values to the host. `copies` is the Python object that stores them.
     void swap_with(const Swap& swap, struct _object* copies);
-    // Put the evicted `record` into `home`, with its contents.
-    void hang(Record& record, const Home& home);
+    // Put the evicted `record` into `storage_impl`, with its contents.
+    void attach_storage(StorageRecord& record, const StoragePtr& storage_impl);
 
     // -- storages -------------------------------------------------------------------------------
 
     // Start the budget: count what the device's allocator has given out already.
     void open();
-    // Return the rounded bytes of `home`, or 0 if it is not on the budget's device.
-    Bytes counted(const c10::StorageImpl& home);
-    // Return true if `home` is on the budget's device.
-    bool counts(const c10::StorageImpl& home);
+    // Return the rounded bytes of `storage_impl`, or 0 if it is not on the budget's device.
+    Bytes counted(const c10::StorageImpl& storage_impl);
+    // Return true if `storage_impl` is on the budget's device.
+    bool counts(const c10::StorageImpl& storage_impl);
 
     // Return the devices that were seen so far.
     const std::vector<c10::Device>& devices_met() const noexcept { return devices_met_; }
@@ -259,7 +259,7 @@ public:
     // Create a call. `facts` is null for a call that is no operator of the program.
     Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
     // Create a storage that `call` makes, or the new version of one that it writes.
-    Record& new_storage(Call& call, Bytes nbytes);
+    StorageRecord& new_storage(Call& call, Bytes nbytes);
     // Report to the engine that `call` ran, using `workspace` bytes internally.
     void admit(Recipe& call, Bytes workspace = 0);
     // Report an operator that made no storage.
@@ -267,17 +267,17 @@ public:
     // Report an operator whose results are counted but get no record.
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
     // Note that the program refers to the value of `record` by `tensor`.
-    static void remember(Record& record, const c10::TensorImpl& tensor);
-    // Return the entry for the address of `home`, or null.
-    Resident* resident_at(const c10::StorageImpl& home) noexcept;
+    static void remember(StorageRecord& record, const c10::TensorImpl& tensor);
+    // Return the entry for the address of `storage_impl`, or null.
+    AddressEntry* find_by_address(const c10::StorageImpl& storage_impl) noexcept;
     // Return the record of `tensor`. A storage not seen before, or only counted, becomes a source.
     // Return null if it has no memory.
-    Record* known(const c10::TensorImpl& tensor);
+    StorageRecord* find_or_register(const c10::TensorImpl& tensor);
 
     // Call `visit(address, nbytes)` for each storage that is only counted.
     template <class F>
     void each_counted(F&& visit) {
-        table_.each([&](const void* address, const Resident& resident) {
+        table_.each([&](const void* address, const AddressEntry& resident) {
             if (resident.record == nullptr) {
                 visit(address, resident.nbytes);
             }
@@ -286,81 +286,82 @@ public:
 
     // Count one more call of an operator that is kept because of its trial.
     void note_kept(const Facts& facts, const std::string& why, Bytes nbytes);
-    // Count the bytes of `home` without a record. Return the bytes, or 0 if they count already.
-    Bytes count(c10::StorageImpl& home, const Facts* maker);
-    // Bind `record` to `home`, where its value is now.
-    void settle_in(Record& record, const Home& home);
+    // Count the bytes of `storage_impl` without a record. Return the bytes, or 0 if they count
+    // already.
+    Bytes count(c10::StorageImpl& storage_impl, const Facts* maker);
+    // Bind `record` to `storage_impl`, where its value is now.
+    void bind_storage(StorageRecord& record, const StoragePtr& storage_impl);
     // Detach the memory of `record` and return it. The caller is its only owner.
-    Home take_home(Record& record);
+    StoragePtr take_storage(StorageRecord& record);
     // Transfer the memory of `before` to `after`, its next version.
-    void succeed(Record& before, Record& after);
+    void transfer_storage(StorageRecord& before, StorageRecord& after);
     // Redirect all references of autograd from `before` to `after`.
-    void hand_over(Record& before, Record& after);
+    void redirect_references(StorageRecord& before, StorageRecord& after);
     // Record that `call` writes the memory of `before` in place. Return the record of the new
     // version, to which all handles are redirected.
-    Record& write_over(Call& call, Record& before);
+    StorageRecord& record_inplace_write(Call& call, StorageRecord& before);
     // Record a write that no operator reports to `before`, which has a recipe. Return the record of
     // the new version, which has none.
-    Record& changed_unseen(Record& before);
+    StorageRecord& record_external_write(StorageRecord& before);
     // Add a reference of autograd, and keep the memory.
-    void retain(Record& record, const Home& home);
+    void retain(StorageRecord& record, const StoragePtr& storage_impl);
     // Make `record` resident for the program, recomputing it if necessary.
-    void use(Record& record);
+    void use(StorageRecord& record);
     // Make `record` resident and never evict it again.
-    void pin(Record& record);
+    void pin(StorageRecord& record);
     // Drop the recipe of `record`, which is resident: it becomes a source.
-    void seal(Record& record);
+    void seal(StorageRecord& record);
     // Before a write to the source `record`: recompute and pin the evicted values that need its
     // current contents (R4, sources).
-    void forget(Record& record);
+    void forget(StorageRecord& record);
     // Look up the size and address of `record` again: the program may have resized its storage.
-    void resized(Record& record);
+    void resized(StorageRecord& record);
     // Pin the storage of `tensor`.
     void keep(const c10::TensorImpl& tensor);
     // Count the memory of `tensor` from now on, if it is new.
-    void meet(const c10::TensorImpl& tensor);
+    void register_tensor(const c10::TensorImpl& tensor);
     // Note that a view shares its version counter with other memory. After `view.data = other` the
     // view still has the counter of its base, so a bump no longer implies a write to the base.
-    void note_if_it_strays(const c10::TensorImpl& tensor);
+    void note_shared_version_counter(const c10::TensorImpl& tensor);
 
     // Make `tensor` a source that is kept (R4): an optimizer writes it in every step. With a
     // recipe, each version would need all steps before it.
-    void keep_from_now_on(const c10::TensorImpl& tensor);
+    void pin_as_constant(const c10::TensorImpl& tensor);
     // Recompute and pin all values that need the current contents of `tensor` (R4, sources).
     void save_what_needs(const c10::TensorImpl& tensor);
-    // Prepare for a resize of `home` to `nbytes`. Return true if `home` is known.
-    bool about_to_resize(c10::StorageImpl& home, Bytes nbytes);
+    // Prepare for a resize of `storage_impl` to `nbytes`. Return true if `storage_impl` is known.
+    bool about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes);
     // Finish the resize that `about_to_resize` announced.
     void has_been_resized();
-    // Protect recipes that read `home` from other writers (R4): its address leaves PyTorch.
-    void give_away(c10::StorageImpl& home);
+    // Protect recipes that read `storage_impl` from other writers (R4): its address leaves PyTorch.
+    void mark_externally_writable(c10::StorageImpl& storage_impl);
     // Return the earlier copy of foreign memory if its contents are still the same, else null.
-    Record* copy_still(Record& record);
-    // Copy foreign memory. `home` keeps the copy alive until a recipe refers to it.
-    Record& copy_now(Record& record, Home& home);
+    StorageRecord* copy_still(StorageRecord& record);
+    // Copy foreign memory. `storage_impl` keeps the copy alive until a recipe refers to it.
+    StorageRecord& copy_now(StorageRecord& record, StoragePtr& storage_impl);
     // Note the checksum of a weight that recipes start to read. A replay compares it.
-    static void note_checksum(Record& record);
-    // Suspend tracking of `tensor` until `follow_again`, for `torch.utils.swap_tensors`.
-    void step_back(const c10::TensorImpl& tensor);
-    void follow_again();
+    static void note_checksum(StorageRecord& record);
+    // Suspend tracking of `tensor` until `resume_origin_tracking`, for `torch.utils.swap_tensors`.
+    void suspend_origin_tracking(const c10::TensorImpl& tensor);
+    void resume_origin_tracking();
     // Poll storages without a deleter hook, or only the `youngest` of them.
-    void look_at_unheard(bool youngest = false);
+    void poll_untracked(bool youngest = false);
     // Make values that the program carries from graph to graph sources, and drop their recipes.
-    void forget_history();
+    void prune_history();
     // Release sources kept only to recompute values that are resident. Return true if memory was
     // freed.
-    bool forget_sources();
+    bool release_recompute_sources();
     // Return true if the recipe of `record` may be dropped: every other output of its makers is
     // resident, or cannot be asked for again.
-    bool may_forget(Record& record);
+    bool may_forget(StorageRecord& record);
     // Make user-held values that nothing reads candidates for eviction. Return those values.
-    std::vector<Ref<Storage>> lend();
+    std::vector<Ref<Storage>> select_held();
     // Return true if `record` may become such a candidate. `read`: storages that are being read;
     // `but_saved`: values that autograd saved may be read as well.
-    static bool can_be_lent(const Record& record, const Homes& read, bool but_saved);
+    static bool can_be_lent(const StorageRecord& record, const StorageList& read, bool but_saved);
     // Add all storages that are being read to `read`. Return true if some reader may also read
     // values that autograd saved.
-    bool note_all_read(Homes& read) const;
+    bool note_all_read(StorageList& read) const;
     // Register `reader`, and exclude from eviction what it reads, until `ends`.
     void begins(Reader& reader);
 
@@ -385,18 +386,18 @@ public:
         int& count_;
     };
 
-    // Restore the contents of `home` if it is a placeholder.
-    void bring_back(const c10::StorageImpl& home);
-    // Restore `home` and keep it while the program holds it: its address leaves PyTorch.
-    void keep_there(c10::StorageImpl& home);
+    // Restore the contents of `storage_impl` if it is a placeholder.
+    void bring_back(const c10::StorageImpl& storage_impl);
+    // Restore `storage_impl` and keep it while the program holds it: its address leaves PyTorch.
+    void pin_exposed_address(c10::StorageImpl& storage_impl);
     // Keep the resident `record` while the program holds it.
-    void stays(Record& record);
+    void pin_while_held(StorageRecord& record);
     // Restore all placeholders, at the end of the budget.
     void bring_all_back();
     // Take a strong reference to the memory of `record`.
-    void own(Record& record);
+    void own(StorageRecord& record);
     // Drop our strong reference to the memory of `record` if nothing needs it any more.
-    void disown(Record& record);
+    void disown(StorageRecord& record);
 
     // -- memory ---------------------------------------------------------------------------------
 
@@ -413,14 +414,14 @@ public:
     // Run `events` and count its duration as time lost to the budget.
     template <class F>
     void lose(F&& events);
-    // Evict until `needed` bytes fit. Throws `Shortage` if that is impossible.
+    // Evict until `needed` bytes fit. Throws `OutOfBudgetError` if that is impossible.
     void make_room(Bytes needed, const char* who);
     // Evict until `wanted` bytes fit or nothing evictable is left.
     void clear(Bytes wanted);
     // Wait until no copy to the host is in flight.
     void wait_for_copies() const;
     // Evict everything that may be evicted.
-    void let_go_now();
+    void evict_all();
     // Find out which values the program no longer holds. Must not be called during an action.
     void poll();
     // Recover from the device OOM `out`, which happened although the budget had room. Evict, in
@@ -439,33 +440,35 @@ public:
     // Call `visit(address, nbytes)` for each storage without a deleter hook on the device.
     template <class F>
     void each_on_device(F&& visit) const {
-        for (const Unheard& each : unheard_) {
-            const Home home = each.home.lock();
-            if (home && home->device() == device.which() && home->data() != nullptr) {
-                const auto address = reinterpret_cast<std::uintptr_t>(home->data());
+        for (const UntrackedStorage& each : untracked_) {
+            const StoragePtr storage_impl = each.storage_impl.lock();
+            if (storage_impl && storage_impl->device() == device.which() &&
+                storage_impl->data() != nullptr) {
+                const auto address = reinterpret_cast<std::uintptr_t>(storage_impl->data());
                 visit(
-                    static_cast<Bytes>(address), device.rounded(static_cast<Bytes>(home->nbytes()))
+                    static_cast<Bytes>(address),
+                    device.rounded(static_cast<Bytes>(storage_impl->nbytes()))
                 );
             }
         }
     }
 
-    // Drain the death queue: remove freed addresses from the table. `settle` processes them later.
-    // Must be called before a look-up in the table.
-    void collect();
+    // Drain the death queue: remove freed addresses from the table. `process_pending` processes
+    // them later. Must be called before a look-up in the table.
+    void drain_free_queue();
     // Process everything that happened since the last call: dead handles, freed memory.
-    void settle();
+    void process_pending();
 
-    void settle_if_needed() {
-        const bool collected = !dead_handles_.empty() || !gone_.empty() || uncounted_ != 0;
+    void process_pending_if_needed() {
+        const bool collected = !dead_handles_.empty() || !gone_.empty() || freed_counted_ != 0;
         const bool more =
-            !back_.empty() || unheard_.size() > look_at_unheard_at_ || has_discarded();
-        if (deaths.any() || collected || more) {
-            settle();
+            !back_.empty() || untracked_.size() > poll_untracked_at_ || has_discarded();
+        if (free_queue.any() || collected || more) {
+            process_pending();
         }
     }
 
-    // Return true if `collect` found freed memory that the engine was not told about yet.
+    // Return true if `drain_free_queue` found freed memory that the engine was not told about yet.
     bool any_gone() const noexcept { return !gone_.empty(); }
 
     // Return true if some of that memory belonged to a value that is locked.
@@ -478,7 +481,7 @@ public:
     // Prepare for an operator of the program on the stream `now`. Return the index of that stream.
     StreamIndex about_to_run(const std::optional<c10::Stream>& now) {
         const StreamIndex here = device.see(now);
-        settle_if_needed();
+        process_pending_if_needed();
         if (transcriber.writes()) {
             poll();  // a trace needs the moment at which the program frees a value
         }
@@ -489,8 +492,8 @@ public:
     // not count.
     void about_to_peak(Bytes needed) {
         if (device.queues() && needed > engine.peak - engine.memory) {
-            look_at_unheard(true);
-            settle_if_needed();
+            poll_untracked(true);
+            process_pending_if_needed();
         }
     }
 
@@ -553,7 +556,7 @@ private:
 
     // Run `events` while the engine treats every transfer as finished.
     void act(c10::function_ref<void()> events) const;
-    void let_go_for(Bytes needed, const char* who);
+    void evict_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
     void wait_for_room(Call& call, bool in_place);
     void refuse_in_a_graph(const char* site) const;
@@ -561,48 +564,56 @@ private:
     std::unordered_map<Bytes, Storage*> price(Segments& segments);
     void compute_now(Call& call, bool in_place);
     StreamIndex order_recomputation(const Recipe& recipe, bool in_place);
-    void settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes, const Order& order);
-    bool may_drop(const Record& record) const;
-    Order run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
+    void settle_results(
+        Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
+    );
+    bool may_drop(const StorageRecord& record) const;
+    Order run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages);
     void poll_held();
     bool ask_allocator();
     void look_at_all();
-    void forget_address(const void* address, Resident resident);
-    void let_home_go(Record& record);
-    void note_uncounted(const void* address, Bytes nbytes) noexcept;
-    Record& known_at(Resident found, c10::StorageImpl& home);
-    Record* emptied_at(const c10::StorageImpl& home);
-    Record& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home);
-    Record& list(Resident counted, const Home& home, const c10::TensorImpl* tensor);
-    Record& become_source(const Facts* maker, const Home& home, const c10::TensorImpl* tensor);
-    static void describe(Record& record, const c10::TensorImpl& tensor);
-    void vacate(Record& record);
-    void release(Record& record);
+    void drop_address(const void* address, AddressEntry resident);
+    void let_home_go(StorageRecord& record);
+    void note_freed_counted(const void* address, Bytes nbytes) noexcept;
+    StorageRecord& known_at(AddressEntry found, c10::StorageImpl& storage_impl);
+    StorageRecord* emptied_at(const c10::StorageImpl& storage_impl);
+    StorageRecord& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl);
+    StorageRecord& list(
+        AddressEntry counted, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
+    );
+    StorageRecord& make_source(
+        const Facts* maker, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
+    );
+    static void describe(StorageRecord& record, const c10::TensorImpl& tensor);
+    void vacate(StorageRecord& record);
+    void release(StorageRecord& record);
     void let_go_of_idle();
-    void maybe_held(Record& record);
-    void not_held(Record& record) noexcept;
-    bool carried_along(Record& record);
-    void gone(Record& record);
-    bool leave_a_husk(Record& record);
-    Home take_husk(Record& record);
-    void arrive(Record& record, const Home& home, const Home& husk);
-    void hand_back(Record& record);
+    void maybe_held(StorageRecord& record);
+    void not_held(StorageRecord& record) noexcept;
+    bool is_long_lived_state(StorageRecord& record);
+    void gone(StorageRecord& record);
+    bool evict_keeping_placeholder(StorageRecord& record);
+    StoragePtr detach_placeholder(StorageRecord& record);
+    void arrive(
+        StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
+    );
+    void hand_back(StorageRecord& record);
     std::exception_ptr fill_all_husks();
-    void use_in_any_case(Record& record);
+    void use_in_any_case(StorageRecord& record);
     void note_memory();
     void settle_at(
         const void* address,
-        Record* record,
+        StorageRecord* record,
         Bytes nbytes,
         const Facts* maker,
-        const c10::StorageImpl* home
+        const c10::StorageImpl* storage_impl
     );
     AllocationId allocation_of(const c10::TensorImpl& tensor);
     void add_gradient(Snapshot& snapshot, const at::Tensor& leaf);
     void add_tensors_of_modules(Snapshot& snapshot);
-    void add_storage(Snapshot& snapshot, Record& record);
+    void add_storage(Snapshot& snapshot, StorageRecord& record);
 
-    unsigned ticks_ = 0;  // calls of `settle`
+    unsigned ticks_ = 0;  // calls of `process_pending`
 };
 
 template <class F>
@@ -610,22 +621,22 @@ void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
     const Bytes at_first = engine.memory;
     const bool known = reserved.limited();
     reserved.turned_out(device.most_reserved());
-    std::string said = said_by(out);
+    std::string said = message_of(out);
     bool lowers = known || !device.finds_places;
     const auto fits = [&] {
         wait_for_copies();
         const Bytes now = engine.memory + engine.in_flight + needed;
         try {
             attempt();
-            shortfall.fitted(
+            backoff.fitted(
                 lowers ? std::max(now, at_first / 2 + needed) : UNLIMITED, engine.budget
             );
             return true;
         } catch (const std::exception& error) {
-            if (!is_full(error)) {
+            if (!is_device_oom(error)) {
                 throw;
             }
-            said = said_by(error);
+            said = message_of(error);
             return false;
         }
     };
@@ -636,7 +647,7 @@ void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
     }
     lowers = true;
     const Bytes before = engine.memory;
-    const Bytes step = shortfall.step(needed, before);
+    const Bytes step = backoff.step(needed, before);
     for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {
         ask_allocator();
         poll_held();
@@ -646,7 +657,7 @@ void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
             return;
         }
     }
-    throw Full(said);
+    throw DeviceOutOfMemoryError(said);
 }
 
 template <class F>
@@ -655,14 +666,14 @@ void Driver::perform(F&& events, const char* who) {
         act(events);
     } catch (const NoRoom& shortage) {
         const bool nobody = *who == '\0' && shortage.call;
-        throw Shortage(
+        throw OutOfBudgetError(
             shortage.needed,
             shortage.memory,
             shortage.budget,
             nobody ? recipe_of(*shortage.call).name() : who
         );
     }
-    engine.take_bereft(bereft_);
+    engine.take_unrecomputable(bereft_);
     for (Storage* bereft : bereft_) {  // no recipe any more: keep it like a source
         own(record_of(*bereft));
     }
@@ -697,7 +708,7 @@ void Driver::bring_once_more(F&& events) {
         try {
             perform(events);
             return;
-        } catch (const Died&) {
+        } catch (const MissingInputError&) {
             if (left == 0) {
                 throw;
             }
@@ -709,13 +720,13 @@ template <class F>
 void Driver::bring(F&& events) {
     try {
         perform(events);
-    } catch (const Died&) {
+    } catch (const MissingInputError&) {
         bring_once_more(events);
-    } catch (const Shortage&) {
-        if (!shortfall.as_given(engine.budget)) {
+    } catch (const OutOfBudgetError&) {
+        if (!backoff.as_given(engine.budget)) {
             throw;
         }
-        const Shortfall::Insisting insisting(shortfall);
+        const BudgetBackoff::ScopedNoBackoff insisting(backoff);
         perform(events);
     }
 }

@@ -17,7 +17,7 @@
 namespace rekindle {
 
 // Recipes are kept in a recorded run, because a trace cannot say when a recipe ends.
-void Driver::forget_history() {
+void Driver::prune_history() {
     if (recorded) {
         return;
     }
@@ -28,16 +28,16 @@ void Driver::forget_history() {
         all.emplace_back(each);
     }
     for (const Ref<Storage>& each : all) {
-        Record& record = record_of(*each);
-        if (record.listed && carried_along(record)) {
+        StorageRecord& record = record_of(*each);
+        if (record.listed && is_long_lived_state(record)) {
             seal(record);
             record.depth = 0;
         }
     }
-    forget_sources();
+    release_recompute_sources();
 }
 
-bool Driver::forget_sources() {
+bool Driver::release_recompute_sources() {
     if (recorded) {
         return false;
     }
@@ -50,19 +50,19 @@ bool Driver::forget_sources() {
         }
     }
     for (const Ref<Storage>& each : found) {
-        Record& record = record_of(*each);
+        StorageRecord& record = record_of(*each);
         if (record.listed && record.replayable && may_forget(record)) {
             seal(record);
         }
     }
     let_go_of_idle();
-    settle();
+    process_pending();
     return engine.memory < before;
 }
 
 // Return true if the program holds `record` at the end of a long chain of recipes, of which
 // autograd refers to no value.
-bool Driver::carried_along(Record& record) {
+bool Driver::is_long_lived_state(StorageRecord& record) {
     bool in_use = false;  // autograd refers to an ancestor
     std::int32_t deepest = 0;
     each_parent(record, [&](Storage& parent) {
@@ -76,7 +76,7 @@ bool Driver::carried_along(Record& record) {
            may_forget(record);
 }
 
-bool Driver::may_forget(Record& record) {
+bool Driver::may_forget(StorageRecord& record) {
     bool may = true;
     each_maker(record, [&](Call& call) {
         for (const Value* value : call.outputs()) {

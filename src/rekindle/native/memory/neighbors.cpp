@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../torch/homes.h"
+#include "../torch/storage_ptr.h"
 #include "driver.h"
 #include "own_policy.h"
 #include "program.h"
@@ -101,9 +101,11 @@ std::unordered_map<Bytes, Storage*> Driver::price(Segments& segments) {
     }
     std::unordered_map<Bytes, Storage*> at;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        const Home home = each->order < 0 ? Home() : record_of(*each).at();
-        if (home && home->device() == device.which()) {
-            at.emplace(static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(home->data())), each);
+        const StoragePtr storage_impl = each->order < 0 ? StoragePtr() : record_of(*each).at();
+        if (storage_impl && storage_impl->device() == device.which()) {
+            at.emplace(
+                static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(storage_impl->data())), each
+            );
         }
     }
     for (std::vector<Block>& segment : segments) {

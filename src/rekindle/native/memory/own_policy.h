@@ -80,7 +80,7 @@ public:
 
     // Deliver queued events to Python, and throw the error that it raises. Must be called without
     // the session mutex.
-    void tell() {
+    void notify() {
         if (any_news_.load(std::memory_order_relaxed)) {
             tell_now();
         }

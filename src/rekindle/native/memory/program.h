@@ -28,57 +28,57 @@ namespace rekindle {
 
 // Set the Python object that answers these calls and that turns errors into Python exceptions. Must
 // be called once.
-void meet_python(_object* answers);
+void init_callbacks(_object* answers);
 // Take a snapshot at a new peak, with the current line of the program. Errors of Python are
 // printed, except those that end the program.
 void note_peak(Driver& driver);
 // Return the line of the program that runs in this thread.
 ProgramLine program_line();
 // Pass the samples of memory over time to Python.
-void tell_samples(Driver& driver);
+void notify_samples(Driver& driver);
 // Tell Python that weights were seen first. It registers the rest of their model and the state of
 // their optimizer.
-void tell_owners(Driver& driver);
+void notify_owners(Driver& driver);
 // Tell Python how much was recomputed. It may warn that this takes too much time.
-void tell_losses(Driver& driver);
+void notify_losses(Driver& driver);
 // Tell Python that operators ran, so that it notes the current line of the program.
-void tell_places(Driver& driver);
+void notify_places(Driver& driver);
 // Return all blocks of the budget's device by segment, as its allocator reports them; empty if it
 // reports none. Needs the lock, which is released while Python runs.
 Segments segments_of(Driver& driver);
 // Let Python warn that a copy on the host failed.
-void tell_complaint(Driver& driver);
+void notify_complaint(Driver& driver);
 // Begin or end a range of the profiler during an optimizer step.
-void tell_range(const Driver& driver, bool ends);
+void notify_range(const Driver& driver, bool ends);
 
 // Deliver queued events to the program's own policy. Throws the error that it raises.
-inline void tell_policy(const Driver& driver) {
+inline void notify_policy(const Driver& driver) {
     if (driver.own_policy != nullptr) {
-        driver.own_policy->tell();
+        driver.own_policy->notify();
     }
 }
 
 // Deliver all pending notifications.
-inline void tell(Driver& driver) {
+inline void notify(Driver& driver) {
     if (driver.peak_snapshot_due && !looks_later()) {
         note_peak(driver);
     }
     if (driver.samples_due) {
-        tell_samples(driver);
+        notify_samples(driver);
     }
     if (driver.owners_due) {
-        tell_owners(driver);
+        notify_owners(driver);
     }
     if (driver.recomputations >= driver.look_at_losses_at) {
-        tell_losses(driver);
+        notify_losses(driver);
     }
     if (driver.places_due) {
-        tell_places(driver);
+        notify_places(driver);
     }
     if (driver.swapper != nullptr && driver.swapper->complaint_due) {
-        tell_complaint(driver);
+        notify_complaint(driver);
     }
-    tell_policy(driver);
+    notify_policy(driver);
 }
 
 // Move the copies that could undo a running optimizer step out of the budget, because something
@@ -87,7 +87,7 @@ bool move_copies_out(const Driver& driver);
 
 // Ask Python for learned plans of steps that begin with operator `met`. Other processes may have
 // made some.
-void ask_for_lessons(const Driver& driver, std::int64_t met);
+void request_plans(const Driver& driver, std::int64_t met);
 
 // Return true if every running thread was started inside the budget, or uses no tensor of the
 // program. Any other thread may read user-held values without notice.
@@ -101,12 +101,12 @@ std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(
 at::Tensor unpack(_object* handle);
 
 // Tell Python that the driver with this id and all of its handles are destroyed.
-void tell_gone(std::ptrdiff_t number) noexcept;
+void notify_gone(std::ptrdiff_t number) noexcept;
 
 // Run `f`, and turn errors of the core into Python exceptions. `f` releases the lock before it
 // throws.
 template <class F>
-auto in_words(Driver& driver, F&& f) {
+auto translate_errors(Driver& driver, F&& f) {
     try {
         return std::forward<F>(f)();
     } catch (const Error& error) {

@@ -19,8 +19,8 @@
 #include "../engine/graph.h"
 #include "../ops/errors.h"
 #include "../ops/signature.h"
-#include "../torch/homes.h"
-#include "../torch/positions.h"
+#include "../torch/rng_history.h"
+#include "../torch/storage_ptr.h"
 
 namespace rekindle {
 
@@ -37,8 +37,8 @@ struct Recipe final : Call {
 
     // Parts that few recipes need.
     struct Aside final {
-        Noted random;
-        std::vector<c10::IValue> extras;
+        RngCheckpoints random;
+        std::vector<c10::IValue> unkeyed_args;
         // Positions of the tensors that the operator writes.
         c10::SmallVector<std::uint32_t, 2> written;
         // The tensors in `written` are running statistics. A replay leaves them out, so that they
@@ -50,13 +50,14 @@ struct Recipe final : Call {
 
     std::unique_ptr<Aside> aside;
 
-    std::span<const std::unique_ptr<Position>> random() const noexcept {
-        return aside ? std::span<const std::unique_ptr<Position>>(aside->random)
-                     : std::span<const std::unique_ptr<Position>>();
+    std::span<const std::unique_ptr<RngCheckpoint>> random() const noexcept {
+        return aside ? std::span<const std::unique_ptr<RngCheckpoint>>(aside->random)
+                     : std::span<const std::unique_ptr<RngCheckpoint>>();
     }
 
-    std::span<const c10::IValue> extras() const noexcept {
-        return aside ? std::span<const c10::IValue>(aside->extras) : std::span<const c10::IValue>();
+    std::span<const c10::IValue> unkeyed_args() const noexcept {
+        return aside ? std::span<const c10::IValue>(aside->unkeyed_args)
+                     : std::span<const c10::IValue>();
     }
 
     std::span<const std::uint32_t> written() const noexcept {
@@ -78,19 +79,19 @@ inline Recipe& recipe_of(Call& call) noexcept {
 torch::jit::Stack call_again(
     Signature& signature,
     std::span<at::Tensor> tensors,
-    std::span<const c10::IValue> extras,
-    std::span<const std::unique_ptr<Position>> random,
+    std::span<const c10::IValue> unkeyed_args,
+    std::span<const std::unique_ptr<RngCheckpoint>> random,
     bool grad_mode,
     c10::function_ref<void(c10::function_ref<void()>)> calling
 );
 
 // The kernel of a replay, and the function that the caller passes to run it with its operands.
 using Kernel = c10::function_ref<void()>;
-using Calling = c10::function_ref<void(std::span<const Home>, Kernel)>;
+using Calling = c10::function_ref<void(std::span<const StoragePtr>, Kernel)>;
 // Run `recipe` again. With `in_place` the kernel writes the memory of the inputs that it
 // overwrites, otherwise copies of them. `calling` runs the kernel, given its operands.
 //
 // Return the memory of the outputs, in the order of their roots.
-c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);
+c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);
 
 }  // namespace rekindle

@@ -1,9 +1,9 @@
 #include "recomputing.h"
 
-#include "../torch/homes.h"
 #include "../torch/raised.h"
-#include "any_time.h"
-#include "held.h"
+#include "../torch/storage_ptr.h"
+#include "evict_held_last.h"
+#include "held_eviction.h"
 #include "swapper.h"
 
 namespace rekindle {
@@ -24,7 +24,7 @@ bool must_be_alone(const Recipe& recipe) {
 }  // namespace
 
 Recomputing::Recomputing(
-    Driver& driver, const Recipe& recipe, bool in_place, std::span<const Home> operands
+    Driver& driver, const Recipe& recipe, bool in_place, std::span<const StoragePtr> operands
 )
     : Opening(the_mutex()),
       driver_(driver),
@@ -35,8 +35,8 @@ Recomputing::Recomputing(
       interlude_(driver.engine, recipe, in_place) {
     if (in_place) {
         for (const Overwrite& pair : recipe.overwrites()) {
-            Record& source = record_of(*pair.source->storage);
-            lent_.emplace_back(&source, driver.take_home(source));
+            StorageRecord& source = record_of(*pair.source->storage);
+            lent_.emplace_back(&source, driver.take_storage(source));
         }
     }
     ++driver_.begun;
@@ -57,26 +57,26 @@ Recomputing::~Recomputing() {
     if (reads_anything_) {
         --driver_.reading_anything;
     }
-    driver_.collect();
+    driver_.drain_free_queue();
     const bool dropped = driver_.any_locked_is_gone();  // by the program, but needed here
     if (dropped) {
-        without_throwing([&] { driver_.settle(); });
+        without_throwing([&] { driver_.process_pending(); });
     }
     if (visited() || dropped) {
         if (driver_.swapper != nullptr) {
             driver_.swapper->go_on();
         }
         if (reads_anything_ && driver_.reading_anything == 0) {
-            for (LastResort* each : driver_.resorts) {
+            for (EvictHeldLast* each : driver_.resorts) {
                 each->go_on();
             }
         }
         interlude_.visited();
     } else if (undoes_) {
         interlude_.give_back(recipe_);
-        for (const auto& [source, home] : lent_) {
-            source->owned = home;
-            driver_.settle_in(*source, home);
+        for (const auto& [source, storage_impl] : lent_) {
+            source->keeper = storage_impl;
+            driver_.bind_storage(*source, storage_impl);
         }
     }
 }

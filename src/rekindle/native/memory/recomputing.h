@@ -8,7 +8,7 @@
 
 #include "../base/mutex.h"
 #include "../ops/kernel_operands.h"
-#include "../torch/homes.h"
+#include "../torch/storage_ptr.h"
 #include "driver.h"
 #include "recipe.h"
 
@@ -26,7 +26,7 @@ namespace rekindle {
 class Recomputing final : public Mutex::Opening {
 public:
     Recomputing(
-        Driver& driver, const Recipe& recipe, bool in_place, std::span<const Home> operands
+        Driver& driver, const Recipe& recipe, bool in_place, std::span<const StoragePtr> operands
     );
     Recomputing(const Recomputing&) = delete;
     Recomputing& operator=(const Recomputing&) = delete;
@@ -48,7 +48,7 @@ private:
     const bool opens_;
     const bool reads_anything_;
     bool undoes_ = false;
-    c10::SmallVector<std::pair<Record*, Home>, 1> lent_;
+    c10::SmallVector<std::pair<StorageRecord*, StoragePtr>, 1> lent_;
     Engine::Interlude interlude_;
 };
 

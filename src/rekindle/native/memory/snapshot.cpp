@@ -6,8 +6,8 @@
 #include "../allocator/arena.h"
 #include "../ops/signature.h"
 #include "../torch/geometry.h"
-#include "../torch/homes.h"
 #include "../torch/pyobjects.h"
+#include "../torch/storage_ptr.h"
 #include "driver.h"
 
 namespace rekindle {
@@ -16,15 +16,16 @@ namespace {
 
 // Return true if only a running operator has the memory, such as the workspace of an LSTM. Python
 // has never seen it.
-bool is_internal(const Record& record) {
+bool is_internal(const StorageRecord& record) {
     const auto origin = record.origin.lock();
-    const Home home = record.at();
-    const std::size_t ours = record.owned ? 2 : 1;
-    return origin && home && object_of(*origin) == nullptr && home.use_count() <= ours + 1;
+    const StoragePtr storage_impl = record.at();
+    const std::size_t ours = record.keeper ? 2 : 1;
+    return origin && storage_impl && object_of(*origin) == nullptr &&
+           storage_impl.use_count() <= ours + 1;
 }
 
 // Return the flags of a `Holder`.
-int flags_of(const Record& record) {
+int flags_of(const StorageRecord& record) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;
     const bool saved = record.references != 0;
@@ -35,7 +36,7 @@ int flags_of(const Record& record) {
 }
 
 // Return the id of the first call that made `record`, or -1.
-OpId maker_of(Record& record) {
+OpId maker_of(StorageRecord& record) {
     OpId maker = -1;
     each_maker(record, [&](const Call& call) { maker = maker < 0 ? call.id : maker; });
     return maker;
@@ -46,7 +47,7 @@ OpId maker_of(Record& record) {
 Bytes Driver::evicted_bytes() const {
     Bytes total = 0;
     for (const Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        const bool wanted = !each->dead() || static_cast<const Record*>(each)->husk;
+        const bool wanted = !each->dead() || static_cast<const StorageRecord*>(each)->placeholder;
         total += !each->resident && wanted ? each->nbytes : 0;
     }
     return total;
@@ -57,7 +58,7 @@ AllocationId Driver::allocation_of(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
     }
-    const Resident* found = resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    const AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
     return found == nullptr ? 0 : found->allocation;
 }
 
@@ -65,7 +66,7 @@ void Driver::add_owned(
     Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
 ) {
     if (const AllocationId allocation = allocation_of(tensor); allocation != 0) {
-        snapshot.owned.push_back({allocation, kind, parameter});
+        snapshot.keeper.push_back({allocation, kind, parameter});
     }
 }
 
@@ -98,7 +99,7 @@ void Driver::add_tensors_of_modules(Snapshot& snapshot) {
 }
 
 // Add a resident storage that has a record.
-void Driver::add_storage(Snapshot& snapshot, Record& record) {
+void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
     int flags = flags_of(record);
     const void* parameter = nullptr;
     if (record.parameter) {
@@ -108,7 +109,7 @@ void Driver::add_storage(Snapshot& snapshot, Record& record) {
             add_gradient(snapshot, origin);
         }
     }
-    const Resident* found = record.address == nullptr ? nullptr : table_.find(record.address);
+    const AddressEntry* found = record.address == nullptr ? nullptr : table_.find(record.address);
     snapshot.holders.push_back({
         record.nbytes,
         found == nullptr ? 0 : found->allocation,
@@ -121,12 +122,12 @@ void Driver::add_storage(Snapshot& snapshot, Record& record) {
 }
 
 void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
-    settle();
+    process_pending();
     snapshot.memory = engine.memory;
     snapshot.clock = engine.clock;
     snapshot.line = std::move(line);
     snapshot.holders.clear();
-    snapshot.owned.clear();
+    snapshot.keeper.clear();
     snapshot.has_states = false;
     // Another thread may free a gradient while it is looked at here.
     if (!gradients_stay()) {
@@ -139,7 +140,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
         }
     }
     const int flags = Holder::COUNTED;
-    table_.each([&](const void* /*address*/, const Resident& resident) {
+    table_.each([&](const void* /*address*/, const AddressEntry& resident) {
         if (resident.record == nullptr) {
             const AllocationId allocation = resident.allocation;
             snapshot.holders.push_back({resident.nbytes, allocation, flags, "", nullptr, -1, -1});
@@ -149,7 +150,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
 
 void Driver::take_peak_snapshot(ProgramLine line) {
     peak_snapshot_due = false;
-    settle();
+    process_pending();
     if (engine.memory <= peak_threshold_) {
         return;  // the values that made the peak have died meanwhile
     }
@@ -169,7 +170,7 @@ void Driver::expect_peak(Bytes nbytes, ProgramLine line) {
 }
 
 std::vector<at::Tensor> Driver::program_tensors() {
-    settle();
+    process_pending();
     std::vector<at::Tensor> found;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (at::Tensor origin(record_of(*each).origin.lock()); each->resident && origin.defined()) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../base/types.h"
-#include "../torch/homes.h"
+#include "../torch/storage_ptr.h"
 
 namespace rekindle {
 
@@ -70,7 +70,7 @@ struct Snapshot final {
     ProgramLine line;
     std::vector<Holder> holders;
     // Roles of allocations. A later entry replaces an earlier one for the same allocation.
-    std::vector<Owned> owned;
+    std::vector<Owned> keeper;
     bool has_states = false;  // optimizers have reported their state
 };
 

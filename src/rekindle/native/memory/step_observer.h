@@ -4,7 +4,7 @@
 namespace rekindle {
 
 struct Recipe;
-struct Record;
+struct StorageRecord;
 
 // Notified about operators and accesses. All members are called with the session mutex.
 class StepObserver {
@@ -18,7 +18,7 @@ public:
     // The program ran `call`, and the engine has admitted it.
     virtual void made(const Recipe& call) = 0;
     // The program is about to access `record`, which is evicted.
-    virtual void wanting(const Record& record) = 0;
+    virtual void wanting(const StorageRecord& record) = 0;
 
 protected:
     StepObserver() = default;

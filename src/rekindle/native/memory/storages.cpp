@@ -7,7 +7,7 @@
 
 #include "../ops/signature.h"
 #include "../torch/geometry.h"
-#include "../torch/homes.h"
+#include "../torch/storage_ptr.h"
 #include "audit.h"
 #include "driver.h"
 #include "swapper.h"
@@ -16,8 +16,8 @@ namespace rekindle {
 
 namespace {
 
-Home home_of(const c10::TensorImpl& tensor) {
-    return Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl());
+StoragePtr home_of(const c10::TensorImpl& tensor) {
+    return StoragePtr::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl());
 }
 
 }  // namespace
@@ -33,8 +33,8 @@ void Driver::open() {
     }
 }
 
-bool Driver::counts(const c10::StorageImpl& home) {
-    const c10::Device there = home.device();
+bool Driver::counts(const c10::StorageImpl& storage_impl) {
+    const c10::Device there = storage_impl.device();
     const c10::Device here = device.which();
     const bool same = there.is_cpu() ? here.is_cpu() : there == here;
     if (devices_met_.empty() || devices_met_.front() != there) {
@@ -42,14 +42,14 @@ bool Driver::counts(const c10::StorageImpl& home) {
             devices_met_.push_back(there);
         }
         if (assumed_ && !same && !there.is_cpu()) {
-            throw Elsewhere(there);
+            throw WrongDeviceError(there);
         }
     }
     return same;
 }
 
-Bytes Driver::counted(const c10::StorageImpl& home) {
-    return counts(home) ? device.rounded(static_cast<Bytes>(home.nbytes())) : 0;
+Bytes Driver::counted(const c10::StorageImpl& storage_impl) {
+    return counts(storage_impl) ? device.rounded(static_cast<Bytes>(storage_impl.nbytes())) : 0;
 }
 
 Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) {
@@ -57,8 +57,8 @@ Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) 
     return recipes_.make(engine.graph, next_op_++, cost, replayable, facts);
 }
 
-Record& Driver::new_storage(Call& call, Bytes nbytes) {
-    Record& made = records_.make(engine.graph, storages_made++, nbytes);
+StorageRecord& Driver::new_storage(Call& call, Bytes nbytes) {
+    StorageRecord& made = records_.make(engine.graph, storages_made++, nbytes);
     made.order = device.streams.unknown();
     engine.graph.makes(call, made);
     return made;
@@ -124,74 +124,80 @@ void Driver::note_memory() {
     samples_due = samples.full();
 }
 
-Driver::Resident* Driver::resident_at(const c10::StorageImpl& home) noexcept {
-    const void* address = address_of(home);
+Driver::AddressEntry* Driver::find_by_address(const c10::StorageImpl& storage_impl) noexcept {
+    const void* address = address_of(storage_impl);
     return address == nullptr ? nullptr : table_.find(address);
 }
 
-Record* Driver::known(const c10::TensorImpl& tensor) {
-    c10::StorageImpl& home = *tensor.unsafe_storage().unsafeGetStorageImpl();
-    if (address_of(home) == nullptr) {
+StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
+    c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
+    if (address_of(storage_impl) == nullptr) {
         return nullptr;
     }
-    Resident* found = resident_at(home);
-    if (found != nullptr && found->record != nullptr && found->record->unheard &&
-        found->record->home.expired()) {
+    AddressEntry* found = find_by_address(storage_impl);
+    if (found != nullptr && found->record != nullptr && found->record->untracked &&
+        found->record->storage_impl.expired()) {
         // It died without notice, and this storage took its address.
-        look_at_unheard();
-        settle();
-        found = resident_at(home);
+        poll_untracked();
+        process_pending();
+        found = find_by_address(storage_impl);
     }
     if (found == nullptr) {
-        return &adopt(tensor, home);
+        return &adopt(tensor, storage_impl);
     }
     return found->record != nullptr ? found->record : &list(*found, home_of(tensor), &tensor);
 }
 
 // Return the record of an entry, which becomes a source if it was only counted.
-Record& Driver::known_at(Resident found, c10::StorageImpl& home) {
+StorageRecord& Driver::known_at(AddressEntry found, c10::StorageImpl& storage_impl) {
     return found.record != nullptr ? *found.record
-                                   : list(found, Home::reclaim_copy(&home), nullptr);
+                                   : list(found, StoragePtr::reclaim_copy(&storage_impl), nullptr);
 }
 
-Bytes Driver::count(c10::StorageImpl& home, const Facts* maker) {
-    const void* address = address_of(home);
-    const bool on_cpu = home.device_type() == c10::DeviceType::CPU;
-    if (address == nullptr || table_.find(address) != nullptr || (on_cpu && !watch(home))) {
+Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
+    const void* address = address_of(storage_impl);
+    const bool on_cpu = storage_impl.device_type() == c10::DeviceType::CPU;
+    if (address == nullptr || table_.find(address) != nullptr ||
+        (on_cpu && !hook_deleter(storage_impl))) {
         // Memory of another allocator becomes a source when an operator reads it.
         return 0;
     }
-    const Bytes nbytes = counted(home);
-    settle_at(address, nullptr, nbytes, maker, on_cpu ? nullptr : &home);
+    const Bytes nbytes = counted(storage_impl);
+    settle_at(address, nullptr, nbytes, maker, on_cpu ? nullptr : &storage_impl);
     if (!on_cpu) {
-        unheard_.push_back({address, WeakHome(Home::reclaim_copy(&home))});
+        untracked_.push_back({address, WeakStorage(StoragePtr::reclaim_copy(&storage_impl))});
     }
     return nbytes;
 }
 
-// Register the memory in `home` as a source. `maker` is null if no operator of the program made it.
-Record& Driver::become_source(const Facts* maker, const Home& home, const c10::TensorImpl* tensor) {
+// Register the memory in `storage_impl` as a source. `maker` is null if no operator of the program
+// made it.
+StorageRecord& Driver::make_source(
+    const Facts* maker, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
+) {
     Recipe& call = new_call(maker, 0, false);
     const Ref<Call> kept(&call);
-    Record& made = new_storage(call, counted(*home));
+    StorageRecord& made = new_storage(call, counted(*storage_impl));
     made.maker = maker;
     if (tensor != nullptr) {
         describe(made, *tensor);
     }
-    settle_in(made, home);
+    bind_storage(made, storage_impl);
     admit(call);
     return made;
 }
 
 // Give a record to a storage that was only counted. It becomes a source.
-Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* tensor) {
-    note_uncounted(address_of(*home), counted.nbytes);
+StorageRecord& Driver::list(
+    AddressEntry counted, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
+) {
+    note_freed_counted(address_of(*storage_impl), counted.nbytes);
     engine.account(0, -counted.nbytes);
-    return become_source(counted.maker, home, tensor);
+    return make_source(counted.maker, storage_impl, tensor);
 }
 
 // Record that a storage which was only counted is counted no longer.
-void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
+void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
     if (transcriber.writes()) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
         const Entry::Kind kind = Entry::Kind::uncounted;
@@ -199,9 +205,10 @@ void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
     }
 }
 
-// Register memory of the program that was not seen before. Throws `Shortage` if it does not fit.
-Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
-    const Bytes nbytes = counted(home);
+// Register memory of the program that was not seen before. Throws `OutOfBudgetError` if it does not
+// fit.
+StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl) {
+    const Bytes nbytes = counted(storage_impl);
     // Until now its bytes counted as `outside_`.
     if (outside_) {
         engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
@@ -211,14 +218,14 @@ Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
         make_room(nbytes, weight ? "a parameter" : "a tensor of yours");
     }
     if (weight) {
-        met.push_back(&home);
+        met.push_back(&storage_impl);
         owners_due = true;
     }
-    return become_source(nullptr, home_of(tensor), &tensor);
+    return make_source(nullptr, home_of(tensor), &tensor);
 }
 
 // Note how the program refers to a new source.
-void Driver::describe(Record& record, const c10::TensorImpl& tensor) {
+void Driver::describe(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.follow(tensor);
     const at::Tensor whole(record.origin.lock());
     record.parameter = whole.requires_grad() && whole.is_leaf();
@@ -226,7 +233,7 @@ void Driver::describe(Record& record, const c10::TensorImpl& tensor) {
 
 // Note the origin but do not take the version counter. Autograd adopts a new result as it is only
 // if nothing else refers to its counter.
-void Driver::remember(Record& record, const c10::TensorImpl& tensor) {
+void Driver::remember(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.origin = weak(tensor);
     record.version.expected = Version::told_by(tensor.version_counter());
     record.unwatched = true;
@@ -235,64 +242,64 @@ void Driver::remember(Record& record, const c10::TensorImpl& tensor) {
 // Keep the allocation number of an address that is known already.
 void Driver::settle_at(
     const void* address,
-    Record* record,
+    StorageRecord* record,
     Bytes nbytes,
     const Facts* maker,
-    const c10::StorageImpl* home
+    const c10::StorageImpl* storage_impl
 ) {
-    Resident& there = table_.at(address);
+    AddressEntry& there = table_.at(address);
     const AllocationId allocation = there.allocation != 0 ? there.allocation : ++allocations_;
-    there = {record, nbytes, maker, home, allocation};
+    there = {record, nbytes, maker, storage_impl, allocation};
 }
 
-void Driver::settle_in(Record& record, const Home& home) {
-    collect();  // the previous storage at this address is dead
-    const bool on_cpu = home->device_type() == c10::DeviceType::CPU;
-    record.address = address_of(*home);
-    record.home = WeakHome(home);
-    record.size = static_cast<Bytes>(home->nbytes());
-    record.unheard = !on_cpu || !watch(*home);
+void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl) {
+    drain_free_queue();  // the previous storage at this address is dead
+    const bool on_cpu = storage_impl->device_type() == c10::DeviceType::CPU;
+    record.address = address_of(*storage_impl);
+    record.storage_impl = WeakStorage(storage_impl);
+    record.size = static_cast<Bytes>(storage_impl->nbytes());
+    record.untracked = !on_cpu || !hook_deleter(*storage_impl);
     record.order.kept_for = {};
     // Memory that PyTorch did not allocate, or that it lent to NumPy, cannot be resized.
-    if (((on_cpu && record.unheard) || !home->resizable()) && !record.foreign) {
-        record.foreign = std::make_unique<Foreign>();
+    if (((on_cpu && record.untracked) || !storage_impl->resizable()) && !record.external) {
+        record.external = std::make_unique<ExternalMemory>();
     }
     if (record.address == nullptr) {
         return;  // a value without bytes
     }
-    const c10::StorageImpl* unheard = record.unheard ? home.get() : nullptr;
-    settle_at(record.address, &record, record.nbytes, record.maker, unheard);
-    if (record.unheard) {
-        unheard_.push_back({record.address, record.home});
+    const c10::StorageImpl* untracked = record.untracked ? storage_impl.get() : nullptr;
+    settle_at(record.address, &record, record.nbytes, record.maker, untracked);
+    if (record.untracked) {
+        untracked_.push_back({record.address, record.storage_impl});
     }
 }
 
-Home Driver::take_home(Record& record) {
+StoragePtr Driver::take_storage(StorageRecord& record) {
     if (record.address != nullptr) {
         table_.take(std::exchange(record.address, nullptr));
     }
-    Home home = record.at();
-    record.owned.reset();
-    record.home = no_home();
-    return home;
+    StoragePtr storage_impl = record.at();
+    record.keeper.reset();
+    record.storage_impl = no_storage();
+    return storage_impl;
 }
 
-void Driver::succeed(Record& before, Record& after) {
+void Driver::transfer_storage(StorageRecord& before, StorageRecord& after) {
     after.address = std::exchange(before.address, nullptr);
-    after.home = std::exchange(before.home, no_home());
-    after.owned = std::exchange(before.owned, Home());
-    after.unheard = before.unheard;
+    after.storage_impl = std::exchange(before.storage_impl, no_storage());
+    after.keeper = std::exchange(before.keeper, StoragePtr());
+    after.untracked = before.untracked;
     after.size = before.size;
-    after.foreign = std::move(before.foreign);
+    after.external = std::move(before.external);
     after.maker = after.maker == nullptr ? before.maker : after.maker;
     if (after.address != nullptr) {
-        const auto* unheard = after.unheard ? after.home._unsafe_get_target() : nullptr;
-        settle_at(after.address, &after, after.nbytes, after.maker, unheard);
+        const auto* untracked = after.untracked ? after.storage_impl._unsafe_get_target() : nullptr;
+        settle_at(after.address, &after, after.nbytes, after.maker, untracked);
     }
     not_held(before);
 }
 
-void Driver::hand_over(Record& before, Record& after) {
+void Driver::redirect_references(StorageRecord& before, StorageRecord& after) {
     before.successor = Ref<Storage>(&after);
     after.references += std::exchange(before.references, 0);
     if (after.references == 0) {
@@ -300,29 +307,29 @@ void Driver::hand_over(Record& before, Record& after) {
     }
 }
 
-Record& Driver::write_over(Call& call, Record& before) {
-    Record& after = new_storage(call, before.nbytes);
+StorageRecord& Driver::record_inplace_write(Call& call, StorageRecord& before) {
+    StorageRecord& after = new_storage(call, before.nbytes);
     after.origin = before.origin;
     after.version.counter = before.version.counter;
     after.unwatched = before.unwatched;
     after.parameter = before.parameter;
     after.returnable = before.returnable;
-    after.strays = before.strays;
+    after.shares_version_counter = before.shares_version_counter;
     // Nothing asks for it any more, and `swap_tensors` refuses tensors with weak references.
     before.origin = no_tensor();
-    succeed(before, after);
-    hand_over(before, after);
+    transfer_storage(before, after);
+    redirect_references(before, after);
     return after;
 }
 
-void Driver::retain(Record& record, const Home& home) {
-    if (!record.owned) {
-        record.owned = home;
+void Driver::retain(StorageRecord& record, const StoragePtr& storage_impl) {
+    if (!record.keeper) {
+        record.keeper = storage_impl;
     }
     engine.retain(record);
 }
 
-void Driver::use(Record& record) {
+void Driver::use(StorageRecord& record) {
     const Ref<Storage> kept(&record);
     const auto asked_for = [&] {
         bring([&] {
@@ -346,12 +353,12 @@ void Driver::use(Record& record) {
         maybe_held(record);
         // A copy cannot be waited for during CUDA graph capture.
         if (swapper != nullptr && !device.is_capturing()) {
-            swapper->settle(record);
+            swapper->process_pending(record);
         }
     }
 }
 
-void Driver::pin(Record& record) {
+void Driver::pin(StorageRecord& record) {
     const Ref<Storage> kept(&record);
     const auto pinned = [&] { bring([&] { engine.pin(record.root); }); };
     if (record.resident) {
@@ -368,46 +375,46 @@ void Driver::pin(Record& record) {
     not_held(record);
 }
 
-void Driver::seal(Record& record) {
+void Driver::seal(StorageRecord& record) {
     perform([&] { engine.seal(record); });
 }
 
-void Driver::forget(Record& record) {
+void Driver::forget(StorageRecord& record) {
     const Ref<Storage> kept(&record);
     poll();
     bring([&] { engine.forget(record); });
 }
 
-void Driver::resized(Record& record) {
-    const Home home = record.at();
-    if (!home) {
+void Driver::resized(StorageRecord& record) {
+    const StoragePtr storage_impl = record.at();
+    if (!storage_impl) {
         return;
     }
-    const void* address = address_of(*home);
+    const void* address = address_of(*storage_impl);
     if (address != record.address) {
         if (record.address != nullptr) {
             table_.take(record.address);
         }
-        settle_in(record, home);
+        bind_storage(record, storage_impl);
     }
-    record.size = static_cast<Bytes>(home->nbytes());
-    engine.resize(record, counted(*home));
+    record.size = static_cast<Bytes>(storage_impl->nbytes());
+    engine.resize(record, counted(*storage_impl));
     note_memory();
 }
 
 void Driver::keep(const c10::TensorImpl& tensor) {
-    if (Record* record = known(tensor)) {
+    if (StorageRecord* record = find_or_register(tensor)) {
         pin(*record);
     }
 }
 
-void Driver::meet(const c10::TensorImpl& tensor) {
-    if (resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
-        known(tensor);
+void Driver::register_tensor(const c10::TensorImpl& tensor) {
+    if (find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        find_or_register(tensor);
     }
 }
 
-void Driver::note_if_it_strays(const c10::TensorImpl& tensor) {
+void Driver::note_shared_version_counter(const c10::TensorImpl& tensor) {
     const auto* view = torch::autograd::impl::get_view_autograd_meta(borrowed(tensor));
     if (view == nullptr || !view->has_bw_view()) {
         return;
@@ -416,15 +423,15 @@ void Driver::note_if_it_strays(const c10::TensorImpl& tensor) {
     if (has_memory(base) && is_plain(base) && has_memory(tensor) &&
         base.unsafe_storage().unsafeGetStorageImpl() !=
             tensor.unsafe_storage().unsafeGetStorageImpl()) {
-        if (Record* record = known(base)) {
-            record->strays = true;
+        if (StorageRecord* record = find_or_register(base)) {
+            record->shares_version_counter = true;
         }
     }
 }
 
-void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
-    Resident* found = resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    Record* record = found == nullptr ? nullptr : found->record;
+void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
+    AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    StorageRecord* record = found == nullptr ? nullptr : found->record;
     // A storage that is only counted has no recipe.
     if (record == nullptr || !record->replayable) {
         return;
@@ -442,37 +449,38 @@ void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
 }
 
 void Driver::save_what_needs(const c10::TensorImpl& tensor) {
-    Resident* found = resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    Record* record = found == nullptr ? nullptr : found->record;
+    AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    StorageRecord* record = found == nullptr ? nullptr : found->record;
     if (record != nullptr && record->consumed() && !record->replayable) {
         forget(*record);
     }
 }
 
-bool Driver::about_to_resize(c10::StorageImpl& home, Bytes nbytes) {
-    bring_back(home);
-    const Resident* found = resident_at(home);
-    Record* known = found != nullptr ? &known_at(*found, home) : emptied_at(home);
+bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes) {
+    bring_back(storage_impl);
+    const AddressEntry* found = find_by_address(storage_impl);
+    StorageRecord* known =
+        found != nullptr ? &known_at(*found, storage_impl) : emptied_at(storage_impl);
     if (known == nullptr) {
         return false;
     }
-    Record& record = *known;
+    StorageRecord& record = *known;
     const Ref<Storage> kept(known);
     const Bytes more = nbytes - record.size;
     if (more < 0 && !record.replayable && record.consumed()) {
         forget(record);
-    } else if (more > engine.budget - engine.memory && counts(home)) {
+    } else if (more > engine.budget - engine.memory && counts(storage_impl)) {
         make_room(more, "resize_");
     }
     // The old contents stay available to recipes that need them (R3, in-place writes).
     const bool written = record.replayable && more != 0;
-    resizing_ = Ref<Storage>(written ? &changed_unseen(record) : &record);
+    resizing_ = Ref<Storage>(written ? &record_external_write(record) : &record);
     return true;
 }
 
 void Driver::has_been_resized() {
     if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
-        collect();
+        drain_free_queue();
         record_of(*record).order = device.streams.unknown();
         resized(record_of(*record));
         if (record_of(*record).size == 0) {
@@ -481,25 +489,25 @@ void Driver::has_been_resized() {
     }
 }
 
-// Find the record whose storage is `home`, which was resized to no bytes. Null: none.
-Record* Driver::emptied_at(const c10::StorageImpl& home) {
-    Record* found = nullptr;
+// Find the record whose storage is `storage_impl`, which was resized to no bytes. Null: none.
+StorageRecord* Driver::emptied_at(const c10::StorageImpl& storage_impl) {
+    StorageRecord* found = nullptr;
     std::erase_if(emptied_, [&](const Ref<Storage>& each) {
-        Record& record = record_of(*each);
-        const Home there = record.at();
-        found = there.get() == &home ? &record : found;
-        return !there || there.get() == &home;
+        StorageRecord& record = record_of(*each);
+        const StoragePtr there = record.at();
+        found = there.get() == &storage_impl ? &record : found;
+        return !there || there.get() == &storage_impl;
     });
     return found;
 }
 
-void Driver::own(Record& record) {
-    if (!record.owned) {
-        record.owned = record.home.lock();
+void Driver::own(StorageRecord& record) {
+    if (!record.keeper) {
+        record.keeper = record.storage_impl.lock();
     }
 }
 
-void Driver::disown(Record& record) {
+void Driver::disown(StorageRecord& record) {
     // A source stays while recipes read it.
     const bool stays = record.pinned || !record.replayable;
     const bool needed = record.references != 0 || (record.consumed() && stays);
@@ -510,14 +518,14 @@ void Driver::disown(Record& record) {
 }
 
 // Drop our reference. If that was the last one and no deleter hook reports it, note the free here.
-void Driver::let_home_go(Record& record) {
-    record.owned.reset();
-    if (!record.unheard || record.address == nullptr || !record.home.expired()) {
+void Driver::let_home_go(StorageRecord& record) {
+    record.keeper.reset();
+    if (!record.untracked || record.address == nullptr || !record.storage_impl.expired()) {
         return;
     }
-    const Resident* found = table_.find(record.address);
+    const AddressEntry* found = table_.find(record.address);
     if (found != nullptr && found->record == &record) {
-        forget_address(record.address, *found);
+        drop_address(record.address, *found);
     }
 }
 

@@ -20,17 +20,17 @@ Swapper::Swapper(Driver& driver, _object* asked)
     : copies(asked), driver_(driver), engine_(driver.engine) {}
 
 // Return true if a transfer of `record` is among `moves`.
-bool Swapper::has(const Moves& moves, const Record& record) noexcept {
+bool Swapper::has(const Moves& moves, const StorageRecord& record) noexcept {
     return std::ranges::any_of(moves, [&](const Moving& each) { return each.record == &record; });
 }
 
 // Remove the transfer of `record`, which must be in flight, and return its memory.
-Home Swapper::take(Moves& moves, const Record& record) {
+StoragePtr Swapper::take(Moves& moves, const StorageRecord& record) {
     const auto found =
         std::ranges::find_if(moves, [&](const Moving& each) { return each.record == &record; });
-    Home home = std::move(found->home);
+    StoragePtr storage_impl = std::move(found->storage_impl);
     moves.erase(found);
-    return home;
+    return storage_impl;
 }
 
 // -- time -----------------------------------------------------------------------------------------
@@ -130,9 +130,9 @@ void Swapper::tell_streams() {
 }
 
 // Wait for a transfer. Return why it failed, or an empty string.
-std::string Swapper::wait(const Record& record) {
+std::string Swapper::wait(const StorageRecord& record) {
     tell_streams();
-    Copies::End end = copies.wait(record.id);
+    HostStore::End end = copies.wait(record.id);
     if (end.out_bytes_per_s != 0 || end.in_bytes_per_s != 0) {
         engine_.measured(end.out_bytes_per_s, end.in_bytes_per_s);
     }
@@ -141,22 +141,22 @@ std::string Swapper::wait(const Record& record) {
 
 // -- out ------------------------------------------------------------------------------------------
 
-bool Swapper::begin(Record& record) {
-    const Home home = record.at();
-    if (!home || std::cmp_not_equal(home->nbytes(), record.size)) {
+bool Swapper::begin(StorageRecord& record) {
+    const StoragePtr storage_impl = record.at();
+    if (!storage_impl || std::cmp_not_equal(storage_impl->nbytes(), record.size)) {
         return false;
     }
     tell_streams();
-    if (!copies.write(record.id, home)) {
+    if (!copies.write(record.id, storage_impl)) {
         return false;
     }
     there_.insert(&record);
-    leaving_.push_back({&record, home});
+    leaving_.push_back({&record, storage_impl});
     record.leaving = true;
     return record.replayable || ended(record);
 }
 
-void Swapper::gone(Record& record) {
+void Swapper::gone(StorageRecord& record) {
     if (record.leaving && !amid_) {
         count(in_flight());
     }
@@ -165,36 +165,36 @@ void Swapper::gone(Record& record) {
     }
 }
 
-void Swapper::settle(Record& record) {
+void Swapper::process_pending(StorageRecord& record) {
     if (record.leaving) {
         arrive(record);
     }
 }
 
 // Wait for the write of `record`, which the engine treats as finished.
-void Swapper::arrive(Record& record) {
+void Swapper::arrive(StorageRecord& record) {
     const auto is_it = [&](const Moving& each) { return each.record == &record; };
-    const Home home = std::ranges::find_if(leaving_, is_it)->home;
+    const StoragePtr storage_impl = std::ranges::find_if(leaving_, is_it)->storage_impl;
     if (!ended(record)) {
-        not_written(record, home);
+        not_written(record, storage_impl);
     }
 }
 
-// Handle a failed write of `record`, whose value is still in `home`.
-void Swapper::not_written(Record& record, const Home& home) {
+// Handle a failed write of `record`, whose value is still in `storage_impl`.
+void Swapper::not_written(StorageRecord& record, const StoragePtr& storage_impl) {
     const bool gone = record.on_host && !record.resident;
     // Its recipe was dropped meanwhile, so it must stay resident.
     if (gone && !record.replayable) {
         engine_.swap_out_failed(record);
-        driver_.hang(record, home);
+        driver_.attach_storage(record, storage_impl);
     } else {
         engine_.copy_lost(record);
     }
 }
 
 // Wait for the write of `record`. Return true if the copy is good.
-bool Swapper::ended(Record& record) {
-    const Home home = take(leaving_, record);
+bool Swapper::ended(StorageRecord& record) {
+    const StoragePtr storage_impl = take(leaving_, record);
     record.leaving = false;
     const std::string why = wait(record);
     if (!why.empty()) {
@@ -205,16 +205,16 @@ bool Swapper::ended(Record& record) {
 
 // -- back -----------------------------------------------------------------------------------------
 
-Home Swapper::fetch(Record& record) {
+StoragePtr Swapper::fetch(StorageRecord& record) {
     leave_away(record);
     wanted_ = record.id;
     if (record.leaving) {  // its memory is still here
         const auto is_it = [&](const Moving& each) { return each.record == &record; };
-        Home home = std::ranges::find_if(leaving_, is_it)->home;
+        StoragePtr storage_impl = std::ranges::find_if(leaving_, is_it)->storage_impl;
         if (ended(record)) {
-            return home;
+            return storage_impl;
         }
-        not_written(record, home);
+        not_written(record, storage_impl);
         return {};
     }
     std::string why;
@@ -222,27 +222,27 @@ Home Swapper::fetch(Record& record) {
         wait_for(record.nbytes);
         why = read_now(record);
     }
-    Home home;
+    StoragePtr storage_impl;
     if (why.empty()) {
-        home = take(coming_, record);
+        storage_impl = take(coming_, record);
         why = wait(record);
     }
     if (!why.empty()) {
         forget(record, "read back: " + why);
         return {};
     }
-    return home;
+    return storage_impl;
 }
 
-void Swapper::returned(Record& record) {
+void Swapper::returned(StorageRecord& record) {
     leave_away(record);
-    settle(record);
+    process_pending(record);
     if (has(coming_, record)) {
         give_up(record);
     }
 }
 
-void Swapper::discard(Record& record) {
+void Swapper::discard(StorageRecord& record) {
     returned(record);
     if (there_.erase(&record) != 0) {  // otherwise it never arrived
         copies.release(record.id);
@@ -250,23 +250,24 @@ void Swapper::discard(Record& record) {
 }
 
 // Start to read the copy of `record`. Return why that is impossible, or an empty string.
-std::string Swapper::read(Record& record) {
+std::string Swapper::read(StorageRecord& record) {
     tell_streams();
-    const Home home = new_home(static_cast<std::size_t>(record.size), driver_.device.which());
-    driver_.device.keep_until_read(*home);
-    std::string why = copies.read(record.id, home);
+    const StoragePtr storage_impl =
+        allocate_storage(static_cast<std::size_t>(record.size), driver_.device.which());
+    driver_.device.keep_until_read(*storage_impl);
+    std::string why = copies.read(record.id, storage_impl);
     if (why.empty()) {
-        coming_.push_back({&record, home});
+        coming_.push_back({&record, storage_impl});
     }
     return why;
 }
 
 // Start to read the copy, after finishing all other transfers if the device has no room.
-std::string Swapper::read_now(Record& record) {
+std::string Swapper::read_now(StorageRecord& record) {
     try {
         return read(record);
     } catch (const std::exception& error) {
-        if (!is_full(error)) {
+        if (!is_device_oom(error)) {
             throw;
         }
     }
@@ -286,7 +287,7 @@ void Swapper::read_ahead() {
     auto index = static_cast<std::size_t>(place_of(*wanted_) - away_.begin());
     wanted_.reset();
     while (index > 0 && coming_.size() < READS_AHEAD) {
-        Record& record = *away_[--index];
+        StorageRecord& record = *away_[--index];
         if (record.references == 0 || has(coming_, record) || record.leaving) {
             continue;
         }
@@ -300,7 +301,7 @@ void Swapper::read_ahead() {
                 return;
             }
         } catch (const std::exception& error) {
-            if (!is_full(error)) {
+            if (!is_device_oom(error)) {
                 throw;
             }
             return;  // an early read must not evict anything
@@ -309,25 +310,27 @@ void Swapper::read_ahead() {
 }
 
 // Cancel the early read of `record` to make room. It will be read again.
-void Swapper::give_up(Record& record) {
-    const Home home = take(coming_, record);
+void Swapper::give_up(StorageRecord& record) {
+    const StoragePtr storage_impl = take(coming_, record);
     // A failure is reported by the later read.
     wait(record);
 }
 
 // Return the position of id `number` in `away_`, or the position where it belongs.
-std::vector<Record*>::iterator Swapper::place_of(StorageId number) {
-    return std::ranges::lower_bound(away_, number, {}, [](const Record* each) { return each->id; });
+std::vector<StorageRecord*>::iterator Swapper::place_of(StorageId number) {
+    return std::ranges::lower_bound(away_, number, {}, [](const StorageRecord* each) {
+        return each->id;
+    });
 }
 
 // Return true if `record` is in `away_`: evicted, with a copy.
-bool Swapper::is_away(const Record& record) {
+bool Swapper::is_away(const StorageRecord& record) {
     const auto place = place_of(record.id);
     return place != away_.end() && *place == &record;
 }
 
 // Remove `record` from `away_`.
-void Swapper::leave_away(const Record& record) {
+void Swapper::leave_away(const StorageRecord& record) {
     if (is_away(record)) {
         away_.erase(place_of(record.id));
     }
@@ -336,7 +339,7 @@ void Swapper::leave_away(const Record& record) {
 // -- failures -------------------------------------------------------------------------------------
 
 // Forget the copy of `record`, which could not be written or read.
-void Swapper::forget(Record& record, const std::string& why) {
+void Swapper::forget(StorageRecord& record, const std::string& why) {
     leave_away(record);
     there_.erase(&record);
     complaint_due = true;

@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "../engine/engine.h"
-#include "../torch/homes.h"
-#include "copies.h"
-#include "record.h"
+#include "../torch/storage_ptr.h"
+#include "host_store.h"
+#include "storage_record.h"
 
 namespace rekindle {
 
@@ -43,7 +43,7 @@ public:
     Swapper& operator=(Swapper&&) = delete;
     ~Swapper() = default;
 
-    Copies copies;
+    HostStore copies;
     bool complaint_due = false;  // a failure was not reported yet
     bool ahead = true;           // copy values before room is needed; false only in a test
 
@@ -63,18 +63,18 @@ public:
 
     // Start to copy the resident `record` to the host. Return false if that is impossible. A value
     // without a recipe has a complete copy when this returns true.
-    bool begin(Record& record);
+    bool begin(StorageRecord& record);
     // Note that `record` was evicted. If it has a copy, it can be swapped in.
-    void gone(Record& record);
+    void gone(StorageRecord& record);
     // Finish the copy of `record` before its memory may be written.
-    void settle(Record& record);
+    void process_pending(StorageRecord& record);
     // Read the copy of `record` into memory, for which there is room. Return null if it has no
     // copy.
-    Home fetch(Record& record);
+    StoragePtr fetch(StorageRecord& record);
     // Note that `record` was recomputed although it has a copy.
-    void returned(Record& record);
+    void returned(StorageRecord& record);
     // Free the copy of `record`.
-    void discard(Record& record);
+    void discard(StorageRecord& record);
 
     // Return the first invariant that does not hold, or null. Must be called between events.
     const char* fault() const;
@@ -82,41 +82,41 @@ public:
 private:
     // A transfer in flight, and the memory that it reads or writes.
     struct Moving final {
-        Record* record;
-        Home home;
+        StorageRecord* record;
+        StoragePtr storage_impl;
     };
 
     using Moves = std::vector<Moving>;
 
-    static bool has(const Moves& moves, const Record& record) noexcept;
-    static Home take(Moves& moves, const Record& record);
+    static bool has(const Moves& moves, const StorageRecord& record) noexcept;
+    static StoragePtr take(Moves& moves, const StorageRecord& record);
     Bytes in_flight() const noexcept;
     void count(Bytes nbytes);
-    std::string wait(const Record& record);
-    bool ended(Record& record);
-    void arrive(Record& record);
-    void not_written(Record& record, const Home& home);
+    std::string wait(const StorageRecord& record);
+    bool ended(StorageRecord& record);
+    void arrive(StorageRecord& record);
+    void not_written(StorageRecord& record, const StoragePtr& storage_impl);
     void tell_streams();
-    std::string read(Record& record);
-    std::string read_now(Record& record);
+    std::string read(StorageRecord& record);
+    std::string read_now(StorageRecord& record);
     void read_ahead();
-    void give_up(Record& record);
-    std::vector<Record*>::iterator place_of(StorageId number);
-    bool is_away(const Record& record);
-    void leave_away(const Record& record);
-    void forget(Record& record, const std::string& why);
+    void give_up(StorageRecord& record);
+    std::vector<StorageRecord*>::iterator place_of(StorageId number);
+    bool is_away(const StorageRecord& record);
+    void leave_away(const StorageRecord& record);
+    void forget(StorageRecord& record, const std::string& why);
 
     Driver& driver_;
     Engine& engine_;
-    std::unordered_set<const Record*> there_;  // records whose copy is complete or in flight
+    std::unordered_set<const StorageRecord*> there_;  // records whose copy is complete or in flight
     // Writes in flight, the oldest first.
     Moves leaving_;
     Moves coming_;
-    std::vector<Record*> away_;        // evicted records with a copy, by id
-    std::optional<StorageId> wanted_;  // id of the record that was swapped in last
-    bool amid_ = false;                // within `amid`
-    Bytes counted_ = 0;                // bytes in flight that the engine counts between events
-    std::size_t told_ = 0;             // streams of the program that `copies` knows
+    std::vector<StorageRecord*> away_;  // evicted records with a copy, by id
+    std::optional<StorageId> wanted_;   // id of the record that was swapped in last
+    bool amid_ = false;                 // within `amid`
+    Bytes counted_ = 0;                 // bytes in flight that the engine counts between events
+    std::size_t told_ = 0;              // streams of the program that `copies` knows
 };
 
 }  // namespace rekindle

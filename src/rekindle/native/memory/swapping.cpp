@@ -11,9 +11,9 @@ void Driver::swap_with(const Swap& swap, _object* copies) {
     swapper = std::make_unique<Swapper>(*this, copies);
 }
 
-void Driver::hang(Record& record, const Home& home) {
+void Driver::attach_storage(StorageRecord& record, const StoragePtr& storage_impl) {
     record.order = device.streams.unknown();
-    arrive(record, home, {});
+    arrive(record, storage_impl, {});
 }
 
 // Run `events`, within `Swapper::amid` if values are swapped.
@@ -27,20 +27,20 @@ void Driver::act(c10::function_ref<void()> events) const {
 
 // Return true if the engine should be told that the program no longer holds `record`, because
 // something still needs it. Foreign memory never is: plain PyTorch would read its current contents.
-bool Driver::may_drop(const Record& record) const {
+bool Driver::may_drop(const StorageRecord& record) const {
     if (swapper == nullptr) {
         return record.references != 0;
     }
-    const bool wanted = !record.replayable && record.owned && record.consumed();
-    return (record.references != 0 || wanted) && !record.foreign;
+    const bool wanted = !record.replayable && record.keeper && record.consumed();
+    return (record.references != 0 || wanted) && !record.external;
 }
 
 // Evict until `needed` bytes fit, and wait until the memory is really free.
 void Driver::make_room_and_wait(Bytes needed, const char* who) {
-    let_go_for(needed, who);
+    evict_for(needed, who);
     while (!swapper->has_room(needed + engine.in_flight)) {
         // A write failed, so its value had to stay.
-        let_go_for(needed, who);
+        evict_for(needed, who);
     }
     if (swapper->ahead) {
         perform([&] { engine.ahead(); });
@@ -56,7 +56,7 @@ void Driver::wait_for_copies() const {
 
 // Action of the engine: start to copy `storage` to the host, and evict it unless `keep`.
 bool Driver::swap_out(Storage& storage, bool keep) {
-    Record& record = record_of(storage);
+    StorageRecord& record = record_of(storage);
     if (!swapper->begin(record)) {
         return false;
     }
@@ -71,12 +71,12 @@ bool Driver::swap_out(Storage& storage, bool keep) {
 
 // Action of the engine: read `storage` from its copy.
 void Driver::swap_in(Storage& storage) {
-    Record& record = record_of(storage);
+    StorageRecord& record = record_of(storage);
     refuse_in_a_graph(record.site());
-    if (const Home home = swapper->fetch(record); home) {
-        hang(record, home);
+    if (const StoragePtr storage_impl = swapper->fetch(record); storage_impl) {
+        attach_storage(record, storage_impl);
     } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {
-        throw CopyLost(record.site());
+        throw SwapReadError(record.site());
     }  // otherwise it was still resident, or the engine recomputes it
 }
 
@@ -89,7 +89,7 @@ void Driver::discard(Storage& storage) {
 void Driver::wait_for_room(Call& call, bool in_place) {
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {
-            swapper->settle(record_of(*pair.source->storage));
+            swapper->process_pending(record_of(*pair.source->storage));
         }
     }
     swapper->wait_for(call.nbytes + engine.workspace_of(call));

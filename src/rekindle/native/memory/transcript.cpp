@@ -23,7 +23,7 @@ void Transcriber::called(const char* name, Bytes workspace) {
     calls_.push_back({name, in_backward_pass(), workspace, std::exchange(over_, NONE)});
 }
 
-bool Transcriber::tell(Transcript& transcript) const {
+bool Transcriber::notify(Transcript& transcript) const {
     const std::span<const Entry> written = journal_.whole();
     if (written.size() < journal_.written()) {
         return false;

@@ -58,7 +58,7 @@ public:
     void called(const char* name, Bytes workspace);
     // Copy the events since its start into `transcript`. Return false if the journal ran out of
     // memory.
-    bool tell(Transcript& transcript) const;
+    bool notify(Transcript& transcript) const;
     // End one recording.
     void end() noexcept;
 

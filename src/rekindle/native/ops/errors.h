@@ -1,6 +1,6 @@
-// Errors that the core throws. Each holds numbers; `in_words` (memory/program.h) turns it into a
-// Python error wherever PyTorch or Python called the core. They derive from `std::exception`,
-// because autograd's threads catch nothing else.
+// Errors that the core throws. Each holds numbers; `translate_errors` (memory/program.h) turns it
+// into a Python error wherever PyTorch or Python called the core. They derive from
+// `std::exception`, because autograd's threads catch nothing else.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -34,8 +34,8 @@ private:
 };
 
 // The budget has no room: `who` needs `needed` more bytes.
-struct Shortage final : Error {
-    Shortage(Bytes more, Bytes there, Bytes most, std::string whose)
+struct OutOfBudgetError final : Error {
+    OutOfBudgetError(Bytes more, Bytes there, Bytes most, std::string whose)
         : Error("out of memory: the budget has no room for what comes next"),
           needed(more),
           memory(there),
@@ -50,20 +50,20 @@ struct Shortage final : Error {
     std::string who;
 };
 
-// Run `step`. Return its `Shortage`; none if there was room.
+// Run `step`. Return its `OutOfBudgetError`; none if there was room.
 template <class Step>
-std::optional<Shortage> shortage_of(Step&& step) {
+std::optional<OutOfBudgetError> out_of_budget_of(Step&& step) {
     try {
         step();
         return {};
-    } catch (const Shortage& error) {
+    } catch (const OutOfBudgetError& error) {
         return error;
     }
 }
 
 // The device is out of memory, and nothing is left to evict. Holds the allocator's message.
-struct Full final : Error {
-    explicit Full(std::string what)
+struct DeviceOutOfMemoryError final : Error {
+    explicit DeviceOutOfMemoryError(std::string what)
         : Error("out of memory: the device has no more"), said(std::move(what)) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
@@ -72,8 +72,8 @@ struct Full final : Error {
 };
 
 // The budget was opened without `device=`, and the program uses this other device.
-struct Elsewhere final : Error {
-    explicit Elsewhere(c10::Device where)
+struct WrongDeviceError final : Error {
+    explicit WrongDeviceError(c10::Device where)
         : Error("the program uses another device than the budget"), met(where) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
@@ -82,8 +82,8 @@ struct Elsewhere final : Error {
 };
 
 // A value must be recomputed while a CUDA graph is captured, which is not possible.
-struct InAGraph final : Error {
-    explicit InAGraph(const char* maker)
+struct RecomputeDuringCaptureError final : Error {
+    explicit RecomputeDuringCaptureError(const char* maker)
         : Error("an evicted value was asked for while a graph was captured"), site(maker) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
@@ -93,8 +93,8 @@ struct InAGraph final : Error {
 
 // An operator is refused (R11): a collective that may write unknown memory, or an operator under a
 // dispatch mode or subclass that runs after the key.
-struct Unseen final : Error {
-    explicit Unseen(const Facts& op, bool in_python = false)
+struct UnsupportedOperatorError final : Error {
+    explicit UnsupportedOperatorError(const Facts& op, bool in_python = false)
         : Error("an operator is refused within a budget"), facts(&op), by_python(in_python) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
@@ -104,8 +104,8 @@ struct Unseen final : Error {
 };
 
 // A recomputed operator made `now` bytes, and `before` bytes the first time.
-struct ChangedSize final : Error {
-    ChangedSize(const Facts* op, Bytes made, Bytes once)
+struct ChangedSizeError final : Error {
+    ChangedSizeError(const Facts* op, Bytes made, Bytes once)
         : Error("an operator made more or less when it ran again"),
           facts(op),
           now(made),
@@ -119,8 +119,8 @@ struct ChangedSize final : Error {
 };
 
 // An input of a recomputation has `now` bytes, and had `before`.
-struct ResizedInput final : Error {
-    ResizedInput(Bytes there, Bytes once)
+struct ResizedInputError final : Error {
+    ResizedInputError(Bytes there, Bytes once)
         : Error("a tensor was resized that a value is computed from"), now(there), before(once) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
@@ -130,8 +130,8 @@ struct ResizedInput final : Error {
 };
 
 // An input of a recomputation was modified where the runtime does not see it.
-struct ModifiedInput final : Error {
-    ModifiedInput(const char* maker, std::int64_t is, std::int64_t was)
+struct ModifiedInputError final : Error {
+    ModifiedInputError(const char* maker, std::int64_t is, std::int64_t was)
         : Error("a tensor was modified that a value is computed from"),
           site(maker),
           now(is),
@@ -145,8 +145,8 @@ struct ModifiedInput final : Error {
 };
 
 // An input of a recomputation was modified outside PyTorch.
-struct ForeignInput final : Error {
-    explicit ForeignInput(const char* maker)
+struct ExternalWriteError final : Error {
+    explicit ExternalWriteError(const char* maker)
         : Error("memory that a value is computed from was written outside PyTorch"), site(maker) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
@@ -155,8 +155,8 @@ struct ForeignInput final : Error {
 };
 
 // The copy of a value that cannot be recomputed could not be read.
-struct CopyLost final : Error {
-    explicit CopyLost(std::string maker)
+struct SwapReadError final : Error {
+    explicit SwapReadError(std::string maker)
         : Error("a value that was swapped out could not be read back"), site(std::move(maker)) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
@@ -165,8 +165,8 @@ struct CopyLost final : Error {
 };
 
 // An input of a call is not in memory any more.
-struct Died final : Error {
-    Died() : Error("a value that should be in memory is not; please report this") {}
+struct MissingInputError final : Error {
+    MissingInputError() : Error("a value that should be in memory is not; please report this") {}
 
     [[noreturn]] void raise(Driver& driver) const override;
 };

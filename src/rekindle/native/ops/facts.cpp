@@ -6,7 +6,7 @@
 #include <atomic>
 #include <memory>
 
-#include "../base/addresses.h"
+#include "../base/address_map.h"
 #include "../base/slab.h"
 
 namespace rekindle {
@@ -17,9 +17,9 @@ struct Tables final {
     std::vector<std::pair<std::string, Traits>> traits;
     std::vector<std::string> effects;
     std::vector<std::string> products;
-    std::vector<std::string> roomy;
+    std::vector<std::string> may_use_workspace;
     std::vector<std::unique_ptr<const InPlace>> in_place;
-    Addresses<Facts*> known;
+    AddressMap<Facts*> known;
     Slab<Facts> facts;
 };
 
@@ -50,7 +50,7 @@ public:
 
 // Never destroyed: operators also run while the process ends.
 Tables& tables() {
-    static auto& made = immortal<Tables>();
+    static auto& made = leaky_singleton<Tables>();
     return made;
 }
 
@@ -84,7 +84,7 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         facts.resizes = facts.resizes || argument.kwarg_only();
         const bool list = argument.type()->kind() == c10::TypeKind::ListType;
         // It may fail after it has written part of the list.
-        facts.starts_anew = facts.starts_anew && !list;
+        facts.retryable_after_oom = facts.retryable_after_oom && !list;
         first = false;
     }
     facts.writes = !first;
@@ -103,11 +103,11 @@ void read_own_state(Facts& facts, const c10::FunctionSchema& schema) {
         const std::string& name = schema.arguments()[i].name();
         own = own || name == "dropout_state";
         if (name == "dropout" || name == "train" || name == "dropout_state") {
-            facts.own_state |= std::uint64_t{1} << i;
+            facts.rng_state_args |= std::uint64_t{1} << i;
         }
         facts.device = name == "device" ? static_cast<int>(i) : facts.device;
     }
-    facts.own_state = own ? facts.own_state : 0;
+    facts.rng_state_args = own ? facts.rng_state_args : 0;
 }
 
 void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
@@ -178,11 +178,11 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.content;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
     facts.product = is_one_of(tables().products, facts.name);
-    facts.roomy = is_one_of(tables().roomy, facts.name);
+    facts.may_use_workspace = is_one_of(tables().may_use_workspace, facts.name);
     facts.region = facts.name.starts_with("rekindle_regions");
     facts.unit = facts.name.starts_with("rekindle_units");
     facts.talks = has_effects(facts.name);
-    facts.starts_anew = facts.starts_anew && !facts.talks && !facts.unit;
+    facts.retryable_after_oom = facts.retryable_after_oom && !facts.talks && !facts.unit;
     facts.opaque = facts.opaque || facts.talks || facts.resizes || facts.has(Traits::OPAQUE);
     facts.differentiated = !facts.name.starts_with("aten::") && !facts.talks && !facts.writes &&
                            (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
@@ -205,8 +205,8 @@ void learn_products(std::string part) {
     tables().products.push_back(std::move(part));
 }
 
-void learn_roomy(std::string part) {
-    tables().roomy.push_back(std::move(part));
+void learn_workspace_operators(std::string part) {
+    tables().may_use_workspace.push_back(std::move(part));
 }
 
 void learn_in_place(InPlace entry) {
@@ -214,7 +214,7 @@ void learn_in_place(InPlace entry) {
 }
 
 void see_removals() {
-    const auto& kept = immortal<c10::RegistrationHandleRAII>(
+    const auto& kept = leaky_singleton<c10::RegistrationHandleRAII>(
         c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>())
     );
     static_cast<void>(kept);

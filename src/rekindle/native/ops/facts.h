@@ -69,7 +69,7 @@ struct Facts final {
     std::uint32_t returns = 0;
     std::uint64_t written = 0;  // Bits of the first 64 arguments that it writes.
     // Bits of arguments. If all are set, it draws from a generator state in its arguments.
-    std::uint64_t own_state = 0;
+    std::uint64_t rng_state_args = 0;
     // Position of the argument that chooses the device of the result; -1 if there is none.
     int device = -1;
     int dtype = -1;  // Position of the argument with the dtype of the input; -1 if there is none.
@@ -87,15 +87,15 @@ struct Facts final {
     bool opaque = false;          // Never runs again.
     bool differentiated = false;  // Has its own backward pass, and runs with grad mode off.
     bool unseen = false;          // May write unknown memory (R11).
-    bool product = false;     // A matrix product or similar, for which a precision can be chosen.
-    bool roomy = false;       // May need more workspace than its outputs take, on a CPU.
-    bool marks = false;       // Begins or ends a range of the profiler.
-    bool ends = false;        // Ends a range of the profiler.
-    bool starts_anew = true;  // Can be called again after it ran out of memory.
-    bool region = false;      // Code compiled by Inductor (R12), which may draw from any generator.
-    bool unit = false;        // The forward pass of an autograd.Function.
-    bool talks = false;       // Talks to other processes or to the outside.
-    bool removed = false;     // The operator was deregistered, or another took its name.
+    bool product = false;  // A matrix product or similar, for which a precision can be chosen.
+    bool may_use_workspace = false;   // May need more workspace than its outputs take, on a CPU.
+    bool marks = false;               // Begins or ends a range of the profiler.
+    bool ends = false;                // Ends a range of the profiler.
+    bool retryable_after_oom = true;  // Can be called again after it ran out of memory.
+    bool region = false;   // Code compiled by Inductor (R12), which may draw from any generator.
+    bool unit = false;     // The forward pass of an autograd.Function.
+    bool talks = false;    // Talks to other processes or to the outside.
+    bool removed = false;  // The operator was deregistered, or another took its name.
     const InPlace* in_place = nullptr;        // Null if its result never takes over an operand.
     std::optional<c10::OperatorHandle> twin;  // Set if `in_place` is.
 
@@ -109,7 +109,7 @@ void learn_effects(std::string name_space);
 // Add a part of the names of operators that compute products.
 void learn_products(std::string part);
 // Add a part of the names of operators with large workspaces on a CPU.
-void learn_roomy(std::string part);
+void learn_workspace_operators(std::string part);
 // Add an operator whose result may take over its first argument.
 void learn_in_place(InPlace entry);
 // Let `facts_of` notice deregistered operators. Called once.

@@ -12,8 +12,8 @@ const KernelOperands*& innermost() noexcept {
     return found;
 }
 
-bool is_in(const c10::TensorImpl& tensor, const c10::StorageImpl& home) noexcept {
-    return tensor.has_storage() && tensor.unsafe_storage().unsafeGetStorageImpl() == &home;
+bool is_in(const c10::TensorImpl& tensor, const c10::StorageImpl& storage_impl) noexcept {
+    return tensor.has_storage() && tensor.unsafe_storage().unsafeGetStorageImpl() == &storage_impl;
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ KernelOperands::KernelOperands(std::span<const c10::TensorImpl* const> operands)
     innermost() = this;
 }
 
-KernelOperands::KernelOperands(std::span<const Home> operands) noexcept
+KernelOperands::KernelOperands(std::span<const StoragePtr> operands) noexcept
     : recomputed_(operands), outer_(innermost()) {
     innermost() = this;
 }
@@ -32,18 +32,18 @@ KernelOperands::~KernelOperands() {
     innermost() = outer_;
 }
 
-bool KernelOperands::has(const c10::StorageImpl& home) noexcept {
+bool KernelOperands::has(const c10::StorageImpl& storage_impl) noexcept {
     for (const KernelOperands* each = innermost(); each != nullptr; each = each->outer_) {
-        if (each->reads(home)) {
+        if (each->reads(storage_impl)) {
             return true;
         }
     }
     return false;
 }
 
-bool KernelOperands::reads(const c10::StorageImpl& home) const noexcept {
-    const auto first_run = [&](const c10::TensorImpl* each) { return is_in(*each, home); };
-    const auto recomputed = [&](const Home& each) { return each.get() == &home; };
+bool KernelOperands::reads(const c10::StorageImpl& storage_impl) const noexcept {
+    const auto first_run = [&](const c10::TensorImpl* each) { return is_in(*each, storage_impl); };
+    const auto recomputed = [&](const StoragePtr& each) { return each.get() == &storage_impl; };
     return std::ranges::any_of(first_run_, first_run) ||
            std::ranges::any_of(recomputed_, recomputed);
 }

@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "../torch/homes.h"
+#include "../torch/storage_ptr.h"
 
 namespace rekindle {
 
@@ -16,21 +16,21 @@ namespace rekindle {
 class KernelOperands final {
 public:
     explicit KernelOperands(std::span<const c10::TensorImpl* const> operands) noexcept;
-    explicit KernelOperands(std::span<const Home> operands) noexcept;
+    explicit KernelOperands(std::span<const StoragePtr> operands) noexcept;
     KernelOperands(const KernelOperands&) = delete;
     KernelOperands& operator=(const KernelOperands&) = delete;
     KernelOperands(KernelOperands&&) = delete;
     KernelOperands& operator=(KernelOperands&&) = delete;
     ~KernelOperands();
 
-    // Return true if an operator that this thread runs has an operand in `home`.
-    static bool has(const c10::StorageImpl& home) noexcept;
+    // Return true if an operator that this thread runs has an operand in `storage_impl`.
+    static bool has(const c10::StorageImpl& storage_impl) noexcept;
 
 private:
-    bool reads(const c10::StorageImpl& home) const noexcept;
+    bool reads(const c10::StorageImpl& storage_impl) const noexcept;
 
     const std::span<const c10::TensorImpl* const> first_run_;
-    const std::span<const Home> recomputed_;
+    const std::span<const StoragePtr> recomputed_;
     const KernelOperands* const outer_;
 };
 

@@ -12,14 +12,14 @@
 #include <bit>
 #include <utility>
 
-#include "../base/addresses.h"
+#include "../base/address_map.h"
 #include "../base/slab.h"
-#include "../torch/as_the_first_time.h"
 #include "../torch/device.h"
 #include "../torch/parts.h"
 #include "../torch/raised.h"
+#include "../torch/replay_dispatch_guard.h"
 #include "../torch/versions.h"
-#include "invocation.h"
+#include "parsed_call.h"
 
 namespace rekindle {
 
@@ -48,15 +48,15 @@ std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
 }  // namespace
 
 Signature::Signature(
-    c10::OperatorHandle called, const Invocation& invocation, const torch::jit::Stack& stack
+    c10::OperatorHandle called, const ParsedCall& parsed, const torch::jit::Stack& stack
 )
-    : facts(invocation.facts),
+    : facts(parsed.facts),
       op(std::move(called)),
-      key(invocation.key.begin(), invocation.key.end()),
-      takes_over(invocation.takes_over),
-      rebuildable_(!invocation.opaque) {
+      key(parsed.key.begin(), parsed.key.end()),
+      takes_over(parsed.takes_over),
+      rebuildable_(!parsed.opaque) {
     const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
-    for (const c10::TensorImpl* tensor : invocation.tensors) {
+    for (const c10::TensorImpl* tensor : parsed.tensors) {
         geometries.push_back(Geometry::of(*tensor));
         geometries.back().requires_grad = asks && tensor->requires_grad();
     }
@@ -108,10 +108,12 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
 }
 
 void Signature::arguments(
-    torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
+    torch::jit::Stack& stack,
+    std::span<at::Tensor> tensors,
+    std::span<const c10::IValue> unkeyed_args
 ) const {
     auto tensor = tensors.begin();
-    auto extra = extras.begin();
+    auto extra = unkeyed_args.begin();
     const auto item = [&](Kind kind) -> c10::IValue {
         switch (kind) {
             case Kind::tensor:
@@ -190,7 +192,9 @@ void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stac
 }  // namespace
 
 Need Signature::predict(
-    std::span<const c10::IValue> given, std::span<const c10::IValue> extras, const Device& device
+    std::span<const c10::IValue> given,
+    std::span<const c10::IValue> unkeyed_args,
+    const Device& device
 ) const {
     if (takes_over || !facts.returns_tensors ||
         (facts.writes && facts.returns_written && !facts.resizes)) {
@@ -209,7 +213,7 @@ Need Signature::predict(
         return {std::max(most, padded), facts.name == "aten::to_padded_tensor"};
     }
     try {
-        return {bytes_on_meta(extras, device), true};
+        return {bytes_on_meta(unkeyed_args, device), true};
     } catch (const std::exception& error) {
         if (ends_the_program(error)) {  // Meta kernels may be written in Python.
             throw;
@@ -224,18 +228,20 @@ Need Signature::predict(
     }
 }
 
-Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras, const Device& device) const {
-    const AsTheFirstTime guard(false);
+Bytes Signature::bytes_on_meta(
+    std::span<const c10::IValue> unkeyed_args, const Device& device
+) const {
+    const ReplayDispatchGuard guard(false);
     std::vector<at::Tensor> metas;
-    Addresses<Bytes> known;
+    AddressMap<Bytes> known;
     for (const Geometry& geometry : geometries) {
         metas.push_back(meta_of(geometry));
-        const c10::StorageImpl* home = metas.back().storage().unsafeGetStorageImpl();
-        known.put(home, device.rounded(static_cast<Bytes>(home->nbytes())));
+        const c10::StorageImpl* storage_impl = metas.back().storage().unsafeGetStorageImpl();
+        known.put(storage_impl, device.rounded(static_cast<Bytes>(storage_impl->nbytes())));
     }
     const std::vector<at::Tensor> kept = metas;
     torch::jit::Stack stack;
-    arguments(stack, metas, extras);
+    arguments(stack, metas, unkeyed_args);
     on_meta(facts, op, stack);
     const at::DisableRecordFunctionGuard unseen;  // The program's profiler must not see this call.
     op.callBoxed(stack);
@@ -245,12 +251,12 @@ Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras, const Device
         if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
             return;
         }
-        const c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
-        const Bytes* before = known.find(home);
-        const Bytes nbytes = device.rounded(static_cast<Bytes>(home->nbytes()));
+        const c10::StorageImpl* storage_impl = tensor.storage().unsafeGetStorageImpl();
+        const Bytes* before = known.find(storage_impl);
+        const Bytes nbytes = device.rounded(static_cast<Bytes>(storage_impl->nbytes()));
         total += std::max<Bytes>(0, nbytes - (before == nullptr ? 0 : *before));
         element = static_cast<Bytes>(tensor.element_size());
-        known.put(home, nbytes);
+        known.put(storage_impl, nbytes);
     });
     if (facts.has(Traits::REDUCED_IN_PLACE)) {
         return std::max(total, device.rounded(element * elements()));
@@ -267,11 +273,13 @@ std::int64_t Signature::elements() const {
     return geometries.empty() ? 0 : c10::multiply_integers(sizes);
 }
 
-void Signature::learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic) {
+void Signature::learn(
+    std::span<const std::uint32_t> positions, Bytes nbytes, bool non_strided_result
+) {
     fresh.emplace(positions.begin(), positions.end());
     if (!facts.dynamic && !facts.resizes) {
         needed = nbytes;
-        ordinary = !exotic && !facts.opaque && !facts.has(Traits::STATISTICS);
+        ordinary = !non_strided_result && !facts.opaque && !facts.has(Traits::STATISTICS);
     }
 }
 
@@ -348,16 +356,16 @@ struct Signatures final {
 };
 
 Signatures& signatures() {
-    static auto& made = immortal<Signatures>();
+    static auto& made = leaky_singleton<Signatures>();
     return made;
 }
 
 }  // namespace
 
 c10::intrusive_ptr<Signature> signature_of(
-    const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
+    const c10::OperatorHandle& op, const ParsedCall& parsed, const torch::jit::Stack& stack
 ) {
-    const std::uint64_t hash = hash_of(invocation.key);
+    const std::uint64_t hash = hash_of(parsed.key);
     Signatures& all = signatures();
     const std::size_t mask = all.slots.size() - 1;
     for (std::size_t i = hash & mask; all.slots[i].signature; i = (i + 1) & mask) {
@@ -365,13 +373,13 @@ c10::intrusive_ptr<Signature> signature_of(
         if (slot.hash == hash && std::equal(
                                      slot.signature->key.begin(),
                                      slot.signature->key.end(),
-                                     invocation.key.begin(),
-                                     invocation.key.end()
+                                     parsed.key.begin(),
+                                     parsed.key.end()
                                  )) {
             return slot.signature;
         }
     }
-    auto made = c10::make_intrusive<Signature>(op, invocation, stack);
+    auto made = c10::make_intrusive<Signature>(op, parsed, stack);
     all.add({hash, made});
     return made;
 }

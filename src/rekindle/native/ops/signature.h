@@ -32,14 +32,12 @@ struct Need final {
     bool known;
 };
 
-class Invocation;
+class ParsedCall;
 
 // A signature and the measurements of its calls. Shared by all recipes with it.
 class Signature final : public c10::intrusive_ptr_target {
 public:
-    Signature(
-        c10::OperatorHandle called, const Invocation& invocation, const torch::jit::Stack& stack
-    );
+    Signature(c10::OperatorHandle called, const ParsedCall& parsed, const torch::jit::Stack& stack);
     Signature(const Signature&) = delete;
     Signature& operator=(const Signature&) = delete;
     Signature(Signature&&) = delete;
@@ -71,11 +69,11 @@ public:
     // caller must not hold the session mutex.
     Need predict(
         std::span<const c10::IValue> given,
-        std::span<const c10::IValue> extras,
+        std::span<const c10::IValue> unkeyed_args,
         const Device& device
     ) const;
     // Record which of the tensors that a call returned have new storages, and their bytes.
-    void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic);
+    void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool non_strided_result);
     // Record the time of one execution. The cost is the least of the first three.
     void sample(Nanoseconds elapsed) noexcept;
     // Record that one execution had `inside` bytes of workspace. The second measurement replaces
@@ -85,7 +83,9 @@ public:
     std::int64_t number();
     // Rebuild the arguments of one call. An undefined tensor becomes None.
     void arguments(
-        torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
+        torch::jit::Stack& stack,
+        std::span<at::Tensor> tensors,
+        std::span<const c10::IValue> unkeyed_args
     ) const;
 
 private:
@@ -107,7 +107,7 @@ private:
     };
 
     Part part_of(const c10::IValue& value) const;
-    Bytes bytes_on_meta(std::span<const c10::IValue> extras, const Device& device) const;
+    Bytes bytes_on_meta(std::span<const c10::IValue> unkeyed_args, const Device& device) const;
     std::int64_t elements() const;
 
     std::vector<Part> parts_;
@@ -118,7 +118,7 @@ private:
 
 // Return the signature of a call. It is cached until there are too many.
 c10::intrusive_ptr<Signature> signature_of(
-    const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
+    const c10::OperatorHandle& op, const ParsedCall& parsed, const torch::jit::Stack& stack
 );
 std::size_t signatures_known() noexcept;
 std::vector<const Signature*> all_signatures();

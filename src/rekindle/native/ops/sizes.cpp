@@ -11,7 +11,7 @@
 #include <limits>
 #include <string_view>
 
-#include "../torch/as_the_first_time.h"
+#include "../torch/replay_dispatch_guard.h"
 
 namespace rekindle {
 
@@ -59,7 +59,7 @@ Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
     if (given.empty() || !given[0].isTensor() || !given[0].toTensor().defined()) {
         return {UNLIMITED, false};
     }
-    const AsTheFirstTime guard(false);
+    const ReplayDispatchGuard guard(false);
     const std::string_view name = facts.name;
     const at::Tensor& tensor = given[0].toTensor();
     const auto itemsize = static_cast<Bytes>(tensor.element_size());

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "../allocator/counting.h"
+#include "../allocator/counting_allocator.h"
 #include "../base/slab.h"
 
 namespace rekindle {
@@ -28,7 +28,7 @@ struct Kind final {
 using Kinds = std::map<std::pair<std::string, bool>, Kind>;
 
 Kinds& kinds() {
-    static auto& made = immortal<Kinds>();
+    static auto& made = leaky_singleton<Kinds>();
     return made;
 }
 
@@ -63,13 +63,13 @@ Bytes one_copy(const Signature& signature, const Device& device) {
 
 }  // namespace
 
-bool Watched::possible(const Device& device) noexcept {
+bool WorkspaceProbe::possible(const Device& device) noexcept {
     return device.queues() || allocations_are_counted();
 }
 
-Watched::Watched(const Device& device) : device_(device), counts_(possible(device)) {
+WorkspaceProbe::WorkspaceProbe(const Device& device) : device_(device), counts_(possible(device)) {
     if (device.queues()) {
-        const GivenOut now = device.given_out();
+        const AllocatorStats now = device.given_out();
         before_ = now.current;
         returned_ = now.returned;
     } else if (counts_) {
@@ -77,26 +77,26 @@ Watched::Watched(const Device& device) : device_(device), counts_(possible(devic
     }
 }
 
-Watched::~Watched() {
+WorkspaceProbe::~WorkspaceProbe() {
     if (counts_ && !device_.queues()) {
         watched_allocations();  // End the measurement even if the call failed.
     }
 }
 
-std::optional<Used> Watched::end() const {
+std::optional<WorkspaceUsed> WorkspaceProbe::end() const {
     if (!counts_) {
         return {};
     }
     if (device_.queues()) {
-        const GivenOut now = device_.given_out();
+        const AllocatorStats now = device_.given_out();
         const Bytes inside = std::min(now.returned - returned_, now.peak - now.current);
-        return Used{std::max<Bytes>(0, inside), now.current - before_};
+        return WorkspaceUsed{std::max<Bytes>(0, inside), now.current - before_};
     }
     const GivenOutInside given = watched_allocations();
-    return Used{given.most - given.now, given.now};
+    return WorkspaceUsed{given.most - given.now, given.now};
 }
 
-void learn_workspace(Signature& signature, const Used& used, const Device& device) {
+void learn_workspace(Signature& signature, const WorkspaceUsed& used, const Device& device) {
     const Bytes touched = touched_by(signature);
     const Bytes made = std::max<Bytes>(0, signature.needed);
     const Bytes once = std::max<Bytes>(0, used.kept - made);
@@ -112,7 +112,7 @@ void learn_workspace(Signature& signature, const Used& used, const Device& devic
 }
 
 Bytes guess_workspace(const Signature& signature, const Device& device) {
-    if (!device.guesses || (!device.queues() && !signature.facts.roomy)) {
+    if (!device.guesses || (!device.queues() && !signature.facts.may_use_workspace)) {
         return 0;
     }
     const auto found = kinds().find({std::string(kind_of(signature.facts)), device.queues()});

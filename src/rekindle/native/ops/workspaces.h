@@ -16,26 +16,26 @@
 namespace rekindle {
 
 // Memory of one call, as measured at the allocator.
-struct Used final {
+struct WorkspaceUsed final {
     Bytes inside;  // Peak while it ran, without the memory that remains.
     Bytes kept;    // Memory that remains, in addition to what was there before.
 };
 
 // Measurement of one running call, at the device's allocator or the counting one.
-class Watched final {
+class WorkspaceProbe final {
 public:
-    explicit Watched(const Device& device);
-    Watched(const Watched&) = delete;
-    Watched& operator=(const Watched&) = delete;
-    Watched(Watched&&) = delete;
-    Watched& operator=(Watched&&) = delete;
-    ~Watched();
+    explicit WorkspaceProbe(const Device& device);
+    WorkspaceProbe(const WorkspaceProbe&) = delete;
+    WorkspaceProbe& operator=(const WorkspaceProbe&) = delete;
+    WorkspaceProbe(WorkspaceProbe&&) = delete;
+    WorkspaceProbe& operator=(WorkspaceProbe&&) = delete;
+    ~WorkspaceProbe();
 
     // Return true if there is an allocator that can be measured.
     static bool possible(const Device& device) noexcept;
 
     // Return the measurement after the call; none if it was impossible.
-    std::optional<Used> end() const;
+    std::optional<WorkspaceUsed> end() const;
 
 private:
     const Device& device_;
@@ -48,7 +48,7 @@ private:
 // earlier budgets. The functions below require the session mutex.
 
 // Record the measurement of a call.
-void learn_workspace(Signature& signature, const Used& used, const Device& device);
+void learn_workspace(Signature& signature, const WorkspaceUsed& used, const Device& device);
 // Return a guess for the first call of a signature. On a CPU it is 0, except for operators known
 // for workspaces.
 Bytes guess_workspace(const Signature& signature, const Device& device);

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "../base/mutex.h"
+#include "../memory/deferred_releases.h"
 #include "../memory/driver.h"
-#include "../memory/parked.h"
 
 namespace rekindle {
 

@@ -6,27 +6,27 @@
 #include <utility>
 #include <vector>
 
-#include "../allocator/counting.h"
+#include "../allocator/counting_allocator.h"
 #include "../base/mutex.h"
-#include "../memory/held.h"
+#include "../memory/evict_held_last.h"
 #include "../memory/neighbors.h"
 #include "../memory/program.h"
 #include "../memory/swapper.h"
 #include "../ops/signature.h"
 #include "../ops/workspaces.h"
 #include "../steps/learner.h"
-#include "../torch/positions.h"
+#include "../torch/rng_history.h"
 
 namespace rekindle {
 
-PyObject* let_go_now(PyObject* arguments) {
+PyObject* evict_all(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
-    in_words(driver, [&] {
+    translate_errors(driver, [&] {
         Locked lock;
-        driver.settle();
+        driver.process_pending();
         about_to_let_go(driver, lock);
-        driver.let_go_now();
-        lending(driver, lock, [&] { driver.let_go_now(); });
+        driver.evict_all();
+        lending(driver, lock, [&] { driver.evict_all(); });
     });
     return nothing();
 }
@@ -41,7 +41,7 @@ PyObject* longest_chain(PyObject* arguments) {
     parse(arguments, "Oi", &capsule, &calls);
     const Locked lock;
     driver_of(capsule).longest_chain = calls;
-    driver_of(capsule).look_back_at = calls;
+    driver_of(capsule).next_history_check = calls;
     return nothing();
 }
 
@@ -73,14 +73,14 @@ PyObject* has_lock(PyObject* /*arguments*/) {
     return PyBool_FromLong(the_mutex().mine() ? 1 : 0);
 }
 
-PyObject* take_out(PyObject* arguments) {
+PyObject* disable_for_tests(PyObject* arguments) {
     PyObject* capsule = nullptr;
     const char* name = nullptr;
     parse(arguments, "Os", &capsule, &name);
     const std::string_view what = name;
     const Locked lock;
     Driver& driver = driver_of(capsule);
-    driver.shortfall.lowers = driver.shortfall.lowers && what != "fitted";
+    driver.backoff.lowers = driver.backoff.lowers && what != "fitted";
     if (driver.swapper) {
         driver.swapper->ahead = driver.swapper->ahead && what != "ahead";
     }
@@ -146,7 +146,7 @@ PyObject* fitted(PyObject* arguments) {
     parse(arguments, "OL", &capsule, &nbytes);
     const Locked lock;
     Driver& driver = driver_of(capsule);
-    driver.shortfall.fitted(nbytes, driver.engine.budget);
+    driver.backoff.fitted(nbytes, driver.engine.budget);
     return nothing();
 }
 

@@ -5,10 +5,10 @@
 
 namespace rekindle {
 
-// let_go_now(driver) -> None
+// evict_all(driver) -> None
 //
 // Evict everything that may be evicted.
-PyObject* let_go_now(PyObject* arguments);
+PyObject* evict_all(PyObject* arguments);
 // bytes_of_positions() -> int
 //
 // Return the bytes that recipes keep for the states of all generators.
@@ -42,13 +42,13 @@ PyObject* bytes_asked_for(PyObject* arguments);
 // Return the cheapest neighbors to evict for `nbytes`. `blocks`: list of (address, bytes, used,
 // loss or None).
 PyObject* window(PyObject* arguments);
-// take_out(driver, name) -> None
+// disable_for_tests(driver, name) -> None
 //
 // Disable one feature, to show that a test needs it. Features of the device: "in_order",
 // "readers_wait", "writers_wait", "keep_until_read", "may_differ", "kept_back", "find_place",
 // "cheapest_neighbors". Of workspaces: "took", "guess". "fitted": lower the budget after a device
 // OOM. "ahead": copy values to the host before room is needed.
-PyObject* take_out(PyObject* arguments);
+PyObject* disable_for_tests(PyObject* arguments);
 // in_place(driver) -> (int, int or None)
 //
 // Return the number of calls whose result took over a gradient, and the fewest references to a
@@ -96,7 +96,7 @@ PyObject* tally(PyObject* arguments);
 PyObject* tallied(PyObject* arguments);
 // places_in(shape, step) -> list[int] | None
 //
-// Align `step` with `shape`; see `places` in steps/walk.h.
+// Align `step` with `shape`; see `places` in steps/sequence_matcher.h.
 PyObject* places_in(PyObject* arguments);
 
 }  // namespace rekindle

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "../allocator/arena.h"
-#include "../allocator/counting.h"
+#include "../allocator/counting_allocator.h"
 #include "../dispatch/proxy.h"
 #include "../dispatch/runtime.h"
 #include "../memory/driver.h"
-#include "../memory/held.h"
+#include "../memory/evict_held_last.h"
 #include "../memory/own_policy.h"
 #include "../memory/program.h"
 #include "../memory/swapper.h"
@@ -24,17 +24,17 @@
 #include "../torch/geometry.h"
 #include "../torch/pyobjects.h"
 #include "../torch/raised.h"
-#include "anything.h"
-#include "around_steps.h"
 #include "conversions.h"
 #include "for_tests.h"
-#include "learning.h"
-#include "optimizer.h"
-#include "profiled.h"
+#include "py_held_eviction.h"
+#include "py_optimizer.h"
+#include "py_plans.h"
+#include "py_profilers.h"
 #include "py_snapshot.h"
-#include "swapped.h"
-#include "telling.h"
-#include "transcripts.h"
+#include "py_stats.h"
+#include "py_steps.h"
+#include "py_swap.h"
+#include "py_transcripts.h"
 
 namespace {
 
@@ -98,13 +98,13 @@ void learn_all_in_place(PyObject* list) {
     }
 }
 
-// start(answers, tensor, parameter, traits, effects, products, roomy, in_place) -> str
+// start(answers, tensor, parameter, traits, effects, products, may_use_workspace, in_place) -> str
 //
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
 // Python. `tensor` and `parameter`: the classes. `traits`: see `learn_all_traits`. `effects`:
-// namespaces of operators that are never replayed (R9). `products` and `roomy`: parts of operator
-// names, for those that sum products and those that may use a workspace on a CPU. Return the reason
-// if that is impossible, else "". `in_place`: see `learn_all_in_place`.
+// namespaces of operators that are never replayed (R9). `products` and `may_use_workspace`: parts
+// of operator names, for those that sum products and those that may use a workspace on a CPU.
+// Return the reason if that is impossible, else "". `in_place`: see `learn_all_in_place`.
 PyObject* start(PyObject* arguments) {
     PyObject* answers = nullptr;
     PyObject* tensor = nullptr;
@@ -112,7 +112,7 @@ PyObject* start(PyObject* arguments) {
     PyObject* traits = nullptr;
     PyObject* effects = nullptr;
     PyObject* products = nullptr;
-    PyObject* roomy = nullptr;
+    PyObject* may_use_workspace = nullptr;
     PyObject* in_place = nullptr;
     parse(
         arguments,
@@ -123,7 +123,7 @@ PyObject* start(PyObject* arguments) {
         &traits,
         &effects,
         &products,
-        &roomy,
+        &may_use_workspace,
         &in_place
     );
     learn_all_traits(traits);
@@ -133,15 +133,15 @@ PyObject* start(PyObject* arguments) {
     for (const std::string& part : texts(products)) {
         rekindle::learn_products(part);
     }
-    for (const std::string& part : texts(roomy)) {
-        rekindle::learn_roomy(part);
+    for (const std::string& part : texts(may_use_workspace)) {
+        rekindle::learn_workspace_operators(part);
     }
     learn_all_in_place(in_place);
-    rekindle::meet_python(answers);
-    rekindle::meet_types(tensor, parameter);
-    const char* why_not = rekindle::see_operators();
+    rekindle::init_callbacks(answers);
+    rekindle::set_tensor_types(tensor, parameter);
+    const char* why_not = rekindle::register_fallback();
     if (*why_not == '\0') {
-        rekindle::stand_before_autograd();
+        rekindle::install_engine_proxy();
     }
     return PyUnicode_FromString(why_not);
 }
@@ -205,7 +205,7 @@ PyObject* make(PyObject* arguments) {
     if (chooser != Py_None) {
         own = std::make_unique<PythonChooser>(chooser);
     }
-    rekindle::let_parked_go();
+    rekindle::release_deferred();
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     const c10::Device where(device);
     auto driver =
@@ -213,7 +213,7 @@ PyObject* make(PyObject* arguments) {
     if (learns != 0) {
         driver->steps = std::make_unique<rekindle::Learner>(*driver);
     }
-    driver->lends = lends != 0 && rekindle::there_are_husks();
+    driver->lends = lends != 0 && rekindle::can_make_placeholders();
     {
         const Locked lock;
         driver->open();
@@ -264,15 +264,15 @@ PyObject* leave(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     rekindle::set_active({});
-    rekindle::in_words(driver_of(driver), [&] {
+    rekindle::translate_errors(driver_of(driver), [&] {
         const Locked lock;
         driver_of(driver).close();
         if (std::exchange(driver_of(driver).uses_arena, false)) {
             rekindle::the_arena().close();
         }
     });
-    rekindle::tell_policy(driver_of(driver));
-    rekindle::let_parked_go();
+    rekindle::notify_policy(driver_of(driver));
+    rekindle::release_deferred();
     return nothing();
 }
 
@@ -304,9 +304,9 @@ PyObject* keep(PyObject* arguments) {
 // meet(driver, tensor) -> None
 //
 // Count the memory of `tensor` from now on.
-PyObject* meet(PyObject* arguments) {
+PyObject* register_tensor(PyObject* arguments) {
     return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
-        driver.meet(tensor);
+        driver.register_tensor(tensor);
     });
 }
 
@@ -335,14 +335,14 @@ PyObject* bring_back(PyObject* arguments) {
     );
 }
 
-// keep_there(driver, tensor) -> None
+// pin_exposed_address(driver, tensor) -> None
 //
 // Restore the memory of `tensor`, and keep it while the program holds it.
-PyObject* keep_there(PyObject* arguments) {
+PyObject* pin_exposed_address(PyObject* arguments) {
     return to_absent_tensor(
         arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
             rekindle::bring_back(driver, lock, tensor);
-            driver.keep_there(*tensor.unsafe_storage().unsafeGetStorageImpl());
+            driver.pin_exposed_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
         }
     );
 }
@@ -370,10 +370,10 @@ PyObject* make_room(PyObject* arguments) {
     const char* who = nullptr;
     parse(arguments, "OLs", &capsule, &bytes, &who);
     Driver& driver = driver_of(capsule);
-    rekindle::in_words(driver, [&] {
+    rekindle::translate_errors(driver, [&] {
         Locked lock;
-        driver.settle();
-        rekindle::or_lending(driver, lock, [&] { driver.make_room(bytes, who); });
+        driver.process_pending();
+        rekindle::retry_evicting_held(driver, lock, [&] { driver.make_room(bytes, who); });
         driver.refuse_for_tests(who);
     });
     return nothing();
@@ -393,52 +393,52 @@ PyObject* about_to_resize(PyObject* arguments) {
     long long bytes = 0;
     parse(arguments, "OKL", &capsule, &address, &bytes);
     Driver& driver = driver_of(capsule);
-    c10::StorageImpl& home = home_at(address);
+    c10::StorageImpl& storage_impl = home_at(address);
     const bool known = rekindle::settled(driver, [&](Locked& /*lock*/) {
-        return driver.about_to_resize(home, bytes);
+        return driver.about_to_resize(storage_impl, bytes);
     });
     return PyBool_FromLong(known ? 1 : 0);
 }
 
-// give_away(driver, address) -> None
+// mark_externally_writable(driver, address) -> None
 //
 // Note that others may write to the storage at `address` from now on.
-PyObject* give_away(PyObject* arguments) {
+PyObject* mark_externally_writable(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
     parse(arguments, "OK", &capsule, &address);
     Driver& driver = driver_of(capsule);
-    c10::StorageImpl& home = home_at(address);
-    if (!rekindle::KernelOperands::has(home)) {
-        rekindle::in_words(driver, [&] {
+    c10::StorageImpl& storage_impl = home_at(address);
+    if (!rekindle::KernelOperands::has(storage_impl)) {
+        rekindle::translate_errors(driver, [&] {
             Locked lock;
             rekindle::about_to_let_go(driver, lock);
-            driver.give_away(home);
+            driver.mark_externally_writable(storage_impl);
         });
     }
     return nothing();
 }
 
-// step_back(driver, tensor) -> None
+// suspend_origin_tracking(driver, tensor) -> None
 //
 // Suspend tracking of `tensor`, for `torch.utils.swap_tensors`.
-PyObject* step_back(PyObject* arguments) {
+PyObject* suspend_origin_tracking(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* object = nullptr;
     parse(arguments, "OO", &capsule, &object);
     const c10::TensorImpl& tensor = tensor_of(object);
     const Locked lock;
-    driver_of(capsule).step_back(tensor);
+    driver_of(capsule).suspend_origin_tracking(tensor);
     return nothing();
 }
 
-// follow_again(driver) -> None
+// resume_origin_tracking(driver) -> None
 //
-// Resume tracking of the tensors passed to `step_back`.
-PyObject* follow_again(PyObject* arguments) {
+// Resume tracking of the tensors passed to `suspend_origin_tracking`.
+PyObject* resume_origin_tracking(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.follow_again();
+    driver.resume_origin_tracking();
     return nothing();
 }
 
@@ -479,7 +479,7 @@ PyObject* unpack(PyObject* arguments) {
 PyObject* check(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.settle();
+    driver.process_pending();
     if (const auto fault = driver.engine.check()) {
         const auto storage = static_cast<long long>(fault->storage);
         PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
@@ -588,7 +588,7 @@ PyMethodDef methods[] = {
     method<rekindle::space_samples>("space_samples"),
     method<rekindle::set_budget>("set_budget"),
     method<rekindle::keep_reserved>("keep_reserved"),
-    method<rekindle::shortfall>("shortfall"),
+    method<rekindle::backoff>("shortfall"),
     method<rekindle::set_flag<&Driver::tell_ranges>>("tell_ranges"),
     method<rekindle::set_flag<&Driver::stepping>>("stepping"),
     method<rekindle::met>("met"),
@@ -608,24 +608,24 @@ PyMethodDef methods[] = {
     method<rekindle::audit>("audit"),
     method<rekindle::recomputed_differently>("recomputed_differently"),
     method<keep>("keep"),
-    method<meet>("meet"),
+    method<register_tensor>("meet"),
     method<make_room>("make_room"),
     method<put_method>("put_method"),
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
-    method<give_away>("give_away"),
+    method<mark_externally_writable>("give_away"),
     method<bring_back>("bring_back"),
-    method<keep_there>("keep_there"),
-    method<rekindle::let_go_of_anything>("let_go_of_anything"),
-    method<rekindle::husks>("husks"),
+    method<pin_exposed_address>("keep_there"),
+    method<rekindle::evict_anything>("let_go_of_anything"),
+    method<rekindle::placeholders>("husks"),
     method<rekindle::record_without_grad>("record_without_grad"),
     method<rekindle::lock_there>("lock_there"),
     method<rekindle::unlock_there>("unlock_there"),
     method<rekindle::profiler_starts>("profiler_starts"),
     method<rekindle::profiler_stops>("profiler_stops"),
     method<rekindle::profilers_are_over>("profilers_are_over"),
-    method<rekindle::forget_sources>("forget_sources"),
-    method<rekindle::teach>("teach"),
+    method<rekindle::release_recompute_sources>("forget_sources"),
+    method<rekindle::add_plan>("teach"),
     method<rekindle::know>("know"),
     method<rekindle::begin_step>("begin_step"),
     method<rekindle::end_step>("end_step"),
@@ -635,23 +635,23 @@ PyMethodDef methods[] = {
     method<rekindle::written_down>("written_down"),
     method<rekindle::write_no_more>("write_no_more"),
     method<rekindle::set_flag<&Driver::notes_places>>("note_places"),
-    method<step_back>("step_back"),
-    method<follow_again>("follow_again"),
+    method<suspend_origin_tracking>("step_back"),
+    method<resume_origin_tracking>("follow_again"),
     method<never_recompute>("never_recompute"),
     method<rekindle::swap>("swap"),
     method<rekindle::swapped>("swapped"),
     method<unpack>("unpack"),
     method<check>("check"),
     method<rekindle::seen>("seen"),
-    method<rekindle::set_flag<&Driver::let_go_of_everything>>("let_go_of_everything"),
-    method<rekindle::let_go_now>("let_go_now"),
+    method<rekindle::set_flag<&Driver::evict_before_every_op>>("let_go_of_everything"),
+    method<rekindle::evict_all>("let_go_now"),
     method<rekindle::bytes_of_positions>("bytes_of_positions"),
     method<rekindle::longest_chain>("longest_chain"),
     method<rekindle::count_again>("count_again"),
     method<rekindle::again>("again"),
     method<rekindle::has_lock>("has_lock"),
     method<rekindle::in_flight>("in_flight"),
-    method<rekindle::take_out>("take_out"),
+    method<rekindle::disable_for_tests>("take_out"),
     method<rekindle::in_place>("in_place"),
     method<predict_in_place>("predict_in_place"),
     method<rekindle::window>("window"),

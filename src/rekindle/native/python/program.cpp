@@ -38,7 +38,7 @@ Python& python() noexcept {
 
 // Raise the exception that the Python method `name` returns.
 template <class... Numbers>
-[[noreturn]] void raise_what(const char* name, const char* format, Numbers... numbers) {
+[[noreturn]] void throw_python(const char* name, const char* format, Numbers... numbers) {
     python_error raised;
     {
         const Gil gil;
@@ -54,14 +54,14 @@ template <class... Numbers>
 
 }  // namespace
 
-void meet_python(PyObject* answers) {
+void init_callbacks(PyObject* answers) {
     // Never released, because drivers outlive modules.
     Py_INCREF(answers);
     python().answers = answers;
     python().files = Object(PyDict_New()).give();
     const Object full(PyObject_GetAttrString(answers, "full"));
     const Object not_full(PyObject_GetAttrString(answers, "not_full"));
-    meet_out_of_memory(full.get(), not_full.get());
+    set_out_of_memory_types(full.get(), not_full.get());
 }
 
 namespace {
@@ -117,38 +117,38 @@ Segments segments_of(Driver& driver) {
     return segments;
 }
 
-void tell_samples(Driver& driver) {
+void notify_samples(Driver& driver) {
     driver.samples_due = false;
     ask("sample", "n", driver.number());
 }
 
-void tell_owners(Driver& driver) {
+void notify_owners(Driver& driver) {
     driver.owners_due = false;
     ask("owners", "n", driver.number());
 }
 
-void tell_complaint(Driver& driver) {
+void notify_complaint(Driver& driver) {
     driver.swapper->complaint_due = false;
     if (Py_IsInitialized() != 0) {
         driver.swapper->copies.complain();
     }
 }
 
-void tell_losses(Driver& driver) {
+void notify_losses(Driver& driver) {
     driver.look_at_losses_at = 2 * driver.recomputations;
     ask("losses", "n", driver.number());
 }
 
-void tell_places(Driver& driver) {
+void notify_places(Driver& driver) {
     driver.places_due = false;
     ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));
 }
 
-void tell_range(const Driver& driver, bool ends) {
+void notify_range(const Driver& driver, bool ends) {
     ask("range", "ni", driver.number(), ends ? 1 : 0);
 }
 
-void ask_for_lessons(const Driver& driver, std::int64_t met) {
+void request_plans(const Driver& driver, std::int64_t met) {
     ask("lessons", "nL", driver.number(), static_cast<long long>(met));
 }
 
@@ -303,15 +303,15 @@ int say_gone(void* number) {
 
 // A driver may be destroyed in any thread and under any lock. The main thread tells Python when
 // that is safe.
-void tell_gone(std::ptrdiff_t number) noexcept {
+void notify_gone(std::ptrdiff_t number) noexcept {
     if (Py_IsInitialized() != 0 && python().answers != nullptr) {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number
         Py_AddPendingCall(&say_gone, reinterpret_cast<void*>(number));
     }
 }
 
-void Shortage::raise(Driver& driver) const {
-    raise_what(
+void OutOfBudgetError::raise(Driver& driver) const {
+    throw_python(
         "out_of_budget",
         "nLLLs",
         driver.number(),
@@ -322,46 +322,46 @@ void Shortage::raise(Driver& driver) const {
     );
 }
 
-void Full::raise(Driver& driver) const {
-    raise_what("device_full", "ns", driver.number(), said.c_str());
+void DeviceOutOfMemoryError::raise(Driver& driver) const {
+    throw_python("device_full", "ns", driver.number(), said.c_str());
 }
 
-void Elsewhere::raise(Driver& driver) const {
-    raise_what("met_elsewhere", "ns", driver.number(), met.str().c_str());
+void WrongDeviceError::raise(Driver& driver) const {
+    throw_python("met_elsewhere", "ns", driver.number(), met.str().c_str());
 }
 
-void InAGraph::raise(Driver& /*driver*/) const {
-    raise_what("recomputed_in_a_graph", "s", site);
+void RecomputeDuringCaptureError::raise(Driver& /*driver*/) const {
+    throw_python("recomputed_in_a_graph", "s", site);
 }
 
-void Unseen::raise(Driver& /*driver*/) const {
-    raise_what(by_python ? "unseen_by_python" : "unseen_collective", "s", facts->name.c_str());
+void UnsupportedOperatorError::raise(Driver& /*driver*/) const {
+    throw_python(by_python ? "unseen_by_python" : "unseen_collective", "s", facts->name.c_str());
 }
 
-void ChangedSize::raise(Driver& /*driver*/) const {
+void ChangedSizeError::raise(Driver& /*driver*/) const {
     const auto made = static_cast<long long>(now);
-    raise_what("changed_size", "sLL", facts->name.c_str(), made, static_cast<long long>(before));
+    throw_python("changed_size", "sLL", facts->name.c_str(), made, static_cast<long long>(before));
 }
 
-void ResizedInput::raise(Driver& /*driver*/) const {
+void ResizedInputError::raise(Driver& /*driver*/) const {
     const auto there = static_cast<long long>(now);
-    raise_what("resized_input", "LL", there, static_cast<long long>(before));
+    throw_python("resized_input", "LL", there, static_cast<long long>(before));
 }
 
-void ModifiedInput::raise(Driver& /*driver*/) const {
+void ModifiedInputError::raise(Driver& /*driver*/) const {
     const auto is = static_cast<long long>(now);
-    raise_what("modified_input", "sLL", site, is, static_cast<long long>(expected));
+    throw_python("modified_input", "sLL", site, is, static_cast<long long>(expected));
 }
 
-void ForeignInput::raise(Driver& /*driver*/) const {
-    raise_what("foreign_input", "s", site);
+void ExternalWriteError::raise(Driver& /*driver*/) const {
+    throw_python("foreign_input", "s", site);
 }
 
-void CopyLost::raise(Driver& driver) const {
-    raise_what("swap_failed", "ns", driver.number(), site.c_str());
+void SwapReadError::raise(Driver& driver) const {
+    throw_python("swap_failed", "ns", driver.number(), site.c_str());
 }
 
-void Died::raise(Driver& /*driver*/) const {
+void MissingInputError::raise(Driver& /*driver*/) const {
     TORCH_CHECK(false, what());
 }
 

@@ -56,7 +56,7 @@ void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states
     if (std::exchange(snapshot.has_states, true)) {
         return;
     }
-    driver.settle();
+    driver.process_pending();
     for (const auto& [tensor, parameter] : states) {
         const c10::TensorImpl& state = *tensor.unsafeGetTensorImpl();
         driver.add_owned(snapshot, state, Owned::Kind::state, parameter);
@@ -76,12 +76,12 @@ PyObject* tuple_of(const Holder& holder) {
     );
 }
 
-PyObject* tuple_of(const Owned& owned) {
+PyObject* tuple_of(const Owned& keeper) {
     return Py_BuildValue(
         "LiK",
-        static_cast<long long>(owned.allocation),
-        static_cast<int>(owned.kind),
-        reinterpret_cast<unsigned long long>(owned.parameter)
+        static_cast<long long>(keeper.allocation),
+        static_cast<int>(keeper.kind),
+        reinterpret_cast<unsigned long long>(keeper.parameter)
     );
 }
 
@@ -109,7 +109,7 @@ PyObject* tuple_of(const Snapshot& snapshot) {
         line.library.c_str(),
         line.number_in_library,
         list_of(snapshot.holders),
-        list_of(snapshot.owned)
+        list_of(snapshot.keeper)
     );
 }
 

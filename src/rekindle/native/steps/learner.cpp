@@ -19,16 +19,16 @@ constexpr std::size_t MOST_ASKED = std::size_t{1} << 16;
 
 // Return the bits `GRAPH` and `BACKWARD` of an operator, or 0 if autograd does not see it. Without
 // an operator of the graph, a step would leave other gradients or none.
-std::int64_t part_in_graph(const Invocation& invocation) {
+std::int64_t part_in_graph(const ParsedCall& parsed) {
     if (in_backward_pass()) {
         return GRAPH | BACKWARD;
     }
-    const Facts& facts = invocation.facts;
+    const Facts& facts = parsed.facts;
     if (facts.has(Traits::ROUTING) || !facts.returns_tensors || !c10::GradMode::is_enabled()) {
         return 0;
     }
     const auto requires_grad = [](const c10::TensorImpl* each) { return each->requires_grad(); };
-    const auto& tensors = invocation.tensors;
+    const auto& tensors = parsed.tensors;
     return std::ranges::any_of(tensors, requires_grad) ? GRAPH : 0;
 }
 
@@ -46,7 +46,7 @@ bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
 
 }  // namespace
 
-bool Lesson::sound() const noexcept {
+bool StepPlan::sound() const noexcept {
     const auto operators = static_cast<std::int64_t>(route.stops.size());
     const auto restores = static_cast<std::int64_t>(route.restores.size()) - 1;
     const auto is_move = [&](std::int64_t move) { return move < restores; };
@@ -60,27 +60,27 @@ bool Lesson::sound() const noexcept {
            std::ranges::all_of(route.kept, is_number);
 }
 
-std::int64_t met_by(const Invocation& invocation) {
-    return invocation.signature->number() << 2 | part_in_graph(invocation);
+std::int64_t op_id_of(const ParsedCall& parsed) {
+    return parsed.signature->number() << 2 | part_in_graph(parsed);
 }
 
 // -- between steps --------------------------------------------------------------------------------
 
-void Learner::teach(c10::intrusive_ptr<Lesson> lesson) {
-    std::erase_if(lessons_, [&](const auto& other) { return other->key == lesson->key; });
-    lessons_.push_back(std::move(lesson));
+void Learner::add_plan(c10::intrusive_ptr<StepPlan> plan) {
+    std::erase_if(plans_, [&](const auto& other) { return other->key == plan->key; });
+    plans_.push_back(std::move(plan));
 }
 
 void Learner::know(std::span<const std::int64_t> keys) {
-    std::vector<c10::intrusive_ptr<Lesson>> known;
+    std::vector<c10::intrusive_ptr<StepPlan>> known;
     for (const std::int64_t key : keys) {
-        const auto is_meant = [&](const auto& lesson) { return lesson->key == key; };
-        const auto found = std::ranges::find_if(lessons_, is_meant);
-        if (found != lessons_.end()) {
+        const auto is_meant = [&](const auto& plan) { return plan->key == key; };
+        const auto found = std::ranges::find_if(plans_, is_meant);
+        if (found != plans_.end()) {
             known.push_back(*found);
         }
     }
-    lessons_ = std::move(known);
+    plans_ = std::move(known);
 }
 
 void Learner::begin(bool write_down) {
@@ -89,10 +89,10 @@ void Learner::begin(bool write_down) {
     wanted_ = write_down;
 }
 
-Ended Learner::end() {
-    Ended ended = std::exchange(ended_, Ended());
-    ended.complete = lesson_ && walk_.complete();
-    ended.key = lesson_ ? lesson_->key : -1;
+StepOutcome Learner::end() {
+    StepOutcome ended = std::exchange(outcome_, StepOutcome());
+    ended.complete = plan_ && matcher_.complete();
+    ended.key = plan_ ? plan_->key : -1;
     ended.taken = taken_;
     ended.length = begun_ ? met_.size() : 0;
     let_go();
@@ -113,7 +113,7 @@ void Learner::forget_step() {
 // -- during a step --------------------------------------------------------------------------------
 
 bool Learner::asks(std::int64_t met) {
-    const bool may_begin = begun_ && !too_long_ && !lesson_ && !driver_.stepping &&
+    const bool may_begin = begun_ && !too_long_ && !plan_ && !driver_.stepping &&
                            (met & GRAPH) != 0 && (met & BACKWARD) == 0;
     if (!may_begin || beginning_with(met) != nullptr) {
         return false;
@@ -124,7 +124,7 @@ bool Learner::asks(std::int64_t met) {
     return asked_.insert(met).second;
 }
 
-void Learner::meets(std::int64_t met, const Invocation& invocation) {
+void Learner::meets(std::int64_t met, const ParsedCall& parsed) {
     makes_.reset();
     // Operators of an optimizer step, or of a step that is not followed, are ignored.
     if (driver_.stepping || !begun_ || too_long_) {
@@ -150,17 +150,17 @@ void Learner::meets(std::int64_t met, const Invocation& invocation) {
         const std::size_t place = driver_.engine.journal.written() - transcript_->first_entry;
         transcript_->places.push_back(static_cast<std::int64_t>(place));
     }
-    if (!lesson_) {
+    if (!plan_) {
         if ((met & GRAPH) != 0) {
             may_begin(met);
         }
         return;
     }
-    const std::int64_t place = walk_.meets(met);
+    const std::int64_t place = matcher_.meets(met);
     if (place >= 0) {
         go_to(static_cast<std::size_t>(place));
-    } else if (place == LOST) {
-        leave(invocation.facts.name.c_str());
+    } else if (place == MISMATCH) {
+        leave(parsed.facts.name.c_str());
     }
 }
 
@@ -172,25 +172,25 @@ void Learner::made(const Recipe& call) {
     }
 }
 
-void Learner::wanting(const Record& record) {
+void Learner::wanting(const StorageRecord& record) {
     if (following_) {
-        const std::size_t at = walk_.at();
-        const bool goes_on = at < lesson_->starts.size();
-        const auto last = static_cast<std::int64_t>(lesson_->route.stops.size()) - 1;
-        const std::int64_t op = goes_on ? lesson_->starts[at] : last;
+        const std::size_t at = matcher_.at();
+        const bool goes_on = at < plan_->starts.size();
+        const auto last = static_cast<std::int64_t>(plan_->route.stops.size()) - 1;
+        const std::int64_t op = goes_on ? plan_->starts[at] : last;
         attempt([&] { following_->follower.wanting(record, op); });
     }
 }
 
 // Advance to operator number `place` of the plan, which is about to run.
 void Learner::go_to(std::size_t place) {
-    const std::int64_t op = lesson_->starts[place];
-    const std::int64_t number = lesson_->numbers[place];
+    const std::int64_t op = plan_->starts[place];
+    const std::int64_t number = plan_->numbers[place];
     if (following_ &&
-        following_->follower.position() < lesson_->route.stops[static_cast<std::size_t>(op)]) {
+        following_->follower.position() < plan_->route.stops[static_cast<std::size_t>(op)]) {
         attempt([&] { following_->follower.before(op); });
     }
-    if (lesson_) {
+    if (plan_) {
         makes_ = number - driver_.storages_made;
     }
 }
@@ -204,7 +204,7 @@ void Learner::attempt(F&& moves) {
     try {
         driver_.lose([&] { driver_.bring(moves); });
     } catch (const std::exception& error) {
-        ended_.reason = Ended::Reason::failed;
+        outcome_.reason = StepOutcome::Reason::failed;
         if (ends_the_program(error)) {
             without_throwing([&] { let_go(); });
             throw;
@@ -215,8 +215,8 @@ void Learner::attempt(F&& moves) {
 
 // Handle a step that deviates from its plan: follow another plan that fits so far, or none.
 void Learner::leave(const char* name) {
-    for (const auto& other : lessons_) {
-        if (other != lesson_) {
+    for (const auto& other : plans_) {
+        if (other != plan_) {
             const auto found = places(other->met, met_);
             if (found && found->back() >= 0) {
                 take(other, *found);
@@ -224,18 +224,19 @@ void Learner::leave(const char* name) {
             }
         }
     }
-    ended_.reason = walk_.complete() ? Ended::Reason::went_on : Ended::Reason::another;
-    ended_.number = met_.size() - 1;
-    ended_.name = name;
+    outcome_.reason =
+        matcher_.complete() ? StepOutcome::Reason::went_on : StepOutcome::Reason::another;
+    outcome_.number = met_.size() - 1;
+    outcome_.name = name;
     let_go();
     may_begin(met_.back());
 }
 
 // Return a plan whose first operator is `met`, or null.
-const c10::intrusive_ptr<Lesson>* Learner::beginning_with(std::int64_t met) const {
-    for (const auto& lesson : lessons_) {
-        if (lesson->met.front() == met) {
-            return &lesson;
+const c10::intrusive_ptr<StepPlan>* Learner::beginning_with(std::int64_t met) const {
+    for (const auto& plan : plans_) {
+        if (plan->met.front() == met) {
+            return &plan;
         }
     }
     return nullptr;
@@ -243,10 +244,10 @@ const c10::intrusive_ptr<Lesson>* Learner::beginning_with(std::int64_t met) cons
 
 // Follow the plan whose first operator is `met`, if there is one: a step begins here.
 void Learner::may_begin(std::int64_t met) {
-    if (const auto* lesson = beginning_with(met)) {
-        std::vector<std::int64_t> found(met_.size(), ASIDE);
+    if (const auto* plan = beginning_with(met)) {
+        std::vector<std::int64_t> found(met_.size(), UNMATCHED);
         found.back() = 0;
-        take(*lesson, found);
+        take(*plan, found);
     }
 }
 
@@ -256,21 +257,21 @@ void Learner::let_go() {
     if (!following_) {
         return;
     }
-    lesson_.reset();
+    plan_.reset();
     driver_.perform([&] { following_->follower.end(); });
     following_.reset();
 }
 
-// Follow `lesson` from here on. `found` gives the index in the plan of each operator so far.
-void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64_t> found) {
+// Follow `plan` from here on. `found` gives the index in the plan of each operator so far.
+void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
     let_go();
-    driver_.settle();  // free values that only the previous plan kept
+    driver_.process_pending();  // free values that only the previous plan kept
     taken_ = true;
-    const std::vector<std::int64_t>& numbers = lesson->numbers;
+    const std::vector<std::int64_t>& numbers = plan->numbers;
     const auto here = static_cast<std::size_t>(found.back());
-    lesson_ = std::move(lesson);
-    walk_ = Walk(lesson_->met, here + 1);
-    following_ = c10::make_intrusive<Following>(driver_.engine, lesson_, *this);
+    plan_ = std::move(plan);
+    matcher_ = SequenceMatcher(plan_->met, here + 1);
+    following_ = c10::make_intrusive<Following>(driver_.engine, plan_, *this);
     Storage* each = driver_.engine.first_storage();
     for (; each != nullptr; each = each->next) {
         if (each->id >= made_.front() && each->replayable) {
@@ -283,8 +284,8 @@ void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64
         }
     }
     const std::int64_t makes = numbers[here] - driver_.storages_made;
-    attempt([&] { following_->follower.skip(lesson_->starts[here]); });
-    if (lesson_) {
+    attempt([&] { following_->follower.skip(plan_->starts[here]); });
+    if (plan_) {
         makes_ = makes;
     }
 }
@@ -300,7 +301,7 @@ void Learner::write_down() {
 // End the recording, and drop it if the journal ran out of memory.
 void Learner::stop_writing() {
     if (std::exchange(writing_, false) && transcript_) {
-        if (!driver_.transcriber.tell(*transcript_)) {
+        if (!driver_.transcriber.notify(*transcript_)) {
             transcript_.reset();
         }
         driver_.transcriber.end();

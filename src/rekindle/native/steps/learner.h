@@ -2,7 +2,7 @@
 //
 // A step begins with the first operator of the autograd graph after an optimizer step, and ends at
 // the next optimizer step. It is recorded while it runs. When a step of the same shape comes again,
-// Python plans it in the background (rekindle.pytorch.learned), and passes the plan to `teach`.
+// Python plans it in the background (rekindle.pytorch.learned), and passes the plan to `add_plan`.
 //
 // A step that begins like a planned one follows the plan (a `Route`), operator by operator. When
 // the step ends or deviates, the online policy decides alone again. A plan is advice: it affects
@@ -24,13 +24,13 @@
 #include "../engine/follower.h"
 #include "../memory/driver.h"
 #include "../memory/transcript.h"
-#include "../ops/invocation.h"
-#include "walk.h"
+#include "../ops/parsed_call.h"
+#include "sequence_matcher.h"
 
 namespace rekindle {
 
 // A learned plan for one shape of a step. It has numbers only, no tensors.
-struct Lesson final : c10::intrusive_ptr_target {
+struct StepPlan final : c10::intrusive_ptr_target {
     std::int64_t key = -1;          // key that Python gave it
     std::vector<std::int64_t> met;  // numbers of the operators of the step
     // For each operator, the number of calls in the trace before it.
@@ -45,15 +45,15 @@ struct Lesson final : c10::intrusive_ptr_target {
 
 // One execution of a plan, which it keeps alive.
 struct Following final : c10::intrusive_ptr_target {
-    Following(Engine& engine, c10::intrusive_ptr<Lesson> of, Host& host)
-        : lesson(std::move(of)), follower(engine, lesson->route, host) {}
+    Following(Engine& engine, c10::intrusive_ptr<StepPlan> of, Host& host)
+        : plan(std::move(of)), follower(engine, plan->route, host) {}
 
-    const c10::intrusive_ptr<Lesson> lesson;
+    const c10::intrusive_ptr<StepPlan> plan;
     Follower follower;
 };
 
 // The outcome of a step.
-struct Ended final {
+struct StepOutcome final {
     enum class Reason : std::int8_t { none, went_on, another, failed };
 
     // Key of the plan that was followed to the end; negative: none.
@@ -68,7 +68,7 @@ struct Ended final {
 };
 
 // Return a number for one operator of a step. It is the same in every process.
-std::int64_t met_by(const Invocation& invocation);
+std::int64_t op_id_of(const ParsedCall& parsed);
 
 // Follows the steps of the program of one driver, which owns it. Every member needs the core's
 // lock.
@@ -93,14 +93,14 @@ public:
     // -- between steps --------------------------------------------------------------------------
 
     // Add a plan that may be followed from now on, or replace the one with its key.
-    void teach(c10::intrusive_ptr<Lesson> lesson);
+    void add_plan(c10::intrusive_ptr<StepPlan> plan);
 
     // Keep the plans with these keys, the most recently used first, and forget the others.
     void know(std::span<const std::int64_t> keys);
     // Allow a step to begin; `write_down`: record it.
     void begin(bool write_down);
     // End the step. None begins until `begin`. Return its outcome.
-    Ended end();
+    StepOutcome end();
 
     // Return the numbers of the operators of the last step.
     std::span<const std::int64_t> met() const noexcept { return met_; }
@@ -114,11 +114,11 @@ public:
     // each.
     bool asks(std::int64_t met);
     // Note that the program is about to run the operator with number `met`.
-    void meets(std::int64_t met, const Invocation& invocation);
+    void meets(std::int64_t met, const ParsedCall& parsed);
     // Note that the program ran an operator, or that a source was registered.
     void made(const Recipe& call) override;
     // Note that the program is about to access `record`, which is evicted.
-    void wanting(const Record& record) override;
+    void wanting(const StorageRecord& record) override;
 
     void poll() override { driver_.poll(); }
 
@@ -133,18 +133,18 @@ private:
     void go_to(std::size_t place);
     void leave(const char* name);
     void may_begin(std::int64_t met);
-    void take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64_t> found);
+    void take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found);
     void let_go();
     void stop_writing();
     void forget_step();
-    const c10::intrusive_ptr<Lesson>* beginning_with(std::int64_t met) const;
+    const c10::intrusive_ptr<StepPlan>* beginning_with(std::int64_t met) const;
     template <class F>
     void attempt(F&& moves);
 
     Driver& driver_;
-    std::vector<c10::intrusive_ptr<Lesson>> lessons_;
+    std::vector<c10::intrusive_ptr<StepPlan>> plans_;
     std::unordered_set<std::int64_t> asked_;
-    Ended ended_;
+    StepOutcome outcome_;
 
     // State of the step that runs.
     bool begun_ = false;  // a step may begin, or runs
@@ -157,9 +157,9 @@ private:
     bool writing_ = false;  // the recording continues
 
     // State of the plan that is followed.
-    c10::intrusive_ptr<Lesson> lesson_;  // null: none
+    c10::intrusive_ptr<StepPlan> plan_;  // null: none
     c10::intrusive_ptr<Following> following_;
-    Walk walk_;
+    SequenceMatcher matcher_;
     // Storage numbers of the plan minus those of the run, for the current operator.
     std::optional<std::int64_t> makes_;
 };

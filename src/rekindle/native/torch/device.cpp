@@ -27,7 +27,7 @@ constexpr std::array<std::string_view, 4> OUT_OF_MEMORY{
 
 }  // namespace
 
-bool is_full(const std::exception& error) {
+bool is_device_oom(const std::exception& error) {
     if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr || is_out_of_memory(error)) {
         return true;
     }
@@ -37,7 +37,7 @@ bool is_full(const std::exception& error) {
     });
 }
 
-std::string said_by(const std::exception& error) {
+std::string message_of(const std::exception& error) {
     const auto* torchs = dynamic_cast<const c10::Error*>(&error);
     return torchs != nullptr ? torchs->what_without_backtrace() : error.what();
 }
@@ -75,22 +75,24 @@ bool Device::is_capturing(const std::optional<c10::Stream>& now) const {
     return now && now->id() != 0 && writes_a_graph(*guard_, *now);
 }
 
-void Device::read(const c10::StorageImpl& home, Order& order, StreamIndex here) {
+void Device::read(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) {
     if (order.again) {
         if (orders_readers) {
             streams.wait_for_maker(here, order);
         }
-        keep_for(home, order, here);
+        keep_for(storage_impl, order, here);
     }
     order.readers.add(here);
 }
 
-void Device::about_to_read_again(const c10::StorageImpl& home, Order& order, StreamIndex here) {
+void Device::about_to_read_again(
+    const c10::StorageImpl& storage_impl, Order& order, StreamIndex here
+) {
     recomputed_on_.add(here);
     if (orders) {
         streams.wait_for_maker(here, order);
     }
-    keep_for(home, order, here);
+    keep_for(storage_impl, order, here);
     order.readers.add(here);
     order.again_readers.add(here);
 }
@@ -108,21 +110,21 @@ void Device::about_to_step() {
 }
 
 // If the memory is freed meanwhile, its block stays until the stream has read it.
-void Device::keep_for(const c10::StorageImpl& home, Order& order, StreamIndex here) const {
-    if (keeps && !order.kept_for.has(here) && home.device_type() == which_.type()) {
-        guard_->recordDataPtrOnStream(home.data_ptr(), streams.seen()[here]);
+void Device::keep_for(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) const {
+    if (keeps && !order.kept_for.has(here) && storage_impl.device_type() == which_.type()) {
+        guard_->recordDataPtrOnStream(storage_impl.data_ptr(), streams.seen()[here]);
         order.kept_for.add(here);
     }
 }
 
-void Device::keep_until_read(const c10::StorageImpl& home, const StreamSet& readers) const {
-    if (!streams.are_several() || !keeps || home.device_type() != which_.type()) {
+void Device::keep_until_read(const c10::StorageImpl& storage_impl, const StreamSet& readers) const {
+    if (!streams.are_several() || !keeps || storage_impl.device_type() != which_.type()) {
         return;
     }
     const auto& seen = streams.seen();
     for (StreamIndex i = 0; i < seen.size(); ++i) {
         if (readers.has(i)) {
-            guard_->recordDataPtrOnStream(home.data_ptr(), seen[i]);
+            guard_->recordDataPtrOnStream(storage_impl.data_ptr(), seen[i]);
         }
     }
 }
@@ -131,7 +133,7 @@ c10::CachingDeviceAllocator::DeviceStats Device::stats() const {
     return c10::getDeviceAllocator(which_.type())->getDeviceStats(which_.index());
 }
 
-GivenOut Device::given_out() const {
+AllocatorStats Device::given_out() const {
     const auto all = stats();
     const auto& bytes = all.allocated_bytes[0];  // All pools.
     return {bytes.current, bytes.peak, bytes.freed};

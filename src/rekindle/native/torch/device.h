@@ -37,15 +37,15 @@ inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
 
 // Return true if `error` means that the device is out of memory, as reported by PyTorch's allocator
 // or by a library.
-bool is_full(const std::exception& error);
+bool is_device_oom(const std::exception& error);
 // Return the message of `error` without its C++ stack trace.
-std::string said_by(const std::exception& error);
+std::string message_of(const std::exception& error);
 // Parse the bytes that an allocator failed to allocate from its message `said`, rounded up by at
 // most 1 % of the printed unit. Return 0 if the message does not say.
 Bytes asked_for(std::string_view said);
 
 // Statistics of a device's allocator, over all its users.
-struct GivenOut final {
+struct AllocatorStats final {
     Bytes current;
     Bytes peak;      // Largest `current` since the program last reset it.
     Bytes returned;  // Total bytes freed so far.
@@ -100,19 +100,19 @@ public:
         streams.let_others_wait(here);
     }
 
-    // The program is about to read (or below, to write) `home` on the stream `here`.
-    void about_to_read(const c10::StorageImpl& home, Order& order, StreamIndex here) {
+    // The program is about to read (or below, to write) `storage_impl` on the stream `here`.
+    void about_to_read(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) {
         if (streams.are_several()) {
-            read(home, order, here);
+            read(storage_impl, order, here);
         }
     }
 
     // A value was recomputed on the current stream, and any other stream may read it unseen.
-    void hand_to_any_stream(const c10::StorageImpl& home) {
+    void hand_to_any_stream(const c10::StorageImpl& storage_impl) {
         if (orders_readers) {
             streams.let_others_wait(see());
         }
-        keep_until_read(home, StreamSet::all());
+        keep_until_read(storage_impl, StreamSet::all());
     }
 
     void about_to_write(const Order& order, StreamIndex here) {
@@ -122,17 +122,17 @@ public:
     }
 
     // A recomputation, of which the program does not know, is about to read (or write).
-    void about_to_read_again(const c10::StorageImpl& home, Order& order, StreamIndex here);
+    void about_to_read_again(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here);
     void about_to_write_again(const Order& order, StreamIndex here);
     // An optimizer is about to write parameters that recomputations have read, perhaps unseen.
     void about_to_step();
-    // Delay the reuse of the block of `home` after it is freed, until all work that `readers` have
-    // queued by then is done.
+    // Delay the reuse of the block of `storage_impl` after it is freed, until all work that
+    // `readers` have queued by then is done.
     void keep_until_read(
-        const c10::StorageImpl& home, const StreamSet& readers = StreamSet::all()
+        const c10::StorageImpl& storage_impl, const StreamSet& readers = StreamSet::all()
     ) const;
     // Return the current statistics of the allocator.
-    GivenOut given_out() const;
+    AllocatorStats given_out() const;
 
     // Return the bytes that the allocator has reserved on the device, and their peak.
     Bytes reserved() const;
@@ -166,8 +166,8 @@ public:
 
 private:
     c10::CachingDeviceAllocator::DeviceStats stats() const;
-    void read(const c10::StorageImpl& home, Order& order, StreamIndex here);
-    void keep_for(const c10::StorageImpl& home, Order& order, StreamIndex here) const;
+    void read(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here);
+    void keep_for(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) const;
 
     const c10::Device which_;
     const c10::impl::DeviceGuardImplInterface* guard_ = nullptr;

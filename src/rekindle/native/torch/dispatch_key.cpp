@@ -17,7 +17,9 @@ const char* register_at_key(torch::CppFunction&& fallback) {
 }
 
 torch::Library& library_at_key(const char* operators) {
-    return immortal<torch::Library>(torch::Library::IMPL, operators, KEY, __FILE__, __LINE__);
+    return leaky_singleton<torch::Library>(
+        torch::Library::IMPL, operators, KEY, __FILE__, __LINE__
+    );
 }
 
 }  // namespace rekindle

@@ -16,10 +16,11 @@ Geometry Geometry::of(const c10::TensorImpl& tensor) {
     return made;
 }
 
-at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& home) const {
-    const bool there = home->device_type() == ACCELERATOR;
+at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& storage_impl) const {
+    const bool there = storage_impl->device_type() == ACCELERATOR;
     const c10::DispatchKeySet keys(there ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
-    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys, dtype);
+    at::Tensor made =
+        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage_impl), keys, dtype);
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(sizes, strides, offset);
     if (conjugate) {

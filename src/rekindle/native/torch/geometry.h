@@ -31,8 +31,8 @@ struct Geometry final {
     bool requires_grad = false;
 
     static Geometry of(const c10::TensorImpl& tensor);
-    // Make the tensor with this geometry in `home`.
-    at::Tensor in(const c10::intrusive_ptr<c10::StorageImpl>& home) const;
+    // Make the tensor with this geometry in `storage_impl`.
+    at::Tensor in(const c10::intrusive_ptr<c10::StorageImpl>& storage_impl) const;
     std::int64_t numel() const noexcept;
     Bytes nbytes() const noexcept;
     // Return the bytes from the start of the storage to the end of the tensor.

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "as_the_first_time.h"
+#include "replay_dispatch_guard.h"
 
 namespace rekindle {
 
@@ -40,7 +40,7 @@ Parts parts_of(const at::Tensor& tensor) {
 }
 
 Bytes largest_padded(std::span<const c10::IValue> given) {
-    const AsTheFirstTime guard(false);
+    const ReplayDispatchGuard guard(false);
     Bytes most = 0;
     for (const c10::IValue& value : given) {
         if (!value.isTensor() || !value.toTensor().key_set().has(c10::DispatchKey::NestedTensor)) {

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "as_the_first_time.h"
-#include "homes.h"
+#include "replay_dispatch_guard.h"
+#include "storage_ptr.h"
 
 namespace rekindle {
 
@@ -20,12 +20,12 @@ bool poisons() noexcept {
     return asked;
 }
 
-void poison(const Home& home) {
-    if (c10::impl::cow::is_cow_data_ptr(home->data_ptr())) {
+void poison(const StoragePtr& storage_impl) {
+    if (c10::impl::cow::is_cow_data_ptr(storage_impl->data_ptr())) {
         return;  // The memory is shared copy-on-write.
     }
-    const AsTheFirstTime guard(false);
-    whole_of(home).fill_(0xFF);
+    const ReplayDispatchGuard guard(false);
+    whole_of(storage_impl).fill_(0xFF);
 }
 
 }  // namespace rekindle

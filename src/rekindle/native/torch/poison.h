@@ -5,13 +5,13 @@
 // environment, such a reader gets NaNs at once.
 #pragma once
 
-#include "homes.h"
+#include "storage_ptr.h"
 
 namespace rekindle {
 
 // Return true if the environment sets REKINDLE_POISON.
 bool poisons() noexcept;
-// Set all bytes of `home` to 0xFF, which is NaN for floating-point types.
-void poison(const Home& home);
+// Set all bytes of `storage_impl` to 0xFF, which is NaN for floating-point types.
+void poison(const StoragePtr& storage_impl);
 
 }  // namespace rekindle

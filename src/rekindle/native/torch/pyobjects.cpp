@@ -24,7 +24,7 @@ Types& types() noexcept {
 
 }  // namespace
 
-void meet_types(PyObject* tensor, PyObject* parameter) {
+void set_tensor_types(PyObject* tensor, PyObject* parameter) {
     Py_INCREF(tensor);  // Kept for good, because drivers outlive modules.
     Py_INCREF(parameter);
     types().tensor = reinterpret_cast<PyTypeObject*>(tensor);

@@ -10,7 +10,7 @@ struct _object;
 namespace rekindle {
 
 // Set the types of plain tensors and parameters. Called once.
-void meet_types(_object* tensor, _object* parameter);
+void set_tensor_types(_object* tensor, _object* parameter);
 // Return true if Python sees the tensor as exactly `Tensor` or `Parameter`.
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
 // Return true if Python sees the tensor as a `Parameter` or a subclass of it.

@@ -61,7 +61,7 @@ int raise_now(void* object) {
 
 }  // namespace
 
-void meet_out_of_memory(PyObject* full, PyObject* not_full) {
+void set_out_of_memory_types(PyObject* full, PyObject* not_full) {
     Py_INCREF(full);  // Kept for good.
     Py_INCREF(not_full);
     out_of_memory() = {full, not_full};

@@ -11,7 +11,7 @@ namespace rekindle {
 
 // Set the exception types for a device out of memory (`full`) and for an exceeded budget
 // (`not_full`, a subclass of it). Called once.
-void meet_out_of_memory(_object* full, _object* not_full);
+void set_out_of_memory_types(_object* full, _object* not_full);
 // Return true if `error` is Python's error for a device out of memory.
 bool is_out_of_memory(const std::exception& error);
 // Return true if `error` must reach the program in any case: KeyboardInterrupt, SystemExit, and

@@ -26,7 +26,7 @@ Random::Random(at::Generator generator) : generator_(std::move(generator)) {
     next_double_ = impl.next_double_normal_sample();
 }
 
-Random::Random(at::Generator generator, const Around& around, const Words& words)
+Random::Random(at::Generator generator, const MtState& around, const MtWords& words)
     : generator_(std::move(generator)),
       data_{around.seed, around.left, around.seeded, around.next, words},
       next_float_(around.next_float),
@@ -42,25 +42,25 @@ void Random::restore() const {
     impl.set_next_double_normal_sample(next_double_);
 }
 
-Drawn Drawn::of(const at::Generator& generator) {
+PhiloxState PhiloxState::of(const at::Generator& generator) {
     const std::scoped_lock guard(generator.getIntrusivePtr()->mutex_);
     return {generator.current_seed(), generator.get_offset()};
 }
 
-void Drawn::restore(at::Generator generator) const {
+void PhiloxState::restore(at::Generator generator) const {
     const std::scoped_lock guard(generator.mutex());
     generator.set_current_seed(seed);
     generator.set_offset(offset);
 }
 
-DrawingFrom::DrawingFrom(const at::Generator& generator, const Drawn& there)
+ScopedPhilox::ScopedPhilox(const at::Generator& generator, const PhiloxState& there)
     : generator_(generator), mine_(generator.graphsafe_get_state()) {
     const at::Generator other = generator.clone();
     there.restore(other);
     generator_.graphsafe_set_state(other);
 }
 
-DrawingFrom::~DrawingFrom() {
+ScopedPhilox::~ScopedPhilox() {
     generator_.graphsafe_set_state(mine_);
 }
 
@@ -68,8 +68,8 @@ at::Generator default_generator(c10::Device device) {
     return at::globalContext().defaultGenerator(device);
 }
 
-at::Generator given_generator(std::span<const c10::IValue> extras) {
-    for (const c10::IValue& extra : extras) {
+at::Generator given_generator(std::span<const c10::IValue> unkeyed_args) {
+    for (const c10::IValue& extra : unkeyed_args) {
         if (extra.isGenerator()) {
             return extra.toGenerator();
         }

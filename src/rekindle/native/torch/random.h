@@ -14,10 +14,10 @@
 namespace rekindle {
 
 // Words that the generator makes at once.
-using Words = decltype(at::mt19937_data_pod::state_);
+using MtWords = decltype(at::mt19937_data_pod::state_);
 
 // Remaining state of a CPU generator: the position among its words, and cached normal samples.
-struct Around final {
+struct MtState final {
     std::uint64_t seed;
     int left;
     std::uint32_t next;
@@ -32,7 +32,7 @@ public:
     // Read the current state of `generator`.
     explicit Random(at::Generator generator);
     // Combine stored parts of a state.
-    Random(at::Generator generator, const Around& around, const Words& words);
+    Random(at::Generator generator, const MtState& around, const MtWords& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;
     Random(Random&&) = delete;
@@ -44,9 +44,9 @@ public:
 
     const at::Generator& generator() const noexcept { return generator_; }
 
-    const Words& words() const noexcept { return data_.state_; }
+    const MtWords& words() const noexcept { return data_.state_; }
 
-    Around around() const noexcept {
+    MtState around() const noexcept {
         return {data_.seed_, data_.left_, data_.next_, data_.seeded_, next_float_, next_double_};
     }
 
@@ -58,11 +58,11 @@ private:
 };
 
 // State of a device's generator (Philox).
-struct Drawn final {
+struct PhiloxState final {
     std::uint64_t seed;
     std::uint64_t offset;
 
-    static Drawn of(const at::Generator& generator);
+    static PhiloxState of(const at::Generator& generator);
     // Set `generator` to this state.
     void restore(at::Generator generator) const;
 };
@@ -70,14 +70,14 @@ struct Drawn final {
 // Scope in which a device's generator continues from `there`. It returns to its previous state at
 // the end. The scope swaps the state object instead of setting the state: any set makes the next
 // cuDNN RNN with dropout reseed itself from the default generator.
-class DrawingFrom final {
+class ScopedPhilox final {
 public:
-    DrawingFrom(const at::Generator& generator, const Drawn& there);
-    DrawingFrom(const DrawingFrom&) = delete;
-    DrawingFrom& operator=(const DrawingFrom&) = delete;
-    DrawingFrom(DrawingFrom&&) = delete;
-    DrawingFrom& operator=(DrawingFrom&&) = delete;
-    ~DrawingFrom();
+    ScopedPhilox(const at::Generator& generator, const PhiloxState& there);
+    ScopedPhilox(const ScopedPhilox&) = delete;
+    ScopedPhilox& operator=(const ScopedPhilox&) = delete;
+    ScopedPhilox(ScopedPhilox&&) = delete;
+    ScopedPhilox& operator=(ScopedPhilox&&) = delete;
+    ~ScopedPhilox();
 
 private:
     at::Generator generator_;
@@ -88,8 +88,8 @@ using Generators = c10::SmallVector<at::Generator, 1>;
 
 // Return the default generator of a device.
 at::Generator default_generator(c10::Device device);
-// Return the generator among `extras`; undefined if there is none.
-at::Generator given_generator(std::span<const c10::IValue> extras);
+// Return the generator among `unkeyed_args`; undefined if there is none.
+at::Generator given_generator(std::span<const c10::IValue> unkeyed_args);
 // Return true if the state of this kind of generator can be stored.
 bool is_known(const at::Generator& generator) noexcept;
 

@@ -20,7 +20,7 @@ from rekindle._units import parse_bytes
 from rekindle.policies import DEFAULT, Policy, Swap, policy_of
 from rekindle.pytorch.context._auto import amount_of, is_auto, resolved
 from rekindle.pytorch.context._native_core import check_device
-from rekindle.pytorch.held import flag_of_reading, there_are_husks
+from rekindle.pytorch.held import can_make_placeholders, flag_of_reading
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
 
@@ -107,7 +107,7 @@ class Arguments:
         Not with `swap`, since swapped-in copies cannot restore such tensors, nor with a torch that
         cannot make a placeholder for their storage.
         """
-        return self.evict == "auto" and self.swap is None and there_are_husks()
+        return self.evict == "auto" and self.swap is None and can_make_placeholders()
 
     def bytes_on(self, device: torch.device) -> Bytes | None:
         """Return the budget in bytes, or None without a limit. "auto" queries the device."""

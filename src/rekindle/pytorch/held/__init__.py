@@ -4,8 +4,8 @@ The native core evicts such memory and recomputes it when an operator reads it. 
 the other ways to a tensor's memory, and finds out which threads may read tensors.
 """
 
-from rekindle.pytorch.held._husk import flag_of_reading as flag_of_reading
-from rekindle.pytorch.held._husk import there_are_husks as there_are_husks
-from rekindle.pytorch.held._natively import known_natively as known_natively
-from rekindle.pytorch.held._natively import lending_natively as lending_natively
+from rekindle.pytorch.held._evict_held import known_natively as known_natively
+from rekindle.pytorch.held._evict_held import lending_natively as lending_natively
+from rekindle.pytorch.held._placeholders import can_make_placeholders as can_make_placeholders
+from rekindle.pytorch.held._placeholders import flag_of_reading as flag_of_reading
 from rekindle.pytorch.held._threads import OURS as OURS

@@ -6,5 +6,5 @@ during steps (`native/steps`).
 """
 
 from rekindle.pytorch.learned._learning import Learning as Learning
-from rekindle.pytorch.learned._lessons import lessons_for as lessons_for
 from rekindle.pytorch.learned._native import NativeLearner as NativeLearner
+from rekindle.pytorch.learned._step_plans import lessons_for as lessons_for

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._lessons import Lessons
+from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plans import Lessons
 
-Written = Callable[[], Lesson | None]
+Written = Callable[[], StepPlan | None]
 
 
-class Ended(NamedTuple):
+class StepOutcome(NamedTuple):
     """The outcome of a step."""
 
     length: int
     """Number of operators, as far as they are recorded."""
-    lesson: Lesson | None
+    lesson: StepPlan | None
     """The plan that was followed at the end of the step, or None."""
     complete: bool
     """True if no operator of that plan was missing."""
@@ -108,7 +108,7 @@ class Learning(ABC):
         computed, recomputed = self._before
         return (engine.recompute_ns - recomputed) / max(1, engine.compute_ns - computed)
 
-    def _count(self, step: Ended, *, over: bool) -> None:
+    def _count(self, step: StepOutcome, *, over: bool) -> None:
         """Count the outcome of a step. `over`: an optimizer's step ended it."""
         followed = step.lesson is not None and step.complete
         self.lessons.ended(
@@ -123,7 +123,7 @@ class Learning(ABC):
             self.left += step.taken
             self.unplanned += over and not step.taken
 
-    def _remember(self, step: Ended, met: Callable[[], list[int]], written: Written) -> None:
+    def _remember(self, step: StepOutcome, met: Callable[[], list[int]], written: Written) -> None:
         """Pass on the outcome of a step, if it needed evictions.
 
         Args:

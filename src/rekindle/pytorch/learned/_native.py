@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol, final
 
 from rekindle._errors import InvalidTrace
 from rekindle.engine import Route
-from rekindle.pytorch.learned._learning import Ended, Engine, Learning
-from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._lessons import Lessons
+from rekindle.pytorch.learned._learning import Engine, Learning, StepOutcome
+from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plans import Lessons
 from rekindle.pytorch.native import Transcript, written_down
 
 
@@ -54,7 +54,7 @@ class NativeLearner(Learning):
         self._driver = driver
         self._core, self._handle = driver.core, driver.handle
         self._keys = count()
-        self._taught: dict[Lesson, tuple[int, Route]] = {}
+        self._taught: dict[StepPlan, tuple[int, Route]] = {}
         self._begin()
 
     @property
@@ -93,7 +93,7 @@ class NativeLearner(Learning):
         evicting = self._driver.evictions > self._evictions
         lesson = self._lesson_of(said.key)
         loss = self._loss(self._driver.engine)
-        ended = Ended(said.length, lesson, said.complete, said.taken, evicting, loss)
+        ended = StepOutcome(said.length, lesson, said.complete, said.taken, evicting, loss)
         self._count(ended, over=over)
         self._remember(ended, self._met, self._written)
         self.lessons.plan(wait=self._wait)
@@ -108,7 +108,7 @@ class NativeLearner(Learning):
             case "failed":
                 self.why = "something that was brought back early could not be"
 
-    def _lesson_of(self, key: int) -> Lesson | None:
+    def _lesson_of(self, key: int) -> StepPlan | None:
         """Return the shape that the core knows by `key`, or None."""
         return next((lesson for lesson, known in self._taught.items() if known[0] == key), None)
 
@@ -118,7 +118,7 @@ class NativeLearner(Learning):
         met.frombytes(self._core.met_in_step(self._handle))
         return met.tolist()
 
-    def _written(self) -> Lesson | None:
+    def _written(self) -> StepPlan | None:
         """Return the recording of the last step, or None."""
         words = self._core.written_in_step(self._handle)
         if words is None:
@@ -128,11 +128,11 @@ class NativeLearner(Learning):
         except InvalidTrace as error:
             self.why = f"a step could not be written down: {error}"
             return None
-        return Lesson(self._met(), starts, numbers, trace)
+        return StepPlan(self._met(), starts, numbers, trace)
 
     def _teach(self) -> None:
         """Pass all plans to the core and remove others, or remove all while plans are resting."""
-        taught: dict[Lesson, tuple[int, Route]] = {}
+        taught: dict[StepPlan, tuple[int, Route]] = {}
         for lesson in () if self.lessons.resting else self.lessons.shapes:
             route = lesson.route
             if route is None:

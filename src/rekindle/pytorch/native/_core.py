@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from rekindle.native import REMEDIES, extension, ship
 from rekindle.native import why_not as why_not_built
-from rekindle.pytorch.native._answers import Answers
+from rekindle.pytorch.native._callbacks import PythonCallbacks
 from rekindle.pytorch.native._higher import ONCE
 from rekindle.pytorch.operators import (
     EFFECTS,
@@ -62,7 +62,7 @@ def core(*, build: bool = True) -> ModuleType | None:
         return None
     try:
         reason = module.start(
-            Answers(module), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
+            PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
             SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
     except RuntimeError as error:  # another library registered the same hooks first

@@ -22,7 +22,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, format_ns
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
-from rekindle.pytorch.native._answers import drivers
+from rekindle.pytorch.native._callbacks import drivers
 from rekindle.pytorch.native._engine import NativeEngine
 from rekindle.pytorch.native._higher import UNITS, shown_name
 from rekindle.pytorch.native._snapshots import in_words
@@ -87,7 +87,7 @@ class Kept(NamedTuple):
     nbytes: Bytes
 
 
-class NativeShortfall(NamedTuple):
+class NativeBackoff(NamedTuple):
     """How often the device had less memory than the budget.
 
     Attributes:
@@ -278,9 +278,9 @@ class NativeDriver:
         ]
 
     @property
-    def shortfall(self) -> NativeShortfall:
+    def shortfall(self) -> NativeBackoff:
         """How often the device had less memory than the budget."""
-        return NativeShortfall(*self.core.shortfall(self.handle))
+        return NativeBackoff(*self.core.shortfall(self.handle))
 
     def keep_reserved(self) -> None:
         """Apply the budget to the memory that the device's allocator reserves."""

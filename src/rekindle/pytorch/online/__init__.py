@@ -4,6 +4,7 @@ The C++ runtime handles operators, tensors and saved values. This room handles w
 operators.
 """
 
+from rekindle.pytorch.online._budget_history import too_small as too_small
 from rekindle.pytorch.online._calls import ModelCall as ModelCall
 from rekindle.pytorch.online._calls import Shape as Shape
 from rekindle.pytorch.online._calls import interrupted_call as interrupted_call
@@ -55,7 +56,6 @@ from rekindle.pytorch.online._steps import Figures as Figures
 from rekindle.pytorch.online._steps import Numbers as Numbers
 from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps
-from rekindle.pytorch.online._too_small import too_small as too_small
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._undo import Undo as Undo
 from rekindle.pytorch.online._users_line import line_in_words as line_in_words

@@ -10,7 +10,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle._units import format_bytes
 from rekindle.engine import NoRoom
-from rekindle.pytorch.online._too_small import too_small
+from rekindle.pytorch.online._budget_history import too_small
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"

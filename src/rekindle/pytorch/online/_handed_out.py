@@ -2,7 +2,7 @@
 
 NumPy arrays, DLPack capsules and writes to storages bypass the dispatcher. Inside a budget these
 functions are replaced by ones that report the memory first, so that values with recipes stay
-correct (`native/memory/foreign.cpp`).
+correct (`native/memory/external_memory.cpp`).
 
 `data_ptr()` is not among them, because kernels read through it far more often than they write.
 """

@@ -4,7 +4,7 @@ The native core decides what to swap. A `Store` moves the bytes: to page-locked 
 to a file from the CPU.
 """
 
-from rekindle.pytorch.swap._copies import Copies as Copies
 from rekindle.pytorch.swap._host_memory import HostMemory as HostMemory
 from rekindle.pytorch.swap._host_memory import host_memory as host_memory
+from rekindle.pytorch.swap._host_store import Copies as Copies
 from rekindle.pytorch.swap._transfers import Transfers as Transfers

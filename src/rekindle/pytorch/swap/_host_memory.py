@@ -18,8 +18,8 @@ from rekindle._units import parse_bytes
 from rekindle.policies import Swap
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.swap._bandwidth import bandwidth_of
-from rekindle.pytorch.swap._copies import Copies
 from rekindle.pytorch.swap._file_store import FileStore
+from rekindle.pytorch.swap._host_store import Copies
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from rekindle.pytorch.swap._store import Bandwidth, Store
 from rekindle.pytorch.swap._streams import Streams

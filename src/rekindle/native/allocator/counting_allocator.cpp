@@ -1,0 +1,207 @@
+#include "counting_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "../base/mutex.h"
+#include "../base/slab.h"
+#include "arena.h"
+
+namespace rekindle {
+
+namespace {
+
+// Allocations since a measurement began. Each piece is recorded with its size: sizes as the
+// allocator rounds them differ from call to call.
+struct Watch final {
+    struct Piece final {
+        Bytes bytes;
+        std::uint64_t during;  // Number of the measured operator that allocated it; 0 if none did.
+    };
+
+    std::atomic<bool> on{false};
+    SpinLock& mutex = leaf(Leaf::allocations);
+    std::unordered_map<const void*, Piece> pieces;
+    std::uint64_t operators = 0;  // Operators measured so far.
+    bool watching = false;        // True while an operator is measured.
+    bool tallying = false;
+    GivenOutInside given;  // Bytes allocated during that operator.
+    GivenOutInside tally;  // Bytes allocated since the tally began (tests only).
+
+    void takes(const void* piece, Bytes bytes) {
+        const std::scoped_lock guard(mutex);
+        pieces[piece] = {bytes, watching ? operators : 0};
+        if (watching) {
+            add(given, bytes);
+        }
+        if (tallying) {
+            add(tally, bytes);
+        }
+    }
+
+    void gives_back(const void* piece) {
+        const std::scoped_lock guard(mutex);
+        const auto found = pieces.find(piece);
+        if (found == pieces.end()) {
+            return;  // It was allocated before the measurement began.
+        }
+        if (watching && found->second.during == operators) {
+            given.now -= found->second.bytes;
+        }
+        if (tallying) {
+            tally.now -= found->second.bytes;
+        }
+        pieces.erase(found);
+    }
+
+    // Set which measurements are active.
+    void set(bool watches, bool tallies) {
+        watching = watches;
+        tallying = tallies;
+        on.store(watches || tallies, std::memory_order_relaxed);
+    }
+
+private:
+    static void add(GivenOutInside& to, Bytes bytes) {
+        to.now += bytes;
+        to.most = std::max(to.most, to.now);
+    }
+};
+
+// Return the one tracker. It is never destroyed: memory may be freed while the process ends.
+Watch& the_watch() noexcept {
+    static auto& made = leaky_singleton<Watch>();
+    return made;
+}
+
+// Allocator that wraps the CPU allocator found at start and counts what it gives out.
+class CountingAllocator final : public c10::Allocator {
+public:
+    explicit CountingAllocator(c10::Allocator& counted) : counted_(counted) {}
+
+    c10::DataPtr allocate(std::size_t bytes) override {
+        c10::DataPtr piece = from_arena(bytes);
+        if (piece == nullptr) {
+            piece = counted_.allocate(bytes);
+        }
+        if (the_watch().on.load(std::memory_order_relaxed) &&
+            (piece.get_deleter() == &give_back ||
+             piece.compare_exchange_deleter(own(), &give_back))) {
+            the_watch().takes(piece.get_context(), static_cast<Bytes>(bytes));
+        }
+        return piece;
+    }
+
+    // PyTorch uses this deleter for allocations made while nothing is measured and no arena was
+    // open. Libraries such as oneDNN, which allocate without a tensor (`raw_allocate`), also ask
+    // for it when they free.
+    c10::DeleterFnPtr raw_deleter() const override {
+        const bool watched = the_watch().on.load(std::memory_order_relaxed);
+        return watched || the_arena().was_open() ? &give_back : own();
+    }
+
+    c10::DeleterFnPtr own() const { return counted_.raw_deleter(); }
+
+    bool is_simple_data_ptr(const c10::DataPtr& piece) const override {
+        return piece.get() == piece.get_context();
+    }
+
+    void copy_data(void* to, const void* from, std::size_t bytes) const override {
+        counted_.copy_data(to, from, bytes);
+    }
+
+    static void give_back(void* piece);
+
+private:
+    static c10::DataPtr from_arena(std::size_t bytes) {
+        void* found = the_arena().take(bytes);
+        return {found, found, &give_back, c10::DeviceType::CPU};
+    }
+
+    c10::Allocator& counted_;
+};
+
+// Return the wrapper. It is never destroyed: tensors keep its deleter.
+CountingAllocator*& the_counting() {
+    static CountingAllocator* made = nullptr;
+    return made;
+}
+
+void CountingAllocator::give_back(void* piece) {
+    if (the_watch().on.load(std::memory_order_relaxed)) {
+        the_watch().gives_back(piece);
+    }
+    if (!the_arena().give(piece)) {
+        the_counting()->own()(piece);
+    }
+}
+
+}  // namespace
+
+void count_allocations() {
+    c10::Allocator* there = c10::GetCPUAllocator();
+    if (the_counting() != nullptr || there == nullptr || there->raw_deleter() == nullptr) {
+        return;
+    }
+    the_counting() = &leaky_singleton<CountingAllocator>(*there);
+    // Has no effect if another allocator has a higher priority.
+    c10::SetCPUAllocator(the_counting(), 1);
+}
+
+bool allocations_are_counted() noexcept {
+    return the_counting() != nullptr && c10::GetCPUAllocator() == the_counting();
+}
+
+c10::DeleterFnPtr allocators_own() noexcept {
+    static const c10::DeleterFnPtr found =
+        allocations_are_counted() ? the_counting()->own() : c10::GetCPUAllocator()->raw_deleter();
+    return found;
+}
+
+c10::DeleterFnPtr counting_ones_own() noexcept {
+    return &CountingAllocator::give_back;
+}
+
+void watch_allocations() {
+    Watch& hook_deleter = the_watch();
+    const std::scoped_lock guard(hook_deleter.mutex);
+    if (!hook_deleter.tallying) {
+        hook_deleter.pieces.clear();
+    }
+    ++hook_deleter.operators;
+    hook_deleter.given = {};
+    hook_deleter.set(true, hook_deleter.tallying);
+}
+
+GivenOutInside watched_allocations() noexcept {
+    Watch& hook_deleter = the_watch();
+    const std::scoped_lock guard(hook_deleter.mutex);
+    hook_deleter.set(false, hook_deleter.tallying);
+    return hook_deleter.given;
+}
+
+void tally_allocations(bool tallies) {
+    Watch& hook_deleter = the_watch();
+    const std::scoped_lock guard(hook_deleter.mutex);
+    hook_deleter.pieces.clear();
+    hook_deleter.tally = {};
+    hook_deleter.set(hook_deleter.watching, tallies);
+}
+
+GivenOutInside tallied_allocations() noexcept {
+    Watch& hook_deleter = the_watch();
+    const std::scoped_lock guard(hook_deleter.mutex);
+    const GivenOutInside found = hook_deleter.tally;
+    hook_deleter.tally.most = hook_deleter.tally.now;
+    return found;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,221 @@
+// Runs the kernel of an operator: measures it, and repeats it after a device OOM.
+#include <ATen/Context.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <optional>
+
+#include "../allocator/arena.h"
+#include "../memory/program.h"
+#include "../ops/kernel_operands.h"
+#include "../ops/workspaces.h"
+#include "../steps/learner.h"
+#include "../torch/dispatch_key.h"
+#include "../torch/global_flags.h"
+#include "../torch/raised.h"
+#include "operation.h"
+#include "running.h"
+
+namespace rekindle {
+
+namespace {
+
+Nanoseconds now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+}  // namespace
+
+// Tell the learner that this operator comes next.
+void Operation::register_tensor() {
+    Learner* following = learner_of(driver_);
+    if (following == nullptr || !following->watches()) {
+        return;
+    }
+    Learner& learner = *following;
+    const std::int64_t met = op_id_of(parsed_);
+    if (learner.asks(met)) {
+        {
+            const Unlocked others(lock_);
+            request_plans(driver_, met);
+        }
+        driver_.drain_free_queue();
+    }
+    learner.meets(met, parsed_);
+}
+
+// Run the kernel without the lock. After a device OOM, evict and repeat it if possible.
+void Operation::call() {
+    // Copies for a retry: the kernel may have moved some arguments before it fails.
+    c10::SmallVector<c10::IValue, 6> arguments;
+    if (driver_.device.queues() && facts_.retryable_after_oom) {
+        const auto given = torch::jit::last(stack_, facts_.arguments);
+        arguments.append(given.begin(), given.end());
+    }
+    std::optional<WorkspaceProbe> watched;  // only while no other operator runs
+    if (!parsed_.signature->priced && driver_.running == 0) {
+        watched.emplace(driver_.device);
+    }
+    if (driver_.uses_arena) {
+        the_arena().note_counted(driver_.engine.memory);
+    }
+    const std::uint64_t begun = ++driver_.begun;
+    const KernelOperands operands(std::span(parsed_.tensors.data(), parsed_.tensors.size()));
+    try {
+        const bool reads_anything = !facts_.name.starts_with("aten::");
+        const Running running(driver_, needed_ + inside_, reads_anything);
+        const Unlocked others(lock_);
+        redispatch();
+    } catch (std::exception& error) {
+        driver_.drain_free_queue();
+        if (!rescued(error, {arguments.data(), arguments.size()})) {
+            interrupted(error);
+            throw;
+        }
+        return;
+    }
+    driver_.drain_free_queue();
+    if (watched && driver_.begun == begun) {
+        if (const std::optional<WorkspaceUsed> used = watched->end()) {
+            learn_workspace(*parsed_.signature, *used, driver_.device);
+        }
+    }
+}
+
+// Return true if `error` was a device OOM and a retry after evicting succeeded.
+bool Operation::rescued(const std::exception& error, std::span<const c10::IValue> arguments) {
+    if (arguments.empty() || !is_device_oom(error)) {
+        return false;
+    }
+    driver_.rescue(parsed_.signature->needed, error, [&] {
+        stack_.resize(below_);
+        stack_.insert(stack_.end(), arguments.begin(), arguments.end());
+        for (const std::unique_ptr<RngCheckpoint>& each : random_) {
+            each->restore();
+        }
+        const Unlocked others(lock_);
+        redispatch();
+    });
+    driver_.drain_free_queue();
+    return true;
+}
+
+// Call the next kernel, and measure its cost while that is unknown. Runs without the lock.
+void Operation::redispatch() {
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
+    std::optional<Effects::Watching> watching;
+    if (effects_) {
+        watching.emplace(&*effects_);
+    } else {
+        guard.emplace(KEY);
+    }
+    std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
+    if (facts_.has(Traits::CONJUGATING)) {  // as without a mode of the program
+        const auto keys = c10::impl::tls_local_dispatch_key_set();
+        conjugating.emplace(
+            keys.included_,
+            keys.excluded_.remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative)
+        );
+    }
+    Signature& signature = *parsed_.signature;
+    if (signature.priced) {
+        run_kernel();
+        return;
+    }
+    if (driver_.device.queues()) {
+        priced_by_events();
+        return;
+    }
+    const Nanoseconds started = now_ns();
+    run_kernel();
+    signature.sample(now_ns() - started);
+}
+
+// Run the kernel. A result that takes over the first argument is a new tensor in its storage.
+void Operation::run_kernel() {
+    if (!parsed_.takes_over) {
+        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        return;
+    }
+    const at::Tensor over = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
+    stack_.emplace_back(over);
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it may take over
+    facts_.twin->redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    const auto storage_impl = StoragePtr::reclaim_copy(over.storage().unsafeGetStorageImpl());
+    stack_.back() = parsed_.signature->geometries[0].in(storage_impl);
+}
+
+// Measure the kernel with events of the device. The lock is taken only around the bookkeeping.
+void Operation::priced_by_events() {
+    bool wanted = false;
+    {
+        const std::scoped_lock again(lock_);
+        wanted = driver_.prices.wants_more(*parsed_.signature);
+    }
+    if (!wanted) {
+        run_kernel();
+        return;
+    }
+    const c10::Stream stream = driver_.device.current_stream();
+    Prices::Pair pair(parsed_.signature, stream);
+    run_kernel();
+    pair.end.record(stream);
+    const std::scoped_lock again(lock_);
+    driver_.prices.add(std::move(pair));
+}
+
+// Return true if a replay may give different bits, so that the results must be kept. Twin of
+// rekindle.pytorch.operators._doubtful, which gives the reasons.
+bool Operation::may_differ() const {
+    const auto given = torch::jit::last(stack_, facts_.arguments);
+    if (facts_.rng_state_args != 0) {
+        bool draws = true;
+        for (std::uint32_t i = 0; i < facts_.arguments && i < 64; ++i) {
+            if ((facts_.rng_state_args >> i & 1) != 0) {
+                const c10::IValue& value = given[i];
+                draws = draws &&
+                        (value.isTensor() ? value.toTensor().defined()
+                                          : !value.isNone() && value.toScalar().toDouble() > 0);
+            }
+        }
+        return draws;
+    }
+    if (facts_.has(Traits::TRIED)) {
+        return driver_.device.doubts;
+    }
+    const auto on_cpu = [](const c10::TensorImpl* tensor) { return tensor->is_cpu(); };
+    if (!facts_.has(Traits::DOUBT) || !driver_.device.doubts ||
+        std::ranges::all_of(parsed_.tensors, on_cpu)) {
+        return false;
+    }
+    if (facts_.has(Traits::TIMED)) {
+        return kernels_are_timed();
+    }
+    if (at::globalContext().deterministicAlgorithms()) {
+        return false;
+    }
+    if (facts_.has(Traits::ACCUMULATES)) {
+        const auto position = static_cast<std::size_t>(facts_.traits.accumulate);
+        return position < given.size() && given[position].isBool() && given[position].toBool();
+    }
+    return true;
+}
+
+// Register partial writes of a failed operator, and release its inputs. The program sees `error`.
+void Operation::interrupted(std::exception& error) {
+    after(error, [&] {
+        if (!inputs_.empty() && !parsed_.written.empty()) {
+            written_over(false, 0);
+        }
+    });
+    after(error, [&] {
+        for (StorageRecord* record : owned_here_) {
+            driver_.disown(*record);
+        }
+    });
+}
+
+}  // namespace rekindle

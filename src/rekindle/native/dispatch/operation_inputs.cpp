@@ -1,0 +1,170 @@
+// Prepares the operands of an operator: restores, registers and protects them.
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "operation.h"
+
+namespace rekindle {
+
+void Operation::note_read(StorageList& read) const {
+    for (const c10::TensorImpl* tensor : parsed_.tensors) {
+        read.push_back(tensor->unsafe_storage().unsafeGetStorageImpl());
+    }
+}
+
+// Restore user-held inputs that were evicted.
+void Operation::bring_inputs() {
+    for (const c10::TensorImpl* tensor : parsed_.tensors) {
+        retry_evicting_held([&] {
+            driver_.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
+        });
+    }
+}
+
+// Evict everything evictable before the operator, for tests.
+void Operation::evict_for_tests() {
+    about_to_let_go(driver_, lock_);
+    driver_.evict_all();
+    lending(driver_, lock_, [&] { driver_.evict_all(); });
+}
+
+// Look up the records of all tensor arguments, and note what a recipe needs to know of them.
+void Operation::know_inputs() {
+    inputs_.clear();
+    for (const c10::TensorImpl* tensor : parsed_.tensors) {
+        StorageRecord* record = driver_.find_or_register(*tensor);
+        inputs_.push_back(Ref<Storage>(record));
+        if (record == nullptr) {  // nothing is known of a tensor without memory
+            recording_ = false;
+            continue;
+        }
+        // The tensor may be destroyed when the operator has run.
+        record->find_version_counter(*tensor);
+        foreign_ = foreign_ || record->external;
+    }
+    const bool ordered = driver_.device.streams.are_several();
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        if (inputs_[i] && input(i)->flags != 0) {
+            resolve_content_flags(i);
+        }
+        if (ordered && inputs_[i]) {
+            const c10::TensorImpl& tensor = *parsed_.tensors[i];
+            order(i, *tensor.unsafe_storage().unsafeGetStorageImpl(), *input(i));
+        }
+    }
+}
+
+// Keep the inputs resident while the program holds them.
+void Operation::keep_inputs_there() {
+    for (const Ref<Storage>& each : inputs_) {
+        if (each) {
+            driver_.pin_while_held(record_of(*each));
+        }
+    }
+}
+
+// Return true if the operator writes the tensor at `position`.
+bool Operation::is_written(std::uint32_t position) const noexcept {
+    return std::ranges::binary_search(parsed_.written, position);
+}
+
+// Handle contents of unknown origin: memory made without contents may have been written unseen
+// (R4).
+void Operation::resolve_content_flags(std::uint32_t position) {
+    StorageRecord& record = *input(position);
+    const c10::TensorImpl& tensor = *parsed_.tensors[position];
+    const bool written = is_written(position);
+    const bool reads = !written || !facts_.has(Traits::OVERWRITING);
+    const bool covers = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+                        tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.size;
+    const bool unknown = (record.flags & UNWRITTEN) != 0 && (reads || !covers);
+    if (unknown || ((record.flags & ZEROED) != 0 && !written)) {
+        driver_.seal(record);
+    }
+    record.flags = 0;
+}
+
+// Pin masks and indices that decide a shape: they are never recomputed (R8, routing).
+void Operation::keep_indices() {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const auto dtype = c10::typeMetaToScalarType(parsed_.tensors[i]->dtype());
+        StorageRecord* record = input(i);
+        if (record != nullptr && !c10::isFloatingType(dtype) && record->replayable &&
+            !record->pinned) {
+            driver_.pin(*record);
+        }
+    }
+}
+
+// Before the operator overwrites sources, recompute and pin the values that need them (R4,
+// sources).
+void Operation::save_what_is_overwritten() {
+    fixed_.clear();
+    for (const std::uint32_t position : parsed_.written) {
+        StorageRecord* record = input(position);
+        if (record != nullptr && !record->replayable && record->consumed()) {
+            fixed_.push_back(record);
+            driver_.forget(*record);
+        }
+    }
+}
+
+// Replace foreign inputs by private copies. Return false if the results should be kept instead,
+// because that takes fewer bytes. Weights are not copied, but get a checksum (R4, sources).
+bool Operation::take_private_inputs() {
+    if (driver_.device.queues()) {
+        return false;  // a copy into the buffer may be in flight
+    }
+    c10::SmallVector<StorageRecord*, 2> copied;
+    Bytes more = 0;
+    Bytes kept = needed_;
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        StorageRecord& record = *input(i);
+        const bool written = is_written(i);
+        if (record.external && written) {
+            return false;
+        }
+        kept += written ? record.nbytes : 0;
+        if (!record.external || is_weight(*parsed_.tensors[i]) ||
+            std::ranges::find(copied, &record) != copied.end()) {
+            continue;
+        }
+        copied.push_back(&record);
+        more += driver_.copy_still(record) == nullptr ? record.nbytes : 0;
+    }
+    if (more > kept) {
+        return false;
+    }
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        StorageRecord& record = *input(i);
+        if (!record.external) {
+            continue;
+        }
+        if (is_weight(*parsed_.tensors[i])) {
+            Driver::note_checksum(record);
+            continue;
+        }
+        StorageRecord* copy = driver_.copy_still(record);
+        inputs_[i] = Ref<Storage>(
+            copy != nullptr ? copy : &driver_.copy_now(record, private_.emplace_back())
+        );
+    }
+    return true;
+}
+
+// Keep sources while the operator runs, because the program may free them meanwhile.
+void Operation::own_inputs() {
+    if (!recording_) {
+        return;
+    }
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        StorageRecord& record = *input(i);
+        if (!record.keeper && (record.pinned || !record.replayable)) {
+            driver_.own(record);
+            owned_here_.push_back(&record);
+        }
+    }
+}
+
+}  // namespace rekindle

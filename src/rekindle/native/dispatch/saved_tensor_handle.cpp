@@ -1,0 +1,309 @@
+// Saving and restoring tensors for autograd; see the note in handle.h.
+#include "saved_tensor_handle.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "../memory/deferred_releases.h"
+#include "../memory/evict_held_last.h"
+#include "../memory/program.h"
+#include "../torch/geometry.h"
+#include "../torch/pyobjects.h"
+#include "../torch/storage_ptr.h"
+#include "in_place.h"
+
+namespace rekindle {
+
+namespace {
+
+at::Tensor tensor_of(c10::intrusive_ptr<c10::TensorImpl> impl) {
+    return at::Tensor(std::move(impl));
+}
+
+// Return true if the node that made `tensor` saves it. That is the newest node: a node that saves
+// an older tensor was made later than the node of that tensor.
+bool is_result_of_newest_node(const at::Tensor& tensor) {
+    const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+    const torch::autograd::Node* node = meta == nullptr ? nullptr : meta->grad_fn_.get();
+    return node != nullptr && node->sequence_nr() + 1 == at::sequence_number::peek() &&
+           node->thread_id() == at::RecordFunction::currentThreadId();
+}
+
+}  // namespace
+
+SavedTensorHandle::~SavedTensorHandle() {
+    if (record_ != nullptr) {
+        driver_->free_queue.released(*record_);
+        if (driver_->free_queue.late.load(std::memory_order_relaxed)) {
+            process_pending_late();
+        }
+    }
+    let_go(std::move(driver_));
+}
+
+void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
+        // It has no graph of its own, so keeping it makes no reference cycle.
+        kept_ = tensor;
+    }
+    const bool packed =
+        is_plain(impl) && !driver_->device.is_capturing() && is_plain_object(impl) &&
+        translate_errors(*driver_, [&] { return pack(impl, is_result_of_newest_node(tensor)); });
+    if (!packed) {
+        keep_as_it_is(tensor);
+    }
+    notify(*driver_);
+}
+
+// Refer to the record of `tensor` from now on. Return false if it has no memory.
+bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
+    Locked lock;
+    Driver& driver = *driver_;
+    driver.process_pending_if_needed();
+    bring_back(driver, lock, tensor);
+    StorageRecord* record = driver.find_or_register(tensor);
+    if (record == nullptr) {
+        return false;
+    }
+    if ((record->flags & (UNWRITTEN | ZEROED)) != 0) {
+        driver.seal(*record);
+        record->flags = 0;
+    }
+    driver.retain(
+        *record, StoragePtr::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl())
+    );
+    hold(static_cast<Storage&>(*record));
+    record_ = record;
+    driver.note_shared_version_counter(tensor);
+    record->find_version_counter(tensor);
+    if (record->version.expected < 0) {
+        record->version.look();
+    }
+    geometry_.set_sizes(tensor.sizes());
+    geometry_.set_strides(tensor.strides());
+    offset_ = tensor.storage_offset();
+    dtype_ = tensor.dtype();
+    keys_ = tensor.key_set();
+    version_.counter = tensor.version_counter();
+    version_.look();
+    if (!by_its_own_node) {
+        saved_ = WeakTensor(
+            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+                const_cast<c10::TensorImpl*>(&tensor)
+            )
+        );
+    }
+    return true;
+}
+
+// Keep an alias of `tensor`. A result kept in its own graph would be a reference cycle.
+void SavedTensorHandle::keep_as_it_is(const at::Tensor& tensor) {
+    if (!kept_.defined()) {
+        kept_ = detached(tensor);
+    }
+    version_.counter = kept_.unsafeGetTensorImpl()->version_counter();
+    version_.look();
+    dtype_ = tensor.dtype();
+}
+
+namespace {
+
+// Return true if one of PyTorch's own nodes reads, which runs operators only. The names of
+// generated nodes end in a digit, such as `MulBackward0`. A node of the program may launch kernels
+// of its own on any stream.
+bool is_read_by_operators() {
+    const auto node = torch::autograd::get_current_node();
+    if (!node) {
+        return false;
+    }
+    const std::string name = node->name();
+    return !name.empty() && name.back() >= '0' && name.back() <= '9';
+}
+
+// Make a saved value resident, and keep it while the node reads it.
+void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
+    if (record.resident) {
+        driver.use(record);
+    } else if (driver.device.is_capturing()) {
+        throw RecomputeDuringCaptureError(record.site());
+    } else {
+        retry_evicting_held(driver, lock, [&] { driver.use(record); });
+    }
+    if (driver.held_eviction) {
+        driver.held_eviction->pin_while_held(record);
+    }
+    if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
+        if (const StoragePtr storage_impl = record.at()) {
+            driver.device.about_to_read(*storage_impl, record.order, driver.device.see());
+            if (record.order.again && !is_read_by_operators()) {
+                driver.device.hand_to_any_stream(*storage_impl);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+at::Tensor SavedTensorHandle::call_unpack_hook() {
+    if (record_ == nullptr) {
+        check_version("a tensor");
+        note_unpacked(kept_);
+        return kept_;
+    }
+    at::Tensor found = translate_errors(*driver_, [&] {
+        Locked lock;
+        Driver& driver = *driver_;
+        if (!driver.device.is_capturing()) {
+            driver.process_pending_if_needed();
+            if (driver.evict_before_every_op) {
+                driver.evict_all();
+            }
+        }
+        check_version(record_->site());
+        at::Tensor elsewhere = moved(current(*record_));
+        if (elsewhere.defined()) {
+            return elsewhere;
+        }
+        if (StorageRecord& record = current(*record_); record.replayable || !record.held) {
+            bring_back_saved(driver, lock, record);
+        }
+        if (kept_.defined()) {
+            return kept_;
+        }
+        if (at::Tensor own = own_tensor(); own.defined()) {
+            return own;
+        }
+        const StoragePtr storage_impl =
+            current(*record_).at();  // another thread may have written it meanwhile
+        TORCH_CHECK(storage_impl, "a value that should be in memory is not; please report this");
+        return in(storage_impl);
+    });
+    notify(*driver_);
+    note_unpacked(found);
+    return found;
+}
+
+// Return another handle for the same value.
+std::unique_ptr<SavedTensorHandle> SavedTensorHandle::another() const {
+    auto made = std::make_unique<SavedTensorHandle>(driver_);
+    if (record_ != nullptr) {
+        const Locked lock;
+        driver_->engine.retain(current(*record_));
+        hold(static_cast<Storage&>(*record_));
+        made->record_ = record_;
+    }
+    made->geometry_ = geometry_;
+    made->offset_ = offset_;
+    made->dtype_ = dtype_;
+    made->keys_ = keys_;
+    made->version_ = version_;
+    made->saved_ = saved_;
+    made->kept_ = kept_;
+    return made;
+}
+
+std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
+SavedTensorHandle::retrieve_unpack_hook_data() const {
+    return unpacked_by_python(another());
+}
+
+// Raise if the tensor was modified: autograd's own check is off under hooks (R7, version check).
+void SavedTensorHandle::check_version(const char* maker) const {
+    if (!version_.moved()) {
+        return;
+    }
+    const auto name = c10::getDtypeNames(c10::typeMetaToScalarType(dtype_)).first;
+    const c10::IntArrayRef sizes = kept_.defined() ? kept_.sizes() : geometry_.sizes_arrayref();
+    TORCH_CHECK(
+        false,
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: [torch.",
+        name,
+        " ",
+        sizes,
+        "], which is output of ",
+        maker,
+        ", is at version ",
+        version_.now(),
+        "; expected version ",
+        version_.expected,
+        " instead. Hint: enable anomaly detection to find the operation that failed to compute its "
+        "gradient, with torch.autograd.set_detect_anomaly(True)."
+    );
+}
+
+// Return the current contents of the program's tensor if `tensor.data = ...` gave it other memory.
+// Plain PyTorch computes with those, unless the node that made the tensor saved it.
+at::Tensor SavedTensorHandle::moved(const StorageRecord& record) const {
+    const auto tensor = saved_.lock();
+    if (!tensor || !tensor->has_storage()) {
+        return {};
+    }
+    const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
+    const StoragePtr storage_impl = record.at();
+    if (storage_impl.get() == there) {  // memory that is in use is not evicted
+        return {};
+    }
+    return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
+}
+
+// Return the program's tensor if it is alive and unchanged. Autograd uses it as it is only if it
+// requires no gradient; otherwise it makes a new tensor, below any hook.
+at::Tensor SavedTensorHandle::own_tensor() const {
+    const auto tensor = saved_.lock();
+    const bool same = tensor && !tensor->requires_grad() && tensor->key_set() == keys_ &&
+                      tensor->dtype() == dtype_ && tensor->storage_offset() == offset_ &&
+                      tensor->sizes() == geometry_.sizes_arrayref() &&
+                      tensor->strides() == geometry_.strides_arrayref();
+    return same ? tensor_of(tensor) : at::Tensor();
+}
+
+// Return how many bytes of its storage the tensor spans; 0 for a tensor without elements.
+std::int64_t SavedTensorHandle::bytes_reached() const {
+    std::int64_t last = offset_;
+    for (std::size_t i = 0; i < geometry_.size(); ++i) {
+        const std::int64_t size = geometry_.size_at_unchecked(i);
+        if (size == 0) {
+            return 0;
+        }
+        last += (size - 1) * geometry_.stride_at_unchecked(i);
+    }
+    return (last + 1) * static_cast<std::int64_t>(dtype_.itemsize());
+}
+
+at::Tensor SavedTensorHandle::in(const StoragePtr& storage_impl) const {
+    const std::int64_t reach = bytes_reached();
+    TORCH_CHECK(
+        std::cmp_less_equal(reach, storage_impl->nbytes()),
+        "a tensor that autograd saved has lost memory since: its storage was resized to ",
+        storage_impl->nbytes(),
+        " bytes, and ",
+        reach,
+        " are needed"
+    );
+    std::optional<c10::InferenceMode> as_saved;  // a backward pass may run in inference mode
+    if (c10::InferenceMode::is_enabled()) {
+        as_saved.emplace(false);
+    }
+    at::Tensor made =
+        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage_impl), keys_, dtype_);
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);
+    // A write by a node must be noticed by others.
+    if (version_.counter.enabled()) {
+        impl.set_version_counter(version_.counter);
+    }
+    return made;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,72 @@
+// The object that autograd holds instead of a saved tensor (R1, ownership; R7, version check).
+//
+// NOTE [One saved tensor's way through the core]
+//
+// 1. An operator saves a tensor. `SavedVariable` asks the default engine for hooks, and our `Proxy`
+//    (dispatch/proxy.cpp) returns a new `SavedTensorHandle`.
+// 2. `call_pack_hook` looks up the record of the tensor's storage. It notes the geometry and the
+//    version of the tensor, and adds a reference to the record. Autograd keeps the handle, not the
+//    tensor, so the runtime alone decides when the memory is freed.
+// 3. When memory is short, the engine evicts the storage. The handle does not change.
+// 4. The backward pass calls `call_unpack_hook`. It checks the version (R7), makes the record
+//    resident (memory/storages.cpp), which may recompute the value from its recipe
+//    (memory/recipe.cpp), and builds a tensor with the noted geometry.
+// 5. Autograd destroys the handle with the graph. The destructor only enqueues the record; the
+//    driver releases the reference before the next operator.
+//
+// Tensors that cannot be rebuilt from a storage and a geometry, such as subclasses, are kept as
+// they are in `kept_`.
+#pragma once
+
+#include <c10/core/impl/SizesAndStrides.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "../memory/driver.h"
+
+namespace rekindle {
+
+// One reference of autograd to a value: its record, and the geometry of the saved tensor. The
+// destructor only enqueues the record, because it may run in any thread and under any lock.
+class SavedTensorHandle final : public torch::autograd::SavedVariableHooks {
+public:
+    explicit SavedTensorHandle(c10::intrusive_ptr<Driver> driver) : driver_(std::move(driver)) {}
+
+    SavedTensorHandle(const SavedTensorHandle&) = delete;
+    SavedTensorHandle& operator=(const SavedTensorHandle&) = delete;
+    SavedTensorHandle(SavedTensorHandle&&) = delete;
+    SavedTensorHandle& operator=(SavedTensorHandle&&) = delete;
+    ~SavedTensorHandle() override;
+
+    void call_pack_hook(const at::Tensor& tensor) override;
+    at::Tensor call_unpack_hook() override;
+    // Compiled autograd unpacks later, when it needs the value, through a Python function.
+    std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
+    retrieve_unpack_hook_data() const override;
+
+private:
+    std::unique_ptr<SavedTensorHandle> another() const;
+    bool pack(const c10::TensorImpl& tensor, bool by_its_own_node);
+    void keep_as_it_is(const at::Tensor& tensor);
+    void check_version(const char* maker) const;
+    at::Tensor moved(const StorageRecord& record) const;
+    at::Tensor own_tensor() const;
+    std::int64_t bytes_reached() const;
+    at::Tensor in(const StoragePtr& storage_impl) const;
+
+    c10::intrusive_ptr<Driver> driver_;
+    StorageRecord* record_ = nullptr;  // holds a counted reference; null: see `kept_`
+    c10::impl::SizesAndStrides geometry_;
+    std::int64_t offset_ = 0;  // in elements
+    caffe2::TypeMeta dtype_;
+    c10::DispatchKeySet keys_;
+    Version version_;                 // the counter of the saved tensor, and its value at that time
+    WeakTensor saved_ = no_tensor();  // the program's own tensor, unless its own node saves it
+    // The tensor itself, if it cannot be rebuilt or has Python attributes.
+    at::Tensor kept_;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,81 @@
+// Lowers the budget where a device has less memory than the budget says.
+//
+// Other processes, workspaces and fragmentation take memory that no budget counts. An allocation
+// that failed would fail again at the next operator, so the budget is lowered to what fit.
+// Fragmentation does not reduce the number of free bytes, however. So if the program cannot run
+// within the lowered budget, the original one is restored.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "../base/types.h"
+
+namespace rekindle {
+
+class BudgetBackoff final {
+public:
+    // Return how many allocations failed although the budget had room.
+    int times() const noexcept { return times_; }
+
+    // Return how many of those needed more than evicting neighbors in memory.
+    int by_sum() const noexcept { return by_sum_; }
+
+    // Return the bytes to evict first, out of `memory`, for an operator that lacked `needed` bytes.
+    // Doubles with each call, up to half of `memory`.
+    Bytes step(Bytes needed, Bytes memory) noexcept {
+        const Bytes half = memory / 2;
+        ++by_sum_;
+        const Bytes least = std::max<Bytes>(needed, 1);
+        const int doubled = std::min(by_sum_, 30);
+        return least > half >> doubled ? half : least << doubled;
+    }
+
+    // Lower `budget` to `nbytes`, which did fit.
+    void fitted(Bytes nbytes, Bytes& budget) noexcept {
+        ++times_;
+        if (lowers && !insists_ && nbytes < budget) {
+            lowered_ += budget - nbytes;
+            budget = nbytes;
+        }
+    }
+
+    // Restore `budget` to its original value. Return true if it had been lowered.
+    bool as_given(Bytes& budget) noexcept {
+        const Bytes less = std::exchange(lowered_, 0);
+        budget += less;
+        return less > 0;
+    }
+
+    // Forget all lowering: the program was given another budget.
+    void forget() noexcept { lowered_ = 0; }
+
+    // Scope in which the budget is not lowered, so that a retried event ends. Otherwise lowering
+    // and restoring could alternate forever.
+    class ScopedNoBackoff final {
+    public:
+        explicit ScopedNoBackoff(BudgetBackoff& of) noexcept
+            : of_(of), before_(std::exchange(of.insists_, true)) {}
+
+        ScopedNoBackoff(const ScopedNoBackoff&) = delete;
+        ScopedNoBackoff& operator=(const ScopedNoBackoff&) = delete;
+        ScopedNoBackoff(ScopedNoBackoff&&) = delete;
+        ScopedNoBackoff& operator=(ScopedNoBackoff&&) = delete;
+
+        ~ScopedNoBackoff() { of_.insists_ = before_; }
+
+    private:
+        BudgetBackoff& of_;
+        const bool before_;
+    };
+
+    bool lowers = true;  // false only in a test
+
+private:
+    int times_ = 0;
+    int by_sum_ = 0;
+    Bytes lowered_ = 0;
+    bool insists_ = false;
+};
+
+}  // namespace rekindle

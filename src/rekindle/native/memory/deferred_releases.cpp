@@ -1,0 +1,46 @@
+#include "deferred_releases.h"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+
+namespace rekindle {
+
+namespace {
+
+struct DeferredReleases final {
+    SpinLock& flag = leaf(Leaf::parked);
+    std::vector<c10::intrusive_ptr<Driver>> drivers;
+};
+
+DeferredReleases& parked() {
+    static auto& made = leaky_singleton<DeferredReleases>();
+    return made;
+}
+
+}  // namespace
+
+void let_go(c10::intrusive_ptr<Driver> driver) noexcept {
+    if (driver.use_count() > 1 || the_mutex().mine()) {
+        return;
+    }
+    if (the_mutex().try_lock()) {
+        driver.reset();
+        the_mutex().unlock();
+        return;
+    }
+    const std::scoped_lock guard(parked().flag);
+    parked().drivers.push_back(std::move(driver));
+}
+
+void release_deferred() noexcept {
+    std::vector<c10::intrusive_ptr<Driver>> drivers;
+    {
+        const std::scoped_lock guard(parked().flag);
+        drivers.swap(parked().drivers);
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,163 @@
+// Evicts user-held values as a last resort (`evict="auto"`).
+//
+// NOTE [Evicting user-held values as a last resort]
+//
+// Rationale: values that the program's variables refer to are evicted only where the alternative is
+// `OutOfBudget`. So the request that does not fit is tried a second time, and during that second
+// try user-held values are candidates for eviction.
+//
+// Values that are being read are not candidates: the operands of running operators (`Reader`), and
+// what rekindle.pytorch.held reports for the program's own functions. Only floating-point values
+// made by operators are candidates, because Python code reads integers and single numbers directly.
+//
+// Scenario: a list keeps every hidden state of a recurrent network. Autograd's own values are all
+// evicted and the next operator still does not fit. It is retried, states of the list are evicted,
+// and a later access recomputes them.
+//
+// With `evict="anything"` user-held values are always candidates; see `held_eviction.h`.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+#include <utility>
+
+#include "../base/mutex.h"
+#include "../torch/geometry.h"
+#include "driver.h"
+#include "held_eviction.h"
+#include "program.h"
+
+namespace rekindle {
+
+// Return true if `tensor`, a result of an operator, may be evicted while the program holds it.
+bool is_returnable(const c10::TensorImpl& tensor);
+// Return true if `record` may ever be evicted while the program holds it.
+bool may_return(const StorageRecord& record) noexcept;
+
+// Scope in which user-held values may be evicted, except those that are being read. It must not
+// outlive the lock or the driver.
+class EvictHeldLast final {
+public:
+    explicit EvictHeldLast(Driver& driver);
+    EvictHeldLast(const EvictHeldLast&) = delete;
+    EvictHeldLast& operator=(const EvictHeldLast&) = delete;
+    EvictHeldLast(EvictHeldLast&&) = delete;
+    EvictHeldLast& operator=(EvictHeldLast&&) = delete;
+    ~EvictHeldLast();
+
+    // Make the values candidates again that nothing reads, after an operator that might read any of
+    // them has finished.
+    void go_on();
+
+private:
+    Driver& driver_;
+    std::vector<Ref<Storage>> lent_;
+};
+
+// Scope in which the storages in `storages` are being read. Begins and ends with the session mutex.
+class Reading final : public Reader {
+public:
+    // saved: whether values that autograd saved may be read as well.
+    Reading(Driver& driver, StorageList storages, bool saved = false);
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+    Reading(Reading&&) = delete;
+    Reading& operator=(Reading&&) = delete;
+    ~Reading() override;
+
+    void note_read(StorageList& read) const override { read.append(homes_.begin(), homes_.end()); }
+
+    bool reads_saved() const override { return saved_; }
+
+private:
+    Driver& driver_;
+    const StorageList homes_;
+    const bool saved_;
+};
+
+// Run `step` while user-held values may be evicted, except those that are being read. The caller
+// has registered its own reads before. Releases the lock for a moment. Return false, without
+// running `step`, if no user-held value may be evicted now.
+template <class Step>
+bool lending(Driver& driver, Locked& lock, Step&& step) {
+    if (!driver.lends) {
+        return false;
+    }
+    bool known = false;
+    {
+        const Unlocked others(lock);
+        known = all_threads_are_known(driver);
+    }
+    driver.drain_free_queue();
+    if (!known || !driver.lends || driver.reading_anything != 0) {
+        return false;
+    }
+    const EvictHeldLast resort(driver);
+    step();
+    return true;
+}
+
+// Run `step`. If it does not fit, move the copies that could undo a running optimizer step out of
+// the budget, and run `step` once more. Releases the lock for that.
+template <class Step>
+void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
+    std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
+    if (!shortage) {
+        return;
+    }
+    bool moved = false;
+    if (driver.tell_ranges) {  // an optimizer step that can be undone runs
+        const Unlocked others(lock);
+        moved = move_copies_out(driver);
+    }
+    if (!moved) {
+        driver.drain_free_queue();
+        throw OutOfBudgetError(*std::move(shortage));
+    }
+    driver.process_pending();
+    step();
+}
+
+// Run `step`. If it does not fit, run it once more while user-held values may be evicted.
+template <class Step>
+void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
+    or_without_copies(driver, lock, [&] {
+        if (driver.held_eviction) {  // user-held values are candidates already
+            about_to_let_go(driver, lock);
+            driver.held_eviction->attempt(step);
+            return;
+        }
+        std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
+        if (!shortage) {
+            return;
+        }
+        if (!lending(driver, lock, step)) {
+            throw OutOfBudgetError(*std::move(shortage));
+        }
+    });
+}
+
+// Restore the memory of `tensor` if it was evicted while the program holds it.
+inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
+    if (driver.placeholders != 0 && has_memory(tensor)) {
+        c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
+        if (is_placeholder(storage_impl)) {
+            retry_evicting_held(driver, lock, [&] { driver.bring_back(storage_impl); });
+        }
+    }
+}
+
+// Run `act` with the lock, for a function that Python calls. `act` may evict, and all deaths so far
+// have been processed before it.
+template <class F>
+auto settled(Driver& driver, F&& act) {
+    return translate_errors(driver, [&] {
+        Locked lock;
+        about_to_let_go(driver, lock);
+        driver.process_pending();
+        return std::forward<F>(act)(lock);
+    });
+}
+
+}  // namespace rekindle

@@ -1,0 +1,364 @@
+// Evicts user-held values like all others; see the note in held_eviction.h.
+#include "held_eviction.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "../torch/backward.h"
+#include "../torch/raised.h"
+#include "evict_held_last.h"
+#include "program.h"
+
+namespace rekindle {
+
+// Values of dtype int32 or int64 may be lengths or indices, which composite functions
+// (`tensor_split`, `pad_packed_sequence`) read before any of their operators runs.
+bool HeldEviction::is_returnable(const c10::TensorImpl& tensor) {
+    const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
+    return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;
+}
+
+// -- touching -------------------------------------------------------------------------------------
+
+void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) {
+    if (!open) {
+        return;
+    }
+    const auto empty = [](const c10::StorageImpl* storage_impl) {
+        return is_placeholder(*storage_impl);
+    };
+    if (std::ranges::any_of(storages, empty)) {
+        about_to_let_go(lock);
+    }
+    driver_.process_pending_if_needed();
+    node_changes();
+    if (is_any_over()) {
+        about_to_let_go(lock);
+        keep_what_is_left();
+    }
+    // First lock the resident ones, so that they are not evicted for the others.
+    for (const bool missing : {false, true}) {
+        for (const c10::StorageImpl* storage_impl : storages) {
+            const auto* found = driver_.find_by_address(*storage_impl);
+            if (found == nullptr || found->record == nullptr || !found->record->replayable ||
+                (!missing && !found->record->resident)) {
+                continue;
+            }
+            const Ref<Storage> storage(found->record);
+            const auto same = [&](const Ref<Storage>& each) { return each.get() == storage.get(); };
+            if (std::ranges::any_of(kept, same)) {
+                continue;
+            }
+            if (!storage->resident) {       // otherwise it was restored with another one
+                driver_.process_pending();  // garbage collection may have freed something
+                driver_.use(record_of(*storage));
+            }
+            driver_.engine.lock(*storage);
+            kept.push_back(storage);
+        }
+    }
+}
+
+void HeldEviction::done(Driver& driver, Kept& kept) {
+    while (!kept.empty()) {
+        const Ref<Storage> storage = std::move(kept.front());
+        kept.erase(kept.begin());  // unlock it once, even if `perform` throws
+        driver.perform([&] { driver.engine.unlock(*storage); });
+    }
+}
+
+std::int64_t HeldEviction::lock_there(const StorageList& storages, Locked& lock) {
+    Kept kept;
+    try {
+        or_without_copies(driver_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
+    } catch (std::exception& error) {
+        after(error, [&] { done(driver_, kept); });
+        throw;
+    }
+    there_[++numbers_] = std::move(kept);
+    return numbers_;
+}
+
+void HeldEviction::unlock_there(std::int64_t number) {
+    const auto found = there_.find(number);
+    if (found != there_.end()) {
+        done(driver_, found->second);
+        there_.erase(found);
+    }
+}
+
+PinnedOperands::PinnedOperands(Driver& driver, const StorageList& storages, Locked& lock)
+    : driver_(driver) {
+    HeldEviction& held_eviction = *driver.held_eviction;
+    try {
+        or_without_copies(driver, lock, [&] {
+            held_eviction.attempt([&] { held_eviction.bring(storages, kept_, lock); });
+        });
+    } catch (std::exception& error) {
+        after(error, [&] { HeldEviction::done(driver_, kept_); });
+        throw;
+    }
+}
+
+void PinnedOperands::end() {
+    HeldEviction::done(driver_, kept_);
+}
+
+PinnedOperands::~PinnedOperands() {
+    if (!kept_.empty()) {  // after an exception, maybe without the lock
+        without_throwing([&] {
+            const auto lock = locked_if_not_mine();
+            HeldEviction::done(driver_, kept_);
+        });
+    }
+}
+
+// A result with grad mode off in a backward pass is a gradient: evict those last. To recompute one
+// needs inputs that the backward pass is about to free.
+void HeldEviction::made(StorageRecord& record) {
+    if (!open) {
+        return;
+    }
+    const bool without_grad = !c10::GradMode::is_enabled();
+    if (record.returns || paused_ || !may_go_now(record)) {
+        return;
+    }
+    if (without_grad && exceeds_chain_limit(record)) {
+        driver_.seal(record);
+    } else if (without_grad && in_backward_pass()) {
+        driver_.engine.let_return_last(record);
+        work_with(record);
+    } else {
+        driver_.engine.let_return(record, true);
+    }
+}
+
+void HeldEviction::pin_while_held(StorageRecord& record) {
+    if (open && record.returns) {
+        node_changes();
+        driver_.engine.let_return(record, false);
+        const void* node = torch::autograd::get_current_node().get();
+        unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
+        if (in_backward_pass()) {
+            work_with(record);
+        }
+    }
+}
+
+// Make values evictable again that this thread's autograd unpacked for a node that is over.
+void HeldEviction::node_changes() {
+    if (unpacked_.empty()) {
+        return;
+    }
+    const void* node = torch::autograd::get_current_node().get();
+    const std::thread::id thread = std::this_thread::get_id();
+    const auto is_over = [&](const Unpacked& each) {
+        return each.thread == thread ? each.node != node : !is_any_backward_pass();
+    };
+    std::vector<Unpacked> left;
+    std::ranges::copy_if(unpacked_, std::back_inserter(left), is_over);
+    std::erase_if(unpacked_, is_over);
+    for (const Unpacked& each : left) {
+        const StorageRecord& record = record_of(*each.storage);
+        if (!paused_ && may_go_now(record)) {
+            driver_.engine.let_return(*each.storage, true);
+        }
+    }
+}
+
+// Return true if `record` may be evicted and no autograd node uses it now.
+bool HeldEviction::may_go_now(const StorageRecord& record) const noexcept {
+    return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
+               return each.storage.get() == &record;
+           });
+}
+
+void HeldEviction::work_with(StorageRecord& record) {
+    worked_with_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
+}
+
+// Return true if the backward pass is over for which this thread, or autograd's thread of a device,
+// made or used the value. Backward passes of other threads may still run.
+bool HeldEviction::is_over(const Worked& worked) {
+    return !in_backward_pass() &&
+           (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
+}
+
+bool HeldEviction::is_any_over() const {
+    return std::ranges::any_of(worked_with_, &HeldEviction::is_over);
+}
+
+// Pin values that survive a backward pass, and drop their recipes. A gradient, or a state that is
+// carried to the next batch, would otherwise keep the sources of every batch so far.
+void HeldEviction::keep_what_is_left() {
+    std::vector<Worked> worked;
+    std::ranges::copy_if(worked_with_, std::back_inserter(worked), &HeldEviction::is_over);
+    std::erase_if(worked_with_, &HeldEviction::is_over);
+    std::vector<Ref<Storage>> left;
+    for (const Worked& each : worked) {
+        const Ref<Storage>& storage = each.storage;
+        driver_.process_pending();
+        if (storage->held && storage->listed && storage->replayable) {
+            if (!storage->resident) {
+                driver_.use(record_of(*storage));
+            }
+            driver_.engine.let_return(*storage, false);
+            left.push_back(storage);
+        }
+    }
+    driver_.engine.clear_reserve();
+    for (const Worked& each : worked_with_) {  // of backward passes that still run
+        if (each.storage->returns && each.storage->listed) {
+            driver_.engine.let_return_last(*each.storage);
+        }
+    }
+    for (const Ref<Storage>& each : left) {
+        const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
+        if (may && !driver_.recorded) {  // a trace cannot say when a recipe ends
+            driver_.seal(record_of(*each));
+        }
+    }
+    driver_.process_pending();
+}
+
+// -- limits ---------------------------------------------------------------------------------------
+
+void HeldEviction::about_to_let_go(Locked& lock) {
+    bool known = false;
+    {
+        const Unlocked others(lock);
+        known = all_threads_are_known(driver_);
+    }
+    driver_.drain_free_queue();
+    if (open) {
+        pause(!known || driver_.reading_anything != 0);
+    }
+}
+
+// Exclude user-held values from eviction, or readmit them. An unknown thread may read any of them.
+void HeldEviction::pause(bool pause) {
+    if (pause == std::exchange(paused_, pause)) {
+        return;
+    }
+    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+        const StorageRecord& record = record_of(*each);
+        if (pause ? record.returns : may_go_now(record)) {
+            driver_.engine.let_return(*each, !pause);
+        }
+    }
+}
+
+// Return true if `record` needs too long a chain of recipes. With grad mode off nothing else ends a
+// chain, neither a graph nor an optimizer step.
+bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
+    constexpr int most = std::numeric_limits<std::uint16_t>::max();
+    int chain = 0;
+    each_parent(record, [&](Storage& parent) {
+        if (parent.replayable) {  // otherwise it is pinned, and ends the chain
+            chain = std::max<int>(chain, record_of(parent).chain);
+        }
+    });
+    record.chain = static_cast<std::uint16_t>(std::min(chain + 1, most));
+    return chain + 1 > std::min<int>(driver_.longest_chain, most - 1);
+}
+
+bool HeldEviction::give_up_sources() {
+    if (driver_.recorded) {  // a trace cannot say when a recipe ends
+        return false;
+    }
+    const Bytes before = driver_.engine.memory;
+    for (const Ref<Storage>& source : dead_sources()) {
+        if (!source->listed) {
+            continue;
+        }
+        try {
+            driver_.forget(record_of(*source));
+        } catch (const OutOfBudgetError&) {
+            continue;
+        }
+        driver_.disown(record_of(*source));
+    }
+    driver_.process_pending();
+    return driver_.engine.memory < before;
+}
+
+// Return the sources that the program has freed and that recipes still need.
+std::vector<Ref<Storage>> HeldEviction::dead_sources() {
+    std::vector<Ref<Storage>> found;
+    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+        const bool source = each->consumed() && each->resident && !each->replayable;
+        if (source && each->references == 0 && !record_of(*each).is_held()) {
+            found.emplace_back(each);
+        }
+    }
+    return found;
+}
+
+// With grad mode off, release sources that the program has freed once they take a quarter of the
+// budget, because only recipes need them. Later there would be no room to recompute the values that
+// depend on them.
+void HeldEviction::look_at_sources(Locked& lock) {
+    const Engine& engine = driver_.engine;
+    if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
+        return;
+    }
+    until_look_ = OPERATORS_BETWEEN_LOOKS;
+    if (engine.memory <= engine.budget / 2) {
+        return;
+    }
+    Bytes nbytes = 0;
+    for (const Ref<Storage>& source : dead_sources()) {
+        nbytes += source->nbytes;
+    }
+    if (nbytes > engine.budget / 4) {
+        about_to_let_go(lock);
+        give_up_sources();
+    }
+}
+
+// -- the end --------------------------------------------------------------------------------------
+
+void HeldEviction::close() {
+    open = false;
+    unpacked_.clear();
+    worked_with_.clear();
+    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+        if (each->returns) {
+            driver_.engine.let_return(*each, false);
+        }
+    }
+    driver_.engine.clear_reserve();
+}
+
+// Drop the recipes of values made with grad mode off, and keep those values: the budget is over.
+void HeldEviction::forget_recipes() {
+    Engine& engine = driver_.engine;
+    std::vector<Ref<Storage>> all;
+    all.reserve(engine.n_storages());
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        all.emplace_back(each);
+    }
+    for (const Ref<Storage>& each : all) {
+        bool plain = false;
+        each_maker(*each, [&](Call& call) {
+            plain = plain || (recipe_of(call).signature && !recipe_of(call).grad_mode);
+        });
+        if (plain && each->listed && each->held && driver_.may_forget(record_of(*each))) {
+            driver_.seal(record_of(*each));
+        }
+    }
+    for (const Ref<Storage>& each : all) {
+        if (each->listed && each->dead() && each->resident && each->replayable) {
+            engine.lock(*each);
+            driver_.perform([&] { engine.unlock(*each); });
+        }
+    }
+}
+
+}  // namespace rekindle

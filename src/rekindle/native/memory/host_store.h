@@ -1,0 +1,65 @@
+// C++ facade of the Python object that stores swapped-out values on the host.
+//
+// Memory is passed as a non-owning view, with the id of its storage as the key. The Python side is
+// rekindle.pytorch.swap._host_store.
+//
+// These functions take the GIL with the session mutex held (NOTE [Lock discipline], rule 2). That
+// is safe, because a thread never waits for the mutex with the GIL, and the Python code never calls
+// the core. Operators that it runs bypass the budget, all modes and autograd. Threads that it
+// starts are outside the budget. The cost does not matter, because moving a value is rare and slow.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <string>
+
+#include "../torch/storage_ptr.h"
+
+// Declared as in Python.h.
+struct _object;
+
+namespace rekindle {
+
+class HostStore final {
+public:
+    // Outcome of a finished transfer. `why` is empty unless the transfer failed. The bandwidths, in
+    // bytes per second, are the new estimates for each direction; 0 means unchanged.
+    struct End final {
+        std::string why;
+        std::int64_t out_bytes_per_s = 0;
+        std::int64_t in_bytes_per_s = 0;
+    };
+
+    explicit HostStore(_object* python);
+    HostStore(const HostStore&) = delete;
+    HostStore& operator=(const HostStore&) = delete;
+    HostStore(HostStore&&) = delete;
+    HostStore& operator=(HostStore&&) = delete;
+    ~HostStore();
+
+    // Note that the program uses `stream` of the device. A copy waits for the work queued there
+    // before it, and later work waits for the copy.
+    void see(const c10::Stream& stream);
+    // Start to copy the contents of `storage_impl` to the host. Return false if the host has no
+    // room.
+    bool write(StorageId number, const StoragePtr& storage_impl);
+    // Start to read the copy of storage `number` into `storage_impl`, which has the same size.
+    // Return the reason if that is impossible, else an empty string.
+    std::string read(StorageId number, const StoragePtr& storage_impl);
+    // Return true if the transfer of storage `number` has finished or failed.
+    bool ended(StorageId number);
+    // Wait until the transfer of storage `number` has finished. The caller owns the memory again.
+    End wait(StorageId number);
+    // Free the copy of storage `number`. No transfer of it is in flight.
+    void release(StorageId number);
+    // Note that the copy of a value made by `site` could not be written or read.
+    void complain_of(Bytes nbytes, const char* site, const std::string& why);
+    // Emit a warning about the first failure, once. Must be called without the session mutex.
+    void complain();
+
+private:
+    _object* python_;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,71 @@
+// Registers who reads which memory of the program, so that it is not evicted meanwhile.
+//
+// An operator releases the lock before its kernel runs, and often earlier. So a thread may evict
+// user-held values only if no reader of any thread uses them. With `evict="anything"` the engine's
+// locks have this role; see `held_eviction.h`.
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+
+namespace rekindle {
+
+using StorageList = c10::SmallVector<const c10::StorageImpl*, 8>;
+
+class Readers;
+
+// A scope that reads memory. All members need the session mutex.
+class Reader {
+public:
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    Reader(Reader&&) = delete;
+    Reader& operator=(Reader&&) = delete;
+    virtual ~Reader() = default;
+
+    // Add the storages that it reads to `read`.
+    virtual void note_read(StorageList& read) const = 0;
+
+    // Return true if it may read all values that autograd saved as well.
+    virtual bool reads_saved() const { return false; }
+
+protected:
+    Reader() = default;
+
+private:
+    friend class Readers;
+
+    Reader* before_ = nullptr;
+    Reader* after_ = nullptr;
+};
+
+// List of all readers. All members need the session mutex.
+class Readers final {
+public:
+    void add(Reader& reader) noexcept {
+        reader.after_ = first_;
+        if (first_ != nullptr) {
+            first_->before_ = &reader;
+        }
+        first_ = &reader;
+    }
+
+    void remove(Reader& reader) noexcept {
+        (reader.before_ == nullptr ? first_ : reader.before_->after_) = reader.after_;
+        if (reader.after_ != nullptr) {
+            reader.after_->before_ = reader.before_;
+        }
+    }
+
+    template <class F>
+    void each(F&& visit) const {
+        for (const Reader* reader = first_; reader != nullptr; reader = reader->after_) {
+            visit(*reader);
+        }
+    }
+
+private:
+    Reader* first_ = nullptr;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,50 @@
+#include "storage_record.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+namespace rekindle {
+
+bool StorageRecord::is_held() const noexcept {
+    if (!keeper) {
+        return true;
+    }
+    const c10::impl::PyObjectSlot& python = *keeper->pyobj_slot();
+    // While leaving: two more, the swapper's and Python's.
+    const std::size_t ours = leaving ? 3 : 1;
+    if (python.load_pyobj() == nullptr) {
+        return keeper.use_count() > ours;
+    }
+    // Its Python object also refers to the storage, and lives as long as the storage does.
+    return keeper.use_count() > ours + 1 || !python.has_unique_reference();
+}
+
+void StorageRecord::find_version_counter(const c10::TensorImpl& reader) {
+    if (!unwatched) {
+        return;
+    }
+    unwatched = false;
+    if (const auto tensor = origin.lock()) {
+        version.counter = tensor->version_counter();
+    } else {
+        // The reader may have another version counter, and later other memory.
+        follow(reader);
+    }
+}
+
+void StorageRecord::follow(const c10::TensorImpl& reader) {
+    const at::Tensor alias = borrowed(reader);
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
+    const bool of_whole = view != nullptr && view->has_bw_view();
+    const at::Tensor& whole = of_whole ? view->get_backward_view().base_ : alias;
+    origin = weak(*whole.unsafeGetTensorImpl());
+    version.counter = reader.version_counter();
+    version.look();
+}
+
+bool StorageRecord::origin_is_at(const StoragePtr& there) const {
+    const auto tensor = origin.lock();
+    return !tensor || !tensor->has_storage() ||
+           tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
+}
+
+}  // namespace rekindle

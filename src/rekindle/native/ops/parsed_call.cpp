@@ -1,0 +1,240 @@
+#include "parsed_call.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string_view>
+
+#include "../torch/device.h"
+#include "../torch/global_flags.h"
+#include "../torch/parts.h"
+
+namespace rekindle {
+
+namespace {
+
+// Tags in a key. Higher bits describe the argument.
+struct Mark final {
+    enum : std::int64_t {
+        tensor = 1,
+        undefined,
+        extra,
+        nothing,
+        integer,
+        yes,
+        no,
+        number,
+        text,
+        device,
+        list,
+        wrapped,
+        other,
+        over,
+    };
+};
+
+std::int64_t bits_of(double number) noexcept {
+    return std::bit_cast<std::int64_t>(number);
+}
+
+}  // namespace
+
+void ParsedCall::take(const torch::jit::Stack& stack) {
+    sees_requires_grad_ = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
+    key.push_back(static_cast<std::int64_t>(std::bit_cast<std::uintptr_t>(&facts)));
+    key.push_back(global_flags());
+    key.push_back(facts.product ? matmul_precision_flags() : 0);
+    const auto given = torch::jit::last(stack, facts.arguments);
+    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
+        take_argument(given[i], i);
+    }
+    if (tensors.empty()) {  // For arange(0.0, 1.0, 0.1) and the like, the doubles decide the size.
+        for (const c10::IValue& extra : unkeyed_args) {
+            if (extra.isDouble()) {
+                key.push_back(bits_of(extra.toDouble()));
+            }
+        }
+    }
+    if (facts.has(Traits::STATISTICS)) {
+        take_statistics(stack);
+    }
+}
+
+void ParsedCall::take_over() {
+    takes_over = true;
+    key.push_back(Mark::over);  // no call without it has as many words
+    written.push_back(0);
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
+void ParsedCall::take_argument(const c10::IValue& value, std::uint32_t position) {
+    if (value.isTensor()) {
+        take_tensor(value.toTensor(), position < 64 && (facts.written >> position & 1) != 0);
+    } else if (value.isNone()) {
+        key.push_back(Mark::nothing);
+    } else if (value.isInt()) {
+        key.push_back(Mark::integer);
+        key.push_back(value.toInt());
+    } else if (value.isBool()) {
+        key.push_back(value.toBool() ? Mark::yes : Mark::no);
+    } else if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
+        key.push_back(Mark::extra);
+        unkeyed_args.push_back(value);
+    } else if (value.isList()) {
+        take_list(value, position);
+    } else if (value.isString()) {
+        take_text(value.toStringView());
+    } else if (value.isDevice()) {
+        const c10::Device device = value.toDevice();
+        key.push_back(
+            Mark::device | static_cast<std::int64_t>(device.type()) << 8 |
+            static_cast<std::int64_t>(device.index() + 1) << 24
+        );
+        opaque = opaque || (device.type() != c10::DeviceType::CPU && device.type() != ACCELERATOR);
+    } else {
+        key.push_back(Mark::other);
+        opaque = true;
+    }
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
+void ParsedCall::take_tensor(const at::Tensor& tensor, bool is_written) {
+    if (!tensor.defined()) {
+        key.push_back(Mark::undefined);
+        return;
+    }
+    c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (impl.is_wrapped_number() && !is_written && take_wrapped(impl)) {
+        return;
+    }
+    if (!is_plain(impl)) {
+        opaque = true;
+        if (!has_memory(impl)) {
+            key.push_back(Mark::other);
+            for (const at::Tensor& part : parts_of(tensor)) {
+                parts.push_back(part);
+                take_tensor(part, is_written);
+            }
+            return;
+        }
+    }
+    if (is_written) {
+        written.push_back(static_cast<std::uint32_t>(tensors.size()));
+    }
+    tensors.push_back(&impl);
+    const c10::IntArrayRef sizes = impl.sizes();
+    const c10::IntArrayRef strides = impl.strides();
+    const bool asks = sees_requires_grad_ && impl.requires_grad();
+    const bool there = impl.device_type() == ACCELERATOR;
+    const std::int64_t device = there ? impl.device().index() + 1 : 0;
+    const std::size_t before = key.size();
+    key.resize_for_overwrite(before + 2 + 2 * sizes.size());
+    std::int64_t* word = &key[before];
+    *word++ = Mark::tensor |
+              static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
+              device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
+              static_cast<std::int64_t>(impl.is_neg()) << 25 |
+              static_cast<std::int64_t>(asks) << 26 | static_cast<std::int64_t>(sizes.size()) << 32;
+    *word++ = impl.storage_offset();
+    // There are few, so a loop is faster than a call that copies them.
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        *word++ = sizes[i];
+        *word++ = strides[i];
+    }
+}
+
+// A Python number: its value is copied, and its memory is not counted.
+bool ParsedCall::take_wrapped(const c10::TensorImpl& tensor) {
+    if (tensor.dim() != 0 || !is_plain(tensor) || !tensor.is_cpu() || tensor.is_conj() ||
+        tensor.is_neg()) {
+        return false;
+    }
+    const void* data = tensor.data();
+    switch (c10::typeMetaToScalarType(tensor.dtype())) {
+        case c10::ScalarType::Double:
+            unkeyed_args.emplace_back(*static_cast<const double*>(data));
+            key.push_back(Mark::wrapped | 1 << 8);
+            return true;
+        case c10::ScalarType::Long:
+            unkeyed_args.emplace_back(*static_cast<const std::int64_t*>(data));
+            key.push_back(Mark::wrapped | 2 << 8);
+            return true;
+        case c10::ScalarType::Bool:
+            unkeyed_args.emplace_back(*static_cast<const bool*>(data));
+            key.push_back(Mark::wrapped | 3 << 8);
+            return true;
+        case c10::ScalarType::ComplexDouble:
+            unkeyed_args.emplace_back(*static_cast<const c10::complex<double>*>(data));
+            key.push_back(Mark::wrapped | 4 << 8);
+            return true;
+        default:
+            return false;
+    }
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
+void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
+    const auto items = value.toListRef();
+    key.push_back(Mark::list | static_cast<std::int64_t>(items.size()) << 8);
+    opaque = opaque || value.isComplexDoubleList();
+    if (value.isDoubleList()) {  // Scale factors of an interpolation, which decide the size.
+        for (const c10::IValue& item : items) {
+            key.push_back(Mark::number);
+            key.push_back(bits_of(item.toDouble()));
+        }
+        return;
+    }
+    for (const c10::IValue& item : items) {
+        // The tensor lists of a collective. They are parsed because it may write them.
+        if (item.isList()) {
+            opaque = true;
+            take_list(item, position);
+        } else {
+            take_argument(item, position);
+        }
+    }
+}
+
+void ParsedCall::take_text(std::string_view text) {
+    key.push_back(Mark::text | static_cast<std::int64_t>(text.size()) << 8);
+    while (!text.empty()) {
+        std::int64_t word = 0;
+        const std::size_t length = std::min(text.size(), sizeof(word));
+        std::memcpy(&word, text.data(), length);
+        key.push_back(word);
+        text.remove_prefix(length);
+    }
+}
+
+// Find the running statistics that this call writes although its schema denies it (R6).
+void ParsedCall::take_statistics(const torch::jit::Stack& stack) {
+    const auto given = torch::jit::last(stack, facts.arguments);
+    const auto [mean, variance, training] = facts.traits.statistics;
+    if (mean < 0) {
+        return;  // The schema is right.
+    }
+    written.clear();
+    const auto n = static_cast<int>(facts.arguments);
+    if (training >= 0 && training < n && given[static_cast<std::size_t>(training)].isBool() &&
+        !given[static_cast<std::size_t>(training)].toBool()) {
+        return;
+    }
+    for (const int position : {mean, variance}) {
+        if (position < 0 || position >= n ||
+            !given[static_cast<std::size_t>(position)].isTensor()) {
+            continue;
+        }
+        const at::Tensor& target = given[static_cast<std::size_t>(position)].toTensor();
+        for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+            if (target.defined() && tensors[i] == target.unsafeGetTensorImpl()) {
+                written.push_back(i);
+                break;
+            }
+        }
+    }
+    std::ranges::sort(written);
+}
+
+}  // namespace rekindle

@@ -1,0 +1,165 @@
+// Calls the Python object that stores swapped-out values; see memory/host_store.h.
+#define PY_SSIZE_T_CLEAN
+#include "../memory/host_store.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <Python.h>
+#include <c10/core/Storage.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
+
+#include <memory>
+#include <utility>
+
+#include "../torch/gil.h"
+#include "../torch/replay_dispatch_guard.h"
+
+namespace rekindle {
+
+namespace {
+
+// Deleter of a lent storage.
+void give_back(void* storage_impl) {
+    const std::unique_ptr<StoragePtr> kept(static_cast<StoragePtr*>(storage_impl));
+}
+
+// Return a Python storage with the memory of `storage_impl`, which it keeps alive. It is not
+// `storage_impl` itself, because references to `storage_impl` are counted and the program has it.
+PyObject* lent(const StoragePtr& storage_impl) {
+    auto* const kept = std::make_unique<StoragePtr>(storage_impl).release();
+    c10::DataPtr there(storage_impl->mutable_data(), kept, &give_back, storage_impl->device());
+    const auto size = static_cast<std::int64_t>(storage_impl->nbytes());
+    return THPStorage_Wrap(c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(there)));
+}
+
+// Scope in which no torch function mode sees the calls.
+class Unwatched final {
+public:
+    Unwatched() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+        at::impl::PythonTorchFunctionTLS::set_disabled_state(
+            at::impl::TorchFunctionDisabledState::ALL_DISABLED
+        );
+    }
+
+    Unwatched(const Unwatched&) = delete;
+    Unwatched& operator=(const Unwatched&) = delete;
+    Unwatched(Unwatched&&) = delete;
+    Unwatched& operator=(Unwatched&&) = delete;
+
+    ~Unwatched() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
+
+private:
+    const at::impl::TorchFunctionDisabledState before_;
+};
+
+// Call the method `name` of `object`, and pass its result to `take`. Objects among `values` are
+// consumed. Throws the Python error that either of them raises.
+template <class F, class... Values>
+void call(PyObject* object, F&& take, const char* name, const char* format, Values... values) {
+    python_error raised;
+    {
+        const ReplayDispatchGuard guard(false);
+        const Unwatched unwatched;
+        PyObject* told = PyObject_CallMethod(object, name, format, values...);
+        const bool done = told != nullptr && take(told);
+        Py_XDECREF(told);
+        if (done) {
+            return;
+        }
+        raised.persist();
+    }
+    throw raised;
+}
+
+bool ignore(PyObject* /*told*/) {
+    return true;
+}
+
+}  // namespace
+
+HostStore::HostStore(PyObject* python) : python_(python) {
+    Py_INCREF(python_);
+}
+
+HostStore::~HostStore() {
+    if (Py_IsInitialized() != 0) {
+        const Gil gil;
+        Py_DECREF(python_);
+    }
+}
+
+void HostStore::see(const c10::Stream& stream) {
+    const Gil gil;
+    const auto id = static_cast<long long>(stream.id());
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): a negative one is none in particular
+    const int device = stream.device_index();
+    call(python_, ignore, "see", "Lii", id, device, static_cast<int>(stream.device_type()));
+}
+
+bool HostStore::write(StorageId number, const StoragePtr& storage_impl) {
+    const Gil gil;
+    bool begun = false;
+    const auto take = [&](PyObject* told) {
+        begun = told == Py_True;
+        return true;
+    };
+    call(python_, take, "write", "LN", static_cast<long long>(number), lent(storage_impl));
+    return begun;
+}
+
+std::string HostStore::read(StorageId number, const StoragePtr& storage_impl) {
+    const Gil gil;
+    std::string why;
+    const auto take = [&](PyObject* told) {
+        const char* text = PyUnicode_AsUTF8(told);
+        why = text == nullptr ? "" : text;
+        return text != nullptr;
+    };
+    call(python_, take, "read", "LN", static_cast<long long>(number), lent(storage_impl));
+    return why;
+}
+
+bool HostStore::ended(StorageId number) {
+    const Gil gil;
+    bool over = false;
+    const auto take = [&](PyObject* told) {
+        over = told == Py_True;
+        return true;
+    };
+    call(python_, take, "ended", "L", static_cast<long long>(number));
+    return over;
+}
+
+HostStore::End HostStore::wait(StorageId number) {
+    const Gil gil;
+    End end;
+    const auto take = [&](PyObject* told) {
+        const char* why = nullptr;
+        long long out = 0;
+        long long back = 0;
+        if (PyArg_ParseTuple(told, "sLL", &why, &out, &back) == 0) {
+            return false;
+        }
+        end = {why, out, back};
+        return true;
+    };
+    call(python_, take, "wait", "L", static_cast<long long>(number));
+    return end;
+}
+
+void HostStore::release(StorageId number) {
+    const Gil gil;
+    call(python_, ignore, "release", "L", static_cast<long long>(number));
+}
+
+void HostStore::complain_of(Bytes nbytes, const char* site, const std::string& why) {
+    const Gil gil;
+    call(python_, ignore, "complain_of", "Lss", static_cast<long long>(nbytes), site, why.c_str());
+}
+
+void HostStore::complain() {
+    const Gil gil;
+    call(python_, ignore, "complain", nullptr);
+}
+
+}  // namespace rekindle

@@ -1,0 +1,126 @@
+#include "py_held_eviction.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <memory>
+
+#include "../memory/evict_held_last.h"
+#include "../memory/held_eviction.h"
+#include "../memory/program.h"
+#include "../torch/geometry.h"
+#include "../torch/parts.h"
+#include "conversions.h"
+
+namespace rekindle {
+
+namespace {
+
+// Add the storage of `tensor`, or those of its parts if it is a sparse tensor.
+void add_homes(const at::Tensor& tensor, StorageList& storages) {
+    if (has_memory(*tensor.unsafeGetTensorImpl())) {
+        storages.push_back(tensor.storage().unsafeGetStorageImpl());
+        return;
+    }
+    for (const at::Tensor& part : parts_of(tensor)) {
+        storages.push_back(part.storage().unsafeGetStorageImpl());
+    }
+}
+
+// Register a read of `storages`, and restore them. Enough for `evict="auto"`, where user-held
+// values are evicted only as a last resort. Return the number of the read.
+std::int64_t read_there(Driver& driver, const StorageList& storages, bool saved, Locked& lock) {
+    const std::int64_t number = ++driver.notes;
+    driver.noted.emplace(number, std::make_unique<Reading>(driver, storages, saved));
+    try {
+        for (const c10::StorageImpl* storage_impl : storages) {
+            retry_evicting_held(driver, lock, [&] { driver.bring_back(*storage_impl); });
+        }
+    } catch (...) {
+        driver.noted.erase(number);
+        throw;
+    }
+    return number;
+}
+
+}  // namespace
+
+// evict_anything(driver) -> None
+//
+// Evict user-held values like all others from now on (`evict="anything"`). Must be called before
+// the budget is entered.
+PyObject* evict_anything(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    TORCH_CHECK(can_make_placeholders(), "with this torch storages cannot refuse to be read");
+    const Locked lock;
+    driver.held_eviction = std::make_unique<HeldEviction>(driver);
+    return nothing();
+}
+
+// placeholders(driver) -> int
+//
+// Return the number of storages of the program that are evicted while it holds them.
+PyObject* placeholders(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    translate_errors(driver, [&] {
+        const Locked lock;
+        driver.process_pending();
+    });
+    return PyLong_FromLong(driver.placeholders);
+}
+
+// record_without_grad(driver, change) -> None
+//
+// Add (1) or remove (-1) a reason not to record recipes with grad mode off.
+PyObject* record_without_grad(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int more = 0;
+    parse(arguments, "Oi", &capsule, &more);
+    const Locked lock;
+    driver_of(capsule).held_eviction->unrecorded += more;
+    return nothing();
+}
+
+// lock_there(driver, tensors, saved) -> int
+//
+// Restore the memory of `tensors`, and keep it until `unlock_there`. If `saved`, values that
+// autograd saved are kept as well. Return a number for `unlock_there`.
+PyObject* lock_there(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* tensors = nullptr;
+    int saved = 0;
+    parse(arguments, "OOp", &capsule, &tensors, &saved);
+    Driver& driver = driver_of(capsule);
+    StorageList storages;
+    const Object each(PySequence_Fast(tensors, "tensors: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        PyObject* tensor = PySequence_Fast_GET_ITEM(each.get(), i);
+        static_cast<void>(tensor_of(tensor));
+        add_homes(THPVariable_Unpack(tensor), storages);
+    }
+    return PyLong_FromLongLong(translate_errors(driver, [&] {
+        Locked lock;
+        return driver.held_eviction ? driver.held_eviction->lock_there(storages, lock)
+                                    : read_there(driver, storages, saved != 0, lock);
+    }));
+}
+
+// unlock_there(driver, number) -> None
+//
+// End the read that `lock_there` began.
+PyObject* unlock_there(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long number = 0;
+    parse(arguments, "OL", &capsule, &number);
+    Driver& driver = driver_of(capsule);
+    translate_errors(driver, [&] {
+        const Locked lock;
+        if (driver.held_eviction) {
+            driver.held_eviction->unlock_there(number);
+        } else {
+            driver.noted.erase(number);
+        }
+    });
+    return nothing();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,15 @@
+// Module functions that Python calls between the steps of a program whose steps are learned.
+#pragma once
+
+struct _object;
+
+namespace rekindle {
+
+_object* add_plan(_object* arguments);
+_object* know(_object* arguments);
+_object* begin_step(_object* arguments);
+_object* end_step(_object* arguments);
+_object* met_in_step(_object* arguments);
+_object* written_in_step(_object* arguments);
+
+}  // namespace rekindle

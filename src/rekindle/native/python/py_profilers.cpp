@@ -1,0 +1,125 @@
+// Callbacks around PyTorch's profiler; see the note in profiled.h.
+#include "py_profilers.h"
+
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../ops/signature.h"
+#include "../torch/geometry.h"
+#include "../torch/placeholder.h"
+#include "../torch/storage_ptr.h"
+#include "conversions.h"
+
+namespace rekindle {
+
+namespace {
+
+// Storages that this thread made readable, and that must raise on reads again.
+thread_local std::vector<StoragePtr> readable;
+// Callback of this thread that runs after its profiler's, while one runs.
+thread_local at::CallbackHandle last_callback = at::INVALID_CALLBACK_HANDLE;
+// Number of profilers within the budget. Guarded by the GIL, like the handles.
+int profilers = 0;
+
+// Make the storages raise on reads again, at the end of an operator.
+void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*none*/) {
+    if (readable.empty()) {
+        return;
+    }
+    const Looking looking;
+    for (const StoragePtr& storage_impl : readable) {
+        refuse_reading(*storage_impl);
+    }
+    readable.clear();
+}
+
+// Make the storages raise on reads again, as soon as the profiler has read them.
+std::unique_ptr<at::ObserverContext> refuse_first(const at::RecordFunction& call) {
+    refuse_again(call, nullptr);
+    return nullptr;
+}
+
+// Make the storages of evicted operands readable, before the profiler reads them.
+std::unique_ptr<at::ObserverContext> allow(const at::RecordFunction& call) {
+    const Looking looking;
+    const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
+    each_tensor({inputs.data(), inputs.size()}, [](std::uint32_t, const at::Tensor& tensor) {
+        if (!tensor.defined() || !tensor.has_storage()) {
+            return;
+        }
+        c10::StorageImpl* storage_impl =
+            tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+        if (allow_reading(*storage_impl)) {
+            readable.push_back(StoragePtr::reclaim_copy(storage_impl));
+        }
+    });
+    return nullptr;
+}
+
+// Return the callback that runs before a profiler's: global callbacks run before those of a thread.
+// It is disabled while no profiler runs, so that operators do not pay for it.
+at::CallbackHandle first() {
+    static const at::CallbackHandle handle = [] {
+        const at::CallbackHandle made = at::addGlobalCallback(
+            at::RecordFunctionCallback(&allow, &refuse_again).needsInputs(true)
+        );
+        at::disableCallback(made);
+        return made;
+    }();
+    return handle;
+}
+
+void remove_last() {
+    if (last_callback != at::INVALID_CALLBACK_HANDLE) {
+        at::removeCallback(last_callback);
+        last_callback = at::INVALID_CALLBACK_HANDLE;
+    }
+}
+
+}  // namespace
+
+// profiler_starts() -> None
+//
+// Note that a profiler starts in this thread.
+PyObject* profiler_starts(PyObject* /*arguments*/) {
+    if (last_callback == at::INVALID_CALLBACK_HANDLE) {
+        if (profilers++ == 0) {
+            at::reenableCallback(first());
+        }
+        last_callback = at::addThreadLocalCallback(at::RecordFunctionCallback(&refuse_first));
+    }
+    return nothing();
+}
+
+// profiler_stops() -> None
+//
+// Note that the profiler of this thread stops.
+PyObject* profiler_stops(PyObject* /*arguments*/) {
+    if (last_callback != at::INVALID_CALLBACK_HANDLE) {
+        remove_last();
+        if (profilers > 0) {
+            --profilers;
+            if (profilers == 0) {
+                at::disableCallback(first());
+            }
+        }
+    }
+    return nothing();
+}
+
+// profilers_are_over() -> None
+//
+// Stop at the end of the budget: profilers that still run read no evicted tensor any more.
+PyObject* profilers_are_over(PyObject* /*arguments*/) {
+    remove_last();
+    if (profilers > 0) {
+        profilers = 0;
+        at::disableCallback(first());
+    }
+    return nothing();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,198 @@
+#include "py_stats.h"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../dispatch/trial.h"
+#include "../memory/audit.h"
+#include "../memory/driver.h"
+#include "conversions.h"
+
+namespace rekindle {
+
+// numbers(driver) -> tuple[int, ...]
+//
+// Return memory, peak, clock, compute_ns, recompute_ns, lost_ns, evictions, recomputations, bytes
+// that are only counted, storages, records and recipes, and bytes of bookkeeping.
+PyObject* numbers(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.process_pending();
+    driver.poll_untracked();
+    driver.process_pending();
+    const Engine& engine = driver.engine;
+    return Py_BuildValue(
+        "LLLLLLLLLnnn",
+        static_cast<long long>(engine.memory),
+        static_cast<long long>(engine.peak),
+        static_cast<long long>(engine.clock),
+        static_cast<long long>(engine.compute_ns),
+        static_cast<long long>(engine.recompute_ns),
+        static_cast<long long>(driver.lost_ns),
+        static_cast<long long>(driver.evictions),
+        static_cast<long long>(driver.recomputations),
+        static_cast<long long>(engine.unlisted),
+        static_cast<Py_ssize_t>(engine.n_storages()),
+        static_cast<Py_ssize_t>(driver.alive()),
+        static_cast<Py_ssize_t>(driver.bytes_of_bookkeeping())
+    );
+}
+
+namespace {
+
+PyObject* tuple_of(std::span<const std::int64_t> numbers) {
+    Object made(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        Object number(PyLong_FromLongLong(numbers[i]));
+        PyTuple_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), number.give());
+    }
+    return made.give();
+}
+
+}  // namespace
+
+// seen() -> list of (operator, sizes, cost, workspace)
+//
+// Return the signatures with a measured cost or workspace. `sizes`: those of the tensor arguments.
+PyObject* seen(PyObject* arguments) {
+    parse(arguments, "");
+    const Locked lock;
+    Object list(PyList_New(0));
+    for (const Signature* known : all_signatures()) {
+        const Signature& each = *known;
+        if (each.watched == 0 && each.cost == 0) {
+            continue;
+        }
+        const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.geometries.size())));
+        for (std::size_t i = 0; i < each.geometries.size(); ++i) {
+            PyObject* size = tuple_of(each.geometries[i].sizes);
+            PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(i), size);
+        }
+        const Object row(Py_BuildValue(
+            "sOLL",
+            each.facts.name.c_str(),
+            sizes.get(),
+            static_cast<long long>(each.cost),
+            static_cast<long long>(each.workspace)
+        ));
+        must(PyList_Append(list.get(), row.get()) == 0);
+    }
+    return list.give();
+}
+
+// has_room(driver, nbytes) -> bool
+//
+// Return True if `nbytes` more would fit after evicting everything evictable.
+PyObject* has_room(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long bytes = 0;
+    parse(arguments, "OL", &capsule, &bytes);
+    const Locked lock;
+    const Driver& driver = driver_of(capsule);
+    return PyBool_FromLong(driver.engine.has_room(bytes + driver.kept_back(bytes)) ? 1 : 0);
+}
+
+// devices_met(driver) -> list[str]
+//
+// Return the names of the devices that were seen.
+PyObject* devices_met(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    Object list(PyList_New(0));
+    for (const c10::Device& each : driver.devices_met()) {
+        const Object name(PyUnicode_FromString(each.str().c_str()));
+        must(PyList_Append(list.get(), name.get()) == 0);
+    }
+    return list.give();
+}
+
+// set_peak(driver, nbytes) -> None
+//
+// Set the peak.
+PyObject* set_peak(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long peak = 0;
+    parse(arguments, "OL", &capsule, &peak);
+    const Locked lock;
+    driver_of(capsule).engine.peak = peak;
+    return nothing();
+}
+
+// evicted_bytes(driver) -> int
+//
+// Return the bytes of evicted values that the program or autograd still refers to.
+PyObject* evicted_bytes(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    return PyLong_FromLongLong(driver.evicted_bytes());
+}
+
+// kept(driver) -> [(operator, why, calls, bytes)]
+//
+// Return the calls that are kept because of a trial.
+PyObject* kept(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    std::vector<Driver::Kept> found;
+    {
+        const Locked lock;
+        found = driver.kept_calls;
+    }
+    Object list(PyList_New(0));
+    for (const Driver::Kept& each : found) {
+        const Object entry(Py_BuildValue(
+            "ssLL",
+            each.facts->name.c_str(),
+            each.why.c_str(),
+            static_cast<long long>(each.calls),
+            static_cast<long long>(each.nbytes)
+        ));
+        must(PyList_Append(list.get(), entry.get()) == 0);
+    }
+    return list.give();
+}
+
+// last_unit() -> (trusted, why)
+//
+// Return what is known of the last unit that this thread ran: whether it is trusted, and why it is
+// kept.
+PyObject* last_unit(PyObject* /*arguments*/) {
+    const Probation& known = last_unit();
+    const Object trusted(PyBool_FromLong(known.is_trusted() ? 1 : 0));
+    return Py_BuildValue("Os", trusted.get(), known.why().c_str());
+}
+
+// audit(driver) -> None
+//
+// Start to compare recomputed values with the first ones.
+PyObject* audit(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.audit = std::make_unique<Audit>();
+    return nothing();
+}
+
+// recomputed_differently(driver) -> list of (operator, id)
+//
+// Return the calls whose results differed when they were recomputed.
+PyObject* recomputed_differently(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    std::vector<Audit::Difference> found;
+    {
+        const Locked lock;
+        if (driver.audit) {
+            found = driver.audit->different();
+        }
+    }
+    Object list(PyList_New(0));
+    for (const Audit::Difference& each : found) {
+        const auto op = static_cast<long long>(each.op);
+        const Object entry(Py_BuildValue("sL", each.facts->name.c_str(), op));
+        must(PyList_Append(list.get(), entry.get()) == 0);
+    }
+    return list.give();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,121 @@
+#include "py_steps.h"
+
+#include <vector>
+
+#include "../allocator/arena.h"
+#include "../base/mutex.h"
+#include "../memory/held_eviction.h"
+#include "../memory/program.h"
+#include "conversions.h"
+
+namespace rekindle {
+
+// take_samples(driver) -> bytes
+//
+// Return the samples of memory over time, as an array of their fields, and clear them.
+PyObject* take_samples(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    std::vector<Sample> taken;
+    {
+        const Locked lock;
+        taken = driver.samples.take();
+    }
+    return PyBytes_FromStringAndSize(
+        reinterpret_cast<const char*>(taken.data()),
+        static_cast<Py_ssize_t>(taken.size() * sizeof(Sample))
+    );
+}
+
+// space_samples(driver, next, every) -> None
+//
+// Take the next sample at clock `next` and one each `every` afterwards (ns).
+PyObject* space_samples(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long next = 0;
+    long long every = 0;
+    parse(arguments, "OLL", &capsule, &next, &every);
+    const Locked lock;
+    driver_of(capsule).samples.space(next, every);
+    return nothing();
+}
+
+// set_budget(driver, nbytes) -> None
+//
+// Change the budget; negative: no limit.
+PyObject* set_budget(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long budget = 0;
+    parse(arguments, "OL", &capsule, &budget);
+    const Locked lock;
+    Driver& driver = driver_of(capsule);
+    driver.engine.budget = budget < 0 ? UNLIMITED : budget;
+    driver.backoff.forget();
+    driver.reserved.forget();
+    if (driver.uses_arena) {
+        the_arena().limit(driver.engine.budget);
+    }
+    return nothing();
+}
+
+// shortfall(driver) -> (int, int, int, int)
+//
+// Return how often the device had less memory than the budget, the budget now (-1: no limit), how
+// often evicting neighbors did not suffice, and for how many free blocks something was evicted.
+PyObject* backoff(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
+    const BudgetBackoff& backoff = driver.backoff;
+    return Py_BuildValue(
+        "iLii",
+        backoff.times(),
+        static_cast<long long>(budget),
+        backoff.by_sum(),
+        driver.reserved.places()
+    );
+}
+
+// keep_reserved(driver) -> None
+//
+// Let the budget limit the memory that the device's allocator reserves.
+PyObject* keep_reserved(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.reserved.is_the_budget = true;
+    driver.device.empty_cache();
+    return nothing();
+}
+
+// met(driver) -> list[int]
+//
+// Return the addresses of storages of weights that were seen first since the last call.
+PyObject* met(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    std::vector<const void*> found;
+    {
+        const Locked lock;
+        found.swap(driver.met);
+        driver.owners_due = false;
+    }
+    Object list(PyList_New(0));
+    for (const void* storage_impl : found) {
+        const Object address(PyLong_FromVoidPtr(const_cast<void*>(storage_impl)));
+        must(PyList_Append(list.get(), address.get()) == 0);
+    }
+    return list.give();
+}
+
+// release_recompute_sources(driver) -> bool
+//
+// Release sources kept only to recompute values that are resident. Return True if memory was freed.
+PyObject* release_recompute_sources(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const bool any = translate_errors(driver, [&] {
+        const Locked lock;
+        driver.process_pending();
+        return driver.release_recompute_sources();
+    });
+    return PyBool_FromLong(any ? 1 : 0);
+}
+
+}  // namespace rekindle

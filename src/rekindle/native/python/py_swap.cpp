@@ -1,0 +1,43 @@
+#include "py_swap.h"
+
+#include "../base/mutex.h"
+#include "../memory/driver.h"
+#include "conversions.h"
+
+namespace rekindle {
+
+// swap(driver, copies, host, out, in, only) -> None
+//
+// Swap values to the host from now on. Must be called before anything runs. `copies`: the object
+// that stores values. `host`: limit in bytes; negative: none. `out` and `in`: bandwidths in bytes
+// per second. `only`: always swap instead of recomputing, while the host has room.
+// NOLINTNEXTLINE(bugprone-exception-escape): it exchanges no two values
+PyObject* swap(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* copies = nullptr;
+    long long host = 0;
+    long long out = 0;
+    long long back = 0;
+    int only = 0;
+    parse(arguments, "OOLLLp", &capsule, &copies, &host, &out, &back, &only);
+    const Locked lock;
+    driver_of(capsule).swap_with({host < 0 ? UNLIMITED : host, out, back, only != 0}, copies);
+    return nothing();
+}
+
+// swapped(driver) -> (int, int, int)
+//
+// Return the bytes swapped out and in so far, and the peak of bytes on the host.
+PyObject* swapped(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    const HostMemory& host = *driver.engine.host;
+    return Py_BuildValue(
+        "LLL",
+        static_cast<long long>(host.swapped_out),
+        static_cast<long long>(host.swapped_in),
+        static_cast<long long>(host.peak)
+    );
+}
+
+}  // namespace rekindle

@@ -1,0 +1,119 @@
+#include "py_transcripts.h"
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../memory/program.h"
+#include "../memory/transcript.h"
+#include "conversions.h"
+
+namespace rekindle {
+
+namespace {
+
+// Process deaths now: a trace needs the moment at which the program frees a value.
+void catch_up(Driver& driver) {
+    translate_errors(driver, [&] {
+        const Locked lock;
+        driver.process_pending();
+        driver.poll();
+    });
+}
+
+// Parse the driver and the number of a recording, and complete the recording.
+std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long number = 0;
+    parse(arguments, "OL", &capsule, &number);
+    Driver& driver = driver_of(capsule);
+    catch_up(driver);
+    return {driver, number};
+}
+
+// Raise if a recording is incomplete.
+void check_written(bool complete) {
+    TORCH_CHECK(complete, "there was no memory to write down what the program did");
+}
+
+}  // namespace
+
+PyObject* words_of(const Transcript& transcript) {
+    std::vector<std::int64_t> workspaces;
+    std::vector<std::int64_t> backward;
+    std::vector<std::int64_t> over;
+    const Object names(PyList_New(0));
+    for (const Transcript::Named& call : transcript.calls) {
+        workspaces.push_back(call.workspace);
+        backward.push_back(call.backward ? 1 : 0);
+        over.push_back(call.over);
+        const Object name(PyUnicode_FromString(call.name));
+        must(PyList_Append(names.get(), name.get()) == 0);
+    }
+    return Py_BuildValue(
+        "NNNNNNNO",
+        bytes_of(std::span(transcript.present)),
+        bytes_of(std::span(transcript.counted)),
+        bytes_of(std::span(transcript.entries)),
+        bytes_of(std::span(transcript.places)),
+        bytes_of(std::span<const std::int64_t>(workspaces)),
+        bytes_of(std::span<const std::int64_t>(backward)),
+        bytes_of(std::span<const std::int64_t>(over)),
+        names.get()
+    );
+}
+
+// write_down(driver, whole) -> int
+//
+// Start a recording; `whole`: it is one of the whole run. Return its number.
+PyObject* write_down(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int whole = 0;
+    parse(arguments, "Op", &capsule, &whole);
+    Driver& driver = driver_of(capsule);
+    return PyLong_FromLongLong(translate_errors(driver, [&] {
+        const Locked lock;
+        driver.process_pending();
+        const auto& begun = driver.transcripts;
+        const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
+        driver.begin(driver.transcripts[number]);
+        driver.recorded = driver.recorded || whole != 0;
+        return number;
+    }));
+}
+
+// written_down(driver, number) -> tuple
+//
+// Return a recording: (present, counted, entries, places, workspaces, backward, over, names).
+// `present` and `counted` are the storages at its start, with a record and without. `entries` are
+// the events since then. `places` has the number of entries before each operator of a step. The
+// last four have one item per call: bytes of its workspace, 1 in a backward pass, the storage that
+// its result could take over or -1, and the operator's name. All but `names` are bytes; see
+// memory/transcript.h.
+PyObject* written_down(PyObject* arguments) {
+    const auto [driver, number] = asked_for(arguments);
+    const Locked lock;
+    Transcript& transcript = driver.transcripts.at(number);
+    check_written(driver.transcriber.notify(transcript));
+    Object words(words_of(transcript));
+    transcript.entries = {};  // the journal has them too
+    return words.give();
+}
+
+// write_no_more(driver, number) -> tuple
+//
+// End a recording, and return it as `written_down` does.
+PyObject* write_no_more(PyObject* arguments) {
+    const auto [driver, number] = asked_for(arguments);
+    const Locked lock;
+    Transcript transcript = std::move(driver.transcripts.at(number));
+    driver.transcripts.erase(number);
+    const bool complete = driver.transcriber.notify(transcript);
+    driver.transcriber.end();
+    check_written(complete);
+    return words_of(transcript);
+}
+
+}  // namespace rekindle

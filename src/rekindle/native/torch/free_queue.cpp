@@ -1,0 +1,117 @@
+#include "free_queue.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+
+#include "../allocator/counting_allocator.h"
+#include "../base/slab.h"
+
+namespace rekindle {
+
+namespace {}  // namespace
+
+// All queues. Never destroyed: deleters also run while the process ends.
+struct FreeListeners final {
+    std::vector<FreeQueue*> listening;
+
+    // Queue `address`, whose memory is about to be freed. Return true if a queue must be drained at
+    // once.
+    bool hears_of(const void* address) {
+        bool late = false;
+        for (FreeQueue* each : listening) {
+            each->addresses_.push_back(address);
+            each->any_.store(true, std::memory_order_release);
+            late = late || each->late.load(std::memory_order_relaxed);
+        }
+        return late;
+    }
+};
+
+namespace {
+
+SpinLock& deaths_flag() noexcept {
+    return leaf(Leaf::free_queue);
+}
+
+FreeListeners& listeners() noexcept {
+    static auto& made = leaky_singleton<FreeListeners>();
+    return made;
+}
+
+// Queue `context` before `free` makes its address available to others.
+template <class F>
+void notify_then(void* context, F&& free) {
+    bool late = false;
+    {
+        const std::scoped_lock guard(deaths_flag());
+        late = listeners().hears_of(context);
+    }
+    free();
+    if (late) {
+        process_pending_late();
+    }
+}
+
+// Usually `to` is empty, and nothing is copied.
+template <class T>
+void move_all(std::vector<T>& from, std::vector<T>& to) {
+    if (to.empty()) {
+        to.swap(from);
+        return;
+    }
+    to.insert(to.end(), from.begin(), from.end());
+    from.clear();
+}
+
+// Replacement for the deleter that `Frees` returns. There are two instantiations: for memory of the
+// original CPU allocator and for memory of the counting wrapper.
+template <c10::DeleterFnPtr (*Frees)() noexcept>
+void notify_then_free(void* context) {
+    notify_then(context, [&] { Frees()(context); });
+}
+
+}  // namespace
+
+FreeQueue::FreeQueue() {
+    const std::scoped_lock guard(deaths_flag());
+    listeners().listening.push_back(this);
+}
+
+FreeQueue::~FreeQueue() {
+    const std::scoped_lock guard(deaths_flag());
+    std::erase(listeners().listening, this);
+}
+
+void FreeQueue::released(StorageRecord& record) {
+    const std::scoped_lock guard(deaths_flag());
+    records_.push_back(&record);
+    any_.store(true, std::memory_order_release);
+}
+
+void FreeQueue::take(std::vector<const void*>& addresses, std::vector<StorageRecord*>& records) {
+    const std::scoped_lock guard(deaths_flag());
+    move_all(addresses_, addresses);
+    move_all(records_, records);
+    any_.store(false, std::memory_order_release);
+}
+
+void free_placeholder(void* token) {
+    std::unique_ptr<char> keeper(static_cast<char*>(token));
+    notify_then(token, [&] { keeper.reset(); });
+}
+
+bool hook_deleter(c10::StorageImpl& storage_impl) noexcept {
+    c10::DataPtr& data = storage_impl._mutable_data_ptr_no_checks();
+    constexpr c10::DeleterFnPtr watched = &notify_then_free<allocators_own>;
+    constexpr c10::DeleterFnPtr counted_and_watched = &notify_then_free<counting_ones_own>;
+    const c10::DeleterFnPtr deleter = data.get_deleter();
+    if (deleter == watched || deleter == counted_and_watched) {
+        return true;
+    }
+    return data.get_context() == data.get() &&
+           (data.compare_exchange_deleter(counting_ones_own(), counted_and_watched) ||
+            data.compare_exchange_deleter(allocators_own(), watched));
+}
+
+}  // namespace rekindle

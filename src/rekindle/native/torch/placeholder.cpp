@@ -1,0 +1,85 @@
+#include "placeholder.h"
+
+#include <memory>
+#include <utility>
+
+#include "free_queue.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr const char* READ =
+    "The memory of this tensor was evicted by rekindle.budget(...), and something reads it by a "
+    "way that is not seen, as a kernel of one's own that is no operator of PyTorch. Write "
+    "rekindle.budget(..., evict=\"saved\"), which never touches what variables hold";
+
+// Data of a placeholder: a null pointer, and a context whose unique address is reported when it is
+// freed.
+c10::DataPtr token(c10::Device device) {
+    void* made = std::make_unique<char>().release();
+    return {nullptr, made, &free_placeholder, device};
+}
+
+// True if this torch can make such a storage readable again.
+template <class Storage>
+constexpr bool CAN_BE_READ_AGAIN = requires(Storage& storage_impl) {
+    storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());
+    storage_impl.clear_data_ptr_access_error_msg_();
+};
+
+template <class Storage>
+void refuse(Storage& storage_impl) {
+    if constexpr (CAN_BE_READ_AGAIN<Storage>) {
+        storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(READ);
+    }
+}
+
+template <class Storage>
+void allow(Storage& storage_impl) {
+    if constexpr (CAN_BE_READ_AGAIN<Storage>) {
+        storage_impl.clear_data_ptr_access_error_msg_();
+    }
+}
+
+}  // namespace
+
+bool can_make_placeholders() noexcept {
+    return CAN_BE_READ_AGAIN<c10::StorageImpl>;
+}
+
+void make_placeholder(c10::StorageImpl& storage_impl) {
+    refuse(storage_impl);
+    storage_impl.set_data_ptr_noswap(token(storage_impl.device()));
+}
+
+void restore_into(c10::StorageImpl& storage_impl, c10::StorageImpl& from) {
+    allow(storage_impl);
+    storage_impl.set_data_ptr_noswap(std::move(from._mutable_data_ptr_no_checks()));
+}
+
+bool is_placeholder(const c10::StorageImpl& storage_impl) noexcept {
+    return placeholder_id(
+               const_cast<c10::StorageImpl&>(storage_impl)._mutable_data_ptr_no_checks()
+           ) != nullptr;
+}
+
+bool allow_reading(c10::StorageImpl& storage_impl) {
+    const bool placeholder = is_placeholder(storage_impl);
+    if (placeholder) {
+        allow(storage_impl);
+    }
+    return placeholder;
+}
+
+void refuse_reading(c10::StorageImpl& storage_impl) {
+    if (is_placeholder(storage_impl)) {
+        refuse(storage_impl);
+    }
+}
+
+const void* placeholder_id(const c10::DataPtr& data) noexcept {
+    return data.get_deleter() == &free_placeholder ? data.get_context() : nullptr;
+}
+
+}  // namespace rekindle

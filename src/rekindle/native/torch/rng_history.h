@@ -1,0 +1,108 @@
+// Stores many states of random number generators in little memory (R5).
+//
+// NOTE [Compact generator states]
+//
+// The CPU generator is a Mersenne twister (Matsumoto and Nishimura 1998): 624 words and a position
+// among them. Once all words are drawn, the next 624 are computed from them; call that a turn. A
+// full state takes 5,056 bytes, more than the mask of many a dropout. So the words are stored once
+// for a stretch of turns. A state on that stretch is stored as its number of turns from the start.
+//
+// To find that number, the runtime advances a copy of the generator turn by turn until it matches.
+// It gives up after `MOST` turns: the program set another seed, uses another generator, or drew
+// very much at once. In the last case the results are large, too. Several stretches are followed at
+// a time. So programs with several generators, or that reset one as checkpointing does, also store
+// few words.
+//
+// States of device generators take a few bytes and are stored as they are.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "random.h"
+
+namespace rekindle {
+
+// Start of a stretch: a set of words, stored or derived from a seed.
+class MtBlock final : public c10::intrusive_ptr_target {
+public:
+    explicit MtBlock(const MtWords& there);
+    explicit MtBlock(std::uint64_t seed);
+    MtBlock(const MtBlock&) = delete;
+    MtBlock& operator=(const MtBlock&) = delete;
+    MtBlock(MtBlock&&) = delete;
+    MtBlock& operator=(MtBlock&&) = delete;
+    ~MtBlock() override;
+
+    MtWords words() const;
+
+private:
+    std::size_t nbytes() const noexcept;
+
+    const std::unique_ptr<const MtWords> words_;  // Null: derived from the seed.
+    const std::uint64_t seed_ = 0;
+};
+
+// A stored state of a generator.
+class RngCheckpoint final {
+public:
+    RngCheckpoint(const Random& there, c10::intrusive_ptr<MtBlock> start, int turns);
+    // State of a device's generator.
+    RngCheckpoint(at::Generator generator, const PhiloxState& there);
+    RngCheckpoint(const RngCheckpoint&) = delete;
+    RngCheckpoint& operator=(const RngCheckpoint&) = delete;
+    RngCheckpoint(RngCheckpoint&&) = delete;
+    RngCheckpoint& operator=(RngCheckpoint&&) = delete;
+    ~RngCheckpoint();
+
+    const at::Generator& generator() const noexcept { return generator_; }
+
+    // Set the generator to this state.
+    void restore() const;
+
+    // Return the state if it is of a device's generator; otherwise null.
+    const PhiloxState* on_device() const noexcept { return start_ ? nullptr : &philox_; }
+
+private:
+    const at::Generator generator_;
+    const MtState around_{};
+    // Shared by states of one stretch; null for a device's generator.
+    const c10::intrusive_ptr<MtBlock> start_;
+    const int turns_ = 0;  // Turns since the start.
+    const PhiloxState philox_{};
+};
+
+// States of all generators that a call draws from, before it.
+using RngCheckpoints = c10::SmallVector<std::unique_ptr<RngCheckpoint>, 1>;
+
+// Records the states of generators, one operator after the other.
+class RngHistory final {
+public:
+    // Record the current state of `generator`.
+    std::unique_ptr<RngCheckpoint> note(const at::Generator& generator);
+
+private:
+    // A stretch that is followed.
+    struct Stretch final {
+        c10::weak_intrusive_ptr<c10::GeneratorImpl> generator;
+        c10::intrusive_ptr<MtBlock> start;
+        MtWords now;    // Words of its latest recorded state.
+        int turns = 0;  // Turns from the start to `now`.
+    };
+
+    const Stretch& stretch_at(const Random& there);
+    bool reach(Stretch& stretch, const MtWords& words);
+    Stretch begin(const Random& there) const;
+
+    std::vector<Stretch> stretches_;  // Most recently used first.
+    int pause_ = 0;                   // Number of calls for which no stretch is followed.
+};
+
+// Return the bytes that all stored states take.
+std::size_t bytes_of_positions() noexcept;
+
+}  // namespace rekindle

@@ -1,0 +1,87 @@
+// Memory of tensors: counted and weak references to storages, version counters, and functions on
+// their bytes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "placeholder.h"
+
+namespace rekindle {
+
+using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+inline WeakStorage no_storage() {
+    return WeakStorage(StoragePtr());
+}
+
+inline WeakTensor no_tensor() {
+    return WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+}
+
+inline WeakTensor weak(const c10::TensorImpl& tensor) {
+    return WeakTensor(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&tensor)
+        )
+    );
+}
+
+// A version counter and its value when a recorded value was last known to be valid.
+//
+// NOTE [Version check]
+//
+// PyTorch compares version counters to find saved tensors that were modified in place. Saved-tensor
+// hooks switch that check off, so the runtime repeats it (R7). Scenario: `y = x.exp()`, then
+// `y.add_(1)`, then `backward()` must raise PyTorch's error.
+struct Version final {
+    c10::VariableVersion counter{c10::VariableVersion::DISABLED};
+    std::int64_t expected = -1;  // Negative if the value is unknown or there is no counter.
+
+    static std::int64_t told_by(const c10::VariableVersion& counter) {
+        return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
+    }
+
+    std::int64_t now() const { return told_by(counter); }
+
+    // Return true if the counter changed since `look`.
+    bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
+
+    // Record the current value of the counter.
+    void look() { expected = now(); }
+};
+
+// Return the key by which the table of storages knows the memory of `storage_impl`; null if it has
+// none. On the CPU it is the address of the memory, which several storages may share. On a device,
+// where frees are not reported, it is the address of the storage object, which stays unique while a
+// weak reference exists. A placeholder has a key as well.
+inline const void* address_of(const c10::StorageImpl& storage_impl) noexcept {
+    const auto& data = const_cast<c10::StorageImpl&>(storage_impl)._mutable_data_ptr_no_checks();
+    if (data.get() == nullptr) {
+        return placeholder_id(data);
+    }
+    return data.device().is_cpu() ? data.get() : &storage_impl;
+}
+
+// Return `tensor` with a new reference, for functions that need an `at::Tensor`.
+at::Tensor borrowed(const c10::TensorImpl& tensor);
+// Return the bytes of `storage_impl` as a tensor.
+at::Tensor whole_of(const StoragePtr& storage_impl);
+// Allocate `nbytes` uninitialized bytes on `where`.
+StoragePtr allocate_storage(std::size_t nbytes, c10::Device where);
+// Copy the bytes of `storage_impl` into a new storage.
+StoragePtr copy_of(const StoragePtr& storage_impl);
+// Return a checksum of all bytes.
+std::uint64_t checksum_of(const c10::StorageImpl& storage_impl);
+// Return true if `tensor` is a parameter of the program, or a view of one.
+bool is_weight(const c10::TensorImpl& tensor);
+
+}  // namespace rekindle

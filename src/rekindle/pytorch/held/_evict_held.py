@@ -1,0 +1,131 @@
+"""Connect the native core with functions that bypass the dispatcher.
+
+The core makes values resident that operators read and that autograd asks for (native/memory/evict_held_last.h,
+any_time.h and reader.h). Other accesses are intercepted here, and the core is asked to lock the
+memory while it is read. So no thread evicts what another thread reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, final
+
+from torch import Tensor, UntypedStorage
+
+from rekindle.pytorch.held._escapes import escapes_seen
+from rekindle.pytorch.held._profilers import profilers_seen
+from rekindle.pytorch.held._threads import Threads
+from rekindle.pytorch.online import KnowsThreads, hand_out
+from rekindle.pytorch.operators import is_plain
+
+
+class NativeLender(Protocol):
+    """The native driver, as this file uses it."""
+
+    core: Any
+    lending: KnowsThreads | None
+
+    def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
+        """Make the memory of `tensors` resident, and do not evict it until `unlock_there`.
+
+        Args:
+            tensors: The tensors.
+            saved: Lock what autograd saved as well.
+
+        Returns:
+            A number to pass to `unlock_there`.
+        """
+        ...
+
+    def unlock_there(self, number: int) -> None:
+        """Undo `lock_there`."""
+        ...
+
+    def record_without_grad(self, record: bool) -> None:
+        """Add or remove a reason not to record operators while grad mode is off.
+
+        Args:
+            record: True removes one reason, False adds one.
+        """
+        ...
+
+    def keep_there(self, tensor: Tensor) -> None:
+        """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
+        ...
+
+    def give_away(self, home: UntypedStorage) -> None:
+        """Note that others may write to `home` from now on."""
+        ...
+
+
+@final
+class EvictHeld:
+    """The `Keeper` and `KnowsThreads` of one native driver."""
+
+    def __init__(self, driver: NativeLender) -> None:
+        self._driver = driver
+        self.threads = Threads()
+
+    def all_threads_are_known(self) -> bool:
+        """Return True if each thread started within the budget or touches no tensor."""
+        self.threads.changed()
+        return not self.threads.unknown
+
+    # -- what `escapes_seen` asks for -----------------------------------------------------------
+
+    @contextmanager
+    def present(self, tensors: Iterable[Tensor], *, saved: bool = False) -> Iterator[None]:
+        """Make the memory of `tensors` resident inside the block. `saved`: saved values, too."""
+        read = [each for each in tensors if is_plain(type(each))]
+        number = self._driver.lock_there(read, saved=saved)
+        try:
+            yield
+        finally:
+            self._driver.unlock_there(number)
+
+    @contextmanager
+    def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Make the memory of `tensors` resident for a custom function's forward.
+
+        The function may write by kernels that the core does not see, and autograd changes the
+        versions only afterwards. So operators inside are not recorded.
+        """
+        self._driver.record_without_grad(False)
+        try:
+            with self.present(tensors):
+                yield
+        finally:
+            self._driver.record_without_grad(True)
+
+    @contextmanager
+    def present_in_backward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Make `tensors` and saved values resident for a custom function's backward."""
+        with self.present(tensors, saved=True):
+            yield
+
+    def keep(self, tensor: Tensor) -> None:
+        """Make the memory of `tensor` resident and pin it, because its address leaves PyTorch."""
+        if is_plain(type(tensor)):
+            self._driver.keep_there(tensor)
+
+    def hand_out(self, tensor: Tensor) -> None:
+        """Do the same, and note that others may write to it."""
+        self.keep(tensor)
+        hand_out(self._driver.give_away, tensor)
+
+
+@contextmanager
+def lending_natively(driver: NativeLender) -> Iterator[None]:
+    """Intercept accesses that bypass the dispatcher inside the block, on behalf of `driver`."""
+    driver.lending = natively = EvictHeld(driver)
+    with escapes_seen(natively), profilers_seen(driver.core):
+        yield
+
+
+def known_natively(lending: object) -> AbstractContextManager[None]:
+    """Mark this thread as known to `lending` inside the block.
+
+    For threads that start within the budget.
+    """
+    return lending.threads.this_one_known() if isinstance(lending, EvictHeld) else nullcontext()

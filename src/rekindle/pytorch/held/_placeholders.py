@@ -1,0 +1,95 @@
+"""Placeholder storages: storages without memory, any access to which raises.
+
+A placeholder takes the place of evicted memory that the program holds.
+`UntypedStorage._swap_data_ptr_` (since torch 2.12) exchanges the memory of two storages, with their
+sizes and the flags that make an access raise. All tensors and views refer to the storage, not to
+its memory, so all of them see the exchange. A storage without memory and without the flags would
+not suffice. Kernels that iterate over elements would read from address 0, which ends the process.
+
+Python has no function for the flag that makes a read raise, in every kernel and thread. It has one
+for writes, and both flags are neighbors (`throw_on_mutable_data_ptr_`,
+`throw_on_immutable_data_ptr_` in c10/core/StorageImpl.h). This file finds the position of the read
+flag by setting the write flag on a temporary storage, and tests the result there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from rekindle._errors import Unsupported
+from rekindle.pytorch.tensors import privately
+
+_HEADER = 80  #: number of bytes of a StorageImpl to compare; it has 96
+
+
+def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages, and everything that belongs to it."""
+    one._swap_data_ptr_(other)  # type: ignore[attr-defined]
+
+
+def can_make_placeholders() -> bool:
+    """Return True if this torch supports placeholders."""
+    try:
+        flag_of_reading()
+    except Unsupported:
+        return False
+    return True
+
+
+@functools.cache
+def flag_of_reading() -> int:
+    """Return the position of the flag in a storage that makes a read raise.
+
+    It is searched and tested once per process.
+
+    Raises:
+        Unsupported: This torch has no such flag where it is expected.
+    """
+    if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+        raise Unsupported(
+            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: letting go of '
+            "what your variables hold needs UntypedStorage._swap_data_ptr_ of torch 2.12. Update "
+            'torch, or write evict="saved"'
+        )
+    position = _next_to_the_flag_of_writing()
+    if position is None or not _makes_reading_raise(position):
+        raise Unsupported(
+            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: its storages '
+            "cannot be made to refuse to be read, and nothing may read what is gone. Write "
+            'evict="saved"'
+        )
+    return position
+
+
+def _next_to_the_flag_of_writing() -> int | None:
+    """Return the position after the write flag, or None.
+
+    Setting the write flag changes two neighboring bytes: that any flag is set, and the write flag.
+    """
+    tensor = torch.zeros(4)
+    address = tensor.untyped_storage()._cdata
+    before = ctypes.string_at(address, _HEADER)
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    after = ctypes.string_at(address, _HEADER)
+    changed = [i for i in range(_HEADER) if before[i] != after[i]]
+    if len(changed) != 2 or changed[1] != changed[0] + 1:
+        return None
+    position = changed[1] + 1
+    return position if after[position] == 0 else None
+
+
+def _makes_reading_raise(position: int) -> bool:
+    """Return True if the flag works. The test storage has memory, so a failed test does no harm."""
+    with privately():
+        tensor, flagged = torch.ones(4), torch.UntypedStorage(16)
+        ctypes.memset(flagged._cdata + position, 1, 1)
+        _exchange(tensor.untyped_storage(), flagged)
+        try:
+            tensor.sum()
+        except RuntimeError:
+            _exchange(tensor.untyped_storage(), flagged)
+            return bool((tensor == 1).all())
+    return False

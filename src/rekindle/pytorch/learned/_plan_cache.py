@@ -1,0 +1,184 @@
+"""Plans shared by processes through the cache folder: one file for each shape of a step.
+
+A file is written completely or not at all, and a damaged file is ignored. Processes that learn the
+same shape at the same time, such as the ranks of one job, share one search. The process that holds
+the claim makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+
+from rekindle._types import Bytes
+from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.learned._sequence_matcher import GRAPH
+from rekindle.pytorch.learned._step_plan import StepPlan
+
+try:
+    import fcntl
+except ImportError:  # Windows: each process makes its own search
+    fcntl: Any = None
+
+FORMAT: Final = "rekindle lesson 3"
+"""Change the number if the numbers of storages or operators in a trace change their meaning."""
+MOST_FILES: Final = 256
+MOST_BYTES: Final = 64 << 20
+LESS: Final = 0.95
+"""A plan for at least this share of the budget is used: budget="auto" is never the same twice."""
+ENDING: Final = ".lesson"
+
+
+@final
+class Claim:
+    """The right to search for the plan of one shape. It ends with the process."""
+
+    def __init__(self, path: Path | None, descriptor: int = -1) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give up the claim."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink()
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for forks made meanwhile
+            os.close(self._descriptor)
+            self._path = None
+
+
+@final
+class PlanCache:
+    """The stored plans for `device` and about `budget` bytes, in `folder` (None: nowhere)."""
+
+    def __init__(self, folder: Path | None, budget: Bytes, device: torch.device) -> None:
+        self._folder = None if folder is None else folder / "lessons"
+        self._budget = budget
+        self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
+        #: Names of files that have not been read, by their first part.
+        self._unread: dict[str, list[str]] = {}
+        for name in self._names():
+            self._unread.setdefault(name.partition("-")[0], []).append(name)
+
+    def beginning_with(self, met: int) -> list[StepPlan]:
+        """Return the stored shapes that begin with operator `met`, the largest budget first.
+
+        Each file is returned once.
+        """
+        if not self._unread:
+            return []
+        found = self._unread.pop(self._start(met), [])
+        fitting = [name for name in found if self._fits(_budget_in(name))]
+        fitting.sort(key=_budget_in, reverse=True)
+        return [lesson for name in fitting if (lesson := self._read(name)) is not None]
+
+    def same(self, lesson: StepPlan) -> StepPlan | None:
+        """Return another process's plan for this shape, if its search is finished, else None."""
+        found = self._read(self._name(lesson))
+        return found if found is not None and found.finished else None
+
+    def keep(self, lesson: StepPlan) -> None:
+        """Store a shape and its plan for other processes. Errors of the file are ignored."""
+        if self._folder is None:
+            return
+        body = json.dumps(lesson.as_numbers(), separators=(",", ":"))
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / self._name(lesson)
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(f"{_digest(body)}\n{body}", encoding="utf-8")
+            unfinished.replace(path)
+            self._make_room()
+
+    def claim(self, lesson: StepPlan) -> Claim | None:
+        """Claim the search for a plan of this shape. Return None if another process has it."""
+        if self._folder is None or fcntl is None:
+            return Claim(None)
+        path = self._folder / self._name(lesson).replace(ENDING, ".claim")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return Claim(None)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:  # a file system without locks
+            os.close(descriptor)
+            return Claim(None)
+        return Claim(path, descriptor)
+
+    def _names(self) -> list[str]:
+        """Return the names of all stored files."""
+        if self._folder is not None:
+            with suppress(OSError):
+                return [name for name in os.listdir(self._folder) if name.endswith(ENDING)]
+        return []
+
+    def _name(self, lesson: StepPlan) -> str:
+        """Return the file name of a shape: first operator, graph, budget."""
+        graph = [met for met in lesson.met if met & GRAPH]
+        return f"{self._start(lesson.met[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
+
+    def _start(self, met: int) -> str:
+        """Return the first part of the file name of shapes that begin with operator `met`."""
+        return _digest(f"{self._about} {met}")
+
+    def _fits(self, budget: Bytes) -> bool:
+        """Return True if a plan for `budget` can be used here."""
+        return LESS * self._budget <= budget <= self._budget
+
+    def _read(self, name: str) -> StepPlan | None:
+        """Return the shape in a file, or None if the file is missing or damaged."""
+        if self._folder is None:
+            return None
+        path = self._folder / name
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            digest, _, body = path.read_text(encoding="utf-8").partition("\n")
+            if digest == _digest(body):
+                os.utime(path)  # mark the file as recently used
+                numbers = json.loads(body)
+                return StepPlan.from_numbers(numbers)
+        return None
+
+    def _make_room(self) -> None:
+        """Delete the least recently used files beyond the limits."""
+        assert self._folder is not None
+        files: list[tuple[float, int, str]] = []
+        for entry in os.scandir(self._folder):
+            with suppress(OSError):
+                files.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+        files.sort(reverse=True)
+        nbytes = 0
+        for number, (_, size, path) in enumerate(files):
+            nbytes += size
+            if number >= MOST_FILES or nbytes > MOST_BYTES:
+                with suppress(OSError):
+                    os.unlink(path)
+
+
+def _name_of(device: torch.device) -> str:
+    """Return a name of the hardware: costs, and thus plans, depend on it."""
+    if is_accelerator(device):
+        return accelerator.name_of(device)
+    return f"{device.type} {platform.machine()}"
+
+
+def _budget_in(name: str) -> Bytes:
+    """Return the budget in a file name."""
+    text = name.removesuffix(ENDING).rpartition("-")[2]
+    return int(text) if text.isdecimal() else 0
+
+
+def _digest(text: str) -> str:
+    """Return a short hash of `text`."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

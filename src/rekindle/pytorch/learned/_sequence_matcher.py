@@ -1,0 +1,80 @@
+"""Compare a running step with a recorded one.
+
+Operators of the autograd graph come in the same order in all steps of a shape. Other operators
+vary: a loader shuffles at the start of an epoch, or a loss is printed now and then, within a step
+or between two. Such operators are matched where they are expected, and ignored elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+GRAPH: Final = 1
+BACKWARD: Final = 2
+"""Bits of an operator's number: it belongs to the graph; it runs in the backward pass."""
+
+UNMATCHED: Final = -1
+MISMATCH: Final = -2
+FAR: Final = 64
+"""Number of operators outside of the graph that may be skipped to find a match."""
+
+
+@final
+class SequenceMatcher:
+    """A cursor over a recorded step that follows a running one.
+
+    Args:
+        shape: The operators of the recorded step. `at` is the index of the next one.
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._shape = shape
+        self.at = 0
+
+    @property
+    def complete(self) -> bool:
+        """True if no operator of the graph is missing."""
+        return self._next_of_graph() == len(self._shape)
+
+    def meets(self, met: int) -> int:
+        """Move on by one operator of the running step.
+
+        Returns:
+            Its index in the shape, `UNMATCHED` if it has no counterpart, or `MISMATCH` if the step has
+            another shape.
+        """
+        shape, at = self._shape, self.at
+        if at < len(shape) and shape[at] == met:
+            self.at = at + 1
+            return at
+        if not at:
+            return MISMATCH if met & BACKWARD else UNMATCHED
+        if not met & GRAPH:
+            return self._further(met, min(self._next_of_graph(), at + FAR))
+        expected = self._next_of_graph()
+        if expected < len(shape):
+            return self._further(met, expected + 1, expected)
+        return MISMATCH if met & BACKWARD or met == shape[0] else UNMATCHED
+
+    def _next_of_graph(self) -> int:
+        """Return the index of the next operator of the graph."""
+        shape, at = self._shape, self.at
+        while at < len(shape) and not shape[at] & GRAPH:
+            at += 1
+        return at
+
+    def _further(self, met: int, end: int, start: int | None = None) -> int:
+        """Search for `met` from `start` (default: here) to `end`, and move past it."""
+        shape = self._shape
+        for found in range(self.at if start is None else start, end):
+            if shape[found] == met:
+                self.at = found + 1
+                return found
+        return UNMATCHED if start is None else MISMATCH
+
+
+def is_of(shape: Sequence[int], step: Sequence[int]) -> bool:
+    """Return True if the finished step `step` has the shape `shape`."""
+    walk = SequenceMatcher(shape)
+    return all(walk.meets(met) != MISMATCH for met in step) and walk.complete

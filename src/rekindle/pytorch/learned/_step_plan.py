@@ -1,0 +1,68 @@
+"""The shape of a step and its plan, as numbers without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from rekindle.engine import Route
+from rekindle.trace import Trace
+
+
+@final
+@dataclass(eq=False)
+class StepPlan:
+    """A shape of a step: its operators in order, and its plan once there is one.
+
+    Attributes:
+        met: A number for each operator of the step (see `_walk`).
+        starts: For each operator, how many operators the trace has before it.
+        numbers: For each operator, how many storages the trace has before it. The storages that it
+            makes follow.
+        trace: The recorded step, until it is planned.
+        met_again: True if a second step had this shape.
+        route: The plan, once found.
+        finished: True if the search is over, so no better plan will come.
+        again: True if another process aborted the search, which has to be repeated.
+        online_loss: The least loss (recomputation time over computation time) of steps without a
+            plan. None: no such step.
+        dearer: Number of steps in a row that lost more with the plan than without.
+    """
+
+    met: list[int]
+    starts: list[int]
+    numbers: list[int]
+    trace: Trace | None
+    met_again: bool = False
+    route: Route | None = None
+    finished: bool = False
+    again: bool = False
+    online_loss: float | None = None
+    dearer: int = 0
+
+    def lost_online(self, loss: float | None) -> None:
+        """Note the loss of a step of this shape. None: the step followed a plan."""
+        if loss is not None:
+            self.online_loss = loss if self.online_loss is None else min(loss, self.online_loss)
+
+    def as_numbers(self) -> dict[str, Any]:
+        """Return the shape and its plan as plain data for a file. `from_numbers` is the inverse."""
+        assert self.route is not None
+        return {
+            "met": self.met,
+            "starts": self.starts,
+            "numbers": self.numbers,
+            "route": self.route.as_numbers(),
+            "finished": self.finished,
+            "online_loss": self.online_loss,
+        }
+
+    @staticmethod
+    def from_numbers(numbers: Mapping[str, Any]) -> StepPlan:
+        """Restore a shape from the result of `as_numbers`."""
+        route, finished = Route.from_numbers(numbers["route"]), numbers["finished"]
+        return StepPlan(
+            numbers["met"], numbers["starts"], numbers["numbers"], None,
+            route=route, finished=finished, again=not finished, online_loss=numbers["online_loss"],
+        )  # fmt: skip
