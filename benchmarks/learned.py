@@ -92,7 +92,7 @@ def measure(case: Case, fraction: float) -> dict[str, Any]:
 
 def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
     """Return shares of recomputation in the steps for which a plan may exist."""
-    _step_plans.forget_lessons()
+    _step_plans.forget_plans()
     workload = case.build()
     with rekindle.budget(budget, learn="wait" if learn else False) as run:
         for number in range(BEFORE):
@@ -109,11 +109,11 @@ def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
         }
     if not learn or run._learner is None:
         return found
-    shapes = run._learner.lessons.shapes
-    routes = [lesson.route for lesson in shapes if lesson.route is not None]
+    shapes = run._learner.plans.shapes
+    routes = [plan.route for plan in shapes if plan.route is not None]
     found["steps_followed"], found["steps_left"] = run.steps_followed, run.steps_left
     found["shapes"], found["planned"] = len(shapes), len(routes)
-    found["why"] = run._learner.why or run._learner.lessons.note
+    found["why"] = run._learner.why or run._learner.plans.note
     if routes:
         step_ns = compute_ns / AFTER
         found["promised"] = sum(route.recompute_ns for route in routes) / step_ns

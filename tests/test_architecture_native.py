@@ -43,7 +43,7 @@ FORBIDDEN = {
     r"(?<!<)\bnew\b(?! ?\(static_cast)": r"base/slab\.h",
     r"\bdelete\b(?!;)": r"base/slab\.h",
     # Addresses as numbers, method tables, and const objects of torch.
-    r"\breinterpret_cast\b|\bconst_cast\b": rf"{WITH_TORCH}.*|base/addresses\.h",
+    r"\breinterpret_cast\b|\bconst_cast\b": rf"{WITH_TORCH}.*|base/address_map\.h",
     r"#define (?!REKINDLE_|PY_SSIZE_T_CLEAN|Py_LIMITED_API)": "",
     r"catch \(\.\.\.\)": rf"{WITH_TORCH}.*",
     r"#if.*TORCH_VERSION": r"torch/versions\.h",

@@ -244,7 +244,7 @@ class Eager(Policy):
 def test_one_who_slept_until_the_first_choice_chooses_alike(
     policy: Policy, problem: tuple[Trace, int]
 ) -> None:
-    """Fails if `NullChooser.wake` leaves out the evicted, or tells of candidates in another order."""
+    """Fails if `NullChooser.wake` leaves out the evicted, or orders candidates otherwise."""
     trace, budget = problem
     try:
         record = replay(trace, budget=budget, policy=policy, watch=_check)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rekindle.pytorch.held import can_make_placeholders
-from rekindle.pytorch.learned._step_plans import forget_lessons
+from rekindle.pytorch.learned._step_plans import forget_plans
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
 
@@ -42,5 +42,5 @@ def asks_for_anything(item: pytest.Item) -> bool:
 def _nothing_left_behind() -> Iterator[None]:
     before = settings()
     yield
-    forget_lessons()
+    forget_plans()
     assert behind(before) == []

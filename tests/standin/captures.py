@@ -142,7 +142,7 @@ def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
     def evict() -> None:
         driver: Any = run._driver
         driver.core.let_go_now(driver.handle)
-        found["of variables"] = driver.core.husks(driver.handle)
+        found["of variables"] = driver.core.placeholders(driver.handle)
 
     with rekindle.budget(amount, device="cuda", learn=False, **options) as run:
         try:

@@ -149,8 +149,8 @@ class Exact(Neighborhood):
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # the evicted children of each evicted storage
-        # Storages that returned since `cost_decreases`, with their parents at that time. They may have left
-        # the graph meanwhile.
+        # Storages that returned since `cost_decreases`, with their parents at that time. They may
+        # have left the graph meanwhile.
         self._back: dict[Candidate, tuple[Candidate, ...]] = {}
         # Upper bound of the cost lost at and above each storage.
         self._lost: dict[Candidate, float] = {}
@@ -193,7 +193,7 @@ class Exact(Neighborhood):
     def evicted(self, storage: Candidate) -> None:
         if storage in self._noticed:
             self._notice(storage)
-        # A return that `cost_decreases` has not reported yet: known costs may still contain the storage.
+        # A return that `cost_decreases` has not reported yet: known costs may still contain it.
         seen = self._back.pop(storage, None) is not None
         self._since.setdefault(storage, -1 if seen else self._asked)
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}

@@ -23,7 +23,7 @@ from tests.helpers import combined, name_of
 from tests.pytorch import cores
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import harshest
-from tests.pytorch.held.husks import HOME, UNREADABLE, empty, is_empty, unseen_by_the_core
+from tests.pytorch.held.placeholders import HOME, UNREADABLE, empty, is_empty, unseen_by_the_core
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.sweep import _everything
 from tests.pytorch.test_models import differing, everything, plainly, train

@@ -30,7 +30,7 @@ from torch.utils.dlpack import from_dlpack
 import rekindle
 from rekindle.pytorch.held import _escapes, _placeholders
 from rekindle.pytorch.online import _handed_out
-from tests.pytorch.held.husks import ADDRESS, HOME, UNREADABLE, is_empty
+from tests.pytorch.held.placeholders import ADDRESS, HOME, UNREADABLE, is_empty
 from tests.pytorch.sweep import _everything
 
 Look = Callable[[Tensor], Any]

@@ -18,7 +18,7 @@ from rekindle.schedule import verify
 from tests.helpers import name_of, sampled
 from tests.pytorch import cores
 from tests.pytorch.harsh import harshest
-from tests.pytorch.held.husks import ADDRESS, UNREADABLE, is_empty, unseen_by_the_core
+from tests.pytorch.held.placeholders import ADDRESS, UNREADABLE, is_empty, unseen_by_the_core
 from tests.pytorch.held.test_anything import skips
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.sweep import _everything

@@ -15,7 +15,7 @@ from rekindle.pytorch import Run
 from rekindle.schedule import verify
 from rekindle.trace import check_trace
 from tests.pytorch.harsh import harshest
-from tests.pytorch.held.husks import empty
+from tests.pytorch.held.placeholders import empty
 from tests.pytorch.held.test_anything import NBYTES, pipeline, skips
 from tests.pytorch.tracker import Tracker, measure
 

@@ -15,7 +15,7 @@ from rekindle.engine import NoRoom, Route
 from rekindle.policies import Thrifty
 from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
-from rekindle.pytorch.learned._step_plans import forget_lessons
+from rekindle.pytorch.learned._step_plans import forget_plans
 from rekindle.simulator import replay
 from rekindle.trace import Trace
 from tests.helpers import own_cache
@@ -52,9 +52,9 @@ def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     # What another policy would have done may lose more, and is to be followed all the same.
     monkeypatch.setattr(_step_plans, "DEARER", float("inf"))
     monkeypatch.setattr(AtOnce, "made", 0)
-    forget_lessons()
+    forget_plans()
     yield
-    forget_lessons()
+    forget_plans()
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from rekindle.pytorch.learned._step_plans import (
     MOST_LENGTHS,
     PATIENCE,
     TRIES,
-    Lessons,
-    forget_lessons,
-    lessons_for,
+    StepPlans,
+    forget_plans,
+    plans_for,
 )
 from tests.pytorch.learned.conftest import AtOnce
 from tests.pytorch.learned.test_learned import Training, budget_of
@@ -75,7 +75,7 @@ def test_a_budget_around_each_step_is_known_by_its_lessons() -> None:
 
 def test_a_program_that_was_planned_before_follows_from_its_third_step_on() -> None:
     trained(PATIENCE + 6, budget_of())
-    forget_lessons()  # as another process
+    forget_plans()  # as another process
     _, run = trained(6, budget_of())
     assert AtOnce.made == 1
     assert run.steps_followed >= 4
@@ -99,90 +99,90 @@ def test_without_a_planner_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -
 MET = [GRAPH, 4 | GRAPH, 8 | GRAPH]
 
 
-def planned(lessons: Lessons) -> StepPlan:
-    lesson = StepPlan(MET, [0, 1, 2], [0, 1, 2], None, route=Route((0, 0, 0, 0), (), ()))
-    lessons.shapes.append(lesson)
-    return lesson
+def planned(plans: StepPlans) -> StepPlan:
+    plan = StepPlan(MET, [0, 1, 2], [0, 1, 2], None, route=Route((0, 0, 0, 0), (), ()))
+    plans.shapes.append(plan)
+    return plan
 
 
 def test_a_plan_that_loses_more_than_the_policy_alone_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_step_plans, "DEARER", 1.1)
-    lessons = lessons_for(1, torch.device("cpu"))
-    lesson = planned(lessons)
-    lessons.over(MET, None, 0.1)
-    lessons.over(MET, None, 0.2)
+    plans = plans_for(1, torch.device("cpu"))
+    plan = planned(plans)
+    plans.over(MET, None, 0.1)
+    plans.over(MET, None, 0.2)
     for loss in [*[0.14] * (TRIES - 1), 0.12, *[0.14] * (TRIES - 1)]:
-        lessons.along(lesson, None, loss)
-        assert lesson.route is not None
-    lessons.along(lesson, None, 0.14)
-    assert lesson.route is None
-    assert "given up" in lessons.note
+        plans.along(plan, None, loss)
+        assert plan.route is not None
+    plans.along(plan, None, 0.14)
+    assert plan.route is None
+    assert "given up" in plans.note
 
 
 def test_what_a_step_lost_half_way_along_a_plan_is_compared_with_nothing() -> None:
-    lessons = lessons_for(1, torch.device("cpu"))
-    lesson = planned(lessons)
-    lessons.over(MET, None, None)
+    plans = plans_for(1, torch.device("cpu"))
+    plan = planned(plans)
+    plans.over(MET, None, None)
     for _ in range(2 * TRIES):
-        lessons.along(lesson, None, 9.0)
-    assert lesson.route is not None
+        plans.along(plan, None, 9.0)
+    assert plan.route is not None
 
 
 def test_what_it_lost_is_known_to_later_processes() -> None:
-    lessons = lessons_for(1, torch.device("cpu"))
-    lesson = planned(lessons)
-    lessons.over(MET, None, 0.1)
-    assert StepPlan.from_numbers(lesson.as_numbers()).online_loss == 0.1
+    plans = plans_for(1, torch.device("cpu"))
+    plan = planned(plans)
+    plans.over(MET, None, 0.1)
+    assert StepPlan.from_numbers(plan.as_numbers()).online_loss == 0.1
 
 
 def test_plans_that_are_left_again_and_again_rest_for_longer_and_longer() -> None:
-    lessons = lessons_for(1, torch.device("cpu"))
+    plans = plans_for(1, torch.device("cpu"))
     tried = 0
     for _ in range(10_000):
-        tried += not lessons.resting
-        lessons.ended(evicting=True, followed=False, left=not lessons.resting)
+        tried += not plans.resting
+        plans.ended(evicting=True, followed=False, left=not plans.resting)
     assert 10_000 / LONGEST_PAUSE < tried < 10_000 / LONGEST_PAUSE + 20
-    while lessons.resting:
-        lessons.ended(evicting=True, followed=False, left=False)
-    lessons.ended(evicting=True, followed=True, left=False)
+    while plans.resting:
+        plans.ended(evicting=True, followed=False, left=False)
+    plans.ended(evicting=True, followed=True, left=False)
     for _ in range(TRIES - 1):
-        lessons.ended(evicting=True, followed=False, left=True)
-        assert not lessons.resting
-    lessons.ended(evicting=True, followed=False, left=True)
-    assert lessons.resting
+        plans.ended(evicting=True, followed=False, left=True)
+        assert not plans.resting
+    plans.ended(evicting=True, followed=False, left=True)
+    assert plans.resting
 
 
 def test_patience_is_of_steps_of_one_length() -> None:
-    lessons = lessons_for(1, torch.device("cpu"), patient=True)
+    plans = plans_for(1, torch.device("cpu"), patient=True)
     for number in range(50 * MOST_LENGTHS):
-        lessons.over(MET * (number + 1), None)
-        assert not lessons.wants_more()
+        plans.over(MET * (number + 1), None)
+        assert not plans.wants_more()
     for _ in range(PATIENCE + 1):
-        assert not lessons.wants_more()
-        lessons.over(MET, None)
-    assert lessons.wants_more()
+        assert not plans.wants_more()
+        plans.over(MET, None)
+    assert plans.wants_more()
 
 
 def test_who_asks_for_plans_later_has_what_was_learned() -> None:
     """Or would wait for ever for a search that the patient one began."""
-    lessons = lessons_for(1, torch.device("cpu"), patient=True)
-    assert lessons_for(1, torch.device("cpu"), patient=True) is lessons
-    assert lessons.patient
-    assert lessons_for(1, torch.device("cpu")) is lessons
-    assert not lessons.patient
-    assert lessons.wanted
-    lessons.over(MET, None)
-    assert lessons.wants_more()
+    plans = plans_for(1, torch.device("cpu"), patient=True)
+    assert plans_for(1, torch.device("cpu"), patient=True) is plans
+    assert plans.patient
+    assert plans_for(1, torch.device("cpu")) is plans
+    assert not plans.patient
+    assert plans.wanted
+    plans.over(MET, None)
+    assert plans.wants_more()
 
 
 def test_steps_are_watched_while_some_of_the_last_needed_evictions() -> None:
-    lessons = lessons_for(1, torch.device("cpu"), patient=True)
-    assert not lessons.wanted
-    lessons.ended(evicting=True, followed=False, left=False)
+    plans = plans_for(1, torch.device("cpu"), patient=True)
+    assert not plans.wanted
+    plans.ended(evicting=True, followed=False, left=False)
     for _ in range(PATIENCE):
-        assert lessons.wanted
-        lessons.ended(evicting=False, followed=False, left=False)
-    assert not lessons.wanted
-    assert lessons_for(1, torch.device("cpu")).wanted  # who asks for plans, always
+        assert plans.wanted
+        plans.ended(evicting=False, followed=False, left=False)
+    assert not plans.wanted
+    assert plans_for(1, torch.device("cpu")).wanted  # who asks for plans, always

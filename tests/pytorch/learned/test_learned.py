@@ -20,7 +20,7 @@ from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
 from rekindle.pytorch.learned._sequence_matcher import GRAPH
 from rekindle.pytorch.learned._step_plan import StepPlan
-from rekindle.pytorch.learned._step_plans import MOST_LESSONS, Lessons, forget_lessons, lessons_for
+from rekindle.pytorch.learned._step_plans import MOST_PLANS, StepPlans, forget_plans, plans_for
 from rekindle.schedule import verify
 from rekindle.trace import chain
 from tests.pytorch.models import ALL_CASES, Case
@@ -136,9 +136,9 @@ def test_a_step_whose_variables_go_when_it_is_over() -> None:
     assert (run.steps_followed, run.steps_left) == (1, 0)
 
 
-def learned(run: Run) -> Lessons:
+def learned(run: Run) -> StepPlans:
     assert run._learner is not None
-    return run._learner.lessons
+    return run._learner.plans
 
 
 def test_steps_follow_a_plan_from_the_fourth_on() -> None:
@@ -302,7 +302,7 @@ def test_training_goes_on_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) 
         assert not run.wait_for_plan(0.0)
         (_, planning, _) = learned(run)._planning or pytest.fail("no plan")
         process = planning._process
-        forget_lessons()
+        forget_plans()
         assert process.poll() is not None
         assert not planning._folder.exists()
 
@@ -325,7 +325,7 @@ def test_the_process_ends_with_whoever_started_it() -> None:
 
 
 def test_lessons_are_numbers() -> None:
-    """No tensor and no storage outlives its step because of a lesson."""
+    """No tensor and no storage outlives its step because of a plan."""
     seen: list[weakref.ref[torch.UntypedStorage]] = []
     training = Training()
 
@@ -362,24 +362,24 @@ def test_bookkeeping_is_flat_over_many_steps() -> None:
 
 
 def test_no_more_shapes_than_that_are_remembered() -> None:
-    lessons = lessons_for(1, torch.device("cpu"))
-    for number in range(3 * MOST_LESSONS):
+    plans = plans_for(1, torch.device("cpu"))
+    for number in range(3 * MOST_PLANS):
         other = StepPlan([GRAPH] * (number + 1), [], [], None)
-        lessons.over(other.met, other)
-    assert len(lessons.shapes) <= MOST_LESSONS
-    for number in range(3 * MOST_LESSONS):
-        lessons_for(2 + number, torch.device("cpu"))
-    assert len(_step_plans._lessons) <= MOST_LESSONS
+        plans.over(other.met, other)
+    assert len(plans.shapes) <= MOST_PLANS
+    for number in range(3 * MOST_PLANS):
+        plans_for(2 + number, torch.device("cpu"))
+    assert len(_step_plans._plans) <= MOST_PLANS
 
 
 def test_where_no_two_steps_are_alike_writing_down_is_given_up() -> None:
-    lessons = lessons_for(1, torch.device("cpu"))
+    plans = plans_for(1, torch.device("cpu"))
     written = 0
     for number in range(1000):
         met = [number << 2 | GRAPH]
-        wanted = lessons.wants_more()
+        wanted = plans.wants_more()
         written += wanted
-        lessons.over(met, StepPlan(met, [], [], None) if wanted else None)
+        plans.over(met, StepPlan(met, [], [], None) if wanted else None)
     assert 0 < written < 50
 
 

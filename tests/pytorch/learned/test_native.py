@@ -22,7 +22,7 @@ from rekindle.pytorch.native._transcript import KINDS
 from rekindle.simulator import replay
 from tests.pytorch import cores
 from tests.pytorch.learned.test_learned import Training, budget_of, six
-from tests.pytorch.learned.test_walk import places
+from tests.pytorch.learned.test_sequence_matcher import places
 
 
 def module() -> Any:
@@ -62,33 +62,33 @@ def test_kinds_of_entries_are_those_of_the_journal() -> None:
 def _written(run: rekindle.Run) -> list[StepPlan]:
     """What is written down in `run`, from now on."""
     learner: Any = run._learner
-    lessons: list[StepPlan] = []
+    plans: list[StepPlan] = []
     read = learner._written
 
     def written() -> StepPlan | None:
-        lesson = read()
-        lessons.extend([] if lesson is None else [lesson])
-        return lesson
+        plan = read()
+        plans.extend([] if plan is None else [plan])
+        return plan
 
     learner._written = written
-    return lessons
+    return plans
 
 
 def test_a_step_that_was_written_down_is_what_the_step_was() -> None:
     """Simulated, it takes what it took."""
     training = Training()
     with cores.fixed_prices(), rekindle.budget(budget_of(0.6), learn="wait") as run:
-        lessons = _written(run)
+        plans = _written(run)
         training.step(0)
         before = run.recomputations
         training.step(1)
         again = run.recomputations - before
-    (lesson,) = lessons
-    trace = lesson.trace
+    (plan,) = plans
+    trace = plan.trace
     assert trace is not None
     assert sum(op.is_backward for op in trace.ops) > 20
     assert {"aten::addmm", "aten::tanh_backward", "source"} <= {op.name for op in trace.ops}
-    assert len(lesson.starts) == len(lesson.numbers) == len(lesson.met)
+    assert len(plan.starts) == len(plan.numbers) == len(plan.met)
     record = replay(trace, budget=run.budget, policy=Thrifty())
     assert 0.9 * again <= record.recomputations <= 1.1 * again
 

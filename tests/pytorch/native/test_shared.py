@@ -18,8 +18,8 @@ from rekindle.native import _build
 
 PROGRAM = Path(__file__).with_name("threads.cpp")
 UNITS = (
-    "torch/free_queue", "allocator/counting_allocator", "allocator/arena", "allocator/bins", "allocator/blocks",
-    "base/mutex",
+    "torch/free_queue", "allocator/counting_allocator", "allocator/arena", "allocator/bins",
+    "allocator/blocks", "base/mutex",
 )  # fmt: skip
 SOURCES = [PROGRAM, *(_build.FOLDER / f"{name}.cpp" for name in UNITS)]
 

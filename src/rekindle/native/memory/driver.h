@@ -598,7 +598,7 @@ private:
         StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
     );
     void hand_back(StorageRecord& record);
-    std::exception_ptr fill_all_husks();
+    std::exception_ptr restore_all_placeholders();
     void use_in_any_case(StorageRecord& record);
     void note_memory();
     void settle_at(

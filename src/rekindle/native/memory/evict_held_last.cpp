@@ -231,7 +231,8 @@ void Driver::bring_all_back() {
     if (held_eviction) {
         held_eviction->close();
     }
-    const std::exception_ptr failure = placeholders == 0 ? std::exception_ptr() : fill_all_husks();
+    const std::exception_ptr failure =
+        placeholders == 0 ? std::exception_ptr() : restore_all_placeholders();
     if (held_eviction) {
         held_eviction->forget_recipes();
     }
@@ -241,7 +242,7 @@ void Driver::bring_all_back() {
 }
 
 // Restore all placeholders. Return the first error, or null.
-std::exception_ptr Driver::fill_all_husks() {
+std::exception_ptr Driver::restore_all_placeholders() {
     std::vector<Ref<Storage>> missing;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (record_of(*each).placeholder) {

@@ -617,7 +617,7 @@ PyMethodDef methods[] = {
     method<bring_back>("bring_back"),
     method<pin_exposed_address>("keep_there"),
     method<rekindle::evict_anything>("let_go_of_anything"),
-    method<rekindle::placeholders>("husks"),
+    method<rekindle::placeholders>("placeholders"),
     method<rekindle::record_without_grad>("record_without_grad"),
     method<rekindle::lock_there>("lock_there"),
     method<rekindle::unlock_there>("unlock_there"),

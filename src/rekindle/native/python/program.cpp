@@ -149,7 +149,7 @@ void notify_range(const Driver& driver, bool ends) {
 }
 
 void request_plans(const Driver& driver, std::int64_t met) {
-    ask("lessons", "nL", driver.number(), static_cast<long long>(met));
+    ask("plans", "nL", driver.number(), static_cast<long long>(met));
 }
 
 namespace {

@@ -30,7 +30,7 @@ from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import inherited
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
 from rekindle.pytorch.held import known_natively, lending_natively
-from rekindle.pytorch.learned import NativeLearner, lessons_for
+from rekindle.pytorch.learned import NativeLearner, plans_for
 from rekindle.pytorch.native import (
     NativeDriver,
     NativeRuntime,
@@ -232,8 +232,8 @@ class budget:
             driver.keep_reserved()
         run = Run(driver, amount, policy, record=given.record)
         if learns and amount is not None:
-            lessons = lessons_for(amount, device, cache=given.cache, patient=patient)
-            learner = NativeLearner(driver, lessons, wait=given.learn == "wait")
+            plans = plans_for(amount, device, cache=given.cache, patient=patient)
+            learner = NativeLearner(driver, plans, wait=given.learn == "wait")
             run._learner = driver.watcher = learner
         return run, NativeRuntime(driver)
 

@@ -1,8 +1,8 @@
 """Connect the native core with functions that bypass the dispatcher.
 
-The core makes values resident that operators read and that autograd asks for (native/memory/evict_held_last.h,
-any_time.h and reader.h). Other accesses are intercepted here, and the core is asked to lock the
-memory while it is read. So no thread evicts what another thread reads.
+The core makes values resident that operators read and that autograd asks for (in native/memory,
+evict_held_last.h, held_eviction.h and readers.h). Other accesses are intercepted here, and the core
+is asked to lock the memory while it is read. So no thread evicts what another thread reads.
 """
 
 from __future__ import annotations

@@ -7,4 +7,4 @@ during steps (`native/steps`).
 
 from rekindle.pytorch.learned._learning import Learning as Learning
 from rekindle.pytorch.learned._native import NativeLearner as NativeLearner
-from rekindle.pytorch.learned._step_plans import lessons_for as lessons_for
+from rekindle.pytorch.learned._step_plans import plans_for as plans_for

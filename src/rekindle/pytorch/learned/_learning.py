@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.learned._step_plan import StepPlan
-from rekindle.pytorch.learned._step_plans import Lessons
+from rekindle.pytorch.learned._step_plans import StepPlans
 
 Written = Callable[[], StepPlan | None]
 
@@ -18,7 +18,7 @@ class StepOutcome(NamedTuple):
 
     length: int
     """Number of operators, as far as they are recorded."""
-    lesson: StepPlan | None
+    plan: StepPlan | None
     """The plan that was followed at the end of the step, or None."""
     complete: bool
     """True if no operator of that plan was missing."""
@@ -41,12 +41,12 @@ class Engine(Protocol):
 
 
 class Learning(ABC):
-    """Follow the steps of one run, and pass their outcomes to `lessons`."""
+    """Follow the steps of one run, and pass their outcomes to `plans`."""
 
     _driver: Any  #: the driver of the run
 
-    def __init__(self, lessons: Lessons, *, wait: bool) -> None:
-        self.lessons = lessons
+    def __init__(self, plans: StepPlans, *, wait: bool) -> None:
+        self.plans = plans
         self.followed = 0  #: number of steps that followed a plan from beginning to end
         self.left = 0  #: number of steps that left their plan
         self.unplanned = 0  #: number of steps without a plan
@@ -79,24 +79,24 @@ class Learning(ABC):
         """Change the budget. Plans for the old budget are not used any more."""
         with self._driver.lock:
             self._end(over=False)
-            self.lessons = self.lessons.within(budget)
+            self.plans = self.plans.within(budget)
             self._begin()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait at most `timeout` seconds for the running search. Return True if none is running."""
-        return self.lessons.wait(timeout)
+        return self.plans.wait(timeout)
 
     def told(self) -> str:
         """Return lines for the report.
 
         Empty if the user did not ask for plans and no step was recorded.
         """
-        if self.lessons.patient and not self.lessons.shapes:
+        if self.plans.patient and not self.plans.shapes:
             return ""
         share = self.followed / max(1, self.followed + self.left + self.unplanned)
         told = f"steps planned   {self.followed:>11}   followed to the end, {self.left} left"
         lines = [f"{told}, {self.unplanned} without a plan: {share:.0%} of the steps followed"]
-        lines += [f"  {note}" for note in (self.why, self.lessons.note) if note]
+        lines += [f"  {note}" for note in (self.why, self.plans.note) if note]
         return "\n".join(lines)
 
     def _start_clock(self, engine: Engine) -> None:
@@ -110,14 +110,14 @@ class Learning(ABC):
 
     def _count(self, step: StepOutcome, *, over: bool) -> None:
         """Count the outcome of a step. `over`: an optimizer's step ended it."""
-        followed = step.lesson is not None and step.complete
-        self.lessons.ended(
+        followed = step.plan is not None and step.complete
+        self.plans.ended(
             evicting=step.evicting, followed=followed, left=step.taken and not followed
         )
         if followed:
             self.followed += 1
-        elif step.lesson is not None and over:
-            self.why = f"the step ended after {step.length} operators of {len(step.lesson.met)}"
+        elif step.plan is not None and over:
+            self.why = f"the step ended after {step.length} operators of {len(step.plan.met)}"
             self.left += 1
         else:
             self.left += step.taken
@@ -133,10 +133,10 @@ class Learning(ABC):
         """
         if not step.length or not step.evicting:
             return
-        if step.lesson is not None and step.complete:
-            self.lessons.along(step.lesson, written() if step.lesson.again else None, step.loss)
+        if step.plan is not None and step.complete:
+            self.plans.along(step.plan, written() if step.plan.again else None, step.loss)
         else:
-            self.lessons.over(met(), written(), None if step.taken else step.loss)
+            self.plans.over(met(), written(), None if step.taken else step.loss)
 
     def _went_on(self, number: int) -> None:
         """Note why the step left its plan: it did not end with the plan."""

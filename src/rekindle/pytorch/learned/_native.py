@@ -15,7 +15,7 @@ from rekindle._errors import InvalidTrace
 from rekindle.engine import Route
 from rekindle.pytorch.learned._learning import Engine, Learning, StepOutcome
 from rekindle.pytorch.learned._step_plan import StepPlan
-from rekindle.pytorch.learned._step_plans import Lessons
+from rekindle.pytorch.learned._step_plans import StepPlans
 from rekindle.pytorch.native import Transcript, written_down
 
 
@@ -49,8 +49,8 @@ class _Ended(NamedTuple):
 class NativeLearner(Learning):
     """The learner of one run of the native core."""
 
-    def __init__(self, driver: Driver, lessons: Lessons, *, wait: bool) -> None:
-        super().__init__(lessons, wait=wait)
+    def __init__(self, driver: Driver, plans: StepPlans, *, wait: bool) -> None:
+        super().__init__(plans, wait=wait)
         self._driver = driver
         self._core, self._handle = driver.core, driver.handle
         self._keys = count()
@@ -64,7 +64,7 @@ class NativeLearner(Learning):
     def begins(self, met: int) -> None:
         """Load plans of steps that begin with operator `met`, if there are any."""
         with self._driver.lock:
-            if self.lessons.beginning_with(met) is not None:
+            if self.plans.beginning_with(met) is not None:
                 self._teach()
 
     def wait(self, timeout: float | None) -> bool:
@@ -82,21 +82,21 @@ class NativeLearner(Learning):
         """Give the core its plans, and allow a step to begin."""
         self._evictions = self._driver.evictions
         self._start_clock(self._driver.engine)
-        if self.lessons.wanted:
+        if self.plans.wanted:
             self._teach()
-            self._core.begin_step(self._handle, self.lessons.wants_more())
+            self._core.begin_step(self._handle, self.plans.wants_more())
 
     def _end(self, *, over: bool) -> None:
         """End the core's step, learn from its outcome, and continue the search."""
         said = _Ended(*self._core.end_step(self._handle))
         self._understand(said)
         evicting = self._driver.evictions > self._evictions
-        lesson = self._lesson_of(said.key)
+        plan = self._plan_of(said.key)
         loss = self._loss(self._driver.engine)
-        ended = StepOutcome(said.length, lesson, said.complete, said.taken, evicting, loss)
+        ended = StepOutcome(said.length, plan, said.complete, said.taken, evicting, loss)
         self._count(ended, over=over)
         self._remember(ended, self._met, self._written)
-        self.lessons.plan(wait=self._wait)
+        self.plans.search(wait=self._wait)
 
     def _understand(self, said: _Ended) -> None:
         """Note why the last plan was left."""
@@ -108,9 +108,9 @@ class NativeLearner(Learning):
             case "failed":
                 self.why = "something that was brought back early could not be"
 
-    def _lesson_of(self, key: int) -> StepPlan | None:
+    def _plan_of(self, key: int) -> StepPlan | None:
         """Return the shape that the core knows by `key`, or None."""
-        return next((lesson for lesson, known in self._taught.items() if known[0] == key), None)
+        return next((plan for plan, known in self._taught.items() if known[0] == key), None)
 
     def _met(self) -> list[int]:
         """Return the operators of the last step."""
@@ -133,18 +133,18 @@ class NativeLearner(Learning):
     def _teach(self) -> None:
         """Pass all plans to the core and remove others, or remove all while plans are resting."""
         taught: dict[StepPlan, tuple[int, Route]] = {}
-        for lesson in () if self.lessons.resting else self.lessons.shapes:
-            route = lesson.route
+        for plan in () if self.plans.resting else self.plans.shapes:
+            route = plan.route
             if route is None:
                 continue
-            known = self._taught.get(lesson)
+            known = self._taught.get(plan)
             if known is None or known[1] is not route:
                 known = next(self._keys) if known is None else known[0], route
                 self._core.teach(
-                    self._handle, known[0], lesson.met, lesson.starts, lesson.numbers,
+                    self._handle, known[0], plan.met, plan.starts, plan.numbers,
                     _numbers_of(route),
                 )  # fmt: skip
-            taught[lesson] = known
+            taught[plan] = known
         self._taught = taught
         self._core.know(self._handle, [key for key, _ in taught.values()])
 

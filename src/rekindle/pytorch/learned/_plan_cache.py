@@ -27,13 +27,13 @@ try:
 except ImportError:  # Windows: each process makes its own search
     fcntl: Any = None
 
-FORMAT: Final = "rekindle lesson 3"
+FORMAT: Final = "rekindle plan 4"
 """Change the number if the numbers of storages or operators in a trace change their meaning."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20
 LESS: Final = 0.95
 """A plan for at least this share of the budget is used: budget="auto" is never the same twice."""
-ENDING: Final = ".lesson"
+ENDING: Final = ".plan"
 
 
 @final
@@ -59,7 +59,7 @@ class PlanCache:
     """The stored plans for `device` and about `budget` bytes, in `folder` (None: nowhere)."""
 
     def __init__(self, folder: Path | None, budget: Bytes, device: torch.device) -> None:
-        self._folder = None if folder is None else folder / "lessons"
+        self._folder = None if folder is None else folder / "plans"
         self._budget = budget
         self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
         #: Names of files that have not been read, by their first part.
@@ -77,31 +77,31 @@ class PlanCache:
         found = self._unread.pop(self._start(met), [])
         fitting = [name for name in found if self._fits(_budget_in(name))]
         fitting.sort(key=_budget_in, reverse=True)
-        return [lesson for name in fitting if (lesson := self._read(name)) is not None]
+        return [plan for name in fitting if (plan := self._read(name)) is not None]
 
-    def same(self, lesson: StepPlan) -> StepPlan | None:
+    def same(self, plan: StepPlan) -> StepPlan | None:
         """Return another process's plan for this shape, if its search is finished, else None."""
-        found = self._read(self._name(lesson))
+        found = self._read(self._name(plan))
         return found if found is not None and found.finished else None
 
-    def keep(self, lesson: StepPlan) -> None:
+    def keep(self, plan: StepPlan) -> None:
         """Store a shape and its plan for other processes. Errors of the file are ignored."""
         if self._folder is None:
             return
-        body = json.dumps(lesson.as_numbers(), separators=(",", ":"))
+        body = json.dumps(plan.as_numbers(), separators=(",", ":"))
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / self._name(lesson)
+            path = self._folder / self._name(plan)
             unfinished = path.with_suffix(f".{os.getpid()}")
             unfinished.write_text(f"{_digest(body)}\n{body}", encoding="utf-8")
             unfinished.replace(path)
             self._make_room()
 
-    def claim(self, lesson: StepPlan) -> Claim | None:
+    def claim(self, plan: StepPlan) -> Claim | None:
         """Claim the search for a plan of this shape. Return None if another process has it."""
         if self._folder is None or fcntl is None:
             return Claim(None)
-        path = self._folder / self._name(lesson).replace(ENDING, ".claim")
+        path = self._folder / self._name(plan).replace(ENDING, ".claim")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -124,10 +124,10 @@ class PlanCache:
                 return [name for name in os.listdir(self._folder) if name.endswith(ENDING)]
         return []
 
-    def _name(self, lesson: StepPlan) -> str:
+    def _name(self, plan: StepPlan) -> str:
         """Return the file name of a shape: first operator, graph, budget."""
-        graph = [met for met in lesson.met if met & GRAPH]
-        return f"{self._start(lesson.met[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
+        graph = [met for met in plan.met if met & GRAPH]
+        return f"{self._start(plan.met[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
 
     def _start(self, met: int) -> str:
         """Return the first part of the file name of shapes that begin with operator `met`."""

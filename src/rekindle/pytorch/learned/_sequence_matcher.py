@@ -41,8 +41,8 @@ class SequenceMatcher:
         """Move on by one operator of the running step.
 
         Returns:
-            Its index in the shape, `UNMATCHED` if it has no counterpart, or `MISMATCH` if the step has
-            another shape.
+            Its index in the shape, `UNMATCHED` if it has no counterpart, or `MISMATCH` if the step
+            has another shape.
         """
         shape, at = self._shape, self.at
         if at < len(shape) and shape[at] == met:

@@ -15,7 +15,7 @@ from rekindle.pytorch.learned._plan_cache import Claim, PlanCache
 from rekindle.pytorch.learned._sequence_matcher import is_of
 from rekindle.pytorch.learned._step_plan import StepPlan
 
-MOST_LESSONS: Final = 8
+MOST_PLANS: Final = 8
 """Number of shapes per budget, and of budgets."""
 TRIES: Final = 4
 """Number of steps in a row to record after a step of an unknown shape."""
@@ -44,7 +44,7 @@ class _Where(NamedTuple):
 
 
 @final
-class Lessons:
+class StepPlans:
     """The shapes of steps within one budget, the latest first, and the running search.
 
     Attributes:
@@ -53,13 +53,13 @@ class Lessons:
     """
 
     def __init__(
-        self, budget: Bytes, where: _Where, shelf: PlanCache, *, patient: bool = False
+        self, budget: Bytes, where: _Where, plan_cache: PlanCache, *, patient: bool = False
     ) -> None:
         self.shapes: list[StepPlan] = []
         self.note = ""  #: why a shape has no plan
         self._budget = budget
         self._where = where
-        self._shelf = shelf
+        self._plan_cache = plan_cache
         self._planning: tuple[StepPlan, Planning, Claim] | None = None
         self._elsewhere = False  #: another process searches for a plan that is needed here
         self._tries = 0  # number of steps still to record
@@ -72,9 +72,9 @@ class Lessons:
         self._rest = 0  # number of steps until plans are followed again
         self._next_rest = TRIES
 
-    def within(self, budget: Bytes) -> Lessons:
+    def within(self, budget: Bytes) -> StepPlans:
         """Return the shapes of another budget, with the same conditions."""
-        return lessons_for(budget, **self._where._asdict(), patient=self.patient)
+        return plans_for(budget, **self._where._asdict(), patient=self.patient)
 
     def hurry(self) -> None:
         """Stop being patient, because the user asked for plans."""
@@ -92,22 +92,22 @@ class Lessons:
 
     def wants_more(self) -> bool:
         """Return True if the next step should be recorded."""
-        return self._tries > 0 or any(lesson.again for lesson in self.shapes)
+        return self._tries > 0 or any(plan.again for plan in self.shapes)
 
     def beginning_with(self, met: int) -> StepPlan | None:
         """Return the latest planned shape that begins with operator `met`, or None."""
         found = self._beginning_with(met)
         if found is None:
-            self.shapes += self._shelf.beginning_with(met)
-            del self.shapes[MOST_LESSONS:]
+            self.shapes += self._plan_cache.beginning_with(met)
+            del self.shapes[MOST_PLANS:]
             found = self._beginning_with(met)
         return found
 
     def _beginning_with(self, met: int) -> StepPlan | None:
         """Return the latest planned shape in memory that begins with `met`, or None."""
-        for lesson in self.shapes:
-            if lesson.route is not None and lesson.met[0] == met:
-                return lesson
+        for plan in self.shapes:
+            if plan.route is not None and plan.met[0] == met:
+                return plan
         return None
 
     def ended(self, *, evicting: bool, followed: bool, left: bool) -> None:
@@ -140,15 +140,15 @@ class Lessons:
         """
         if self._waits(len(step)):
             return
-        for lesson in self.shapes:
-            if is_of(lesson.met, step):
-                lesson.lost_online(loss)
-                self._met_again(lesson, written)
+        for plan in self.shapes:
+            if is_of(plan.met, step):
+                plan.lost_online(loss)
+                self._met_again(plan, written)
                 return
         if written is not None:
             written.lost_online(loss)
             self.shapes.insert(0, written)
-            del self.shapes[MOST_LESSONS:]
+            del self.shapes[MOST_PLANS:]
             self._tries -= 1
             if self._tries == 0:
                 self._pause = self._next_pause
@@ -158,28 +158,28 @@ class Lessons:
         elif self._tries == 0:
             self._tries = TRIES
 
-    def along(self, lesson: StepPlan, written: StepPlan | None, loss: float) -> None:
-        """Learn from a finished step that followed the plan of `lesson` to its end.
+    def along(self, plan: StepPlan, written: StepPlan | None, loss: float) -> None:
+        """Learn from a finished step that followed the plan of `plan` to its end.
 
         A plan that costs more time than it saves is dropped after `TRIES` such steps.
         """
-        self._met_again(lesson, written)
-        if lesson.online_loss is None or loss <= DEARER * lesson.online_loss + NOISE:
-            lesson.dearer = 0
+        self._met_again(plan, written)
+        if plan.online_loss is None or loss <= DEARER * plan.online_loss + NOISE:
+            plan.dearer = 0
             return
-        lesson.dearer += 1
-        if lesson.dearer >= TRIES:
-            lesson.route = None
+        plan.dearer += 1
+        if plan.dearer >= TRIES:
+            plan.route = None
             self.note = "a plan lost more time than the policy alone, and was given up"
 
-    def _met_again(self, lesson: StepPlan, written: StepPlan | None) -> None:
-        """Note that a step had the shape of `lesson`, and move it to the front."""
-        lesson.met_again = True
-        if lesson in self.shapes:
-            self.shapes.remove(lesson)
-        self.shapes.insert(0, lesson)
-        if lesson.again and written is not None:
-            lesson.again, written.met_again = False, True
+    def _met_again(self, plan: StepPlan, written: StepPlan | None) -> None:
+        """Note that a step had the shape of `plan`, and move it to the front."""
+        plan.met_again = True
+        if plan in self.shapes:
+            self.shapes.remove(plan)
+        self.shapes.insert(0, plan)
+        if plan.again and written is not None:
+            plan.again, written.met_again = False, True
             self.shapes.insert(1, written)
         self._tries = max(0, self._tries - 1)
         self._pause, self._next_pause = 0, TRIES
@@ -197,7 +197,7 @@ class Lessons:
 
     # -- searching for plans ----------------------------------------------------------------------
 
-    def plan(self, *, wait: bool) -> None:
+    def search(self, *, wait: bool) -> None:
         """Take the results of the running search, and start the next one. `wait`: finish all."""
         while True:
             if self._planning is None and not self._start():
@@ -225,22 +225,22 @@ class Lessons:
     def _start(self) -> bool:
         """Start a search that no other process makes. Take finished plans of other processes."""
         self._elsewhere = False
-        for number, lesson in enumerate(self.shapes):
-            if lesson.trace is None or not lesson.met_again:
+        for number, plan in enumerate(self.shapes):
+            if plan.trace is None or not plan.met_again:
                 continue
-            claim = self._shelf.claim(lesson)
+            claim = self._plan_cache.claim(plan)
             if claim is None:
                 self._elsewhere = True
                 continue
-            found = self._shelf.same(lesson)
+            found = self._plan_cache.same(plan)
             if found is not None:
                 claim.release()
                 self.shapes[number] = found
                 self._only(found)
                 return self._start()
-            trace, lesson.trace = lesson.trace, None
+            trace, plan.trace = plan.trace, None
             try:
-                self._planning = lesson, Planning(trace, self._budget, SECONDS), claim
+                self._planning = plan, Planning(trace, self._budget, SECONDS), claim
             except OSError as error:
                 claim.release()
                 self.note = f"no process to plan in: {error}"
@@ -251,28 +251,24 @@ class Lessons:
         """Take the best plan that the running search has found so far."""
         if self._planning is None:
             return
-        lesson, planning, _ = self._planning
+        plan, planning, _ = self._planning
         running = planning.running
         route = planning.newest()
         if route is not None:
-            lesson.route, lesson.dearer = route, 0
-            self._only(lesson)
-        lesson.finished = not running
-        if lesson.route is not None and (route is not None or lesson.finished):
-            self._shelf.keep(lesson)
+            plan.route, plan.dearer = route, 0
+            self._only(plan)
+        plan.finished = not running
+        if plan.route is not None and (route is not None or plan.finished):
+            self._plan_cache.keep(plan)
         if not running:
-            if lesson.route is None:
+            if plan.route is None:
                 self.note = planning.error()
             self._end_planning()
 
-    def _only(self, lesson: StepPlan) -> None:
-        """Remove all other shapes that equal `lesson`."""
+    def _only(self, plan: StepPlan) -> None:
+        """Remove all other shapes that equal `plan`."""
         for other in list(self.shapes):
-            if (
-                other is not lesson
-                and is_of(other.met, lesson.met)
-                and is_of(lesson.met, other.met)
-            ):
+            if other is not plan and is_of(other.met, plan.met) and is_of(plan.met, other.met):
                 self.shapes.remove(other)
 
     def _end_planning(self) -> None:
@@ -289,16 +285,16 @@ class Lessons:
         self._end_planning()
 
 
-_lessons: dict[tuple[Bytes, _Where], Lessons] = {}
+_plans: dict[tuple[Bytes, _Where], StepPlans] = {}
 
 
-def lessons_for(
+def plans_for(
     budget: Bytes,
     device: torch.device,
     *,
     cache: bool = True,
     patient: bool = False,
-) -> Lessons:
+) -> StepPlans:
     """Return the known shapes of steps on `device` within `budget`.
 
     Patient and other learners share the result. Separate ones would wait for each other's search.
@@ -307,24 +303,24 @@ def lessons_for(
         budget: The budget in bytes.
         device: The device.
         cache: Use plans of other processes, and store plans for them.
-        patient: True if the user did not ask for plans (see `Lessons`).
+        patient: True if the user did not ask for plans (see `StepPlans`).
     """
     where = _Where(device, cache)
     key = budget, where
-    found = _lessons.pop(key, None)
+    found = _plans.pop(key, None)
     if found is None:
         folder = cache_folder() if cache else None
-        shelf = PlanCache(folder, budget, device)
-        found = Lessons(budget, where, shelf, patient=patient)
+        plan_cache = PlanCache(folder, budget, device)
+        found = StepPlans(budget, where, plan_cache, patient=patient)
     if not patient:
         found.hurry()
-    _lessons[key] = found
-    while len(_lessons) > MOST_LESSONS:
-        _lessons.pop(next(iter(_lessons))).forget()
+    _plans[key] = found
+    while len(_plans) > MOST_PLANS:
+        _plans.pop(next(iter(_plans))).forget()
     return found
 
 
-def forget_lessons() -> None:
+def forget_plans() -> None:
     """Forget all shapes of this process (for tests)."""
-    while _lessons:
-        _lessons.popitem()[1].forget()
+    while _plans:
+        _plans.popitem()[1].forget()

@@ -172,7 +172,7 @@ class PythonCallbacks:
         if driver is not None:
             driver.noted(operators)
 
-    def lessons(self, number: int, met: int) -> None:
+    def plans(self, number: int, met: int) -> None:
         """Load plans of steps that begin with operator `met`, if there are any."""
         driver = drivers.get(number)
         if driver is not None and driver.watcher is not None:

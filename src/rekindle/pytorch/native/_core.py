@@ -62,8 +62,8 @@ def core(*, build: bool = True) -> ModuleType | None:
         return None
     try:
         reason = module.start(
-            PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
-            SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
+            PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())],
+            (*EFFECTS, ONCE), SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
     except RuntimeError as error:  # another library registered the same hooks first
         reason = f"it cannot be installed: {str(error).splitlines()[0]}"

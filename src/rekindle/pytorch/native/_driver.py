@@ -434,7 +434,7 @@ class NativeDriver:
         if self.watcher is not None:
             self.watcher.close()
             self.watcher = None
-        if self.anything or (self.lending is not None and self.core.husks(self.handle)):
+        if self.anything or (self.lending is not None and self.core.placeholders(self.handle)):
             self._write_no_more()
         self.lending = None
         self.core.leave(self.handle)

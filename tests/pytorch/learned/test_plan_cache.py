@@ -19,7 +19,7 @@ from rekindle.pytorch.learned import _plan_cache, _step_plans
 from rekindle.pytorch.learned._plan_cache import PlanCache
 from rekindle.pytorch.learned._sequence_matcher import GRAPH
 from rekindle.pytorch.learned._step_plan import StepPlan
-from rekindle.pytorch.learned._step_plans import forget_lessons
+from rekindle.pytorch.learned._step_plans import forget_plans
 from tests.pytorch.learned.conftest import AtOnce
 from tests.pytorch.learned.test_learned import Training, budget_of, learned, six
 
@@ -35,7 +35,7 @@ def another_process(
     learn: bool | Literal["wait"] = "wait",
 ) -> Run:
     """The training, from its beginning, as if this process had just started."""
-    forget_lessons()
+    forget_plans()
     training = Training()
     with rekindle.budget(budget, learn=learn, cache=cache) as run:
         steps(training)
@@ -43,7 +43,7 @@ def another_process(
 
 
 def files() -> list[Path]:
-    return sorted(Path(os.environ["REKINDLE_CACHE"]).glob("lessons/*"))
+    return sorted(Path(os.environ["REKINDLE_CACHE"]).glob("plans/*"))
 
 
 def test_the_second_process_follows_from_its_first_step() -> None:
@@ -52,7 +52,7 @@ def test_the_second_process_follows_from_its_first_step() -> None:
     six(plain)
     first = another_process(budget)
     assert (first.steps_followed, AtOnce.made) == (3, 1)
-    forget_lessons()
+    forget_plans()
     training = Training()
     with rekindle.budget(budget, learn="wait") as second:
         six(training)
@@ -162,31 +162,31 @@ def test_a_search_that_was_broken_off_is_made_again(monkeypatch: pytest.MonkeyPa
     assert AtOnce.made == 2
 
 
-def lesson(number: int, route: Route) -> StepPlan:
+def plan(number: int, route: Route) -> StepPlan:
     return StepPlan([number << 2 | GRAPH], [0], [0], None, route=route, finished=True)
 
 
 def test_what_was_of_no_use_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan_cache, "MOST_FILES", 8)
     route = Route((0, 0), (), ())
-    shelf = PlanCache(_step_plans.cache_folder(), 1000, CPU)
+    plan_cache = PlanCache(_step_plans.cache_folder(), 1000, CPU)
     for number in range(20):
-        shelf.keep(lesson(number, route))
+        plan_cache.keep(plan(number, route))
         for old, path in enumerate(files()):
             os.utime(path, (old, old))  # not all in one instant
-        assert shelf.same(lesson(0, route)) is not None  # is of use
+        assert plan_cache.same(plan(0, route)) is not None  # is of use
     assert len(files()) <= 8
     nbytes = files()[0].stat().st_size
     monkeypatch.setattr(_plan_cache, "MOST_BYTES", 3 * nbytes + 10)
-    shelf.keep(lesson(21, route))
+    plan_cache.keep(plan(21, route))
     assert 1 <= len(files()) <= 3
 
 
 def test_a_claim_is_one_processes_at_a_time() -> None:
     pytest.importorskip("fcntl")
-    shelf, other = (PlanCache(_step_plans.cache_folder(), 1000, CPU) for _ in range(2))
+    plan_cache, other = (PlanCache(_step_plans.cache_folder(), 1000, CPU) for _ in range(2))
     wanted = StepPlan([GRAPH], [0], [0], None)
-    claim = shelf.claim(wanted)
+    claim = plan_cache.claim(wanted)
     assert claim is not None
     assert other.claim(wanted) is None
     claim.release()
@@ -204,14 +204,14 @@ def test_who_waits_for_another_search_takes_what_it_found() -> None:
     (kept,) = files()
     content = kept.read_bytes()
     kept.unlink()
-    forget_lessons()
+    forget_plans()
     training = Training()
     with rekindle.budget(budget, learn=True) as run:
         training.step(0)
         training.step(1)
         (shape,) = learned(run).shapes
-        shelf = PlanCache(_step_plans.cache_folder(), budget, CPU)
-        claim = shelf.claim(shape)
+        plan_cache = PlanCache(_step_plans.cache_folder(), budget, CPU)
+        claim = plan_cache.claim(shape)
         training.step(2)
         assert not run.wait_for_plan(0.1)
         kept.write_bytes(content)
@@ -259,4 +259,4 @@ def test_processes_at_once_share_one_search_and_later_ones_make_none() -> None:
     assert sum(output.count("searched") for output in first) == 1
     assert all("followed 3 left 0" in output for output in first)
     assert together(1) == ["followed 6 left 0\n"]
-    assert [path.suffix for path in files()] == [".lesson"]
+    assert [path.suffix for path in files()] == [".plan"]

@@ -23,7 +23,7 @@ def steps(words: str) -> list[int]:
 
 
 def places(shape: list[int], step: list[int]) -> list[int] | None:
-    """For each operator of `step` which one of `shape` it is, or `UNMATCHED`; None: some is neither."""
+    """Return the index in `shape` of each operator of `step`, or None if it is another shape."""
     walk = SequenceMatcher(shape)
     found = [walk.meets(met) for met in step]
     return None if MISMATCH in found else found
