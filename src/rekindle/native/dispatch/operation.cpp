@@ -214,9 +214,9 @@ void Operation::order_counted() {
 void Operation::order(
     std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record
 ) {
-    driver_.device.about_to_read(storage_impl, record.order, stream_);
+    driver_.device.about_to_read(storage_impl, record.id, stream_);
     if (is_written(position)) {
-        driver_.device.about_to_write(record.order, stream_);
+        driver_.device.about_to_write(record.id, stream_);
     }
 }
 
@@ -227,19 +227,25 @@ void Operation::note_writer() {
             *parsed_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
         );
         if (found != nullptr && found->record != nullptr) {
-            found->record->order = written(found->record->order);
+            note_written(*found->record, *found->record);
         }
     }
 }
 
-// Return the order of the new version of a value that was written in place.
-Order Operation::written(const Order& before) {
-    Order after = driver_.device.streams.made_by(stream_);
-    after.readers = before.readers;
-    after.readers.add(stream_);
-    after.kept_for = before.kept_for;
-    after.again = before.again;
-    return after;
+// Note the order of `after`, which was written into the memory of `before`. The streams that read
+// it there stay among the readers of that memory.
+void Operation::note_written(const StorageRecord& before, const StorageRecord& after) {
+    Streams& streams = driver_.device.streams;
+    if (!streams.has_order(before.id)) {
+        return;
+    }
+    const Order last = streams.order_of(before.id);
+    Order order = streams.made_by(stream_);
+    order.readers = last.readers;
+    order.readers.add(stream_);
+    order.kept_for = last.kept_for;
+    order.again = last.again;
+    streams.note(after.id, order);
 }
 
 // -- before the operator runs ---------------------------------------------------------------------
@@ -482,7 +488,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     for (const Made& each : made) {
         StorageRecord& record = driver_.new_storage(call, driver_.counted(*each.storage_impl));
         record.maker = &facts_;
-        record.order = driver_.device.streams.made_by(stream_);
+        driver_.device.streams.note(record.id, driver_.device.streams.made_by(stream_));
         record.flags = facts_.content;
         Driver::remember(record, *each.tensor);
         if (!parsed_.written.empty()) {
@@ -535,7 +541,7 @@ bool Operation::written_over(bool recording, Bytes results) {
             continue;
         }
         record->version.expected = -1;
-        record->order = written(record->order);
+        note_written(*record, *record);
         if (facts_.resizes) {
             driver_.resized(*record);
         }
@@ -553,7 +559,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     for (const std::uint32_t position : replaced) {
         StorageRecord& before = *input(position);
         StorageRecord& after = driver_.record_inplace_write(call, before);
-        after.order = written(before.order);
+        note_written(before, after);
         after.flags = facts_.content;
         after.maker = &facts_;
         pairs.push_back({&after.root, &before.root});

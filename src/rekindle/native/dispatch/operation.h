@@ -107,7 +107,7 @@ private:
     void order_counted();
     void order(std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record);
     void note_writer();
-    Order written(const Order& before);
+    void note_written(const StorageRecord& before, const StorageRecord& after);
     void prune_history();
     void know_inputs();
     void register_tensor();

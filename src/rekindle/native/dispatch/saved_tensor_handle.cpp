@@ -144,8 +144,8 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
     }
     if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
         if (const StoragePtr storage_impl = record.at()) {
-            driver.device.about_to_read(*storage_impl, record.order, driver.device.see());
-            if (record.order.again && !is_read_by_operators()) {
+            driver.device.about_to_read(*storage_impl, record.id, driver.device.see());
+            if (driver.device.streams.order_of(record.id).again && !is_read_by_operators()) {
                 driver.device.hand_to_any_stream(*storage_impl);
             }
         }

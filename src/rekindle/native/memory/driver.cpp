@@ -426,7 +426,7 @@ void process_pending_late() noexcept {
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
     return records_.alive() * sizeof(StorageRecord) + recipes_.alive() * sizeof(Recipe) +
            module_tensors_.capacity() * sizeof(ModuleTensor) + engine.graph.nbytes() +
-           bytes_of_positions();
+           bytes_of_positions() + static_cast<std::size_t>(device.streams.nbytes());
 }
 
 // -- actions --------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ void Driver::vacate(StorageRecord& record) {
     if (device.queues()) {
         if (const StoragePtr storage_impl =
                 record.at()) {  // otherwise the program has just freed it
-            device.keep_until_read(*storage_impl, record.order.readers);
+            device.keep_until_read(*storage_impl, record.id);
         }
     }
     if (record.address != nullptr) {
@@ -505,18 +505,15 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
 // Let this stream wait for those that made the inputs. Return the stream of the recomputation.
 StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     const StreamIndex here = device.see();
-    if (!device.streams.are_several()) {
-        return here;
-    }
     for (const auto& input : recipe.inputs()) {
         StorageRecord& record = record_of(*input.value->storage);
         if (const StoragePtr storage_impl = record.at()) {
-            device.about_to_read_again(*storage_impl, record.order, here);
+            device.about_to_read_again(*storage_impl, record.id, here);
         }
     }
     if (in_place) {
         for (const Overwrite& pair : recipe.overwrites()) {
-            device.about_to_write_again(record_of(*pair.source->storage).order, here);
+            device.about_to_write_again(pair.source->storage->id, here);
         }
     }
     return here;
@@ -622,7 +619,7 @@ void Driver::settle_results(
         const StoragePtr& storage_impl = storages[next++];
         if (!made.resident) {
             is_programs = is_programs || made.placeholder;
-            made.order = order;
+            device.streams.note(made.id, order);
             arrive(made, storage_impl, detach_placeholder(made));
         }
     }
@@ -640,6 +637,7 @@ void Driver::dispose(Storage& storage) noexcept {
     if (audit) {
         audit->forget(record);
     }
+    device.streams.forget(record.id);
     records_.drop(record);
 }
 

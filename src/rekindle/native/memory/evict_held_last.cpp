@@ -141,7 +141,7 @@ bool Driver::evict_keeping_placeholder(StorageRecord& record) {
     }
     // Streams that still read the memory are waited for before the allocator reuses it.
     if (device.queues()) {
-        device.keep_until_read(*storage_impl, record.order.readers);
+        device.keep_until_read(*storage_impl, record.id);
     }
     table_.take(record.address);
     record.keeper.reset();

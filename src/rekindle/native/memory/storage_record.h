@@ -18,7 +18,6 @@
 #include "../engine/graph.h"
 #include "../ops/facts.h"
 #include "../torch/storage_ptr.h"
-#include "../torch/streams.h"
 
 namespace rekindle {
 
@@ -47,7 +46,6 @@ struct StorageRecord final : Storage {
     // Weak pointer to a tensor of the program that has the version counter of `version`.
     WeakTensor origin = no_tensor();
     Version version;
-    Order order;                   // the last accesses on each stream of a device
     const Facts* maker = nullptr;  // null: first seen as an argument
     Ref<Storage> successor;        // set when another value has replaced this one in its memory
     // Links of the driver's list of records that the program may hold.

@@ -59,7 +59,7 @@ Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) 
 
 StorageRecord& Driver::new_storage(Call& call, Bytes nbytes) {
     StorageRecord& made = records_.make(engine.graph, storages_made++, nbytes);
-    made.order = device.streams.unknown();
+    device.streams.note(made.id, device.streams.unknown());
     engine.graph.makes(call, made);
     return made;
 }
@@ -259,7 +259,7 @@ void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl)
     record.storage_impl = WeakStorage(storage_impl);
     record.size = static_cast<Bytes>(storage_impl->nbytes());
     record.untracked = !on_cpu || !hook_deleter(*storage_impl);
-    record.order.kept_for = {};
+    device.streams.moved(record.id);
     // Memory that PyTorch did not allocate, or that it lent to NumPy, cannot be resized.
     if (((on_cpu && record.untracked) || !storage_impl->resizable()) && !record.external) {
         record.external = std::make_unique<ExternalMemory>();
@@ -481,7 +481,7 @@ bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes) {
 void Driver::has_been_resized() {
     if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
         drain_free_queue();
-        record_of(*record).order = device.streams.unknown();
+        device.streams.note(record->id, device.streams.unknown());
         resized(record_of(*record));
         if (record_of(*record).size == 0) {
             emptied_.push_back(record);

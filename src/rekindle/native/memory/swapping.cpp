@@ -12,7 +12,7 @@ void Driver::swap_with(const Swap& swap, _object* copies) {
 }
 
 void Driver::attach_storage(StorageRecord& record, const StoragePtr& storage_impl) {
-    record.order = device.streams.unknown();
+    device.streams.note(record.id, device.streams.unknown());
     arrive(record, storage_impl, {});
 }
 

@@ -86,20 +86,24 @@ void Device::read(const c10::StorageImpl& storage_impl, Order& order, StreamInde
 }
 
 void Device::about_to_read_again(
-    const c10::StorageImpl& storage_impl, Order& order, StreamIndex here
+    const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here
 ) {
     recomputed_on_.add(here);
+    Order& order = streams.order_of(storage);
+    order.again_readers.add(here);
+    if (!streams.are_several()) {
+        return;
+    }
     if (orders) {
         streams.wait_for_maker(here, order);
     }
     keep_for(storage_impl, order, here);
     order.readers.add(here);
-    order.again_readers.add(here);
 }
 
-void Device::about_to_write_again(const Order& order, StreamIndex here) {
-    if (orders) {
-        streams.wait_for(here, order.readers);
+void Device::about_to_write_again(StorageId storage, StreamIndex here) {
+    if (orders && streams.are_several()) {
+        streams.wait_for(here, streams.order_of(storage).readers);
     }
 }
 

@@ -101,9 +101,9 @@ public:
     }
 
     // The program is about to read (or below, to write) `storage_impl` on the stream `here`.
-    void about_to_read(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) {
+    void about_to_read(const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here) {
         if (streams.are_several()) {
-            read(storage_impl, order, here);
+            read(storage_impl, streams.order_of(storage), here);
         }
     }
 
@@ -112,25 +112,37 @@ public:
         if (orders_readers) {
             streams.let_others_wait(see());
         }
-        keep_until_read(storage_impl, StreamSet::all());
+        keep_until_read(storage_impl);
     }
 
-    void about_to_write(const Order& order, StreamIndex here) {
+    void about_to_write(StorageId storage, StreamIndex here) {
         if (streams.are_several() && orders_writers) {
-            streams.wait_for(here, order.again_readers);
+            streams.wait_for(here, streams.order_of(storage).again_readers);
         }
     }
 
     // A recomputation, of which the program does not know, is about to read (or write).
-    void about_to_read_again(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here);
-    void about_to_write_again(const Order& order, StreamIndex here);
+    void about_to_read_again(
+        const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here
+    );
+    void about_to_write_again(StorageId storage, StreamIndex here);
     // An optimizer is about to write parameters that recomputations have read, perhaps unseen.
     void about_to_step();
-    // Delay the reuse of the block of `storage_impl` after it is freed, until all work that
-    // `readers` have queued by then is done.
-    void keep_until_read(
-        const c10::StorageImpl& storage_impl, const StreamSet& readers = StreamSet::all()
-    ) const;
+
+    // Delay the reuse of the block of `storage_impl` after it is freed, until all work that any
+    // stream has queued by then is done.
+    void keep_until_read(const c10::StorageImpl& storage_impl) const {
+        keep_until_read(storage_impl, StreamSet::all());
+    }
+
+    // The same for the streams that made or read the value of `storage`, which lives in
+    // `storage_impl`.
+    void keep_until_read(const c10::StorageImpl& storage_impl, StorageId storage) {
+        if (streams.are_several()) {
+            keep_until_read(storage_impl, streams.order_of(storage).readers);
+        }
+    }
+
     // Return the current statistics of the allocator.
     AllocatorStats given_out() const;
 
@@ -168,6 +180,7 @@ private:
     c10::CachingDeviceAllocator::DeviceStats stats() const;
     void read(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here);
     void keep_for(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) const;
+    void keep_until_read(const c10::StorageImpl& storage_impl, const StreamSet& readers) const;
 
     const c10::Device which_;
     const c10::impl::DeviceGuardImplInterface* guard_ = nullptr;

@@ -9,8 +9,17 @@ StreamIndex Streams::see_another(const c10::Stream& stream) {
     const auto index = static_cast<StreamIndex>(found - seen_.begin());
     if (found == seen_.end()) {
         seen_.push_back(stream);
+        since_ = seen_.size() == 2 ? ++now_ : since_;
     }
     return index;
+}
+
+Bytes Streams::nbytes() const noexcept {
+    constexpr std::size_t node = sizeof(decltype(orders_)::value_type) + (2 * sizeof(void*));
+    return static_cast<Bytes>(
+        (orders_.size() * node) + (orders_.bucket_count() * sizeof(void*)) +
+        (comes_after_.capacity() * sizeof(std::uint64_t))
+    );
 }
 
 // Queue a wait of `waiting` for all work that is queued on `first`.

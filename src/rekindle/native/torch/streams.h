@@ -14,7 +14,10 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <unordered_map>
 #include <vector>
+
+#include "../base/types.h"
 
 namespace rekindle {
 
@@ -93,6 +96,48 @@ public:
         return order;
     }
 
+    // Return the order of the value in a storage, to be changed. A value that has none yet was made
+    // before the second stream was seen, by an unknown stream.
+    Order& order_of(StorageId storage) {
+        const auto [found, added] = orders_.try_emplace(storage);
+        if (added) {
+            found->second.made_at = are_several() ? since_ : ++now_;
+        }
+        return found->second;
+    }
+
+    // Whether the value in a storage has an order. As long as one stream was seen, only values have
+    // one that were recomputed or that a recomputation read: a second stream may follow.
+    bool has_order(StorageId storage) const {
+        return are_several() || (!orders_.empty() && orders_.contains(storage));
+    }
+
+    // Set the order of the value in a storage.
+    void note(StorageId storage, const Order& order) {
+        if (are_several() || order.again) {
+            orders_.insert_or_assign(storage, order);
+        } else {
+            forget(storage);
+        }
+    }
+
+    // The value in a storage is in other memory now, whose readers the allocator does not know.
+    void moved(StorageId storage) {
+        if (has_order(storage)) {
+            order_of(storage).kept_for = {};
+        }
+    }
+
+    // The storage is freed, or nothing is known of its value.
+    void forget(StorageId storage) noexcept {
+        if (!orders_.empty()) {
+            orders_.erase(storage);
+        }
+    }
+
+    // Return the bytes that the orders take.
+    Bytes nbytes() const noexcept;
+
     // Make `stream` wait for the operator that made the value.
     void wait_for_maker(StreamIndex stream, const Order& order);
     // Make `stream` wait for all work queued on `others`.
@@ -110,6 +155,8 @@ private:
 
     c10::SmallVector<c10::Stream, 2> seen_;
     std::uint64_t now_ = 0;
+    std::uint64_t since_ = 0;  // Time at which the second stream was seen.
+    std::unordered_map<StorageId, Order> orders_;
     // Per pair of the first 32 streams: time up to which the first waits for the second.
     std::vector<std::uint64_t> comes_after_;
     std::optional<c10::Event> event_;  // Recorded again for each wait.
