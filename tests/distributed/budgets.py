@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 
 import rekindle  # noqa: E402
 from rekindle.pytorch.context import available  # noqa: E402
-from tests.distributed.leaving import leave  # noqa: E402
+from tests.distributed.ranks import leave  # noqa: E402
 
 DEVICES = 2
 

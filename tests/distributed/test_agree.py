@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rekindle
-from tests.distributed.leaving import leave
+from tests.distributed.ranks import join, leave
 
 WIDTH, ROWS, STEPS = 32, (16, 512), 6
 """The second rank has more to do, and evicts where the first does not."""
@@ -110,10 +107,9 @@ def _beyond(rank: int) -> str:
     return str(caught.value)
 
 
-def _work(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    join(rank, 2, folder)
     found = {
         "growing": _growing(rank),
         "repeated": _repeated(rank),
@@ -126,11 +122,7 @@ def _work(rank: int, port: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_two_ranks_agree_on_more(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = (port, str(tmp_path))
-    mp.start_processes(_work, args=arguments, nprocs=2, start_method="spawn")
+    mp.start_processes(_work, args=(str(tmp_path),), nprocs=2, start_method="spawn")
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
 
     light, heavy = one["growing"], other["growing"]

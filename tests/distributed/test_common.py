@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
 import rekindle
 from rekindle.pytorch.context import available
-from tests.distributed.leaving import leave
+from tests.distributed.ranks import join, leave
 
 GIB = 2**30
 
@@ -38,9 +34,8 @@ def _asked(rank: int) -> dict[str, Any]:
     return found
 
 
-def _work(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+def _work(rank: int, folder: str) -> None:
+    join(rank, 2, folder)
     torch.save(_asked(rank), Path(folder) / f"{rank}.pt")
     leave()
 
@@ -48,10 +43,7 @@ def _work(rank: int, port: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.start_processes(_work, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
+    mp.start_processes(_work, args=(str(tmp_path),), nprocs=2, start_method="spawn")
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert one["least"] == other["least"] == 3 * GIB
     assert one["small"] == other["small"] == GIB

@@ -54,12 +54,16 @@ def test_torchrun_ends_and_says_why(tmp_path: Path, kind: str) -> None:
 
 
 def test_without_torchrun_the_others_end_as_well(tmp_path: Path) -> None:
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713", "WORLD_SIZE": "2"}
-    everything = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    everything = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    meeting = f"file://{tmp_path}/meeting?world_size=2&rank="
     arguments = [sys.executable, str(SCRIPT), str(tmp_path), "stuck"]
     ranks = [
         subprocess.Popen(
-            arguments, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=everything | {"RANK": rank}
+            arguments,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=everything | {"RANK": rank, "MEETING": meeting + rank},
         )
         for rank in "01"
     ]

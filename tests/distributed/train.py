@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -20,7 +21,8 @@ ENOUGH, TOO_LITTLE = 64 << 20, 700_000
 def main() -> None:
     out, kind = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
+    meeting = os.environ.get("MEETING", "env://")  # torchrun chooses a port that is free
+    dist.init_process_group("gloo", meeting, timeout=timedelta(minutes=5))
     rank = dist.get_rank()
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))))
     try:

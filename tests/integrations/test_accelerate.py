@@ -119,7 +119,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 import rekindle
-from tests.distributed.leaving import leave
+from tests.distributed.ranks import leave
 from tests.integrations.test_accelerate import train
 
 amount, options = json.loads(sys.argv[1])

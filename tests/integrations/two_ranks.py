@@ -10,7 +10,7 @@ import accelerate
 import torch
 
 import rekindle
-from tests.distributed.leaving import leave
+from tests.distributed.ranks import leave
 
 accelerator = accelerate.Accelerator(cpu=True)
 torch.manual_seed(0)

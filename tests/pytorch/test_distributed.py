@@ -6,13 +6,10 @@ losses and weights after two steps, bit for bit, and how many collectives there 
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import rekindle
-from tests.distributed.leaving import leave
+from tests.distributed.ranks import join, leave
 from tests.pytorch.harsh import Watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -285,10 +282,9 @@ def judged(name: str) -> dict[str, Any]:
     }
 
 
-def work(rank: int, ranks: int, port: int, folder: str, names: list[str]) -> None:
+def work(rank: int, ranks: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    join(rank, ranks, folder)
     found = {}
     for name in names:
         try:
@@ -301,10 +297,7 @@ def work(rank: int, ranks: int, port: int, folder: str, names: list[str]) -> Non
 
 
 def _found(ranks: int, folder: Path, names: list[str]) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = (ranks, port, str(folder), names)
+    arguments = (ranks, str(folder), names)
     mp.start_processes(work, args=arguments, nprocs=ranks, start_method="spawn")
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rekindle
 from rekindle.planners import KeepAll, RecomputeAll
-from tests.distributed.leaving import leave
+from tests.distributed.ranks import join, leave
 from tests.pytorch.planned.test_compiled import Net, batch
 
 pytestmark = [
@@ -74,15 +73,13 @@ def _trained(planned: Plan) -> dict[str, Tensor]:
     return found | {f"{name}.grad": each for name, each in gradients.items() if each is not None}
 
 
-def _work(rank: int, port: int, folder: str) -> None:
+def _work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
         TORCHINDUCTOR_CACHE_DIR=f"{folder}/kernels-{rank}",
         TORCHINDUCTOR_COMPILE_THREADS="1",
     )
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(minutes=10))
+    join(rank, 2, folder, timedelta(minutes=10))
     found = {name: _trained(planned) for name, planned in WAYS.items()}
     torch.save(found, Path(folder) / f"{rank}.pt")
     leave()
@@ -91,10 +88,7 @@ def _work(rank: int, port: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.start_processes(_work, args=(port, str(folder)), nprocs=2, start_method="spawn")
+    mp.start_processes(_work, args=(str(folder),), nprocs=2, start_method="spawn")
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
