@@ -106,7 +106,7 @@ def test_memory_above_the_budget_is_a_complaint(monkeypatch: pytest.MonkeyPatch)
     seed = next(seed for seed in range(50) if play(seed, None).drawn[0] == "all")
     monkeypatch.setattr(playing, "ROOMY", 1 << 20)
     monkeypatch.setattr(playing, "CAP", 0.0)
-    monkeypatch.setattr(playing, "FIRST_CALL", 0)
+    monkeypatch.setattr(playing, "UNNOTICED", 0)
     assert "the allocator gave out" in judge(seed, 1, ("roomy",)).complaint
 
 
