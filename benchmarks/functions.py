@@ -6,6 +6,8 @@ A LLaMA of 8 blocks (`_fused.py`) in the styles of fused libraries, on a CPU; fo
 words, plain SGD. `kept`: its functions as they are, whose results stay. `units`: each was given to
 `rekindle.recomputable`. The smallest budget is found by bisection to 1 % of the activations, in
 steps of one process, and given as their share: what is above weights, gradients and tables.
+`first`: the least share, from there on by hundredths, within which a new process takes its first
+two steps, while nothing is known and all is tried.
 `equal`: whether gradients within 0.35 of the activations are those without a budget, bit for bit,
 and `recomputed` how many operators ran again for that. `backward_alone`: what the largest backward
 pass of one function takes at once beside what it is given, as a share of the activations: a
@@ -70,10 +72,25 @@ class Training:
         return high
 
 
+def choose(*, units: bool) -> None:
+    for each in FUNCTIONS if units else ():
+        rekindle.recomputable(each)
+
+
+def begins(style: str, share: float, activations: int, *, units: bool) -> dict[str, Any]:
+    """Whether the first two steps fit."""
+    choose(units=units)
+    training = Training(style)
+    try:
+        for _ in range(2):
+            training.within(training.constant + int(share * activations))
+    except rekindle.OutOfBudget:
+        return {"fits": False}
+    return {"fits": True}
+
+
 def measure(style: str, *, units: bool) -> dict[str, Any]:
-    if units:
-        for each in FUNCTIONS:
-            rekindle.recomputable(each)
+    choose(units=units)
     training = Training(style)
     training.model.load_state_dict(training.state)
     training.step()
@@ -135,9 +152,16 @@ def main() -> None:
     now = conditions()
     rows = earlier_by(options.out, KEY)
     for style in options.styles:
-        kept = in_a_process(lambda: measure(style, units=False))  # noqa: B023 - called at once
-        units = in_a_process(lambda: measure(style, units=True))  # noqa: B023
-        rows[style,] = {"style": style, "kept": kept, "units": units, "commit": now["commit"]}
+        row: dict[str, Any] = {"style": style}
+        for name, units in (("kept", False), ("units", True)):
+            found = in_a_process(lambda: measure(style, units=units))  # noqa: B023 - called at once
+            share, activations = found["smallest"], found["activations"]
+            while not in_a_process(
+                lambda: begins(style, share, activations, units=units)  # noqa: B023
+            )["fits"]:
+                share += 0.01
+            row[name] = found | {"first": round(share, 3)}
+        rows[style,] = row | {"commit": now["commit"]}
         print({key: value for key, value in rows[style,].items() if key != "commit"}, flush=True)
         write("functions", now | {"rows": [*rows.values()]}, options.out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -288,7 +289,7 @@ def test_function_under_vmap_passes() -> None:
         x = torch.linspace(0, 1, WIDTH).expand(4, -1).clone().requires_grad_()
         torch.vmap(Sine.apply)(x).sum().backward()
         assert x.grad is not None
-        return x.grad
+        return x.grad + torch.func.grad(lambda y: Sine.apply(y).sum())(x.detach())
 
     wanted = found()
     with rekindle.budget("1MiB"):
@@ -473,3 +474,20 @@ def test_dispatch_modes_see_what_they_see_without_a_budget() -> None:
     assert run.recomputations > 0
     seen = [name for name in within.names if name != "aten::detach"]  # of what is unpacked
     assert seen == [name for name in plain.names if name != "aten::detach"]
+
+
+def test_steps_leave_nothing_behind() -> None:
+    gc.collect()
+    gc.disable()  # what a step made is gone by itself
+    try:
+        with rekindle.budget("64MiB", learn=False) as run:
+            found: list[tuple[int, int, int]] = []
+            for steps in (3, 20):
+                for _ in range(steps):
+                    trained(gate)
+                torch.zeros(())  # an event: deaths are acted on
+                now = run._driver.engine.now()
+                found.append((now.storages, now.alive, run.memory))
+    finally:
+        gc.enable()
+    assert found[0] == found[1]

@@ -96,6 +96,12 @@ def test_results_of_other_bits_are_kept_and_named(made: Callable[..., Doubtful])
     assert f"{DEPTH} calls, {_bytes(DEPTH) >> 10}.0 KiB" in told
 
 
+def test_profile_names_what_is_kept(made: Callable[..., Doubtful]) -> None:
+    doubtful = made()
+    doubtful.drift = 2**-10
+    assert f"{doubtful.name} is not recomputed" in str(rekindle.profile(doubtful.step, repeats=1))
+
+
 def test_a_signature_is_tried_once(made: Callable[..., Doubtful]) -> None:
     doubtful = made()
     for runs in (DEPTH + 1, DEPTH):

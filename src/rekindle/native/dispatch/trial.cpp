@@ -237,11 +237,15 @@ void Operation::try_again() {
     driver_.drain_free_queue();
     const char* why = effects_ ? effects_->found() : nullptr;
     if (why == nullptr) {
-        why = difference(
-            torch::jit::last(stack_, facts_.returns),
-            torch::jit::last(again, facts_.returns),
-            storages
-        );
+        {
+            const Unlocked others(lock_);  // the program may have a kernel of its own for `equal`
+            why = difference(
+                torch::jit::last(stack_, facts_.returns),
+                torch::jit::last(again, facts_.returns),
+                storages
+            );
+        }
+        driver_.drain_free_queue();
     }
     if (why != nullptr) {
         probation.failed(why);

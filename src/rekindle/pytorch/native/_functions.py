@@ -34,7 +34,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd.function import Function, FunctionMeta
 from torch.utils._python_dispatch import _pop_mode, _push_mode
-from torch.utils._pytree import tree_leaves
 
 from rekindle._errors import InvalidArgument
 from rekindle.pytorch.native._higher import UNITS, hidden_key, is_seen
@@ -243,8 +242,11 @@ def _call(
     tensors = [each for each in inputs if isinstance(each, Tensor)]
     first = _running.now = _FirstRun(way, ctx, args, tensors)
     try:
-        with first.without_modes():
+        if torch._C._len_torch_dispatch_stack() == 0:
             way.unit.overload(tensors, way.number)
+        else:
+            with first.without_modes():
+                way.unit.overload(tensors, way.number)
     finally:
         _running.now = None
     trusted, why = session.core.last_unit()
@@ -295,7 +297,8 @@ class _FirstRun:
         try:
             self.outputs = self._way.unit.original(*self._args)
         finally:
-            self._modes = [_pop_mode() for _ in modes]
+            for _ in modes:
+                self._modes.append(_pop_mode())
         if before is not None and _python_draws() != before:
             self._way.why = "it draws from a generator of Python's or NumPy's"
         if self._ctx is not None and self._ctx.dirty_tensors:
@@ -326,8 +329,21 @@ def _made(outputs: Any, ctx: Any, inputs: list[Tensor]) -> list[Tensor]:
     if ctx is not None:
         left += [ctx.to_save, getattr(ctx, "saved_for_forward", None), vars(ctx)]
     given = {id(each) for each in inputs}
-    found = {id(each): each for each in tree_leaves(left) if isinstance(each, Tensor)}
+    found: dict[int, Tensor] = {}
+    _find(left, found)
     return [each for number, each in found.items() if number not in given]
+
+
+def _find(value: Any, found: dict[int, Tensor]) -> None:
+    """Add each tensor in `value`, and in containers in it, by its id."""
+    if isinstance(value, Tensor):
+        found.setdefault(id(value), value)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            _find(each, found)
+    elif isinstance(value, dict):
+        for each in value.values():
+            _find(each, found)
 
 
 def _is_simple(tensor: Tensor) -> bool:

@@ -58,6 +58,8 @@ def _leaf(tensor: Tensor) -> Tensor:
     """Return the leaf that was saved if `tensor` is a copy of it, else `tensor`."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return tensor
+    if _C._functorch.is_functorch_wrapped_tensor(tensor):  # of a transform, without a storage
+        return tensor
     with unwatched(), privately(), torch.enable_grad():
         graph: Any = tensor.view_as(tensor).grad_fn
     accumulator = graph.next_functions[0][0]
