@@ -175,6 +175,28 @@ def floors() -> str:
     return section("The smallest budgets", found, text, table_of(heads, rows))
 
 
+def functions() -> str:
+    found = load("functions")
+    if not found:
+        return ""
+    rows = [
+        [row["style"], f"{row['kept']['smallest']:.1%}", f"{row['units']['smallest']:.1%}",
+         f"{row['units']['first']:.1%}", f"{row['units']['backward_alone']:.1%}",
+         row["units"]["recomputed"], "yes" if row["units"]["equal"] else "no"]
+        for row in found["rows"]
+    ]  # fmt: skip
+    text = (
+        "The smallest budget of a LLaMA whose parts are `autograd.Function`s in the style of a "
+        "library, as a share of its activations: as they are, after `rekindle.recomputable`, and "
+        "in a new process where all is still to be tried; what the largest backward pass of a "
+        "function needs alone; and, at 35 %, what is recomputed and whether gradients have the "
+        "same bits. The functions were written for this table; no library was installed."
+    )
+    heads = ["style", "as they are", "as units", "first steps", "one backward pass", "recomputed",
+             "same bits"]  # fmt: skip
+    return section("Models made of functions", found, text, table_of(heads, rows))
+
+
 def restarts() -> str:
     found = load("restarts")
     if not found:

@@ -13,6 +13,7 @@ from _memory import (
     first_minute,
     floors,
     fragmentation,
+    functions,
     native,
     restarts,
     threads,
@@ -53,8 +54,8 @@ def page() -> str:
     """Return the whole page."""
     sections = (
         on_device, peers, compiled, largest_batch, runtime, native, first_minute, breakdown,
-        threads, cap, floors, restarts, fragmentation, policies, learned, prediction, accuracy,
-        anything, swap, mixtures, planners, scale, zoo, sweeps,
+        threads, cap, floors, functions, restarts, fragmentation, policies, learned, prediction,
+        accuracy, anything, swap, mixtures, planners, scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
