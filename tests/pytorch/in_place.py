@@ -30,6 +30,7 @@ FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
     "LogitBackward0": lambda x: torch.logit(x, 0.01),
     "MulBackward0": lambda x: x * 3.0,
     "ReluBackward0": torch.relu,
+    "SafeSoftmaxBackward0": lambda x: torch._safe_softmax(x, -1),
     "SigmoidBackward0": torch.sigmoid,
     "SiluBackward0": F.silu,
     "SoftmaxBackward0": lambda x: F.softmax(x, -1),

@@ -36,7 +36,9 @@ def _pointwise(name: str, *nodes: str) -> InPlace:
 
 
 IN_PLACE: Final = (
-    InPlace("aten::_softmax_backward_data", "", "out", ("SoftmaxBackward0",)),
+    InPlace(
+        "aten::_softmax_backward_data", "", "out", ("SoftmaxBackward0", "SafeSoftmaxBackward0")
+    ),
     InPlace("aten::_log_softmax_backward_data", "", "out", ("LogSoftmaxBackward0",)),
     _pointwise("elu", "EluBackward0", "CeluBackward0"),
     _pointwise("gelu", "GeluBackward0"),

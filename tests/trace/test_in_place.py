@@ -1,0 +1,56 @@
+"""Results in the place of inputs that die with their operator, in a trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle._types import OpId, ValueId
+from rekindle.policies import LRU
+from rekindle.simulator import replay
+from rekindle.trace import Trace, TraceBuilder, keep_all_peak, taking_over
+
+SIZE = 100
+
+
+def backward(
+    *, held: bool = False, saved: bool = False, read: bool = False, size: int = SIZE
+) -> tuple[Trace, dict[OpId, ValueId]]:
+    """A gradient made from a source, and the operator that may write over it."""
+    builder = TraceBuilder(held=True)
+    source = builder.source(SIZE)
+    (gradient,) = builder.call("mm", 5, [source], [SIZE], replayable=False, is_backward=True)
+    if saved:
+        builder.retain(gradient)
+    if read:
+        builder.call("relu", 5, [gradient], [SIZE])
+    (result,) = builder.call(
+        "gelu_backward", 5, [gradient, source], [size], replayable=False, is_backward=True
+    )
+    if not held:
+        builder.drop(gradient)
+    builder.call("mm", 5, [result], [1], replayable=False, is_backward=True)
+    trace = builder.build()
+    return trace, {OpId(trace.ops.index(op)): gradient for op in trace.ops if "gelu" in op.name}
+
+
+def test_dying_input_is_taken_over() -> None:
+    trace, sources = backward()
+    changed = taking_over(trace, sources)
+    (op,) = (op for op in changed.ops if op.overwrites)
+    assert op.overwrites == ((op.outputs[0], op.inputs[0]),)
+    assert keep_all_peak(trace) == 3 * SIZE
+    assert keep_all_peak(changed) == 2 * SIZE + 1
+    assert replay(changed, budget=2 * SIZE + 1, policy=LRU()).peak == 2 * SIZE + 1
+
+
+@pytest.mark.parametrize(
+    "lives", [{"held": True}, {"saved": True}, {"read": True}, {"size": SIZE - 1}], ids=str
+)
+def test_input_that_is_needed_stays(lives: dict[str, bool | int]) -> None:
+    trace, sources = backward(**lives)  # type: ignore[arg-type]
+    assert taking_over(trace, sources) == trace
+
+
+def test_operators_that_are_not_named_stay() -> None:
+    trace, _ = backward()
+    assert taking_over(trace, {}) == trace
