@@ -1,0 +1,60 @@
+"""A function in C++ with as many references to a tensor as autograd has to a dying gradient."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import rekindle
+from rekindle.native import _build
+from tests.pytorch.in_place import taken_over
+
+SOURCE = Path(__file__).with_name("gradients.cpp")
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    if sys.platform != "linux" or shutil.which(compiler[0]) is None:
+        pytest.skip("needs Linux and a C++ compiler")
+    torch_there = _build._torch()
+    made = tmp_path_factory.mktemp("library") / "gradients.so"
+    subprocess.run(
+        [*compiler, *_build.FLAGS, *torch_there.flags, str(SOURCE), "-shared",
+         "-o", str(made), *torch_there.links],
+        check=True,
+    )  # fmt: skip
+    torch.ops.load_library(str(made))
+    return torch.ops.rekindle_test_gradients.curve
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", [F.gelu, lambda x: x * x.detach(), lambda x: x * 3.0])
+def test_tensor_of_a_function_in_cpp_stays_as_it_is(curve: Any, outer: Any) -> None:
+    """Checkpointing runs it again while the node of the same operator is the current one."""
+
+    def train() -> list[Tensor | None]:
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        y: Any = checkpoint(lambda x: outer(curve(x)), x, use_reentrant=False)
+        torch.exp(y).backward(torch.ones_like(x))
+        return [y, x.grad]
+
+    wanted = train()
+    with rekindle.budget("1GiB") as run:
+        got = train()
+    for mine, its in zip(got, wanted, strict=True):
+        assert mine is not None
+        assert its is not None
+        assert torch.equal(mine, its)
+    assert taken_over(run) <= 1  # of the node itself, whose gradient dies
