@@ -4,8 +4,9 @@
 
 Three language models: attention written out with softmax and dropout, `nn.MultiheadAttention`, and
 scaled dot product attention, the last two by PyTorch's math kernels. Each trains within the same
-budgets with results in the place of gradients that die, and without. Fractions are of the activation
-memory without. A row also says if losses, weights and gradients equal plain PyTorch's, bit for bit.
+budgets with results in the place of gradients that die, and without. Fractions are of the
+activation memory without. A row also says if losses, weights and gradients equal plain PyTorch's,
+bit for bit.
 """
 
 from __future__ import annotations

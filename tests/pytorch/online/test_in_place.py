@@ -343,12 +343,21 @@ def _kept_by_a_function(x: Tensor) -> list[Tensor | None]:
 
 
 def _seen_weakly(x: Tensor) -> list[Tensor | None]:
+    """By a hook of another node, which passes the same tensor on."""
     seen: list[weakref.ref[Tensor]] = []
-    y = torch.exp(x)
-    z = F.gelu(y)
-    z.register_hook(lambda gradient: seen.append(weakref.ref(gradient)))
-    torch.exp(z).backward(torch.ones_like(z))
+    y = F.gelu(torch.exp(x)) + 1.0
+    y.register_hook(lambda gradient: seen.append(weakref.ref(gradient)))
+    torch.exp(y).backward(torch.ones_like(y))
     return [x.grad]
+
+
+def _viewed_twice(x: Tensor) -> list[Tensor | None]:
+    """Two nodes have a view each of one gradient, which nothing else refers to."""
+    other = leaf(8, 16)
+    y = torch.exp(other)
+    z = F.gelu(torch.exp(x))
+    torch.exp(y.view(-1) + z.view(-1)).backward(torch.ones(128))
+    return [x.grad, other.grad]
 
 
 def _called(x: Tensor) -> list[Tensor | None]:
@@ -378,6 +387,7 @@ REFUSED: dict[str, Callable[[Tensor], list[Tensor | None]]] = {
     "kept by a function": _kept_by_a_function,
     "weak reference": _seen_weakly,
     "called by the program": _called,
+    "two views": _viewed_twice,
 }
 
 
