@@ -93,10 +93,11 @@ def _on_device(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     heads = ["a small batch in bfloat16", "calls", "plain ms", "watched ms", "within half ms",
              "recomputed operators"]  # fmt: skip
-    parts += ["", *table_of(heads, hosts)]
+    parts += ["", *table_of(heads, hosts)] if hosts else []
     optimizers = {line["optimizer"]: line["ms a step"] for line in lines if "optimizer" in line}
-    parts += ["", "A step of fused AdamW over 300 small parameters, ms: "
-              + ", ".join(f"{name} {ms}" for name, ms in optimizers.items()) + "."]  # fmt: skip
+    if optimizers:
+        parts += ["", "A step of fused AdamW over 300 small parameters, ms: "
+                  + ", ".join(f"{name} {ms}" for name, ms in optimizers.items()) + "."]  # fmt: skip
     for bf16 in (False, True):
         rows = [line for line in lines if "rows/s" in line and line["bf16"] is bf16]
         base = {row["model"]: row["rows/s"] for row in rows if row["method"] == "plain"}
