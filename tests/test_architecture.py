@@ -469,7 +469,7 @@ def test_cycles_complains(tmp_path: Path, text: str) -> None:
     assert complaint.startswith("import cycle: rekindle.trace.")
 
 
-def test_cycles_allows_what_a_function_imports(tmp_path: Path) -> None:
+def test_cycles_allows_imports_inside_functions(tmp_path: Path) -> None:
     files = {"trace/a.py": "def f():\n    from . import b", "trace/b.py": "from . import a"}
     assert list(cycles(plant(tmp_path, files))) == []
 

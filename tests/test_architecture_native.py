@@ -116,7 +116,7 @@ def test_the_native_core_keeps(rule) -> None:
     assert list(rule(NATIVE)) == []
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_sources_include_known_folders() -> None:
     assert {name.partition("/")[0] for name, _ in sources(NATIVE)} >= {"base", "engine", "replay"}
 
 

@@ -101,7 +101,7 @@ def test_something_is_checked() -> None:
     assert CliRunner().invoke(main, ["plam", "--help"]).exit_code != 0
 
 
-def test_the_page_of_benchmarks_says_what_the_results_say(
+def test_benchmarks_page_equals_generated_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as if run from that folder
@@ -112,7 +112,7 @@ def test_the_page_of_benchmarks_says_what_the_results_say(
 HOOKS = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
 
 
-def test_row_of_the_conformance_page_becomes_an_item_with_links_to_its_tests() -> None:
+def test_conformance_row_becomes_item_with_test_links() -> None:
     rows = "| with | | test |\n|---|---|---|\n| DDP | yes | `tests/test_docs.py::examples` |"
     path = "tests/test_docs.py"
     line = (ROOT / path).read_text().splitlines().index("def examples(text: str) -> list[str]:") + 1

@@ -19,7 +19,7 @@ def _report(outcome: Literal["passed", "failed", "skipped"]) -> pytest.TestRepor
     return pytest.TestReport("tests/test_a.py::test_b", ("", 0, ""), {}, outcome, None, "call")
 
 
-def test_a_test_above_the_limit_fails_with_what_to_do() -> None:
+def test_test_above_limit_fails_with_advice() -> None:
     report = _report("passed")
     durations.judge(report, 12.5, 12)
     assert report.failed
@@ -33,7 +33,7 @@ def test_a_test_above_the_limit_fails_with_what_to_do() -> None:
     ("outcome", "taken", "limit"),
     [("passed", 11, 12), ("passed", 13, 0), ("failed", 13, 12), ("skipped", 13, 12)],
 )
-def test_a_report_within_the_limit_stays(
+def test_report_within_limit_is_unchanged(
     outcome: Literal["passed", "failed", "skipped"], taken: float, limit: float
 ) -> None:
     report = _report(outcome)
@@ -55,14 +55,14 @@ def test_slow_tests_by_their_mark_are_not_listed() -> None:
     assert found == {"a.py::two", "b.py"}
 
 
-def test_a_slow_test_stays_listed_until_it_is_much_quicker() -> None:
+def test_slow_test_is_listed_until_much_quicker() -> None:
     before = {"a.py::one", "a.py::two[x]", "b.py"}
     seconds = {"a.py::one": QUICK, "a.py::two[x]": QUICK * 0.9, "a.py::three": QUICK}
     assert durations.find_slow(seconds, before) == {"a.py::one", "b.py"}
     assert durations.find_slow(seconds, {"a.py::one", "b.py"}) == {"a.py::one", "b.py"}
 
 
-def test_entries_of_tests_that_are_gone_go_with_their_file() -> None:
+def test_entries_of_removed_tests_are_deleted() -> None:
     before = {"a.py::gone", "b.py::one"}
     assert durations.find_slow({"a.py::one": QUICK}, before) == {"b.py::one"}
 
@@ -76,7 +76,7 @@ def test_slow_tests_are_written_and_read_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["a.py::one[x]", "a.py::two[z]", "b.py::one"])
-def test_is_slow_by_itself_its_function_or_its_file(test: str) -> None:
+def test_is_slow_matches_test_function_or_file(test: str) -> None:
     assert durations.is_slow(test, {"a.py::one[x]", "a.py::two", "b.py"})
     assert not durations.is_slow("a.py::one[y]", {"a.py::one[x]", "a.py::two", "b.py"})
 
@@ -92,7 +92,7 @@ def missing(entries: frozenset[str], root: Path = ROOT) -> list[str]:
     return gone
 
 
-def test_what_is_listed_as_slow_exists() -> None:
+def test_listed_slow_tests_exist() -> None:
     assert missing(durations.read_slow()) == []
 
 

@@ -34,7 +34,7 @@ def test_errors_go_from_process_to_process(error: RekindleError) -> None:
         assert again.__notes__ == ["and more"]
 
 
-def test_tracebacks_show_what_users_write() -> None:
+def test_tracebacks_show_public_error_names() -> None:
     kinds = {name: getattr(rekindle, name) for name in rekindle.__all__}
     public = {
         name: kind

@@ -67,7 +67,7 @@ def test_a_trace_is_planned_with_a_host_to_swap_to() -> None:
     assert plan.swapped_out > 0
 
 
-def test_who_cannot_swap_says_so() -> None:
+def test_planner_without_swap_is_refused() -> None:
     swap = rekindle.policies.Swap()
     with pytest.raises(
         rekindle.Unsupported, match=r"planner=rekindle\.planners\.Cuts\(swap=\.\.\."
@@ -77,7 +77,7 @@ def test_who_cannot_swap_says_so() -> None:
         rekindle.plan(object(), (), budget="1GB", swap=swap)
 
 
-def test_what_takes_long_says_so_on_a_terminal(
+def test_progress_is_shown_on_terminal_after_three_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Show progress from the third second of each task on."""

@@ -32,13 +32,13 @@ from rekindle.trace.formats import save
         ("ä".encode() * 600, "'ää"),
     ],
 )
-def test_what_files_are(tmp_path: Path, content: bytes, told: str) -> None:
+def test_file_kinds_are_named_by_content(tmp_path: Path, content: bytes, told: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     assert what_is(path).startswith(told)
 
 
-def test_what_archives_and_folders_are(tmp_path: Path) -> None:
+def test_archives_and_folders_are_named_by_content(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "weights.pt")
     with zipfile.ZipFile(tmp_path / "program.zip", "w") as archive:
         archive.writestr("__main__.py", "")
@@ -51,7 +51,7 @@ def test_what_archives_and_folders_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan", "report"])
-def test_commands_say_what_they_were_given(command: str, tmp_path: Path) -> None:
+def test_commands_name_kind_of_wrong_file(command: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({}, path)
     result = CliRunner().invoke(main, [command, str(path)])

@@ -87,7 +87,7 @@ def test_a_process_that_fails_says_why(benchmark: ModuleType) -> None:
     assert "more than" in late["failed"]
 
 
-def test_what_is_not_measured_again_stays(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_rows_not_measured_again_are_kept(benchmark: ModuleType, tmp_path: Path) -> None:
     row = {"model": "gpt", "method": "plain", "at": "1x", "batch": 2, "multiple": 1.0}
     row |= {"setting": "", "throughput": {"median": 1.0, "min": 1.0, "max": 1.0}}
     out, columns = tmp_path / "rows.json", benchmark.COLUMNS

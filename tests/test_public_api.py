@@ -69,11 +69,11 @@ def test_a_name_like_no_other_gets_no_hint() -> None:
     assert not hasattr(rekindle, "__wrapped__")  # inspect and doctest read it of each module
 
 
-def test_the_version_is_the_installed_one() -> None:
+def test_version_equals_installed_one() -> None:
     assert importlib.metadata.version("rekindle") == rekindle.__version__
 
 
-def test_says_that_it_is_typed() -> None:
+def test_package_has_py_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 

@@ -62,7 +62,7 @@ def test_every_dependency_is_pinned(requirement: str) -> None:
         *TOOL["pyright"]["include"],
     ],
 )
-def test_what_pyproject_names_exists(path: str) -> None:
+def test_paths_in_pyproject_exist(path: str) -> None:
     assert (ROOT / path).exists()
 
 
@@ -103,7 +103,7 @@ def test_the_changelog_has_room_for_the_next_change() -> None:
 GITHUB = ROOT / ".github"
 
 
-def test_the_matrix_has_every_torch_from_the_oldest_that_is_allowed() -> None:
+def test_matrix_has_every_torch_from_oldest_allowed() -> None:
     (torch,) = (line for line in PROJECT["dependencies"] if line.startswith("torch"))
     oldest = re.fullmatch(r"torch>=(\d+)\.(\d+),<\d+", torch)
     assert oldest is not None
@@ -115,7 +115,7 @@ def test_the_matrix_has_every_torch_from_the_oldest_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(GITHUB.rglob("*.yml")), ids=lambda path: path.name)
-def test_workflows_run_what_a_developer_can_run(path: Path) -> None:
+def test_workflows_run_only_existing_scripts(path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
     for script in re.findall(r"(?:scripts|\.ci)/\w+", path.read_text(encoding="utf-8")):
@@ -155,7 +155,7 @@ def hooks() -> dict[str, dict[str, str]]:
     return {hook["id"]: hook for repo in yaml.safe_load(text)["repos"] for hook in repo["hooks"]}
 
 
-def test_pre_commit_formats_and_lints_but_does_not_check_everything() -> None:
+def test_pre_commit_hooks_are_formatters_and_linters() -> None:
     assert [*hooks()] == ["ruff-format", "ruff-check", "clang-format", "subject"]
     assert "scripts/check" not in {hook["entry"] for hook in hooks().values()}
 

@@ -187,7 +187,7 @@ def test_a_whole_number_is_read_exactly(n: int) -> None:
 
 @given(st.integers(1, 2**49) | st.integers(0, 49).map(lambda power: 2**power))
 @example(1024**2 - 1)
-def test_what_is_shown_reads_back_within_its_rounding(n: int) -> None:
+def test_formatted_bytes_parse_back_within_rounding(n: int) -> None:
     text = format_bytes(n)
     number, unit = text.split()
     last_digit = parse_bytes(f"1{unit}") / 10 ** len(number.partition(".")[2])
@@ -196,7 +196,7 @@ def test_what_is_shown_reads_back_within_its_rounding(n: int) -> None:
 
 
 @given(st.integers(0, 10**15), st.integers(0, 10**15))
-def test_a_longer_time_never_shows_as_a_shorter_one(one: int, other: int) -> None:
+def test_formatted_times_are_monotone(one: int, other: int) -> None:
     short, long = sorted([one, other])
     assert _seconds(format_ns(short)) <= _seconds(format_ns(long))
 

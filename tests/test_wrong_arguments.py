@@ -141,7 +141,9 @@ OTHER_LOSS = (
         (lambda: rekindle.distributed.common_budget("x"), r"common_budget\('x'\): got text"),
     ],
 )
-def test_what_is_written_instead(call: Callable[[], object], told: str) -> None:
+def test_wrong_argument_is_refused_with_line_to_write(
+    call: Callable[[], object], told: str
+) -> None:
     ran.clear()
     with pytest.raises((rekindle.InvalidArgument, rekindle.InvalidBudget), match=told):
         call()
@@ -158,7 +160,7 @@ def test_a_device_that_this_pytorch_was_not_built_for() -> None:
         rekindle.estimate(MODEL, BATCH, device="cuda")
 
 
-def test_a_run_is_told_what_it_can_use() -> None:
+def test_wrong_arguments_of_run_are_refused() -> None:
     with rekindle.budget(None) as run:
         pass
     with pytest.raises(rekindle.InvalidArgument, match=r"got str, wanted a function; write run\."):
@@ -181,6 +183,6 @@ def test_a_sample_that_does_not_fit_names_the_layer() -> None:
 @pytest.mark.parametrize(
     "planner", ["chen-sqrt", " Chen-SQRT", rekindle.planners.ChenSqrt, rekindle.planners.ChenSqrt()]
 )
-def test_a_planner_by_name_by_class_or_itself(planner: object) -> None:
+def test_planner_is_taken_by_name_class_or_instance(planner: object) -> None:
     found = rekindle.plan(TRACE, budget=1 << 20, planner=planner)  # type: ignore[call-overload]
     assert found.planner == rekindle.planners.ChenSqrt().name

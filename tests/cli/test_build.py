@@ -11,7 +11,7 @@ from rekindle import native, pytorch
 from rekindle.cli import main
 
 
-def test_what_is_there_is_ready() -> None:
+def test_build_of_compiled_cores_prints_ready() -> None:
     done = CliRunner().invoke(main, ["build"])
     assert done.exit_code == 0
     assert done.output.splitlines() == [
@@ -20,14 +20,16 @@ def test_what_is_there_is_ready() -> None:
     ]
 
 
-def test_what_a_wheel_is_made_of(tmp_path: Path) -> None:
+def test_build_into_folder_writes_both_cores(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["build", "--into", str(tmp_path / "cores")])
     assert done.exit_code == 0
     made = [path.name.partition("-")[0] for path in (tmp_path / "cores").iterdir()]
     assert sorted(made) == ["_engine", "_torch"]
 
 
-def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_build_without_compiler_prints_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(native._build, "_found", {})
     monkeypatch.setattr(pytorch.native._core, "_started", {})
     monkeypatch.setenv("CXX", "no-such-compiler")

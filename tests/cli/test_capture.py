@@ -62,7 +62,9 @@ def test_a_script_gets_its_arguments(script: Path) -> None:
         (["train_tiny"], "write SCRIPT.py or MODULE:FUNCTION"),
     ],
 )
-def test_what_cannot_run_is_refused(script: Path, words: list[str], complaint: str) -> None:
+def test_capture_of_unrunnable_target_is_refused(
+    script: Path, words: list[str], complaint: str
+) -> None:
     assert complaint in _run("capture", *words, "-o", "step.jsonl", fails=True).output
     assert not (script.parent / "step.jsonl").exists()
 
@@ -96,7 +98,7 @@ def test_convert_to_a_log_of_the_paper_and_back(tmp_path: Path) -> None:
     assert [op.name for op in again.ops if op.inputs] == ["aten::exp"]
 
 
-def test_convert_refuses_what_is_no_trace(tmp_path: Path) -> None:
+def test_convert_of_other_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("hello\n")
     result = _run("convert", tmp_path / "a.jsonl", tmp_path / "b.jsonl", fails=True)
     assert "expected a trace in the format" in result.output

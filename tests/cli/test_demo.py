@@ -53,7 +53,7 @@ def test_json_has_all_figures_of_both_runs() -> None:
     assert min(free["step_ns"], tight["step_ns"], tight["recompute_ns"]) > 0
 
 
-def test_a_budget_in_bytes_is_taken_as_it_is() -> None:
+def test_budget_in_bytes_is_used_unchanged() -> None:
     data = figures("--budget", "1GiB")
     assert data["tight"]["budget"] == 1024**3
     assert data["tight"]["evictions"] == 0
@@ -66,7 +66,7 @@ def test_the_seed_decides() -> None:
     assert one["free"]["losses"] == figures("--fraction", "0.7")["free"]["losses"]
 
 
-def test_the_table_is_aligned_and_says_what_came_out() -> None:
+def test_table_is_aligned_and_shows_equal_results() -> None:
     result = call("demo", *TINY)
     assert (result.exit_code, result.stderr) == (0, "")
     for words in ("without a budget", "peak memory", "time per step", "recomputations per step"):
@@ -93,7 +93,7 @@ def test_a_difference_is_shown_and_is_exit_code_1(
     assert "different" in result.stdout
 
 
-def test_an_impossible_budget_says_what_to_write() -> None:
+def test_impossible_budget_error_names_command_line() -> None:
     result = call("demo", *TINY, "--budget", "1KB")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
@@ -176,7 +176,7 @@ def test_every_file_is_a_command_with_help() -> None:
 # The parts of the demo.
 
 
-def test_the_text_is_one_byte_a_character_and_batches_repeat() -> None:
+def test_text_has_one_byte_per_character_and_batches_repeat() -> None:
     text = demo.read_text(100)
     assert text.characters.dtype == torch.uint8
     assert int(text.characters.max()) == len(text.alphabet) - 1

@@ -53,7 +53,7 @@ def test_doctor_without_a_compiler_names_the_package(monkeypatch: pytest.MonkeyP
     assert _row(done.output, "compiler") == f"none: {reason}"
 
 
-def test_doctor_says_what_is_refused_with_an_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_with_older_torch_lists_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.12.1")
     found = _row(_doctor().output, "native core")
     assert found.endswith(

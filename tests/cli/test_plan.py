@@ -51,7 +51,7 @@ def test_all_planners_and_a_plot(graph: str, tmp_path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_with_a_host_what_is_hidden_costs_nothing(graph: str) -> None:
+def test_plan_with_hidden_copies_has_no_overhead(graph: str) -> None:
     arguments = ("--ratio", "0.6", "--swap", "1GB", "--time-limit", "2")
     (line,) = run(graph, *arguments, "--json").stdout.splitlines()
     plan = json.loads(line)
@@ -80,7 +80,7 @@ def test_no_plan_is_exit_code_1_with_a_budget_that_works(graph: str) -> None:
         (["--swap", "1GB", "--planner", "rotor"], "rotor cannot swap; --planner takes cuts or dtr"),
     ],
 )
-def test_what_is_refused(graph: str, arguments: list[str], complaint: str) -> None:
+def test_wrong_options_are_refused(graph: str, arguments: list[str], complaint: str) -> None:
     result = run(graph, *arguments)
     assert result.exit_code == 2
     assert complaint in " ".join(result.output.split())

@@ -50,7 +50,7 @@ def test_a_script_with_its_own_arguments(script: Path) -> None:
     assert len(report["choices"]) > 3
 
 
-def test_what_was_saved_is_shown_again(script: Path) -> None:
+def test_report_of_saved_profile_shows_same_figures(script: Path) -> None:
     words = ("-o", "step.json", "--html", "step.html")
     result = run("profile", "tiny_training.py:step", "--repeats", 1, *words)
     assert result.exit_code == 0, result.output
@@ -62,7 +62,7 @@ def test_what_was_saved_is_shown_again(script: Path) -> None:
     assert Path("again.html").read_text() == Path("step.html").read_text()
 
 
-def test_the_exit_code_says_whether_it_fits(script: Path) -> None:
+def test_exit_code_of_fits_is_1_if_budget_is_too_small(script: Path) -> None:
     words = ("profile", "tiny_training.py:step", "--repeats", 0, "--fits")
     assert run(*words, "1GiB").exit_code == 0
     result = run(*words, "10KiB")
@@ -70,7 +70,7 @@ def test_the_exit_code_says_whether_it_fits(script: Path) -> None:
     assert "it does not fit into 10.0 KiB" in result.stdout
 
 
-def test_a_budget_that_is_too_small_is_exit_code_1_and_no_traceback(script: Path) -> None:
+def test_too_small_budget_exits_1_without_traceback(script: Path) -> None:
     result = run("profile", "tiny_training.py:step", "--budget", "10KiB")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")

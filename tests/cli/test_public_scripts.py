@@ -81,7 +81,9 @@ def test_a_public_script_does_not_notice(script: Script, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_was_learned_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_followed_when_script_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The image model's loop logs, evaluates, averages weights and saves: every step but those that
     are learned from is followed, and all of them when the script is started again."""
     cache = own_cache(tmp_path / "cache")  # others learn of it as well

@@ -135,7 +135,7 @@ def test_an_error_shows_the_programs_own_traceback_and_a_report(script: Path) ->
     assert "recomputations" in tight.stderr
 
 
-def test_ctrl_c_ends_it_as_it_ends_a_script(script: Path) -> None:
+def test_interrupt_ends_run_as_it_ends_plain_script(script: Path) -> None:
     tight = run("--report", "json", "run.json", "train.py", "--end=interrupt", cwd=script.parent)
     assert tight.returncode == -signal.SIGINT
     assert tight.stderr.endswith("KeyboardInterrupt\n")
@@ -144,7 +144,7 @@ def test_ctrl_c_ends_it_as_it_ends_a_script(script: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_what_is_forked_inside_reports_nothing(script: Path) -> None:
+def test_forked_child_prints_no_report(script: Path) -> None:
     plain = python("train.py", "--end=fork", cwd=script.parent)
     tight = run("--budget", TIGHT, "train.py", "--end=fork", cwd=script.parent)
     assert (tight.stdout, tight.returncode) == (plain.stdout, 0)
@@ -177,7 +177,7 @@ def test_a_script_that_is_started_again_follows_its_plan(script: Path) -> None:
 
 
 @pytest.mark.slow
-def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None:
+def test_too_small_budget_error_names_command_line(script: Path) -> None:
     result = run("--budget", "64KiB", "-q", "train.py", cwd=script.parent)
     assert result.returncode == 1
     assert "\nrekindle.OutOfBudget: " in result.stderr
@@ -203,7 +203,7 @@ def test_reports_profile_and_progress(script: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_with_a_budget_of_its_own_is_told_so(tmp_path: Path) -> None:
+def test_program_with_own_budget_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import rekindle\nwith rekindle.budget('1GiB'): pass")
     result = run("train.py", cwd=tmp_path)
     assert result.returncode == 1
@@ -211,7 +211,7 @@ def test_a_program_with_a_budget_of_its_own_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_starts_others_is_told_so(tmp_path: Path) -> None:
+def test_program_without_tensors_gets_torchrun_advice(tmp_path: Path) -> None:
     (tmp_path / "launcher.py").write_text("print('started')")
     result = run("launcher.py", cwd=tmp_path)
     assert (result.stdout, result.returncode) == ("started\n", 0)
@@ -239,7 +239,7 @@ def test_each_rank_has_a_budget_and_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_accelerate_starts_it(script: Path) -> None:
+def test_run_under_accelerate_prints_same_output(script: Path) -> None:
     pytest.importorskip("accelerate")
     launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes=1")
     words = ("-m", "rekindle", "run", "--budget", TIGHT, "train.py")
@@ -354,7 +354,9 @@ def test_run_takes_the_cap_of_the_environment(
         (("--swap-directory", "/tmp", "train.py"), "swap="),
     ],
 )
-def test_a_wrong_command_line_runs_nothing(folder: Path, words: tuple[str, ...], hint: str) -> None:
+def test_wrong_command_line_does_not_run_script(
+    folder: Path, words: tuple[str, ...], hint: str
+) -> None:
     (folder / "train.py").write_text("raise AssertionError('it ran')")
     torch.save({}, folder / "weights.pt")
     save(chain(3), folder / "step.jsonl")

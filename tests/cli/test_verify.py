@@ -74,7 +74,7 @@ def test_a_module_by_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("train:step", "--budget", "1MiB").exit_code == 0
 
 
-def test_one_that_differs(script: str) -> None:
+def test_verify_of_unstable_step_exits_1(script: str) -> None:
     result = run(f"{script}:unsteady", "--budget", "300KiB")
     assert result.exit_code == 1
     assert "plain PyTorch itself differs between two runs" in result.output

@@ -144,7 +144,7 @@ def test_two_ranks_agree_on_more(tmp_path: Path) -> None:
     assert one["beyond"].startswith("rank 1 needs a budget of")
 
 
-def test_alone_it_votes_for_itself() -> None:
+def test_agree_without_group_resizes_own_budget() -> None:
     trainer = _Trainer(1, collective=False)
     with rekindle.budget.unlimited() as run:
         trainer.step()

@@ -35,7 +35,7 @@ def check(ranks: list[dict[str, Any]]) -> None:
     assert len({rank["common"] for rank in ranks}) == 1
 
 
-def test_each_rank_has_its_own_on_one_machine(tmp_path: Path) -> None:
+def test_auto_budget_of_each_rank_is_share_of_machine(tmp_path: Path) -> None:
     ranks = found(tmp_path)
     check(ranks)
     for rank in ranks:  # what is free changes from moment to moment

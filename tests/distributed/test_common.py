@@ -54,13 +54,13 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
     assert smallest >= 2 * 4 * 4096 * 4096
 
 
-def test_alone_it_is_what_there_is() -> None:
+def test_common_budget_without_group_is_given_amount() -> None:
     assert rekindle.distributed.common_budget("3GiB") == 3 * GIB
     with pytest.raises(rekindle.InvalidBudget):
         rekindle.distributed.common_budget("much")
 
 
-def test_ranks_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_divided_by_local_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     alone = available(cpu)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -81,6 +81,6 @@ def test_without_torchrun_the_others_end_as_well(tmp_path: Path) -> None:
     assert ended - failed < 30  # four on a busy machine; a collective waits five minutes
 
 
-def test_without_a_process_group_it_does_nothing() -> None:
+def test_guard_without_process_group_reraises_error() -> None:
     with pytest.raises(ZeroDivisionError), rekindle.distributed.guard():
         raise ZeroDivisionError

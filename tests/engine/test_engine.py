@@ -23,7 +23,7 @@ def _check(engine: Engine) -> None:
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems())
 @examples(60)
-def test_what_the_engine_does_is_a_valid_schedule_within_the_budget(
+def test_engine_replay_is_valid_schedule_within_budget(
     policy: Policy, problem: tuple[Trace, int]
 ) -> None:
     trace, budget = problem
@@ -41,7 +41,7 @@ def test_what_the_engine_does_is_a_valid_schedule_within_the_budget(
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(trace=traces())
 @examples(40)
-def test_with_room_for_everything_nothing_is_recomputed(policy: Policy, trace: Trace) -> None:
+def test_budget_of_peak_recomputes_nothing(policy: Policy, trace: Trace) -> None:
     room = replay(trace, budget=None, policy=policy).peak
     record = replay(trace, budget=room, policy=policy, watch=_check)
     assert record.recomputations == 0
@@ -63,7 +63,7 @@ def test_the_same_events_give_the_same_actions(policy: Policy, problem: tuple[Tr
 
 @given(problem=problems(), data=st.data())
 @examples(60)
-def test_a_budget_that_was_enough_stays_enough_one_byte_less_than_its_peak_is_not(
+def test_schedule_fits_its_peak_and_not_one_byte_less(
     problem: tuple[Trace, int], data: st.DataObject
 ) -> None:
     trace, budget = problem
@@ -78,7 +78,7 @@ def test_a_budget_that_was_enough_stays_enough_one_byte_less_than_its_peak_is_no
             verify(trace, record.schedule, record.peak - 1)
 
 
-def test_a_chain_of_twelve_in_room_for_four_is_recomputed_from_its_start() -> None:
+def test_chain_of_twelve_within_five_units_is_recomputed() -> None:
     trace = chain(12)
     record = replay(trace, budget=5, policy=DTR(), watch=_check)
     assert record.peak == 5
@@ -124,7 +124,7 @@ def test_a_chain_of_writes_is_replayed_on_one_private_copy() -> None:
     assert record.peak == 8
 
 
-def test_a_written_value_that_is_still_wanted_is_copied_not_consumed() -> None:
+def test_written_value_with_references_is_copied() -> None:
     builder = TraceBuilder()
     (old,) = builder.call("make", 1, (), [8])
     (new,) = builder.call("add_", 1, [old], [8], overwrites=[(0, old)])  # `old` keeps a reference
@@ -136,7 +136,7 @@ def test_a_written_value_that_is_still_wanted_is_copied_not_consumed() -> None:
     assert [a.in_place for a in record.actions if isinstance(a, Compute) and a.op == 1] == [True]
 
 
-def test_what_needs_a_source_is_saved_before_the_source_is_overwritten() -> None:
+def test_results_are_recomputed_before_source_is_overwritten() -> None:
     builder = TraceBuilder()
     weight = builder.source(4, held=True)
     (early,) = builder.call("mm", 1, [weight], [4])
@@ -164,7 +164,7 @@ def test_no_room_leaves_no_lock_behind() -> None:
     engine_seen[-1].check()
 
 
-def test_hold_and_drop_decide_what_may_be_let_go() -> None:
+def test_held_storage_is_evicted_only_after_drop() -> None:
     builder = TraceBuilder()
     (mine,) = builder.call("make", 1, (), [8], held=True)
     builder.retain(mine)
@@ -180,7 +180,7 @@ def test_hold_and_drop_decide_what_may_be_let_go() -> None:
     assert Free(StorageId(0)) in record.actions
 
 
-def test_the_reserve_is_let_go_when_nothing_else_is_left() -> None:
+def test_reserve_is_evicted_last() -> None:
     engine = Engine(16, LRU())
 
     def made(number: int) -> Storage:
@@ -207,7 +207,7 @@ def test_the_reserve_is_let_go_when_nothing_else_is_left() -> None:
     assert (engine.memory, engine.reserve) == (0, {})
 
 
-def test_a_driver_says_what_goes_and_what_has_to_stay_stays() -> None:
+def test_evict_of_given_storages_skips_pinned_ones() -> None:
     engine = Engine(None, LRU())
     values: list[Value] = []
     for number in range(4):
@@ -241,7 +241,7 @@ class Eager(Policy):
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems())
 @examples(40)
-def test_one_who_slept_until_the_first_choice_chooses_alike(
+def test_null_chooser_woken_late_chooses_as_eager_one(
     policy: Policy, problem: tuple[Trace, int]
 ) -> None:
     """Fails if `NullChooser.wake` leaves out the evicted, or orders candidates otherwise."""
@@ -254,7 +254,7 @@ def test_one_who_slept_until_the_first_choice_chooses_alike(
     assert replay(trace, budget=budget, policy=Eager(policy)).actions == record.actions
 
 
-def test_a_loss_that_is_kept_keeps_no_activation_when_the_weights_move() -> None:
+def test_held_loss_keeps_no_activation_after_weight_update() -> None:
     """The activation came back for another one's sake and is dead; the weight it came from moves.
 
     Nothing but the loss could be computed from it again, and the program keeps that.

@@ -99,7 +99,7 @@ def test_the_plan_of_another_program_costs_time_only(problem: tuple[Trace, int],
 
 @pytest.mark.parametrize("layers", [9, 25, 60])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
-def test_its_own_plan_costs_what_was_planned_at_most(layers: int, share: float) -> None:
+def test_own_plan_costs_at_most_planned_time(layers: int, share: float) -> None:
     trace = chain(layers)
     budget = max(largest_need(trace), int(share * keep_all_peak(trace)))
     plans = [planner.plan(Problem.of(trace), budget) for planner in (ChenSqrt(), RecomputeAll())]
@@ -112,7 +112,7 @@ def test_its_own_plan_costs_what_was_planned_at_most(layers: int, share: float) 
             assert verify(trace, record.schedule, budget).recompute_ns <= plan.recompute_ns
 
 
-def test_a_route_comes_back_from_a_file() -> None:
+def test_route_read_from_json_equals_written_one() -> None:
     trace = chain(12)
     schedule = RecomputeAll().plan(Problem.of(trace), keep_all_peak(trace)).schedule
     assert schedule is not None
@@ -121,7 +121,7 @@ def test_a_route_comes_back_from_a_file() -> None:
     assert Route.from_numbers(json.loads(json.dumps(route.as_numbers()))) == route
 
 
-def test_advice_without_marks_changes_nothing() -> None:
+def test_advised_policy_without_marks_acts_as_plain_policy() -> None:
     trace = chain(30)
     budget = keep_all_peak(trace) // 2
     plain = replay(trace, budget=budget, policy=DTR())
@@ -142,7 +142,7 @@ class _Candidate:
         return []
 
 
-def test_what_is_marked_goes_first_and_is_counted_while_it_may_go() -> None:
+def test_advised_chooser_evicts_marked_candidates_first() -> None:
     chooser = Advised(LRU()).bind()
     assert isinstance(chooser, AdvisedChooser)
     first, second, third = (_Candidate(order) for order in range(3))

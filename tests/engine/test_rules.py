@@ -21,7 +21,7 @@ from tests.strategies import examples, problems
 )
 @given(problem=problems())
 @examples(60)
-def test_what_is_done_is_a_valid_schedule_under_all_rules(
+def test_engine_under_any_rules_yields_valid_schedule(
     rules: Rules, problem: tuple[Trace, int]
 ) -> None:
     trace, budget = problem
@@ -63,7 +63,7 @@ def test_the_dead_are_evicted_ignored_or_banished() -> None:
     assert Free(StorageId(0)) in banished.actions  # nothing needs the weight any more
 
 
-def test_what_was_made_from_the_banished_cannot_be_let_go() -> None:
+def test_values_made_from_banished_storage_are_pinned() -> None:
     trace = _with_a_dead_start()
     assert replay(trace, budget=9, policy=LRU()).recomputations == 2  # b, and a for it
     with pytest.raises(NoRoom):
@@ -79,7 +79,7 @@ def test_thrashing_stops_at_the_limit() -> None:
         replay(trace, budget=5, policy=DTR(), rules=Rules(recompute_limit=full - 1))
 
 
-def test_only_with_quirks_storages_of_no_bytes_are_let_go() -> None:
+def test_empty_storages_are_evicted_only_with_quirks() -> None:
     builder = TraceBuilder()
     builder.call("empty", 1, (), [0])
     builder.call("a", 1, (), [4])
@@ -90,7 +90,7 @@ def test_only_with_quirks_storages_of_no_bytes_are_let_go() -> None:
     assert Free(StorageId(0)) in quirks.actions
 
 
-def test_only_with_quirks_a_dead_source_stays_for_good() -> None:
+def test_dead_source_is_freed_unless_quirks_are_on() -> None:
     builder = TraceBuilder()
     weight = builder.source(4)
     builder.release(weight)
@@ -99,7 +99,7 @@ def test_only_with_quirks_a_dead_source_stays_for_good() -> None:
     assert replay(trace, budget=4, policy=LRU(), rules=Rules(quirks=True)).evictions == 0
 
 
-def test_views_made_by_one_operator_count_its_cost_once() -> None:
+def test_views_of_one_operator_count_its_cost_once() -> None:
     builder = TraceBuilder()
     (base,) = builder.call("make", 10, (), [4])
     builder.call("split", 3, [base], [0, 0], aliases=[base, base])

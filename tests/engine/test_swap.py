@@ -52,7 +52,7 @@ def _run(trace: Trace, budget: int | None, policy: Policy, swap: Swap | None) ->
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems(), swap=swaps())
 @examples(30)
-def test_what_the_engine_does_is_a_valid_schedule_within_both_limits(
+def test_engine_with_swap_is_valid_within_both_limits(
     policy: Policy, problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = problem
@@ -75,7 +75,7 @@ def test_the_same_events_give_the_same_actions(problem: tuple[Trace, int], swap:
 
 @given(problem=problems())
 @examples(60)
-def test_swapping_only_recomputes_nothing(problem: tuple[Trace, int]) -> None:
+def test_swap_only_never_recomputes(problem: tuple[Trace, int]) -> None:
     trace, budget = problem
     record = _run(trace, budget, LRU(), Swap(only=True))
     assert record.recompute_ns == 0
@@ -83,7 +83,7 @@ def test_swapping_only_recomputes_nothing(problem: tuple[Trace, int]) -> None:
 
 @given(problem=problems())
 @examples(60)
-def test_nothing_goes_to_a_host_without_room_but_what_has_no_bytes(
+def test_host_without_room_takes_only_empty_storages(
     problem: tuple[Trace, int],
 ) -> None:
     trace, budget = problem
@@ -117,7 +117,7 @@ def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
 
 @given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
 @examples(150)
-def test_a_schedule_with_one_copy_wrong_is_refused(
+def test_schedule_with_one_wrong_copy_is_refused(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
     """A copy ahead may be left out in vain: what was let go then may never be wanted again."""
@@ -136,7 +136,7 @@ def test_a_schedule_with_one_copy_wrong_is_refused(
 
 @given(problem=problems(), swap=swaps())
 @examples(60)
-def test_one_byte_less_than_either_peak_is_refused(problem: tuple[Trace, int], swap: Swap) -> None:
+def test_one_byte_below_either_peak_is_refused(problem: tuple[Trace, int], swap: Swap) -> None:
     trace, budget = problem
     record = _run(trace, budget, DTR(), swap)
     verify(trace, record.schedule, record.peak, record.host_peak)
@@ -170,7 +170,7 @@ def _failing(trace: Trace, engine: Engine, rng: random.Random) -> list[Action]:
 
 @given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
 @examples(150)
-def test_copies_that_fail_lose_nothing(
+def test_failed_copies_leave_valid_schedule(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
     trace, budget = problem
@@ -205,7 +205,7 @@ def test_the_cheaper_way_is_taken(swap: Swap, again: Action) -> None:
     assert replay(_two(), budget=8, policy=DTR(), swap=swap).actions[-2] == again
 
 
-def test_what_cannot_be_computed_again_is_let_go_only_to_a_host() -> None:
+def test_value_without_recipe_is_evicted_only_to_host() -> None:
     trace = _two(replayable=False)
     with pytest.raises(NoRoom):
         replay(trace, budget=8, policy=DTR())
@@ -214,7 +214,7 @@ def test_what_cannot_be_computed_again_is_let_go_only_to_a_host() -> None:
         replay(trace, budget=8, policy=DTR(), swap=replace(SLOW, host=7))
 
 
-def test_a_second_eviction_needs_no_second_copy_and_the_copy_goes_with_its_storage() -> None:
+def test_second_eviction_reuses_copy_until_storage_dies() -> None:
     builder = TraceBuilder()
     (first,) = builder.call("first", 1000, (), [8])
     for number in range(2):
@@ -235,7 +235,7 @@ def test_a_second_eviction_needs_no_second_copy_and_the_copy_goes_with_its_stora
     ]
 
 
-def test_a_dear_value_that_stays_unused_is_copied_ahead_and_goes_without_waiting() -> None:
+def test_costly_unused_value_is_copied_ahead_of_eviction() -> None:
     builder = TraceBuilder()
     (dear,) = builder.call("dear", 1000, (), [8])
     (cheap,) = builder.call("cheap", 10, (), [8])
@@ -252,7 +252,7 @@ def test_a_dear_value_that_stays_unused_is_copied_ahead_and_goes_without_waiting
     assert record.waiting_ns == 8  # for its way back
 
 
-def test_a_full_host_gives_up_copies_of_what_is_back() -> None:
+def test_full_host_discards_copies_of_resident_storages() -> None:
     builder = TraceBuilder()
     (first,) = builder.call("first", 1000, (), [8])
     (second,) = builder.call("second", 1000, (), [8])

@@ -66,7 +66,7 @@ def test_the_same_weights_within_a_budget(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
-def test_figures_are_logged_and_the_callback_is_gone_afterwards(tmp_path: Path) -> None:
+def test_trainer_logs_figures_and_removes_callback(tmp_path: Path) -> None:
     trainer = train(tmp_path, "1TiB")
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(steps) == 3
@@ -104,7 +104,7 @@ def test_all_options_pass(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_out_of_budget_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_out_of_budget_in_trainer_ends_context(tmp_path: Path) -> None:
     with pytest.raises(rekindle.OutOfBudget):
         train(tmp_path, "64KiB")
     with rekindle.budget("1GiB"):  # would be refused inside another

@@ -61,7 +61,7 @@ def _again() -> object:
 
 
 @needs_compiler
-def test_it_is_compiled_once_and_again_when_a_header_changes(tree: Path) -> None:
+def test_extension_is_compiled_once_until_header_changes(tree: Path) -> None:
     assert _build.extension("tiny", ["*.cpp"], build=False) is None
     module = _build.extension("tiny", ["*.cpp"])
     assert module is not None, _build.why_not("tiny")
@@ -85,7 +85,7 @@ class _Terminal(io.StringIO):
 
 @needs_compiler
 @pytest.mark.usefixtures("tree")
-def test_progress_on_a_terminal_is_a_bar_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_on_terminal_is_erased_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert _again() is not None
@@ -158,7 +158,7 @@ def test_units_are_few_and_of_equal_size(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
-def test_one_interrupt_ends_the_compilers_and_leaves_nothing(tree: Path) -> None:
+def test_interrupt_ends_compilers_and_removes_files(tree: Path) -> None:
     """The compiler has a slow child process, as g++ does."""
     marks = tree.parent / "marks"
     marks.mkdir()
@@ -217,7 +217,7 @@ def test_the_key_leaves_out_where_things_are_installed(
 
 
 @needs_compiler
-def test_what_nobody_loaded_for_long_goes_when_something_is_compiled(tree: Path) -> None:
+def test_compilation_deletes_long_unused_builds(tree: Path) -> None:
     cache = tree.parent / "cache" / "rekindle" / "cores"
     assert _again() is not None
     (used,) = cache.glob("*.so")
@@ -261,7 +261,7 @@ def test_processes_that_ask_at_once_compile_once(tree: Path) -> None:
 
 
 @needs_compiler
-def test_what_comes_with_the_package_is_taken_for_the_same_sources(
+def test_shipped_core_is_loaded_only_for_same_sources(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = _build.ship("tiny", ["*.cpp"], tree / "prebuilt")
@@ -274,7 +274,7 @@ def test_what_comes_with_the_package_is_taken_for_the_same_sources(
 
 
 @needs_compiler
-def test_what_came_and_cannot_be_loaded_is_compiled(tree: Path) -> None:
+def test_shipped_core_that_fails_to_load_is_compiled(tree: Path) -> None:
     shipped = _build.ship("tiny", ["*.cpp"], tree / "prebuilt")
     assert shipped is not None
     shipped.write_bytes(b"for another machine")
@@ -282,7 +282,7 @@ def test_what_came_and_cannot_be_loaded_is_compiled(tree: Path) -> None:
 
 
 @pytest.mark.usefixtures("tree")
-def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_gives_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     assert _build.extension("tiny", ["*.cpp"]) is None
     assert _build.why_not("tiny") == (
@@ -295,7 +295,7 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_compiler
-def test_what_does_not_compile_is_told_and_not_tried_each_time(
+def test_failed_compilation_keeps_reason_and_is_not_retried(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tree / "tiny.cpp").write_text("int main() { return nothing; }\n")

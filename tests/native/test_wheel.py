@@ -24,7 +24,7 @@ print(native.engine().__file__)
 
 
 @pytest.mark.slow
-def test_it_is_used_where_there_is_no_compiler(tmp_path: Path) -> None:
+def test_wheel_with_cores_works_without_compiler(tmp_path: Path) -> None:
     if native.engine() is None or pytorch.why_no_native_core():
         pytest.skip(native.why_not(native.ENGINE) or pytorch.why_no_native_core())
     made, site, home = tmp_path / "dist", tmp_path / "site", tmp_path / "home"

@@ -35,7 +35,7 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     assert all(f"<h2>{name}" in html for name in here)
 
 
-def test_where_there_is_no_device_it_says_so() -> None:
+def test_missing_device_error_names_cpu_option() -> None:
     command = [sys.executable, "-m", "tests.on_device"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode == 0:
@@ -43,7 +43,7 @@ def test_where_there_is_no_device_it_says_so() -> None:
     assert "--device cpu --tiny" in result.stderr
 
 
-def test_what_does_not_hold_or_end_is_told() -> None:
+def test_page_lists_failed_checks_and_unfinished_stages() -> None:
     findings = [
         {"stage": "bits", "setting": "", "ended": "", "seconds": 1, "stderr": "", "lines": [
             {"check": "bits: one", "ok": True}, {"check": "bits: <other>", "ok": False}]},

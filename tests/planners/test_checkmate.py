@@ -30,7 +30,7 @@ def test_brute_force(drawn: tuple[Problem, int]) -> None:
 
 @given(small_graphs(most=8))
 @QUIET
-def test_rounding_and_relaxation_are_on_their_sides_of_the_optimum(
+def test_optimum_lies_between_relaxation_and_rounding(
     drawn: tuple[Problem, int],
 ) -> None:
     problem, budget = drawn
@@ -69,7 +69,7 @@ def test_infeasible_is_a_status_with_the_smallest_budget() -> None:
     assert plan.smallest_budget == 3
 
 
-def test_what_is_too_large_is_refused_with_another_planner() -> None:
+def test_large_problem_is_refused_with_planner_to_write() -> None:
     plan = Checkmate().plan(reference_problem("gpt12l_b8"), 2_000_000_000)
     assert plan.status is Status.UNSUITED
     assert "write Cuts()" in plan.message

@@ -71,7 +71,7 @@ def test_never_below_the_optimum(drawn: tuple[Problem, int]) -> None:
             assert plan.status is not Status.OPTIMAL or plan.cost_ns == best
 
 
-def test_keep_all_is_optimal_where_it_fits() -> None:
+def test_keep_all_is_optimal_within_its_peak() -> None:
     problem = reference_problem("unet_b8")
     plan = KeepAll().plan(problem, problem.keep_all_peak)
     assert (plan.status, plan.overhead, plan.peak) == (Status.OPTIMAL, 0, problem.keep_all_peak)

@@ -134,7 +134,7 @@ def test_anytime() -> None:
     assert plan.gap is not None
 
 
-def test_progress_never_goes_back() -> None:
+def test_progress_is_monotone() -> None:
     seen = []
     problem = reference_problem("unet_b8")
     Cuts(time_limit=5).plan(problem, int(0.5 * problem.keep_all_peak), watch=seen.append)
@@ -168,7 +168,7 @@ def test_a_plan_that_decodes_is_a_solution_of_the_relaxation() -> None:
 
 
 @pytest.mark.parametrize("bound", [float("inf"), float("-inf"), float("nan")])
-def test_a_solver_without_time_proves_nothing(bound: float) -> None:
+def test_useless_bound_leaves_trivial_bound(bound: float) -> None:
     problem = Problem.of(chain(4))
     search = Search(problem, problem.keep_all_peak, "cuts")
     search.raise_bound(bound)

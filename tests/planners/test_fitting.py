@@ -103,7 +103,7 @@ def test_views_writes_in_place_and_holds(drawn) -> None:
 
 @given(problems())
 @examples(100)
-def test_what_the_program_pins_while_it_holds_it(drawn) -> None:
+def test_values_pinned_while_user_held_fit_budget(drawn) -> None:
     trace, budget = drawn
     events: list[Event] = []
     for event in trace.events:
@@ -118,7 +118,7 @@ def test_what_the_program_pins_while_it_holds_it(drawn) -> None:
 
 @given(problems(), st.sampled_from([1, 2, 4]))
 @examples(100)
-def test_rounds_that_let_go_of_much(drawn, share: int) -> None:
+def test_rounds_with_many_evictions_yield_valid_plan(drawn, share: int) -> None:
     """As in programs of thousands of values, where a round lets go of one in 32."""
     trace, budget = drawn
     problem = Problem.of(trace)
@@ -165,7 +165,7 @@ def test_thousands_of_values_take_a_few_rounds(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("budget", "optimum"), [(135, 297), (104, 305), (73, 337), (50, 360), (35, 385)]
 )
-def test_residual_blocks_come_back_whole(budget: int, optimum: int) -> None:
+def test_residual_blocks_are_recomputed_at_optimal_cost(budget: int, optimum: int) -> None:
     line = fitted(deep(16), budget)
     assert line is not None
     assert line.cost == optimum * 1000
@@ -188,12 +188,12 @@ def test_finds_room_down_to_the_floor_where_skips_are_long(levels: int) -> None:
     assert line.cost < 1.7 * problem.compute_ns
 
 
-def test_gives_up_where_there_is_nothing_to_find() -> None:
+def test_fitting_below_floor_returns_none() -> None:
     problem = unit_chain(8)
     assert fitted(problem, problem.floor - 1) is None
 
 
-def test_no_dearer_than_asked() -> None:
+def test_fit_below_known_cost_returns_none() -> None:
     problem = deep(8)
     budget = (problem.floor + problem.keep_all_peak) // 2
     line = timeline(problem, range(len(problem)))
@@ -227,7 +227,7 @@ def test_a_plan_wherever_a_policy_finds_room(drawn) -> None:
             assert plan.cost_ns <= judged.compute_ns + judged.recompute_ns
 
 
-def test_the_program_does_not_wait_to_hold_what_it_reads() -> None:
+def test_user_reads_may_move_without_breaking_validity() -> None:
     builder = TraceBuilder("two results")
     (source,) = builder.call("source", 1, [], [1])
     kept, passed = builder.call("both", 1, [source], [1, 1])

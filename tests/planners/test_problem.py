@@ -26,7 +26,7 @@ def test_parameters_are_fixed_bytes() -> None:
     assert problem.floor == 108
 
 
-def test_what_the_program_holds_is_on_hold() -> None:
+def test_user_held_value_becomes_hold() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, [], [8], held=True)
     (y,) = builder.call("y", 1, [x], [4])
@@ -60,7 +60,7 @@ def test_views_live_in_their_storage_and_are_made_again() -> None:
     assert cost.peak == 12
 
 
-def test_a_source_that_the_program_drops_before_it_begins() -> None:
+def test_source_dropped_before_first_operator_is_not_fixed() -> None:
     """It is no parameter, and those that come after it are made while it is still held."""
     builder = TraceBuilder()
     batch = builder.source(16, held=True)
@@ -74,7 +74,7 @@ def test_a_source_that_the_program_drops_before_it_begins() -> None:
     assert cost.peak == 116
 
 
-def test_what_is_pinned_before_autograd_asks_for_it_stays() -> None:
+def test_pinned_value_is_held_until_its_last_use() -> None:
     """As the choices of a mixture of experts: pinned when they are made, saved a little later."""
     builder = TraceBuilder()
     (choice,) = builder.call("topk", 1, [], [8], held=True)
@@ -103,7 +103,7 @@ def test_keeping_all_has_the_peak_that_the_trace_says(trace) -> None:
     assert line.peak <= keep_all_peak(trace)
 
 
-def test_pruning_drops_what_nobody_reads() -> None:
+def test_prune_drops_unread_steps() -> None:
     problem = problem_of((1, 1, []), (1, 1, [0]), (1, 1, [0]))
     assert prune(problem, [0, 1, 0, 0, 2, 1]) == [0, 1, 0, 2]
 

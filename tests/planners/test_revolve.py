@@ -38,7 +38,7 @@ def test_griewank_and_walther() -> None:
             assert forwards(length - 1, slots) == expected
 
 
-def test_a_split_is_a_best_one() -> None:
+def test_split_is_optimal() -> None:
     for length in range(1, 30):
         for slots in range(1, 6):
             j = split(length, slots)
@@ -56,7 +56,7 @@ def test_exhaustive_search_on_chains(length: int) -> None:
         assert plan.cost_ns == exhaustive(problem, budget)
 
 
-def test_plans_on_chains_cost_what_the_formula_says() -> None:
+def test_plans_of_chains_cost_binomial_formula() -> None:
     problem = unit_chain(40)
     for budget in range(3, 43):
         plan = Revolve().plan(problem, budget)
@@ -64,7 +64,7 @@ def test_plans_on_chains_cost_what_the_formula_says() -> None:
         assert plan.peak <= budget
 
 
-def test_what_is_no_homogeneous_chain() -> None:
+def test_chain_length_of_uneven_graph_is_none() -> None:
     assert chain_length(unit_chain(4)) == 4
     assert chain_length(problem_of((1, 1, []), (1, 2, [0]), (1, 1, [0, 1]))) is None
     assert chain_length(problem_of((1, 1, []), (1, 1, [0]), (1, 1, [1]))) is None

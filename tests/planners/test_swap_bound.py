@@ -56,14 +56,14 @@ def _loop() -> Problem:
     ("rate", "end"),
     [(100 * PER_US, 13_040), (PER_US, 20_000), (PER_US // 100, 23_000)],
 )
-def test_it_is_exact_where_nothing_is_lost(rate: int, end: int) -> None:
+def test_swap_bound_equals_fastest_run_on_loop(rate: int, end: int) -> None:
     """Nearly hidden; then both copies are waited for; then computing again is better."""
     bandwidth = Bandwidth(rate, rate)
     assert swap_bound(_loop(), 8, bandwidth, cuts=4) == pytest.approx(end, abs=1)
     assert fastest(_loop(), 8, bandwidth) == end
 
 
-def test_the_slower_the_host_the_nearer_to_the_bound_without_one() -> None:
+def test_swap_bound_of_slow_host_nears_bound_without_host() -> None:
     problem = _loop()
     bounds = [swap_bound(problem, 8, Bandwidth(rate, rate), cuts=4) for rate in (10**3, 10**6)]
     assert bounds == sorted(bounds, reverse=True)

@@ -44,7 +44,7 @@ def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
 @pytest.mark.slow
 @given(problem=problems(), swap=swaps())
 @examples(25)
-def test_a_plan_is_valid_and_no_slower_than_any_run_that_it_began_with(
+def test_plan_is_valid_and_no_slower_than_known_runs(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = problem
@@ -64,7 +64,7 @@ def test_a_plan_is_valid_and_no_slower_than_any_run_that_it_began_with(
 
 @given(problem=problems(), swap=swaps())
 @examples(60)
-def test_a_run_written_anew_is_valid_and_its_time_is_the_verifiers(
+def test_retimed_run_is_valid_and_matches_verifier_time(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = problem
@@ -111,7 +111,7 @@ def _dear() -> tuple[Trace, int, Swap]:
     return trace, problem.keep_all_peak // 2, Swap(None, BYTE_PER_NS // 50, BYTE_PER_NS // 50)
 
 
-def test_what_is_hidden_costs_nothing_and_is_proven_the_best() -> None:
+def test_hidden_copies_have_no_overhead_and_are_optimal() -> None:
     trace, budget, swap = _dear()
     plan = Cuts(time_limit=5, swap=swap).plan(Problem.of(trace), budget)
     assert plan.status is Status.OPTIMAL
@@ -137,14 +137,14 @@ def test_a_host_with_little_room_takes_no_more_than_that() -> None:
     assert 0 < verify(trace, plan.schedule, budget).host_peak <= 20
 
 
-def test_where_nothing_fits_the_status_says_so() -> None:
+def test_budget_below_floor_is_infeasible() -> None:
     trace, _, swap = _dear()
     plan = Cuts(time_limit=2, swap=swap).plan(Problem.of(trace), 9)
     assert plan.status is Status.INFEASIBLE
     assert plan.schedule is None
 
 
-def test_the_longest_gap_goes_first() -> None:
+def test_squeeze_swaps_longest_gap_first() -> None:
     problem = problem_of((1, 4, []), (1, 4, [0]), (1, 4, [1]), (1, 4, [1, 2]), (1, 0, [0, 3]))
     line = timeline(problem, range(5))
     assert gaps(line) == [Gap(0, 1, 4)]
@@ -152,7 +152,7 @@ def test_the_longest_gap_goes_first() -> None:
     assert squeeze(line, 8) is None
 
 
-def test_what_comes_back_has_to_have_been_there() -> None:
+def test_swap_in_without_copy_on_host_raises() -> None:
     problem = problem_of((1, 4, []), (1, 0, [0]))
     with pytest.raises(ValueError, match="not on the host"):
         timeline(problem, [~0, 0, 1])
@@ -174,7 +174,7 @@ def _until_the_first_eviction(record: Record) -> list[object]:
     return names
 
 
-def test_a_plan_does_what_no_online_choice_can() -> None:
+def test_plan_beats_online_choice_on_one_of_two_programs() -> None:
     """Two programs that begin alike: in one what has to go is wanted again, in the other it is not.
 
     Who swaps it loses in the one, who lets go of it in the other, and at that moment nobody who has

@@ -110,7 +110,7 @@ def test_a_loss_is_the_score_without_the_size(
     assert compared > 300
 
 
-def test_classes_are_the_exact_neighborhood_where_nothing_ever_returns() -> None:
+def test_classes_equal_exact_neighborhood_without_returns() -> None:
     """Union-find differs from e* in two ways: it does not split, and it mixes directions.
 
     On a chain that is only ever evicted neither happens.

@@ -179,12 +179,12 @@ AS_PLAIN = (MODE, EXCHANGED)
 
 @pytest.mark.parametrize("name", PINNED)
 @pytest.mark.parametrize("tightness", [0.0, 0.5, 1.0])
-def test_what_once_went_wrong(name: str, tightness: float) -> None:
+def test_pinned_program_has_no_complaint(name: str, tightness: float) -> None:
     assert complaint(Program(BUILD, PINNED[name]), tightness) == ""
 
 
 @pytest.mark.parametrize("reason", EXCEPTED)
-def test_what_is_excepted_is_as_in_another_run_of_pytorchs_own(reason: str) -> None:
+def test_excepted_difference_occurs_in_plain_pytorch(reason: str) -> None:
     wanted = Wanted(Program(BUILD, EXCEPTED[reason]))
     excepted: Counter[str] = Counter()
     as_plain = reason in AS_PLAIN

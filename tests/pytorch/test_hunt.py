@@ -65,7 +65,7 @@ def test_drawn_loops_are_the_same_in_a_drawn_mode(tens: int) -> None:
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_what_once_went_wrong(name: str) -> None:
+def test_pinned_loop_has_no_complaint(name: str) -> None:
     pin = PINNED[name]
     plain = Plain(pin.source)
     assert plain.determined
@@ -110,7 +110,7 @@ def test_memory_above_the_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert "peak" in found.text
 
 
-def test_what_hangs_on_the_last_step_does_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_chained_over_steps_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are copies of those of the step before, which no optimizer writes; and that it
     would be found if it did."""
     loop, mode = Loop((), habits=("state assigned",)), MODES["unlimited"]
@@ -132,7 +132,7 @@ def test_a_wrong_loop_is_made_short() -> None:
     assert "with budget():" in short.source()
 
 
-def test_an_interrupted_loop_goes_on_in_the_same_way() -> None:
+def test_interrupted_loop_continues_with_same_bits() -> None:
     loop = Loop(("dropout", "batch_norm"), interrupted=True, trip=("aten.addmm.default", 2))
     plain = Plain(loop.source())
     assert plain.first.found["log"][1] == ["'interrupted'"]
@@ -160,7 +160,7 @@ with budget():
 """
 
 
-def test_what_any_mode_changes_is_no_complaint() -> None:
+def test_change_by_any_mode_is_excepted() -> None:
     """As some products in inference mode, which PyTorch computes otherwise below one, on some
     machines: a program that asks whether there is one. What a budget alone changes is one."""
     source = ASKS.format("_get_current_dispatch_mode() is None")
@@ -174,7 +174,7 @@ def test_what_any_mode_changes_is_no_complaint() -> None:
     assert not found.excepted
 
 
-def test_what_is_known_is_said_of_a_part_and_a_complaint() -> None:
+def test_known_reasons_match_parts_and_complaints() -> None:
     plainest = Loop(("tanh",), loss=LOSSES[1])
     loops = [replace(plainest, blocks=(name,)) for name in BLOCKS]
     loops += [replace(plainest, driver=name) for name in DRIVERS]

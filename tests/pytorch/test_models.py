@@ -157,7 +157,7 @@ def with_workspaces(case: Case) -> int:
 
 
 @each_case
-def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
+def test_models_in_ample_budget_evict_nothing(case: Case) -> None:
     # One percent more than plain PyTorch: recipes keep a constant, such as a zero that a sum
     # starts from, a little longer than autograd does.
     room = max(plainly(case).measured.budget(1.01), int(1.01 * with_workspaces(case)))

@@ -117,7 +117,7 @@ def test_the_device_has_less_than_the_budget_says(extension: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_swapped_out_for_a_device_that_is_full_is_waited_for(extension: Path) -> None:
+def test_swap_out_for_full_device_is_waited_for(extension: Path) -> None:
     """Without a limit of the budget's own, too, and where it gets none from what fitted: the first
     try goes well, so no more has to go."""
     found = asked(
@@ -144,7 +144,7 @@ def test_where_the_device_has_no_room_neighbors_in_memory_go(extension: Path) ->
 
 
 @pytest.mark.slow
-def test_what_the_device_has_shown_to_have_is_the_budget(extension: Path) -> None:
+def test_fitted_memory_becomes_budget_after_one_failure(extension: Path) -> None:
     """One allocation fails in a step, not one after the other; the report says so.
 
     Where no place is looked for before, which would do as well.
@@ -161,7 +161,7 @@ def test_what_the_device_has_shown_to_have_is_the_budget(extension: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_full_device_has_places_found_before_it_is_asked(extension: Path) -> None:
+def test_full_device_finds_places_before_allocation(extension: Path) -> None:
     """After one allocation failed: the others find a place among what the allocator has."""
     question = "of_many_sizes, native, full, late, fitted"
     found, failed = asked(extension, question, f"{question}, find_place").values()
@@ -172,7 +172,7 @@ def test_a_full_device_has_places_found_before_it_is_asked(extension: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_budget_of_reserved_memory_keeps_what_is_reserved(extension: Path) -> None:
+def test_reserved_budget_limits_reserved_memory(extension: Path) -> None:
     questions = [f"of_many_sizes, native, reserved, {streams}" for streams in STREAMS]
     found = asked(extension, *questions, f"{questions[0]}, find_place")
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
@@ -196,7 +196,7 @@ def test_auto_is_measured_again_after_the_first_step(extension: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["mlp", "streams_in_turn"])
-def test_what_is_overwritten_when_it_is_evicted_is_not_read(extension: Path, program: str) -> None:
+def test_poisoned_memory_is_not_read(extension: Path, program: str) -> None:
     modes = ("native", "native, swap", "native, anything")
     questions = map(", ".join, product((program,), modes, STREAMS))
     found = asked(extension, *questions, REKINDLE_POISON="1")
@@ -222,7 +222,7 @@ def test_a_plan_trains_the_same(extension: Path) -> None:
 
 
 @pytest.mark.slow
-def test_there_is_room_for_what_operators_take_inside_themselves(extension: Path) -> None:
+def test_workspaces_fit_in_budget_by_allocator_count(extension: Path) -> None:
     """By the allocator's word; what is not learned goes over, or not guessed before it is."""
     asked_for = "workspaces, native, same price, prompt"
     over: list[float] = []
@@ -246,7 +246,7 @@ def test_first_calls_wait_until_copies_out_have_made_room(extension: Path) -> No
     assert min(answer["swapped"] for answer in found.values()) > 0
 
 
-def test_what_the_allocator_rounds_up_counts_so(extension: Path) -> None:
+def test_bytes_rounded_up_by_allocator_count(extension: Path) -> None:
     question = "vectors, least, prompt"
     answer = asked(extension, question)[question]
     assert answer.get("equal"), answer
@@ -275,7 +275,7 @@ def test_memory_refused_by_the_device_is_made_by_evicting(extension: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_full_device_evicts_what_it_lacks_then_says_who_holds(extension: Path) -> None:
+def test_full_device_evicts_shortfall_then_lists_holders(extension: Path) -> None:
     held, hoarded = asked(extension, "held, refuses, prompt", "hoarded, refuses, prompt").values()
     assert held["refused"] > 0
     assert held["held"] > 20  # of the 40 vectors that there is room for
@@ -297,9 +297,7 @@ def test_a_retried_operator_draws_the_same_and_writes_once(extension: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["swapped", "auto", "anything"])
-def test_a_captured_graph_waits_for_no_copy_and_recomputes_nothing(
-    extension: Path, options: str
-) -> None:
+def test_captured_graph_neither_waits_nor_recomputes(extension: Path, options: str) -> None:
     """What it reads stays where it is; what is not there raises, and the program goes on."""
     scenes = ["step amid copies", "evicted input", "evicted afterwards", "operator of evicted"]
     scenes += ["address of evicted"]
@@ -320,7 +318,7 @@ def test_a_captured_graph_waits_for_no_copy_and_recomputes_nothing(
 
 
 @pytest.mark.slow
-def test_a_copy_that_nobody_waits_for_lands_in_no_other_memory(extension: Path) -> None:
+def test_dropped_copy_does_not_write_other_memory(extension: Path) -> None:
     found = asked(extension, *(f"vectors, dropped, {streams}" for streams in STREAMS))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
     assert all(answer["same place"] for answer in found.values())
@@ -341,9 +339,7 @@ def test_a_copy_that_nobody_waits_for_lands_in_no_other_memory(extension: Path) 
         ("may_differ", "sums_by_atomics", "native, harsh"),
     ],
 )
-def test_what_is_taken_out_is_missed(
-    extension: Path, missing: str, program: str, mode: str
-) -> None:
+def test_missing_wait_changes_bits(extension: Path, missing: str, program: str, mode: str) -> None:
     """Without it some run gets other bits; with it all are right (above)."""
     questions = [f"{program}, {mode}, {streams}, {missing}" for streams in STREAMS]
     found = asked(extension, *questions)

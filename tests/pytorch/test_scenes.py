@@ -59,7 +59,7 @@ def test_a_program_that_needs_more_is_a_complaint(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("seed", [147, 377])
-def test_program_whose_results_become_weights_is_the_same(seed: int) -> None:
+def test_program_whose_results_become_weights_keeps_bits(seed: int) -> None:
     """The first tensor of a value dies, and another one, a weight, tells of its version."""
     outcome = judge(seed, only=("anything, tight",))
     assert outcome.complaint == "", outcome
@@ -110,7 +110,7 @@ def test_memory_above_the_budget_is_a_complaint(monkeypatch: pytest.MonkeyPatch)
     assert "the allocator gave out" in judge(seed, 1, ("roomy",)).complaint
 
 
-def test_tally_counts_what_threads_make_and_free() -> None:
+def test_tally_counts_memory_of_threads() -> None:
     """Also while the first call of an operator is watched for what it takes inside itself."""
     tally, there = playing.Tally(), []
     with tally.counting(), ThreadPoolExecutor(1) as pool, rekindle.budget("1GiB"):

@@ -61,7 +61,7 @@ def _sweep(*words: object) -> Result:
 
 
 @pytest.mark.slow
-def test_sweep_names_what_a_budget_breaks(suite: Path) -> None:
+def test_sweep_names_tests_that_fail_within_budget(suite: Path) -> None:
     done = _sweep(suite, "--way", "within", "--write")
     assert done.exit_code == 1, done.output
     assert "5 of 6 tests pass plainly" in done.output
@@ -80,7 +80,7 @@ def test_sweep_evicts_before_every_operator(suite: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sweep_asks_to_shrink_the_list(suite: Path) -> None:
+def test_sweep_names_listed_test_that_passes(suite: Path) -> None:
     strangers.EXPECTED.mkdir()
     (strangers.EXPECTED / "test_some.txt").write_text("test_passes  # it did not\n")
     done = _sweep(suite)

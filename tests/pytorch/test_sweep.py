@@ -65,13 +65,13 @@ def _sample(call: Callable[..., Any], *arguments: Tensor) -> Sample:
     return Sample("entry", "sample", lambda: Program(call, anew(arguments)))
 
 
-def test_a_sample_that_stays_the_same() -> None:
+def test_equal_sample_is_judged_same() -> None:
     verdict = _sample(torch.sin, torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "same"
     assert verdict.again["sin"] > 0
 
 
-def test_a_recomputation_that_goes_wrong() -> None:
+def test_wrong_recomputation_is_judged_different() -> None:
     with wrong_again():
         verdict = _sample(torch.tanh, torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "different"
@@ -87,13 +87,13 @@ def test_a_recomputation_that_fails() -> None:
     assert verdict == Verdict("different", "ValueError: no")
 
 
-def test_what_is_not_the_same_twice_in_plain_pytorch() -> None:
+def test_varying_plain_sample_is_judged_undetermined() -> None:
     numbers = itertools.count()
     verdict = _sample(lambda x: x * next(numbers), torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "undetermined"
 
 
-def test_what_pytorch_refuses() -> None:
+def test_sample_refused_by_pytorch_is_judged_refused() -> None:
     verdict = _sample(lambda x: x.acosh_(), torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "refused"
     assert "acosh" in verdict.detail
@@ -141,7 +141,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["networks"], "is not one of"),
     ],
 )
-def test_what_the_command_refuses(arguments: list[str], complaint: str) -> None:
+def test_wrong_sweep_options_are_refused(arguments: list[str], complaint: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert complaint in result.output

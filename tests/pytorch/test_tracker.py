@@ -15,7 +15,7 @@ def x() -> torch.Tensor:
     return torch.ones(1000)
 
 
-def test_counts_what_is_alive_and_the_most_there_was(x: torch.Tensor) -> None:
+def test_tracker_counts_living_bytes_and_peak(x: torch.Tensor) -> None:
     with Tracker() as tracker:
         assert (tracker.alive, tracker.peak) == (0, 0)
         y = x + 1
@@ -29,7 +29,7 @@ def test_counts_what_is_alive_and_the_most_there_was(x: torch.Tensor) -> None:
     tracker.check()
 
 
-def test_still_hears_of_memory_freed_after_it_was_left(x: torch.Tensor) -> None:
+def test_tracker_counts_frees_after_its_context(x: torch.Tensor) -> None:
     with Tracker() as tracker:
         y = x + 1
     del y
@@ -55,7 +55,7 @@ def test_a_view_keeps_the_whole_storage() -> None:
         assert (tracker.alive, tracker.peak) == (4, 4_004)
 
 
-def test_sizes_are_those_of_the_storage_by_dtype(x: torch.Tensor) -> None:
+def test_tracker_counts_storage_bytes_by_dtype(x: torch.Tensor) -> None:
     with Tracker() as tracker:
         made = [x.to(torch.bfloat16), x > 0, x.to(torch.int64), x.expand(1000, 1000)]
         assert tracker.alive == 4_000 + 2_000 + 1_000 + 8_000
@@ -157,7 +157,7 @@ def test_measures_a_training_run() -> None:
     assert measured.activations == 8_008
 
 
-def test_what_the_run_returns_is_constant() -> None:
+def test_returned_memory_counts_as_constant() -> None:
     measured = measure(lambda: torch.ones(1000) + 1)
     assert measured == Measured(peak=8_000, constants=4_000)
     assert measured.budget(1.0) == 8_000

@@ -95,7 +95,7 @@ def test_with_the_eager_backend_operators_run_again() -> None:
     assert run.recomputations > 2 * 4 * 2  # the regions would be as many
 
 
-def test_with_the_backend_aot_eager_what_is_saved_is_kept() -> None:
+def test_values_saved_by_aot_eager_are_kept() -> None:
     """Its forward pass is an `autograd.Function`, which is the program's own."""
     wanted, _ = trained(whole("aot_eager"), None)
     got, run = trained(whole("aot_eager"), "1MiB")
@@ -135,7 +135,7 @@ def test_all_that_a_region_saves_counts() -> None:
     assert raised.value.needed >= 4 * activation
 
 
-def test_where_regions_come_without_their_graph_they_do_not_show_themselves(
+def test_regions_without_graph_are_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in torch 2.10: what is compiled inside is then as if it had been compiled outside."""
@@ -151,7 +151,7 @@ def test_where_regions_come_without_their_graph_they_do_not_show_themselves(
 
 
 @pytest.mark.slow
-def test_what_a_region_takes_inside_itself_counts() -> None:
+def test_workspace_of_region_counts() -> None:
     """All scores of an attention are there while it runs, and nowhere else."""
     module: Any = native_core()
     if module is None or not module.count_allocations():
@@ -173,7 +173,7 @@ def test_what_a_region_takes_inside_itself_counts() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_compiled_outside_is_kept() -> None:
+def test_results_of_code_compiled_outside_are_kept() -> None:
     """It does not show itself, so its results count from when the program or autograd has them."""
     torch._dynamo.reset()
     weight = vector(True)
@@ -188,7 +188,7 @@ def test_what_was_compiled_outside_is_kept() -> None:
 
 
 @pytest.mark.slow
-def test_a_region_that_writes_its_arguments_is_not_run_again_for_them() -> None:
+def test_region_that_writes_its_arguments_keeps_bits() -> None:
     """Neither what was there, nor who computed with it, is lost (R4)."""
 
     def step() -> object:
@@ -277,7 +277,7 @@ def test_compiled_code_that_may_write_unseen_is_refused() -> None:
         Region(lambda arguments: arguments, module)
 
 
-def test_one_may_run_all_of_it_eagerly() -> None:
+def test_compiled_code_forced_eager_is_recomputed() -> None:
     torch._dynamo.reset()
     weight = vector(True)
     with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
@@ -338,7 +338,7 @@ def test_a_branch() -> None:
     assert torch.equal(got[0], wanted[0])
 
 
-def test_what_may_write_its_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_higher_order_operator_that_may_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is not known to write nothing; here while_loop, as if it were not."""
     monkeypatch.setattr(_operators, "FUNCTIONAL", set())
     refused = pytest.raises(rekindle.Unsupported, match="higher-order operator while_loop")
@@ -347,7 +347,7 @@ def test_what_may_write_its_arguments_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_nothing_that_is_compiled_inside_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_compiled_inside_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has no graphs to capture: whoever would make them only notes that it was asked to."""
     from torch._inductor import config, cudagraph_utils, output_code
 

@@ -134,7 +134,7 @@ def test_evicted_tensor_under_a_profiler_is_not_readable() -> None:
         assert (x.sum() + y.sum()).item() == 200 + 1200
 
 
-def test_what_is_saved_on_the_cpu_is_not_the_budget_s() -> None:
+def test_tensors_saved_on_cpu_are_user_held() -> None:
     """But a program's variable, which goes when nothing else is left."""
 
     def trained(budget: str, **how: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_a_long_timeline_keeps_its_peak(layers: int) -> None:
     assert max(line.bands["x"]) == record.peak
 
 
-def test_recomputed_operators_add_up_and_come_dearest_first(report: Report) -> None:
+def test_recomputed_operators_add_up_and_sort_by_time(report: Report) -> None:
     times = [row.ns for row in report.recomputed]
     assert sum(times) == report.recompute_ns
     assert times == sorted(times, reverse=True)
@@ -119,7 +119,7 @@ def test_text_is_aligned_and_says_the_figures(report: Report) -> None:
     assert lines[-1] == "Write less."
 
 
-def test_color_is_for_terminals_whose_user_wants_it(
+def test_color_is_used_on_terminals_unless_switched_off(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -138,7 +138,7 @@ def test_color_is_for_terminals_whose_user_wants_it(
     assert shown(Terminal()) == report.text() + "\n"
 
 
-def test_json_comes_back_equal(report: Report) -> None:
+def test_report_read_from_json_is_equal(report: Report) -> None:
     assert Report.from_json(report.to_json()) == report
 
 
@@ -153,7 +153,7 @@ def test_json_comes_back_equal(report: Report) -> None:
         ("{", "", "JSON"),
     ],
 )
-def test_what_is_no_report_is_refused(report: Report, old: str, new: str, field: str) -> None:
+def test_changed_json_report_is_refused(report: Report, old: str, new: str, field: str) -> None:
     text = report.to_json()
     assert old in text
     with pytest.raises(InvalidFile, match=field):
@@ -208,7 +208,7 @@ def test_the_page_stands_alone(report: Report) -> None:
     assert "<script>" in "".join(page.words)  # a name is text, whatever is in it
 
 
-def test_a_category_has_one_color_in_all_pictures() -> None:
+def test_category_has_one_color_in_all_pictures() -> None:
     """Whatever stands beside it, and whichever lies at the bottom; no two have the same."""
     several = ["optimizer state", "saved for backward", "something else", "parameters"]
     alone = _html._colors(["saved for backward"])
@@ -219,7 +219,7 @@ def test_a_category_has_one_color_in_all_pictures() -> None:
     assert len(_html._colors([str(number) for number in range(20)])) == 20
 
 
-def test_a_page_of_next_to_nothing() -> None:
+def test_page_of_empty_report_has_no_chart() -> None:
     page = Page(Report(None, 0, 0, 0, 0, 0).to_html())
     assert page.open == []
     assert "Memory over time" not in page.words
@@ -237,7 +237,7 @@ def png_size(path: Path) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1400])
-def test_a_browser_shows_it(report: Report, tmp_path: Path, width: int) -> None:
+def test_page_fits_width_of_browser(report: Report, tmp_path: Path, width: int) -> None:
     """Nothing sticks out at the side: the page is asked for its own width."""
     chromium = shutil.which("chromium")
     if chromium is None:

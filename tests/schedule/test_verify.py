@@ -50,7 +50,7 @@ def test_keep_everything() -> None:
     assert cost.overhead == 0.0
 
 
-def test_one_recomputation_is_counted() -> None:
+def test_recomputation_is_counted_once() -> None:
     cost = verify(_trace(), Schedule(_actions("w", "a", "b", "-a", "c_", "a")), 10)
     assert (cost.recompute_ns, cost.recomputations, cost.peak) == (3, 1, 10)
     assert cost.overhead == 3 / 15
@@ -81,7 +81,7 @@ def test_each_fault_is_named_by_its_action(
     assert caught.value.index == index
 
 
-def test_a_written_value_can_be_had_again_on_a_copy_or_in_place() -> None:
+def test_written_value_is_recomputed_on_copy_or_in_place() -> None:
     builder = TraceBuilder()
     (a,) = builder.call("a", 1, (), [4])
     (b,) = builder.call("b_", 1, [a], [4], overwrites=[(0, a)])
@@ -97,7 +97,7 @@ def test_a_written_value_can_be_had_again_on_a_copy_or_in_place() -> None:
     assert verify(trace, Schedule(first + copied), 8).peak == 8
 
 
-def test_a_copy_on_the_host_costs_no_computation_and_stays_until_it_is_discarded() -> None:
+def test_host_copy_is_reusable_until_discarded() -> None:
     steps = ("w", "a", "b", ">a", "<a", "-a", "c_", "<a", "~a")
     cost = verify(_trace(), Schedule(_actions(*steps)), 10, host=4)
     assert (cost.recompute_ns, cost.recomputations, cost.peak) == (0, 0, 10)
@@ -128,7 +128,7 @@ def test_each_fault_of_a_swap_is_named_by_its_action(
     assert caught.value.index == index
 
 
-def test_what_comes_from_the_host_needs_room_within_the_budget() -> None:
+def test_swap_in_needs_room_within_budget() -> None:
     builder = TraceBuilder()
     (a,) = builder.call("a", 1, (), [4])
     builder.call("b", 1, (), [4])
@@ -141,7 +141,7 @@ def test_what_comes_from_the_host_needs_room_within_the_budget() -> None:
         verify(trace, schedule, 7)
 
 
-def test_views_come_back_with_the_storage_but_only_those_that_were_made() -> None:
+def test_swap_in_restores_only_views_made_before() -> None:
     builder = TraceBuilder()
     (a,) = builder.call("a", 1, (), [4])
     (early,) = builder.call("early", 1, [a], [0], aliases=[a])

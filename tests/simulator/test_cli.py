@@ -29,7 +29,7 @@ def _run(*words: object, fails: bool = False) -> Result:
     return result
 
 
-def test_json_is_one_object_a_run(logs: Path) -> None:
+def test_json_has_one_object_per_run(logs: Path) -> None:
     result = _run(
         "simulate", logs / "short.jsonl", "--policy", "dtr-eq", "--budget", "9kB", "--json"
     )
@@ -47,7 +47,7 @@ def test_json_is_one_object_a_run(logs: Path) -> None:
     assert found["seconds"] > 0
 
 
-def test_an_allocator_tells_what_it_reserves_and_a_device_may_be_too_small(logs: Path) -> None:
+def test_allocator_option_reports_reserved_bytes(logs: Path) -> None:
     words = ("simulate", logs / "short.jsonl", "--budget", "9kB", "--allocator", "expandable")
     found = json.loads(_run(*words, "--json").stdout)
     assert found["reserved_bytes"] == 2 * 2**20
@@ -59,9 +59,7 @@ def test_an_allocator_tells_what_it_reserves_and_a_device_may_be_too_small(logs:
     assert "--device-memory wants --allocator" in alone.output
 
 
-def test_a_sweep_over_a_folder_keeps_its_order_and_writes_a_tidy_table(
-    logs: Path, tmp_path: Path
-) -> None:
+def test_sweep_over_folder_is_ordered_and_writes_table(logs: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     words = ("--policy", "dtr", "--policy", "lru", "--ratio", 0.5, "--ratio", 0.1, "--jobs", 2)
     result = _run("simulate", logs, "--sweep", *words, "--json", "--csv", table)
@@ -126,6 +124,6 @@ def test_a_host_can_be_faster_than_computing_again(logs: Path) -> None:
     assert fast["overhead"] < alone["overhead"]
 
 
-def test_a_host_goes_with_no_other_treatment_of_the_dead(logs: Path) -> None:
+def test_swap_with_dead_option_is_refused(logs: Path) -> None:
     result = _run("simulate", logs, "--swap", "1GB", "--dead", "banish", fails=True)
     assert "leave one out" in result.output

@@ -53,7 +53,7 @@ def test_less_is_never_faster(layers: int, points: int) -> None:
         assert record.recompute_ns <= point.recompute_ns
 
 
-def test_what_recomputes_forever_does_not_fit() -> None:
+def test_trace_with_endless_recomputation_does_not_fit() -> None:
     """With room for one value at a time, a long chain is possible, at a price beyond all use."""
     trace = at(1000, layers=120)
     least = largest_need(trace) + 10_000

@@ -28,7 +28,7 @@ def larger(trace: Trace, factor: int) -> Trace:
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
-def test_without_a_limit_an_allocator_changes_nothing_but_what_is_told(allocator: Any) -> None:
+def test_allocator_without_limit_changes_only_figures(allocator: Any) -> None:
     trace = chain(24, nbytes=3 * MIB)
     budget = keep_all_peak(trace) // 2
     plain = rekindle.simulate(trace, budget=budget)
@@ -40,7 +40,7 @@ def test_without_a_limit_an_allocator_changes_nothing_but_what_is_told(allocator
     assert placed.reserved_peak % (20 * MIB) == 0
 
 
-def test_the_record_tells_what_rounding_and_fragmentation_took() -> None:
+def test_record_has_rounding_and_fragmentation() -> None:
     builder = TraceBuilder()
     builder.call("one", 1, [], [700], replayable=False)
     builder.call("large", 1, [], [3 * MIB], replayable=False)
@@ -71,7 +71,7 @@ def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
     return [action.storage for action in record.actions[:first] if isinstance(action, Free)]
 
 
-def test_a_window_goes_where_one_after_another_would_take_more() -> None:
+def test_window_repair_frees_fewer_values_than_score() -> None:
     """Four values in one segment, and what wants half of it. The two cheapest do not touch."""
     builder = TraceBuilder()
     source = builder.source(512)
@@ -109,7 +109,7 @@ def test_whole_segments_go_where_no_window_is_wide_enough() -> None:
     assert _freed_before(record, trace, "wide") == [2, 3]
 
 
-def test_what_is_locked_in_the_way_is_let_go_and_the_call_begins_again() -> None:
+def test_locked_inputs_in_the_way_are_evicted_and_retried() -> None:
     """One segment of 20 MiB with what cannot go in the middle: two holes of 9 MiB, in each of which
     an input of the last operator lies, while its first input can only be had through 9 MiB."""
     builder = TraceBuilder()
@@ -137,7 +137,7 @@ def test_what_is_locked_in_the_way_is_let_go_and_the_call_begins_again() -> None
     assert verify(trace, record.schedule, None).recomputations == 4
 
 
-def test_what_finds_no_place_is_out_of_budget_with_the_figures_of_the_device() -> None:
+def test_value_without_place_raises_with_device_figures() -> None:
     with pytest.raises(rekindle.OutOfBudget, match=r"needs 3\.0 MiB in one piece where") as caught:
         rekindle.simulate(
             chain(12, nbytes=3 * MIB), budget="1GiB", allocator="native", device_memory="19MiB"
@@ -145,7 +145,7 @@ def test_what_finds_no_place_is_out_of_budget_with_the_figures_of_the_device() -
     assert (caught.value.budget, caught.value.needed) == (19 * MIB, 3 * MIB)
 
 
-def test_arguments_that_do_not_fit_are_refused_with_the_line_to_write() -> None:
+def test_wrong_arguments_are_refused_with_line_to_write() -> None:
     trace = chain(3)
     with pytest.raises(
         rekindle.InvalidArgument, match=r'Write .*allocator="native", device_memory='
@@ -175,7 +175,7 @@ def test_arguments_that_do_not_fit_are_refused_with_the_line_to_write() -> None:
     policy=st.sampled_from((Thrifty(), LRU())),
 )
 @examples(400)
-def test_on_a_tight_device_everything_has_its_place_and_the_schedule_is_valid(
+def test_tight_device_places_all_and_schedule_is_valid(
     problem: tuple[Trace, int], factor: int, share: float, device: Device, policy: Policy
 ) -> None:
     trace, budget = larger(problem[0], factor), problem[1] * factor
@@ -203,7 +203,7 @@ def test_on_a_tight_device_everything_has_its_place_and_the_schedule_is_valid(
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
 @given(problem=problems(), swap=swaps())
 @examples(50)
-def test_what_goes_to_the_host_gives_its_place_and_finds_one_when_it_is_back(
+def test_swapped_storage_frees_and_finds_place(
     allocator: AllocatorName, problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = larger(problem[0], 2_500_000), problem[1] * 2_500_000
@@ -225,7 +225,7 @@ def test_what_goes_to_the_host_gives_its_place_and_finds_one_when_it_is_back(
 
 @given(problem=problems())
 @examples(50)
-def test_small_blocks_of_whole_grains_are_neither_rounded_nor_forgotten(
+def test_blocks_of_whole_grains_are_not_rounded(
     problem: tuple[Trace, int],
 ) -> None:
     trace, budget = larger(problem[0], 512), problem[1] * 512

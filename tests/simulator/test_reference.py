@@ -88,7 +88,7 @@ def test_every_run_of_the_papers_policies(log: str, dead: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_decisions_one_by_one() -> None:
+def test_replays_equal_those_of_authors_simulator() -> None:
     """Every replay, in order, at the same time and of the same cost (the first 400 events)."""
     compared = 0
     for wanted in json.loads((FOLDER / "simrd_traces.json").read_text())["traces"]:
@@ -118,7 +118,7 @@ def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_the_logs_come_back_from_both_formats(log: str) -> None:
+def test_logs_survive_round_trip_in_both_formats(log: str) -> None:
     trace = load(_log(log))
     assert native.read(native.write(trace)) == trace
     assert dtr.read(dtr.write(trace), trace.name) == trace

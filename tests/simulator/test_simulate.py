@@ -10,7 +10,7 @@ from rekindle.schedule import verify
 from rekindle.trace import chain
 
 
-def test_a_run_within_a_budget_as_users_write_it() -> None:
+def test_simulate_takes_budget_as_text() -> None:
     trace = chain(12, nbytes=1000)
     record = rekindle.simulate(trace, budget="5 kB", policy=LRU())
     assert record.peak <= 5000
@@ -18,7 +18,7 @@ def test_a_run_within_a_budget_as_users_write_it() -> None:
     assert rekindle.simulate(trace).recomputations == 0
 
 
-def test_what_cannot_be_is_out_of_budget_with_the_figures() -> None:
+def test_impossible_budget_raises_with_figures() -> None:
     with pytest.raises(
         rekindle.OutOfBudget, match=r"needs 1000 B where 2\.0 KiB of 2\.0 KiB"
     ) as caught:

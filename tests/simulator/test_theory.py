@@ -48,13 +48,13 @@ ADVERSARY = {
 
 @pytest.mark.parametrize("quirks", [False, True])
 @pytest.mark.parametrize("policy", [DTR(), DTR("classes")], ids=repr)
-def test_linear_network_as_the_authors_have_it(policy: Policy, quirks: bool) -> None:
+def test_linear_network_equals_authors_figures(policy: Policy, quirks: bool) -> None:
     found = {case: linear_recomputations(*case, policy, quirks=quirks) for case in LINEAR}
     assert found == LINEAR
 
 
 @pytest.mark.parametrize("quirks", [False, True])
-def test_linear_network_of_theorem_1_as_the_authors_have_it(quirks: bool) -> None:
+def test_linear_network_of_theorem_1_equals_authors_figures(quirks: bool) -> None:
     """All costs are equal here: which of equals goes decides, and it is the authors' way."""
     found = {c: linear_recomputations(*c, THEOREM_1, quirks=quirks) for c in LINEAR_THEOREM}
     assert found == LINEAR_THEOREM
@@ -68,7 +68,7 @@ def test_large_linear_networks() -> None:
 
 
 @pytest.mark.parametrize("policy", [DTR(), DTR("classes"), LRU()], ids=repr)
-def test_the_adversary_as_the_authors_simulator_has_it(policy: Policy) -> None:
+def test_adversary_equals_authors_figures(policy: Policy) -> None:
     for (asked, budget), recomputations in ADVERSARY.items():
         assert adversary(asked, budget, policy).recomputations == recomputations
 
@@ -103,7 +103,7 @@ def test_the_switch_between_the_regimes_is_smooth() -> None:
     assert all(upper <= 2.2 * lower + 40 for upper, lower in itertools.pairwise(values))
 
 
-def test_what_it_is_compared_with() -> None:
+def test_revolve_and_chen_figures_are_right() -> None:
     # Griewank and Walther 2000: ten steps with three checkpoints take 9 + 6 + ... forward steps.
     assert revolve(10, 10) == revolve(1, 1) == 0
     assert revolve(10, 3) == 2 * 10 - 5 - 9

@@ -24,7 +24,7 @@ def _two() -> Trace:
     return builder.build()
 
 
-def test_who_wants_room_at_once_waits_for_the_whole_copy_both_ways() -> None:
+def test_urgent_swap_waits_for_copies_both_ways() -> None:
     swap = Swap(out_bytes_per_s=BYTE_PER_NS, in_bytes_per_s=BYTE_PER_NS // 2)
     record = rekindle.simulate(_two(), budget=8, swap=swap)
     assert (record.swapped_out, record.swapped_in, record.host_peak) == (8, 8, 8)
@@ -32,14 +32,14 @@ def test_who_wants_room_at_once_waits_for_the_whole_copy_both_ways() -> None:
     assert record.overhead == 24 / 1020
 
 
-def test_without_swap_nothing_changes() -> None:
+def test_run_without_swap_has_no_transfers() -> None:
     record = rekindle.simulate(_two(), budget=8)
     assert (record.recompute_ns, record.waiting_ns, record.transfer_ns) == (1000, 0, 0)
 
 
 @given(problem=problems(), swap=swaps())
 @examples(100)
-def test_no_copy_is_read_before_it_is_whole_and_each_way_carries_one_at_a_time(
+def test_copies_are_read_whole_and_run_one_at_a_time(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
     """From the record alone, at rates that are taken anew: the earliest times that are possible."""

@@ -181,7 +181,7 @@ def test_a_new_length_each_step(name: str) -> None:
     _assert_same(compare(build))
 
 
-def test_one_byte_of_difference_is_seen() -> None:
+def test_small_difference_in_loss_is_reported() -> None:
     """The comparison itself: a model whose forward pass is another within a budget."""
     from rekindle.pytorch import budget
 

@@ -181,7 +181,7 @@ def test_two_forwards_before_a_backward() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_the_input_gets_its_gradient_and_parameter_hooks_fire_once() -> None:
+def test_chain_sets_input_gradient_and_fires_hooks_once() -> None:
     model, _ = built("mlp")
     x = torch.randn(512, 2, 64, requires_grad=True)
     wanted = torch.autograd.grad(loss_of(copy.deepcopy(model).eval()(x)), x)[0]
@@ -194,7 +194,7 @@ def test_the_input_gets_its_gradient_and_parameter_hooks_fire_once() -> None:
     assert len(fired) == len([*model.parameters()])
 
 
-def test_without_gradients_and_in_evaluation_it_is_the_same_model() -> None:
+def test_chain_in_evaluation_and_no_grad_equals_plain_model() -> None:
     model, x = built("resnet")
     chained, _ = within((model, x), 1)
     plain = copy.deepcopy(model).eval()
@@ -220,7 +220,7 @@ def test_another_shape_is_measured_or_refused() -> None:
         chained(small)
 
 
-def test_it_can_be_copied_and_pickled_and_takes_a_tuple() -> None:
+def test_chain_takes_tuple_and_can_be_copied_and_pickled() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -247,7 +247,7 @@ def test_it_can_be_copied_and_pickled_and_takes_a_tuple() -> None:
     assert type(pickle.loads(pickle.dumps(simple))) is type(simple)
 
 
-def test_what_is_no_chain_is_refused() -> None:
+def test_model_that_is_no_chain_is_refused() -> None:
     model, x = built("mlp")
     chained, _ = within((model, x), 1)
     with pytest.raises(rekindle.Unsupported, match=r"got 2 inputs"):
@@ -265,7 +265,7 @@ def test_what_is_no_chain_is_refused() -> None:
         rekindle.sequential(model, x, "6 apples")
 
 
-def test_a_stage_that_does_something_else_the_second_time_is_noticed() -> None:
+def test_stage_that_differs_on_recomputation_raises() -> None:
     class Fickle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -298,7 +298,7 @@ def test_a_write_that_spoils_recomputation_is_noticed() -> None:
         loss.backward()
 
 
-def test_nothing_stays_in_memory() -> None:
+def test_backward_of_chain_leaves_only_gradients() -> None:
     model, x = gpt(layers=3)
     chained, _ = within((model, x), 5_000_000)
     assert chained.overhead > 0

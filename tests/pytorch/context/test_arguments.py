@@ -29,7 +29,7 @@ def step() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", " LRU", LRU, LRU(), "random:7", "h-sm-eq"])
-def test_a_policy_by_name_by_class_or_itself(policy: object) -> None:
+def test_policy_is_taken_by_name_class_or_instance(policy: object) -> None:
     with rekindle.budget("600KiB", policy=policy) as run:  # type: ignore[arg-type]
         step()
     assert run.evictions > 0
@@ -50,7 +50,7 @@ def test_a_policy_by_name_by_class_or_itself(policy: object) -> None:
         ({"device": "gpu"}, "no device that PyTorch knows"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_runs(
+def test_impossible_arguments_are_refused_before_any_run(
     arguments: dict[str, object], told: str
 ) -> None:
     if torch.cuda.is_available() and arguments.get("device") == "cuda":
@@ -67,7 +67,7 @@ def test_none_measures_without_a_limit() -> None:
     assert "budget                 none" in run.report().text()
 
 
-def test_the_device_is_that_in_use_when_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_device_is_read_when_context_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(asked.append("now")))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -88,7 +88,7 @@ def test_a_program_that_moves_to_another_device_is_stopped() -> None:
     same_device(cpu, torch.device("meta"))
 
 
-def test_a_program_that_was_elsewhere_all_the_time_is_told_so() -> None:
+def test_program_on_other_device_gets_advice() -> None:
     cpu, cuda = torch.device("cpu"), [torch.device("cuda", index) for index in range(2)]
     told = elsewhere(cpu, dict.fromkeys(cuda, False))
     assert told is not None
@@ -98,7 +98,7 @@ def test_a_program_that_was_elsewhere_all_the_time_is_told_so() -> None:
     assert elsewhere(cpu, {}) is None
 
 
-def test_what_variables_hold_stays_beside_swap() -> None:
+def test_user_held_values_are_pinned_with_swap() -> None:
     """It would have to come back by a copy."""
     with rekindle.budget("1GiB", evict="auto", swap="1MiB") as run:
         assert run._driver.lending is None
@@ -126,7 +126,7 @@ def test_as_a_decorator_each_call_has_a_budget() -> None:
             yield step()
 
 
-def test_a_run_says_how_it_stands() -> None:
+def test_run_reports_status_and_steps() -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.0)
     heard = []
     with rekindle.budget("600KiB") as run:
@@ -172,7 +172,7 @@ def test_shares_are_not_amounts_anywhere() -> None:
         rekindle.plan(chain(4), budget="0.5")
 
 
-def test_plan_without_a_budget_plans_what_is_feasible(tmp_path: Path) -> None:
+def test_plan_without_budget_chooses_feasible_budget(tmp_path: Path) -> None:
     pytest.importorskip("highspy")
     trace = chain(8, nbytes=1000)
     plan = rekindle.plan(trace)
@@ -196,12 +196,12 @@ def test_plan_without_a_budget_plans_what_is_feasible(tmp_path: Path) -> None:
         pytest.param(MODEL, (torch.ones(2, 63),), r"float32\[2, 63\].*dim", marks=pytest.mark.slow),
     ],
 )
-def test_what_cannot_be_planned_is_told_apart(model: object, inputs: object, told: str) -> None:
+def test_plan_of_wrong_objects_is_refused(model: object, inputs: object, told: str) -> None:
     with pytest.raises(rekindle.InvalidArgument, match=told):
         rekindle.plan(model, inputs, budget="1GiB")
 
 
-def test_a_factory_without_a_step_and_a_profile_of_nothing() -> None:
+def test_wrong_step_factory_and_profile_are_refused() -> None:
     with pytest.raises(rekindle.InvalidArgument, match=r"step_factory\(1\) returned NoneType"):
         rekindle.max_batch(lambda n: None, budget="1GiB")  # type: ignore[arg-type,return-value]
     with pytest.raises(rekindle.InvalidArgument, match="a function that takes one step"):
@@ -278,7 +278,7 @@ def test_a_restarted_script_does_not_climb_again(tmp_path: Path) -> None:
     assert told[1] == ["2", told[0][1]]  # the first budget, and the one that did
 
 
-def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_history_is_kept_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["one.py", "one.py", "one.py", "two.py", "two.py"])
     monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: next(names))
     first = BudgetHistory().beyond(100, 200, MOST)
@@ -288,7 +288,7 @@ def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyP
     assert BudgetHistory()._at_the_end(100, 200) == 0
 
 
-def test_a_script_that_is_started_again_each_time_climbs_in_larger_steps(
+def test_restarted_script_is_named_growing_budgets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It needs a little more than each budget that gets past an operator: 50 of them."""
@@ -301,7 +301,7 @@ def test_a_script_that_is_started_again_each_time_climbs_in_larger_steps(
     assert budget <= 1.25 * 1500
 
 
-def test_switched_off_nothing_is_known_of_earlier_budgets(
+def test_budget_history_with_cache_off_is_empty(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: "train.py")
@@ -329,7 +329,7 @@ def test_the_status_fits_a_progress_bar() -> None:
     assert "step 3: " in shown.getvalue()
 
 
-def test_without_a_policy_it_is_the_same_everywhere() -> None:
+def test_default_policy_of_budget_and_simulate_is_same() -> None:
     trace = rekindle.capture(step)
     with rekindle.budget("600KiB") as run:
         step()

@@ -35,19 +35,17 @@ def automatic() -> int | None:
     return run.budget
 
 
-def test_auto_is_what_the_machine_has_free(machine: Path) -> None:
+def test_auto_is_nine_tenths_of_free_memory(machine: Path) -> None:
     assert automatic() == int(0.9 * 1000 * KIB)
 
 
-def test_auto_counts_what_tensors_have_already(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_adds_memory_of_living_tensors(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = torch.zeros(50 * KIB)
     monkeypatch.setattr(_auto, "living_tensors", lambda: [mine, mine[:3], mine.view(2, -1)])
     assert automatic() == int(0.9 * 1200 * KIB)
 
 
-def test_auto_stays_within_a_control_group(machine: Path) -> None:
+def test_auto_is_limited_by_control_group(machine: Path) -> None:
     (machine / "memory.max").write_text(f"{900 * KIB}\n")
     (machine / "memory.current").write_text(f"{600 * KIB}\n")
     assert automatic() == int(0.9 * 300 * KIB)
@@ -86,7 +84,7 @@ def test_auto_knows_the_groups_that_the_process_is_in(
 
 
 @pytest.mark.parametrize(("which", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
-def test_auto_stays_within_ulimit(
+def test_auto_is_limited_by_ulimit(
     machine: Path, monkeypatch: pytest.MonkeyPatch, which: str, field: str
 ) -> None:
     resource = pytest.importorskip("resource")
@@ -99,7 +97,7 @@ def test_auto_stays_within_ulimit(
     assert automatic() == int(0.9 * 300 * KIB)
 
 
-def test_auto_where_nobody_says_how_much_there_is(machine: Path) -> None:
+def test_auto_without_known_memory_is_refused(machine: Path) -> None:
     (machine / "meminfo").unlink()
     with pytest.raises(rekindle.Unsupported, match=r'write the amount, .*budget\("6GiB"\)'):
         automatic()
@@ -114,7 +112,7 @@ def test_auto_on_this_machine_is_more_than_its_tensors() -> None:
     assert any(tensor is kept for tensor in _auto.living_tensors())
 
 
-def test_on_cuda_auto_is_what_is_free_and_what_the_allocator_has(
+def test_auto_on_cuda_adds_free_and_reserved_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
@@ -143,7 +141,7 @@ def test_other_errors_get_no_note() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_advice_is_for_those_who_need_it() -> None:
+def test_advice_is_given_only_for_large_categories() -> None:
     cpu = torch.device("cpu")
     assert advice_on(100, {"saved for backward": 90, "held by your code": 10}, cpu) == ()
     first, second = advice_on(
@@ -209,7 +207,7 @@ def fits(batch: int) -> bool:
 
 
 @pytest.mark.slow
-def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+def test_max_batch_fits_and_one_more_does_not() -> None:
     trainer = Trainer()
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     said: list[str] = []
@@ -226,7 +224,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert rekindle.max_batch(trainer.at, budget=BUDGET, at_most=37) == 37
 
 
-def test_a_simulated_one_is_close_and_runs_only_small_batches() -> None:
+def test_simulated_max_batch_is_close_and_runs_small_batches() -> None:
     trainer = Trainer()
     found = rekindle.max_batch(trainer.at, budget=BUDGET, simulated=True)
     assert {*trainer.tried} == {2, 4}
@@ -234,7 +232,7 @@ def test_a_simulated_one_is_close_and_runs_only_small_batches() -> None:
 
 
 @pytest.mark.slow
-def test_a_simulated_one_is_the_same_in_a_fresh_process() -> None:
+def test_simulated_max_batch_is_equal_in_fresh_process() -> None:
     """There the first step knows no operator yet, and lists the optimizer's state otherwise."""
     found = rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)
     program = (
@@ -248,7 +246,7 @@ def test_a_simulated_one_is_the_same_in_a_fresh_process() -> None:
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_not_even_one(simulated: bool) -> None:
+def test_max_batch_below_one_is_out_of_budget(simulated: bool) -> None:
     with pytest.raises(rekindle.OutOfBudget):
         rekindle.max_batch(Trainer().at, budget=1000, simulated=simulated)
 

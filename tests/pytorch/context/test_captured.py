@@ -45,7 +45,7 @@ def replaced() -> dict[str, Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_kept_functions_keep_nothing_of_a_budget_that_is_over(evict: Evict) -> None:
+def test_replaced_functions_do_not_keep_ended_budget_alive(evict: Evict) -> None:
     with rekindle.budget("1GiB", evict=evict, learn=False) as run:
         kept = replaced()
         driver = weakref.ref(run._driver)

@@ -20,7 +20,7 @@ def chain(weight: torch.Tensor) -> None:
     torch.autograd.grad(x.sum(), weight)
 
 
-def test_time_lost_without_evictions_is_nothing() -> None:
+def test_time_lost_without_evictions_is_zero() -> None:
     weight = torch.ones(WIDTH, requires_grad=True)
     with rekindle.budget("1MiB") as run:
         chain(weight)
@@ -44,7 +44,7 @@ def test_time_lost_has_more_than_the_operators() -> None:
     assert run.lost_ns > run.recompute_ns
 
 
-def test_recomputation_that_takes_most_of_the_time_is_warned_of_once(
+def test_mostly_recomputing_run_warns_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_driver, "MUCH_LOST", 0)

@@ -48,7 +48,7 @@ WAYS = (
     [{}, {"swap": "1MiB"}, {"evict": "anything"}, {"policy": "lru"}, {"policy": Unoptimized()}],
     ids=["default", "swap", "anything", "lru", "unoptimized"],
 )
-def test_it_does_all_that_can_be_asked_for(settings: dict[str, Any]) -> None:
+def test_native_core_supports_all_settings(settings: dict[str, Any]) -> None:
     weight = torch.ones(3, requires_grad=True)
     with rekindle.budget("1GiB", **settings) as run:
         weight.sin().sum().backward()
@@ -58,14 +58,14 @@ def test_it_does_all_that_can_be_asked_for(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mps", "xpu", "hpu"])
-def test_other_devices_are_refused_in_one_sentence(kind: str) -> None:
+def test_other_device_is_refused_in_one_sentence(kind: str) -> None:
     told = f'for the memory of the CPU or of CUDA, not of {kind}; write device="cpu"'
     with pytest.raises(rekindle.Unsupported, match=re.escape(told)) as caught:
         _native_core.check_device(torch.device(kind))
     assert "\n" not in str(caught.value)
 
 
-def test_a_budget_for_another_device_is_refused_where_it_is_written(
+def test_budget_for_other_device_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_arguments, "device_of", torch.device)
@@ -73,14 +73,14 @@ def test_a_budget_for_another_device_is_refused_where_it_is_written(
         rekindle.budget("1GiB", device="mps")
 
 
-def test_there_is_no_choice_of_a_core() -> None:
+def test_core_argument_is_refused() -> None:
     options: Any = {"core": "python"}
     for call in (rekindle.budget, rekindle.budget.unlimited):
         with pytest.raises(TypeError, match="unexpected keyword argument 'core'"):
             call("1GiB", **options) if call is rekindle.budget else call(**options)
 
 
-def test_nothing_is_built_before_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_core_is_built_only_when_context_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Building takes a minute; a budget may stand above a function that is never called."""
     monkeypatch.setattr(_native_core, "core", lambda: pytest.fail("built"))
     rekindle.budget("1GiB")
@@ -114,7 +114,7 @@ def test_without_a_compiler_the_error_names_the_ways_out(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_build_that_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
+def test_failed_build_raises_and_is_not_retried(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho x >>"$0.log"\nexit 1\n')
     compiler.chmod(0o755)
@@ -126,14 +126,14 @@ def test_a_build_that_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
     assert (tmp_path / "compiler.log").read_text() == tried
 
 
-def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_cache_folder_raises_reason(tmp_path: Path) -> None:
     """A file is where the folder should be: permissions would not stop the superuser."""
     (tmp_path / "cores").write_text("")
     told = _told({"REKINDLE_CACHE": str(tmp_path)})
     assert "no folder to keep the compiled core in: " in told
 
 
-def test_where_somebody_else_has_the_dispatch_key() -> None:
+def test_dispatch_key_in_use_raises_reason() -> None:
     taken = (
         'import torch; _ = torch.library.Library("_", "IMPL", "Fake"); '
         "_.fallback(torch.library.fallthrough_kernel)"

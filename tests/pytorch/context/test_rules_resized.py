@@ -24,7 +24,7 @@ def _gradient(weight: Tensor) -> Tensor:
     return torch.autograd.grad(_chain(weight), [weight])[0]
 
 
-def test_with_more_nothing_has_to_go_any_more() -> None:
+def test_larger_budget_ends_evictions() -> None:
     weight = vector(requires_grad=True)
     wanted = _gradient(weight)
     with rekindle.budget(6 * VECTOR) as run:
@@ -39,7 +39,7 @@ def test_with_more_nothing_has_to_go_any_more() -> None:
     assert "of 1.0 MiB" in run.status()
 
 
-def test_what_is_too_much_for_less_is_let_go_at_once() -> None:
+def test_smaller_budget_evicts_excess_at_once() -> None:
     weight = vector(requires_grad=True)
     wanted = _gradient(weight)
     with rekindle.budget("1MiB", record=True) as run:
@@ -54,7 +54,7 @@ def test_what_is_too_much_for_less_is_let_go_at_once() -> None:
     assert run.record.peak <= 2**20
 
 
-def test_what_cannot_go_is_more_than_it_is_to_be() -> None:
+def test_smaller_budget_than_pinned_memory_is_refused() -> None:
     weight = vector(requires_grad=True)
     with rekindle.budget("1MiB", evict="saved") as run:
         kept = [vector() * 2 for _ in range(3)]

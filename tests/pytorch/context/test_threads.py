@@ -69,7 +69,7 @@ def in_a_thread(work: Callable[[], object]) -> list[BaseException]:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_it_trains_within_the_budget(evict: Evict) -> None:
+def test_thread_trains_within_budget(evict: Evict) -> None:
     plain, ours = Program(), Program()
     budget = measure(plain.steps).budget(0.5)
     with rekindle.budget(budget, evict=evict) as run:
@@ -126,7 +126,7 @@ def test_a_thread_from_before_is_outside() -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_what_it_starts_is_inside_too(evict: Evict) -> None:
+def test_thread_started_by_thread_is_inside_budget(evict: Evict) -> None:
     seen: list[bool] = []
 
     def look() -> None:
@@ -145,7 +145,7 @@ def test_what_it_starts_is_inside_too(evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_a_thread_that_outlives_the_budget_is_outside_from_then_on(evict: Evict) -> None:
+def test_thread_that_outlives_budget_is_outside_afterwards(evict: Evict) -> None:
     """And keeps nothing of it; what it saved before can be asked for."""
     plain, ours = Program(), Program()
     plain.steps()
@@ -169,7 +169,7 @@ def test_a_thread_that_outlives_the_budget_is_outside_from_then_on(evict: Evict)
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_nor_is_it_within_the_next_budget() -> None:
+def test_thread_of_earlier_budget_is_outside_next_one() -> None:
     with ThreadPoolExecutor(1) as pool:
         with rekindle.budget("1GiB"):
             pool.submit(lambda: torch.ones(10).exp()).result()
@@ -193,7 +193,7 @@ def twice(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_a_thread_amid_an_operator_does_not_wait_for_it(evict: Evict) -> None:
+def test_thread_inside_operator_does_not_deadlock(evict: Evict) -> None:
     with rekindle.budget("1GiB", evict=evict):
         assert twice(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
 
@@ -208,7 +208,7 @@ def test_threads_that_move_values_to_the_host_are_outside() -> None:
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_the_class_of_threads_is_as_it_was() -> None:
+def test_thread_class_is_restored_after_error() -> None:
     before = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError), rekindle.budget("1GiB"):
         _ = 1 / 0
@@ -216,7 +216,7 @@ def test_the_class_of_threads_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_a_thread_that_outlives_a_mode_leaves_no_note_of_it(evict: Evict) -> None:
+def test_thread_that_outlives_mode_leaves_no_mode_flag(evict: Evict) -> None:
     """Where PyTorch believes that there is one, it compiles again at each call."""
     go_on, began = threading.Event(), threading.Event()
 
@@ -236,7 +236,7 @@ def test_a_thread_that_outlives_a_mode_leaves_no_note_of_it(evict: Evict) -> Non
 
 
 @pytest.mark.parametrize("works", [False, True])
-def test_report_beside_another_thread_has_the_table(works: bool) -> None:
+def test_report_with_second_thread_has_categories(works: bool) -> None:
     """A progress bar's thread waits, one that prepares batches computes: neither trains."""
     over = threading.Event()
 
@@ -259,7 +259,7 @@ def test_report_beside_another_thread_has_the_table(works: bool) -> None:
     assert sum(table.values()) == run.report().at_peak.memory > 0.9 * run.peak
 
 
-def test_out_of_budget_beside_another_thread_has_the_table() -> None:
+def test_out_of_budget_with_second_thread_has_categories() -> None:
     over, program = threading.Event(), Program()
     with rekindle.budget(60_000) as _:
         thread = threading.Thread(target=over.wait, args=(60,))

@@ -27,14 +27,14 @@ def test_out_of_memory_by_whatever_name(error: BaseException, expected: bool) ->
     assert is_out_of_memory(error) is expected
 
 
-def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_index_is_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert accelerator.with_index(torch.device("cuda")) == torch.device("cuda", 3)
     assert accelerator.with_index(torch.device("cuda", 1)) == torch.device("cuda", 1)
     assert accelerator.with_index(CPU) == CPU
 
 
-def test_pieces_of_blocks_in_use_are_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obtainable_memory_leaves_out_split_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = {"inactive_split_bytes.all.current": 100}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
@@ -45,7 +45,7 @@ def test_pieces_of_blocks_in_use_are_not_to_be_had(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("devices", "shown", "expected"), [(8, "", 1), (4, "", 2), (1, "", 8), (1, "3", 1), (3, "", 3)]
 )
-def test_eight_ranks_share_what_there_is(
+def test_eight_ranks_share_visible_devices(
     monkeypatch: pytest.MonkeyPatch, devices: int, shown: str, expected: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
@@ -53,7 +53,7 @@ def test_eight_ranks_share_what_there_is(
     assert accelerator.ranks_beside(8) == expected
 
 
-def test_whether_memory_is_pinned_is_asked_without_an_operator(
+def test_pinned_check_runs_no_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where PyTorch could have a device, each storage from outside may be a staging buffer."""
@@ -70,7 +70,7 @@ def test_whether_memory_is_pinned_is_asked_without_an_operator(
     assert 0 not in trace.storages
 
 
-def test_blocks_are_told_segment_by_segment_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_list_blocks_of_device_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def segment(device: int, *states: str) -> dict[str, object]:
         blocks = [{"address": n, "size": 512, "state": state} for n, state in enumerate(states)]
         return {"device": device, "blocks": blocks}

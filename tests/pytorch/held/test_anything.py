@@ -61,12 +61,12 @@ def test_a_pipeline_without_autograd_is_larger_than_its_budget() -> None:
     assert run.memory == sum(HOME(x).nbytes() for x in [*kept, *sums])
 
 
-def test_by_default_what_was_made_without_autograd_stays() -> None:
+def test_results_without_autograd_are_pinned_by_default() -> None:
     with rekindle.budget(8 * NBYTES), pytest.raises(rekindle.OutOfBudget):
         pipeline()
 
 
-def test_swap_is_refused_beside_it() -> None:
+def test_anything_with_swap_is_refused() -> None:
     with pytest.raises(rekindle.Unsupported, match=r"swap.*Leave out"):
         rekindle.budget("1MiB", evict="anything", swap="1MiB")
 
@@ -80,7 +80,7 @@ def test_under_inference_mode() -> None:
     assert all(x.is_inference() for x in kept)
 
 
-def test_views_see_what_comes_back() -> None:
+def test_views_of_evicted_value_read_recomputed_bytes() -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(NUMBERS) * 3
         rows, odd, same = x.view(100, 100), x[1::2], x.detach()
@@ -93,7 +93,7 @@ def test_views_see_what_comes_back() -> None:
     assert same.eq(3).all()
 
 
-def test_a_write_to_what_was_let_go() -> None:
+def test_write_to_evicted_value_keeps_its_result() -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(NUMBERS) * 3
         twice = x * 2
@@ -106,7 +106,7 @@ def test_a_write_to_what_was_let_go() -> None:
     assert twice.eq(6).all()
 
 
-def test_it_is_freed_when_the_program_drops_it() -> None:
+def test_evicted_value_is_freed_when_program_drops_it() -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(NUMBERS) * 3
         y = x.exp()
@@ -143,7 +143,7 @@ def skips() -> Callable[[], Any]:
     return step
 
 
-def test_skips_are_let_go() -> None:
+def test_skips_are_evicted() -> None:
     smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "anything")}
     assert smallest["anything"] < 0.7 * smallest["saved"]
 
@@ -166,7 +166,7 @@ def held_in_place() -> Callable[[], Any]:
     return step
 
 
-def test_what_was_written_in_place_is_let_go() -> None:
+def test_values_written_in_place_are_evicted() -> None:
     harshest(held_in_place, evict="anything")
 
 
@@ -184,7 +184,7 @@ def unrolled() -> list[Tensor]:
     return [loss.detach(), weight.grad]
 
 
-def test_gradients_are_let_go_when_nothing_else_is_left() -> None:
+def test_gradients_are_evicted_last() -> None:
     """The sum so far was the largest, stale and cheap but for all that it came from."""
     plain = measure(unrolled)
     wanted = unrolled()
@@ -252,7 +252,7 @@ def test_out_of_budget_leaves_everything_there() -> None:
     assert all(torch.equal(*pair) for pair in zip(kept, pipeline(), strict=True))
 
 
-def test_what_cannot_come_back_raises_and_stays_empty() -> None:
+def test_value_with_changed_source_raises_when_read() -> None:
     constant = torch.ones(NUMBERS)
     kept: list[Tensor] = []
 
@@ -271,7 +271,7 @@ def test_what_cannot_come_back_raises_and_stays_empty() -> None:
         x.sum()
 
 
-def test_nothing_is_left_behind() -> None:
+def test_context_restores_methods_and_frees_driver() -> None:
     names = ("numpy", "data_ptr", "tolist", "untyped_storage", "__repr__")
     before = [getattr(Tensor, name) for name in names]
     begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
@@ -367,7 +367,7 @@ def _counting(number: int) -> Any:
 # -- threads ---------------------------------------------------------------------------------------
 
 
-def test_a_thread_begun_inside_sees_what_was_let_go() -> None:
+def test_thread_started_inside_reads_evicted_value() -> None:
     found: list[float] = []
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(NUMBERS) * 3
@@ -378,7 +378,7 @@ def test_a_thread_begun_inside_sees_what_was_let_go() -> None:
     assert found == [6.0 * NUMBERS]
 
 
-def test_nothing_is_let_go_while_an_operator_of_a_thread_runs() -> None:
+def test_values_are_pinned_while_thread_runs_operator() -> None:
     """Without its mode the thread would read memory that is free by then."""
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(200, NUMBERS) * 3
@@ -401,7 +401,7 @@ def test_nothing_is_let_go_while_an_operator_of_a_thread_runs() -> None:
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_while_an_older_thread_lives_nothing_held_is_let_go(earlier: bool) -> None:
+def test_held_values_are_pinned_while_older_thread_lives(earlier: bool) -> None:
     """`earlier`: it started within a budget that is over, and is not within the next one."""
     stop = threading.Event()
     thread = threading.Thread(target=lambda: stop.wait(60))
@@ -460,7 +460,7 @@ def test_threads_that_compile_are_harmless(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_in_a_forked_process_what_is_empty_raises() -> None:
+def test_placeholder_read_in_forked_process_raises() -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(NUMBERS) * 3
         _everything.let_go(run)
@@ -486,14 +486,14 @@ def test_no_such_word() -> None:
         rekindle.budget("1GiB", evict="everything")  # type: ignore[arg-type]
 
 
-def test_what_autograd_alone_saved_is_let_go_without_any_of_it() -> None:
+def test_evict_saved_replaces_no_methods() -> None:
     apply = torch.autograd.Function.apply
     with rekindle.budget("1GiB", evict="saved"):
         assert "data_ptr" not in vars(Tensor)
         assert torch.autograd.Function.apply == apply
 
 
-def test_fused_step_reads_what_a_gradient_scaler_made() -> None:
+def test_fused_step_reads_evicted_scale() -> None:
     """The scaler leaves tensors in the optimizer, which its step on shapes reads ahead."""
     weight = torch.ones(100, requires_grad=True)
     optimizer = torch.optim.AdamW([weight], 0.1, fused=True)

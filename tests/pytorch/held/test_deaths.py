@@ -60,7 +60,7 @@ def vector() -> Tensor:
     return torch.rand(WIDTH, requires_grad=True)
 
 
-def test_what_is_about_to_be_read() -> None:
+def test_operand_dropped_before_its_read_is_recomputed() -> None:
     """The sum is made from what the variable has and from what is made again just before."""
 
     def step() -> Tensor:
@@ -82,7 +82,7 @@ def test_what_is_about_to_be_read() -> None:
         run._driver.engine.check()
 
 
-def test_one_after_the_other() -> None:
+def test_second_operand_dropped_during_recomputation() -> None:
     """While what the first is made from comes back, the second dies."""
 
     def step() -> Tensor:
@@ -105,7 +105,7 @@ def test_one_after_the_other() -> None:
     assert _Drops.count == 2
 
 
-def test_what_is_about_to_come_back_when_the_context_is_over() -> None:
+def test_value_dropped_at_context_end_is_skipped() -> None:
     """Nobody has the second one any more when it is its turn."""
     weight = vector()
     with rekindle.budget(4 * NBYTES, record=True) as run:
@@ -118,7 +118,7 @@ def test_what_is_about_to_come_back_when_the_context_is_over() -> None:
     verify(run.trace, run.record.schedule, lending=True)
 
 
-def test_what_comes_back_itself() -> None:
+def test_value_dropped_during_its_own_recomputation() -> None:
     """And with it what it is made from, which was in memory."""
     weight = vector()
     with rekindle.budget(5 * NBYTES):

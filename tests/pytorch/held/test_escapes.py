@@ -184,7 +184,7 @@ def test_tensor_of_list_of_evicted_numbers_is_right(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", KEEPS)
-def test_what_is_kept_stays(name: str) -> None:
+def test_escaped_memory_is_pinned(name: str) -> None:
     wanted = plain(KEEPS[name](torch.ones(4) * 3))
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
@@ -218,7 +218,7 @@ class Doubled(Function):
         return gradient * 4, None
 
 
-def test_what_a_custom_function_writes_by_its_own_means() -> None:
+def test_custom_function_may_write_by_foreign_means() -> None:
     """The version of what it wrote moves once more when it is over."""
     x, weight = torch.rand(4), torch.rand(4, requires_grad=True)
     wanted = [x.exp(), (4 * x).exp()]
@@ -289,7 +289,7 @@ def _husk_of_nothing() -> torch.UntypedStorage:
 
 
 @pytest.mark.parametrize("name", [*LOOKS, *KEEPS])
-def test_unprotected_it_goes_wrong(name: str) -> None:
+def test_unprotected_escape_of_placeholder_fails(name: str) -> None:
     """Nearly all raise, as would what is not in the lists above; those that go by the size of a
     storage find nothing, or what happens to be in shared memory."""
     look = {**LOOKS, **KEEPS}[name]
@@ -304,7 +304,7 @@ def test_unprotected_it_goes_wrong(name: str) -> None:
     assert found != wanted
 
 
-def test_a_husk_raises_in_every_kernel() -> None:
+def test_placeholder_raises_in_every_kernel() -> None:
     x = torch.ones(4, 4)
     HOME(x)._swap_data_ptr_(_husk_of_nothing())
     for touch in (
@@ -334,7 +334,7 @@ def test_without_the_flag_the_process_would_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["address", "tolist", "custom Function"])
-def test_without_protection_it_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_without_replaced_methods_raise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the tests above can fail."""
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:
@@ -345,7 +345,9 @@ def test_without_protection_it_raises(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["numpy", "dlpack", "capsule", "untyped_storage"])
-def test_without_protection_the_memory_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_memory_without_replaced_methods_is_evicted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what was kept would be read after that. Here it is not."""
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     monkeypatch.setattr(_handed_out, "replace", lambda *arguments: None)

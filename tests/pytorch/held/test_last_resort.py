@@ -70,7 +70,7 @@ def states() -> Callable[[], Any]:
     return step
 
 
-def test_lists_go_when_nothing_else_is_left() -> None:
+def test_user_held_lists_are_evicted_last() -> None:
     plain = measure(states()).peak
     budget = harshest(states, evict="auto").budget
     assert budget < 0.6 * plain
@@ -79,14 +79,14 @@ def test_lists_go_when_nothing_else_is_left() -> None:
         states()()
 
 
-def test_skips_go_when_nothing_else_is_left() -> None:
+def test_user_held_skips_are_evicted_last() -> None:
     """What is left are the gradients of the skips, which wait for their turn."""
     with cores.fixed_prices():
         smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "auto")}
     assert smallest["auto"] <= smallest["saved"] - NBYTES
 
 
-def test_what_is_never_touched_otherwise() -> None:
+def test_budget_of_last_resort_is_too_small_for_saved() -> None:
     budget = harshest(skips, evict="auto").budget
     with lending(budget) as run:
         skips()()
@@ -95,7 +95,7 @@ def test_what_is_never_touched_otherwise() -> None:
         skips()()
 
 
-def test_without_need_nothing_of_it_happens() -> None:
+def test_auto_with_enough_room_acts_as_saved() -> None:
     """A budget that does without is kept in the same way, action by action."""
     with cores.fixed_prices():
         peak = measure(skips()).peak
@@ -116,7 +116,7 @@ _QUICK_CASES = [case for case in ALL_CASES if case.name != "lstm"]
 
 @pytest.mark.filterwarnings("ignore:recomputation took")  # on a slow machine it is too much
 @pytest.mark.parametrize("case", sampled(_QUICK_CASES, 3), ids=name_of)
-def test_models_train_the_same_with_everything_let_go(case: Case) -> None:
+def test_models_train_the_same_with_everything_evicted(case: Case) -> None:
     workload = case.build()
     with lending(1 << 40) as run:
         driver: Any = run._driver
@@ -140,7 +140,7 @@ def test_operands_stay_while_room_is_made_for_their_operator() -> None:
     assert weight.grad is None
 
 
-def test_what_came_back_is_let_go_again() -> None:
+def test_recomputed_value_is_evicted_again() -> None:
     with lending(1 << 30) as run:
         kept = layers()[0]()
         _everything.let_go(run)
@@ -153,7 +153,7 @@ def test_what_came_back_is_let_go_again() -> None:
         run._driver.engine.check()
 
 
-def test_a_tensor_moves_to_where_nothing_is_left() -> None:
+def test_set_from_evicted_tensor_reads_its_bytes() -> None:
     """`set_` is no operator like others: what it looked at was gone."""
     wanted = layers()[0]()
     with lending(1 << 30) as run:
@@ -200,7 +200,7 @@ def test_views_writes_and_lookers() -> None:
     ],
     ids=["data_ptr", "untyped_storage", "numpy", "dlpack"],
 )
-def test_what_has_given_its_address_away_stays(escape: Callable[[Tensor], object]) -> None:
+def test_value_with_escaped_address_is_pinned(escape: Callable[[Tensor], object]) -> None:
     with lending(1 << 30) as run:
         kept = layers()[0]()
         _everything.let_go(run)
@@ -243,7 +243,7 @@ def test_operands_of_functions_of_ones_own_stay() -> None:
 
 @pytest.mark.parametrize("make", [torch.empty, torch.zeros])
 @pytest.mark.parametrize("evict", ["auto", "anything"])
-def test_what_a_kernel_filled_unseen_stays(
+def test_value_written_by_address_is_pinned(
     make: Callable[..., Tensor], evict: Literal["auto", "anything"]
 ) -> None:
     """It got an address in C++, and nobody saw it writing there."""
@@ -264,7 +264,7 @@ def test_lengths_indices_and_single_numbers_stay() -> None:
         assert not any(map(is_empty, (lengths, index, number)))
 
 
-def test_a_husk_raises_where_nobody_saw_it_being_read() -> None:
+def test_placeholder_raises_on_unseen_read() -> None:
     with lending(1 << 30) as run:
         kept = layers()[0]()
         _everything.let_go(run)
@@ -279,7 +279,7 @@ def test_a_husk_raises_where_nobody_saw_it_being_read() -> None:
 # -- threads and processes -------------------------------------------------------------------------
 
 
-def test_while_another_thread_lives_what_variables_hold_stays() -> None:
+def test_user_held_values_are_pinned_while_thread_lives() -> None:
     done, begun = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -302,7 +302,7 @@ def test_while_another_thread_lives_what_variables_hold_stays() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_in_a_forked_process_what_is_empty_raises() -> None:
+def test_placeholder_read_in_forked_process_raises() -> None:
     with lending(1 << 30) as run:
         kept = layers()[0]()
         _everything.let_go(run)
@@ -323,7 +323,7 @@ def test_in_a_forked_process_what_is_empty_raises() -> None:
 
 
 @pytest.mark.parametrize("error", [None, KeyError])
-def test_all_of_it_is_back(error: type[Exception] | None) -> None:
+def test_context_end_recomputes_all_user_held_values(error: type[Exception] | None) -> None:
     wanted = layers()[0]()
     kept: list[Tensor] = []
 
@@ -343,7 +343,7 @@ def test_all_of_it_is_back(error: type[Exception] | None) -> None:
     assert all(torch.equal(*pair) for pair in zip(kept, wanted, strict=True))
 
 
-def test_what_cannot_come_back_raises_and_stays_empty() -> None:
+def test_value_with_changed_source_raises_when_read() -> None:
     leaf = torch.ones(ROWS, 20, requires_grad=True)
     constant = torch.ones(ROWS, 20)
     kept: list[Tensor] = []
@@ -363,7 +363,7 @@ def test_what_cannot_come_back_raises_and_stays_empty() -> None:
         x.sum()
 
 
-def test_what_cannot_come_back_does_not_hide_why_it_ended() -> None:
+def test_failed_recomputation_keeps_first_error() -> None:
     constant, leaf = torch.ones(ROWS, 20), torch.ones(ROWS, 20, requires_grad=True)
     kept: list[Tensor] = []
 
@@ -380,7 +380,7 @@ def test_what_cannot_come_back_does_not_hide_why_it_ended() -> None:
     assert any("modified by an inplace operation" in note for note in caught.value.__notes__)
 
 
-def test_what_the_program_drops_is_gone() -> None:
+def test_dropped_values_free_their_memory() -> None:
     with lending(1 << 30) as run:
         kept = layers()[0]()
         before = run.memory
@@ -412,7 +412,7 @@ def test_backward_after_the_context() -> None:
 # -- written down ----------------------------------------------------------------------------------
 
 
-def test_a_record_of_it_is_judged() -> None:
+def test_record_with_lending_passes_verifier() -> None:
     budget = harshest(skips, evict="auto").budget
     with lending(budget, record=True) as run:
         skips()()
@@ -424,7 +424,7 @@ def test_a_record_of_it_is_judged() -> None:
         verify(run.trace, schedule, budget)
 
 
-def test_learned_steps_within_it() -> None:
+def test_learned_steps_keep_budget_and_losses() -> None:
     budget = int(1.1 * harshest(skips, evict="auto").budget)  # and gradients from the step before
     torch.manual_seed(1)
     step = skips()

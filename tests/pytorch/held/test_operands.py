@@ -39,7 +39,7 @@ def test_spectral_norm() -> None:
     harshest(program, evict="anything")
 
 
-def test_what_came_back_on_the_way_to_another_stays() -> None:
+def test_operand_recomputed_for_another_is_pinned() -> None:
     """There is room for three vectors: `a` comes back for `c`, and must not go again for it."""
     nbytes = 4 * 1_000
     with torch.no_grad(), rekindle.budget(3 * nbytes, evict="anything") as run:
@@ -106,7 +106,7 @@ def test_an_operator_that_waits_for_a_thread(
 
 
 @pytest.mark.parametrize("first", ["saved", "anything"])
-def test_a_graph_of_an_earlier_budget_runs_again_within_this_one(
+def test_graph_of_earlier_budget_runs_within_later_one(
     first: Literal["saved", "anything"],
 ) -> None:
     """What the earlier one brings back is its own: this one does not let go of it."""

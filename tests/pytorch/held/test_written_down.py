@@ -36,7 +36,7 @@ def judged(run: Run) -> None:
         verify(run.trace, schedule, budget)
 
 
-def test_a_record_of_it_is_judged() -> None:
+def test_record_with_anything_passes_verifier() -> None:
     budget = harshest(skips, evict="anything").budget
     with within(budget, record=True) as run:
         skips()()
@@ -70,7 +70,7 @@ def test_a_trace_of_a_part() -> None:
     assert any(op.name.removeprefix("aten::") == "cat" for op in trace.ops)
 
 
-def test_learned_steps_within_it() -> None:
+def test_learned_steps_keep_budget_and_losses() -> None:
     torch.manual_seed(1)
     step = skips()
     budget = int(0.75 * measure(step).peak)

@@ -35,7 +35,7 @@ def trained(steps: int, budget: int | None, **options: Any) -> tuple[Training, A
     return training, run
 
 
-def test_a_program_that_goes_on_alike_is_planned() -> None:
+def test_repeating_program_is_planned() -> None:
     steps = PATIENCE + 8
     plain = Training()
     for number in range(steps):
@@ -64,7 +64,7 @@ def test_without_evictions_no_step_is_looked_at() -> None:
             assert run._learner.remembered == 0
 
 
-def test_a_budget_around_each_step_is_known_by_its_lessons() -> None:
+def test_budget_around_each_step_shares_plans() -> None:
     training, followed = Training(), 0
     for number in range(PATIENCE + 8):
         with rekindle.budget(budget_of()) as run:
@@ -73,7 +73,7 @@ def test_a_budget_around_each_step_is_known_by_its_lessons() -> None:
     assert followed > 0
 
 
-def test_a_program_that_was_planned_before_follows_from_its_third_step_on() -> None:
+def test_known_program_follows_plan_from_third_step() -> None:
     trained(PATIENCE + 6, budget_of())
     forget_plans()  # as another process
     _, run = trained(6, budget_of())
@@ -82,13 +82,13 @@ def test_a_program_that_was_planned_before_follows_from_its_third_step_on() -> N
 
 
 @pytest.mark.parametrize("options", [{"learn": False}, {"record": True}, {"evict": "anything"}])
-def test_where_it_is_not_meant_to_be(options: dict[str, Any]) -> None:
+def test_options_without_learning_make_no_plan(options: dict[str, Any]) -> None:
     _, run = trained(PATIENCE + 6, budget_of(), **options)
     assert run._learner is None
     assert AtOnce.made == 0
 
 
-def test_without_a_planner_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_planner_disables_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_arguments, "find_spec", lambda name: None)
     _, run = trained(2, budget_of())
     assert run._learner is None
@@ -105,7 +105,7 @@ def planned(plans: StepPlans) -> StepPlan:
     return plan
 
 
-def test_a_plan_that_loses_more_than_the_policy_alone_is_given_up(
+def test_plan_slower_than_policy_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_step_plans, "DEARER", 1.1)
@@ -121,7 +121,7 @@ def test_a_plan_that_loses_more_than_the_policy_alone_is_given_up(
     assert "given up" in plans.note
 
 
-def test_what_a_step_lost_half_way_along_a_plan_is_compared_with_nothing() -> None:
+def test_plan_without_online_loss_is_not_given_up() -> None:
     plans = plans_for(1, torch.device("cpu"))
     plan = planned(plans)
     plans.over(MET, None, None)
@@ -130,14 +130,14 @@ def test_what_a_step_lost_half_way_along_a_plan_is_compared_with_nothing() -> No
     assert plan.route is not None
 
 
-def test_what_it_lost_is_known_to_later_processes() -> None:
+def test_online_loss_of_plan_survives_round_trip() -> None:
     plans = plans_for(1, torch.device("cpu"))
     plan = planned(plans)
     plans.over(MET, None, 0.1)
     assert StepPlan.from_numbers(plan.as_numbers()).online_loss == 0.1
 
 
-def test_plans_that_are_left_again_and_again_rest_for_longer_and_longer() -> None:
+def test_plans_left_repeatedly_pause_longer_each_time() -> None:
     plans = plans_for(1, torch.device("cpu"))
     tried = 0
     for _ in range(10_000):
@@ -154,7 +154,7 @@ def test_plans_that_are_left_again_and_again_rest_for_longer_and_longer() -> Non
     assert plans.resting
 
 
-def test_patience_is_of_steps_of_one_length() -> None:
+def test_patience_counts_steps_of_one_length() -> None:
     plans = plans_for(1, torch.device("cpu"), patient=True)
     for number in range(50 * MOST_LENGTHS):
         plans.over(MET * (number + 1), None)
@@ -165,7 +165,7 @@ def test_patience_is_of_steps_of_one_length() -> None:
     assert plans.wants_more()
 
 
-def test_who_asks_for_plans_later_has_what_was_learned() -> None:
+def test_explicit_learning_reuses_patient_plans() -> None:
     """Or would wait for ever for a search that the patient one began."""
     plans = plans_for(1, torch.device("cpu"), patient=True)
     assert plans_for(1, torch.device("cpu"), patient=True) is plans
@@ -177,7 +177,7 @@ def test_who_asks_for_plans_later_has_what_was_learned() -> None:
     assert plans.wants_more()
 
 
-def test_steps_are_watched_while_some_of_the_last_needed_evictions() -> None:
+def test_steps_are_watched_after_recent_evictions() -> None:
     plans = plans_for(1, torch.device("cpu"), patient=True)
     assert not plans.wanted
     plans.ended(evicting=True, followed=False, left=False)

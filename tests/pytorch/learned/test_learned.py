@@ -118,7 +118,7 @@ def test_a_plan_is_made_in_another_process() -> None:
 
 
 @pytest.mark.usefixtures("for_real")
-def test_a_step_whose_variables_go_when_it_is_over() -> None:
+def test_step_that_ends_with_its_function_is_followed() -> None:
     """The batch and the loss outlive the optimizer's step, where the next one begins."""
     training = Training()
     training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=True)
@@ -147,14 +147,14 @@ def test_steps_follow_a_plan_from_the_fourth_on() -> None:
     assert "3   followed to the end, 0 left" in str(run.report())
 
 
-def test_what_was_done_is_a_valid_schedule_of_what_the_program_did() -> None:
+def test_record_of_planned_steps_passes_verifier() -> None:
     run = assert_alike(six, budget_of(), record=True)
     assert run.steps_followed == 3
     cost = verify(run.trace, run.record.schedule, run.budget)
     assert (cost.recompute_ns, cost.peak) == (run.recompute_ns, run.peak)
 
 
-def test_a_plan_recomputes_what_it_promised() -> None:
+def test_planned_step_recomputes_no_more_than_planned() -> None:
     training = Training()
     with rekindle.budget(budget_of(), learn="wait") as run:
         for number in range(3):
@@ -201,7 +201,7 @@ def test_two_shapes_that_begin_alike_share_their_beginning() -> None:
     assert run.steps_left <= 2  # while only one of them has a plan
 
 
-def test_shapes_are_remembered_from_one_context_to_the_next() -> None:
+def test_plans_are_shared_between_contexts() -> None:
     budget = budget_of()
     plain = Training()
     six(plain)
@@ -222,7 +222,7 @@ class Bang(Exception):
     pass
 
 
-def test_an_exception_amid_a_planned_step_leaves_nothing_behind() -> None:
+def test_exception_in_planned_step_keeps_plan() -> None:
     budget = budget_of()
 
     def fail(gradient: Tensor) -> None:
@@ -248,7 +248,7 @@ def test_an_exception_amid_a_planned_step_leaves_nothing_behind() -> None:
     assert run.steps_followed == 5
 
 
-def test_out_of_budget_amid_a_step_ends_it_as_always() -> None:
+def test_out_of_budget_in_planned_step_raises() -> None:
     training = Training()
     budget = budget_of()
 
@@ -277,7 +277,7 @@ def test_off_is_off() -> None:
     assert "steps planned" not in str(run.report())
 
 
-def test_with_room_for_everything_nothing_is_learned() -> None:
+def test_ample_budget_learns_no_plan() -> None:
     training = Training()
     with rekindle.budget(budget_of(1.5), learn="wait") as run:
         six(training)
@@ -294,7 +294,7 @@ def test_a_plan_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("for_real")
-def test_training_goes_on_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_during_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_step_plans, "SECONDS", 1e6)
     training = Training()
     with rekindle.budget(budget_of(), learn=True) as run:
@@ -315,7 +315,7 @@ def test_a_frozen_program_is_not_started_again(monkeypatch: pytest.MonkeyPatch) 
     assert "no process to plan in" in str(run.report())
 
 
-def test_the_process_ends_with_whoever_started_it() -> None:
+def test_planning_process_ends_with_its_owner() -> None:
     planning = Planning(chain(40), 10, 1e6)
     process, folder = planning._process, planning._folder
     del planning
@@ -324,7 +324,7 @@ def test_the_process_ends_with_whoever_started_it() -> None:
     assert not folder.exists()
 
 
-def test_lessons_are_numbers() -> None:
+def test_plans_keep_no_storage_alive() -> None:
     """No tensor and no storage outlives its step because of a plan."""
     seen: list[weakref.ref[torch.UntypedStorage]] = []
     training = Training()

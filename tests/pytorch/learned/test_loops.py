@@ -149,14 +149,14 @@ def test_shuffled_batches_evaluation_and_checkpoints() -> None:
         evaluates_with_grad_mode_on,
     ],
 )
-def test_what_comes_between_steps_belongs_to_none(after: After) -> None:
+def test_work_between_steps_belongs_to_no_step(after: After) -> None:
     assert_follows(after)
 
 
 @pytest.mark.parametrize(
     "before", [prints_now_and_then, counts_what_is_right, evaluates_amid_an_epoch]
 )
-def test_what_comes_beside_a_step_does_not_end_its_plan(before: After) -> None:
+def test_extra_work_in_step_does_not_end_its_plan(before: After) -> None:
     assert_follows(before=before)
 
 
@@ -181,7 +181,7 @@ def test_two_optimizers_have_two_kinds_of_steps() -> None:
     assert run.steps_left <= 1  # they begin alike, and one has its plan before the other
 
 
-def test_a_step_of_another_shape_is_told_apart() -> None:
+def test_step_of_other_shape_has_own_plan() -> None:
     """The last batch is smaller: its step has a plan of its own."""
     loop = Loop()
     data = TensorDataset(torch.randn(BATCH * 4 - 16, WIDTH), torch.arange(BATCH * 4 - 16) % 10)
@@ -194,7 +194,7 @@ def test_a_step_of_another_shape_is_told_apart() -> None:
     assert run.steps_followed >= 24
 
 
-def test_without_an_optimizer_nothing_grows() -> None:
+def test_journal_without_optimizer_is_bounded() -> None:
     """Where no step ever ends, what a step was is not written down without end."""
     loop = Loop()
     x = torch.randn(BATCH, WIDTH)

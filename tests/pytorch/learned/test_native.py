@@ -37,23 +37,25 @@ METS = st.builds(
 
 
 @given(st.lists(METS, min_size=1, max_size=12), st.lists(METS, max_size=12))
-def test_a_walk_finds_the_same_places(shape: list[int], step: list[int]) -> None:
+def test_native_matcher_finds_same_places(shape: list[int], step: list[int]) -> None:
     assert module().places_in(shape, step) == places(shape, step)
 
 
 @given(st.lists(METS, min_size=1, max_size=8), st.data())
-def test_a_walk_along_a_step_that_is_nearly_the_same(shape: list[int], data: st.DataObject) -> None:
+def test_native_matcher_on_similar_step_finds_same_places(
+    shape: list[int], data: st.DataObject
+) -> None:
     step = [met for met in shape if met & GRAPH or data.draw(st.booleans())]
     assert module().places_in(shape, step) == places(shape, step)
 
 
-def test_a_walk_past_many_operators_beside_the_graph() -> None:
+def test_native_matcher_skips_many_operators_off_graph() -> None:
     shape = [GRAPH, *[4] * 3 * FAR, 8, 12 | GRAPH]
     step = [GRAPH, 8, 12 | GRAPH]
     assert module().places_in(shape, step) == places(shape, step)
 
 
-def test_kinds_of_entries_are_those_of_the_journal() -> None:
+def test_kinds_of_entries_equal_those_of_journal() -> None:
     text = (Path(native.__file__).parent / "engine" / "journal.h").read_text()
     body = text.partition("enum class Kind")[2].partition("};")[0].partition("{")[2]
     assert tuple(re.findall(r"^\s*(\w+),", body, re.MULTILINE)) == KINDS
@@ -74,7 +76,7 @@ def _written(run: rekindle.Run) -> list[StepPlan]:
     return plans
 
 
-def test_a_step_that_was_written_down_is_what_the_step_was() -> None:
+def test_recorded_step_simulates_to_same_recomputations() -> None:
     """Simulated, it takes what it took."""
     training = Training()
     with cores.fixed_prices(), rekindle.budget(budget_of(0.6), learn="wait") as run:
@@ -94,7 +96,7 @@ def test_a_step_that_was_written_down_is_what_the_step_was() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_what_cannot_be_brought_back_early_is_when_it_is_asked_for(before: bool) -> None:
+def test_failed_early_restore_is_retried_on_use(before: bool) -> None:
     """The step leaves its plan, and the next one follows it. Which of the replays come early is for
     the plan to say: those that are asked for raise."""
     early = sum(_survives(replays, before=before) for replays in range(12))

@@ -97,7 +97,7 @@ def test_plans_of_another_device_or_version_are_not_taken(
     assert AtOnce.made == 2
 
 
-def test_off_keeps_nothing_and_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_off_writes_and_reads_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = budget_of()
     assert another_process(budget, cache=False).steps_followed == 3
     assert files() == []
@@ -138,7 +138,7 @@ def test_broken_files_are_none(damage: Callable[[bytes], bytes]) -> None:
     assert another_process(budget).steps_followed == 6  # it was written again
 
 
-def test_a_step_of_another_kind_is_not_taken_for_it() -> None:
+def test_step_of_other_kind_does_not_follow_cached_plan() -> None:
     budget = budget_of()
     another_process(budget)
 
@@ -166,7 +166,7 @@ def plan(number: int, route: Route) -> StepPlan:
     return StepPlan([number << 2 | GRAPH], [0], [0], None, route=route, finished=True)
 
 
-def test_what_was_of_no_use_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_plan_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan_cache, "MOST_FILES", 8)
     route = Route((0, 0), (), ())
     plan_cache = PlanCache(_step_plans.cache_folder(), 1000, CPU)
@@ -182,7 +182,7 @@ def test_what_was_of_no_use_for_longest_goes(monkeypatch: pytest.MonkeyPatch) ->
     assert 1 <= len(files()) <= 3
 
 
-def test_a_claim_is_one_processes_at_a_time() -> None:
+def test_claim_is_held_by_one_process() -> None:
     pytest.importorskip("fcntl")
     plan_cache, other = (PlanCache(_step_plans.cache_folder(), 1000, CPU) for _ in range(2))
     wanted = StepPlan([GRAPH], [0], [0], None)
@@ -197,7 +197,7 @@ def test_a_claim_is_one_processes_at_a_time() -> None:
     assert files() == []
 
 
-def test_who_waits_for_another_search_takes_what_it_found() -> None:
+def test_waiting_process_uses_plan_of_other_search() -> None:
     pytest.importorskip("fcntl")
     budget = budget_of()
     another_process(budget)
@@ -241,7 +241,7 @@ print("followed", run.steps_followed, "left", run.steps_left)
 
 
 @pytest.mark.slow
-def test_processes_at_once_share_one_search_and_later_ones_make_none() -> None:
+def test_parallel_processes_share_one_search() -> None:
     """As the ranks of one job."""
     pytest.importorskip("fcntl")
     paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"

@@ -39,7 +39,7 @@ def places(shape: list[int], step: list[int]) -> list[int] | None:
         "XYAmB|CD",  # nothing of a backward pass: no step begins so
     ],
 )
-def test_steps_of_one_shape(step: str) -> None:
+def test_similar_steps_match_shape(step: str) -> None:
     assert is_of(steps("AmB|CD"), steps(step))
 
 
@@ -59,7 +59,7 @@ def test_steps_of_another_shape(step: str) -> None:
     assert not is_of(steps("AmB|CD"), steps(step))
 
 
-def test_what_is_logged_after_the_backward_pass_is_aside() -> None:
+def test_operators_after_backward_pass_are_unmatched() -> None:
     shape = steps("AB|CD")
     step = [*shape, *steps("X")]
     assert places(shape, step) == [0, 1, 2, 3, UNMATCHED]
@@ -71,13 +71,13 @@ def test_where_operators_are_found() -> None:
     assert places(steps("AB|C"), steps("AX")) is None
 
 
-def test_the_next_operator_of_the_graph_is_found_however_many_beside_it_are_missing() -> None:
+def test_next_graph_operator_is_found_past_missing_ones() -> None:
     shape = steps("A" + "m" * 3 * FAR + "n" + "B")
     walk = SequenceMatcher(shape)
     assert [walk.meets(met) for met in steps("AnB")] == [0, UNMATCHED, len(shape) - 1]
     assert walk.complete
 
 
-def test_a_lost_walk_stays_where_it_is() -> None:
+def test_mismatch_keeps_position() -> None:
     walk = SequenceMatcher(steps("AB"))
     assert [walk.meets(met) for met in steps("AXB")] == [0, MISMATCH, 1]

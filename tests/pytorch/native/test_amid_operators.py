@@ -104,7 +104,7 @@ def test_a_body_that_looks_at_its_operand_runs_again(name: str, evict: Any) -> N
 
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("look", [Tensor.numpy, Tensor.untyped_storage, Tensor.data_ptr])
-def test_a_pool_of_values_whose_operands_leave_is_computed_again(
+def test_operator_that_hands_out_its_operand_is_recomputed(
     look: Callable[[Tensor], object], evict: Any
 ) -> None:
     twice = _operator(f"twice_{look.__name__}_{evict}", lambda x: (look(x), x * 2)[1])
@@ -165,7 +165,7 @@ def test_an_operator_that_waits_for_a_thread_runs_again(
     assert run.recomputations > 0
 
 
-def test_a_thread_that_recomputes_while_another_one_does_gets_its_own(
+def test_parallel_recomputations_get_their_own_values(
     pool: list[ThreadPoolExecutor],
 ) -> None:
     """The operator's thread has a backward pass of its own, amid the recomputation."""
@@ -191,7 +191,7 @@ def test_a_thread_that_recomputes_while_another_one_does_gets_its_own(
     assert run.recomputations > 0
 
 
-def test_an_operand_that_a_thread_always_hands_out_ends_with_an_error(
+def test_operand_handed_out_on_each_run_raises(
     pool: list[ThreadPoolExecutor],
 ) -> None:
     """Each time the operator runs its operand becomes memory that others may write."""
@@ -349,7 +349,7 @@ class _Keeps(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("evict", EVICT)
-def test_a_saved_tensor_that_needs_no_gradient_is_itself(evict: Any) -> None:
+def test_saved_tensor_without_gradient_is_same_object(evict: Any) -> None:
     x = torch.ones(N, requires_grad=True)
     with rekindle.budget(None, evict=evict):
         _Keeps.apply(x, torch.ones(N).mul(3)).sum().backward()

@@ -74,7 +74,7 @@ def test_arena_is_empty_after_the_budget() -> None:
     assert (live(), cached()) == (before, 0)
 
 
-def test_memory_that_outlives_the_budget_stays_valid() -> None:
+def test_memory_that_outlives_budget_is_valid() -> None:
     before = live()
     with rekindle.budget("20MiB"):
         kept = [torch.full((size,), 3.0) for size in (1, 100, 5_000, 300_000)]
@@ -93,7 +93,7 @@ def test_memory_that_outlives_the_budget_stays_valid() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1, 64, 65, 16_384, 16_385, 1_000_001])
-def test_arena_memory_is_aligned_as_pytorch_wants_it(nbytes: int) -> None:
+def test_arena_memory_is_aligned_and_disjoint(nbytes: int) -> None:
     with rekindle.budget("20MiB"):
         pieces = [torch.empty(nbytes, dtype=torch.uint8) for _ in range(8)]
         addresses = [each.data_ptr() for each in pieces]
@@ -102,7 +102,7 @@ def test_arena_memory_is_aligned_as_pytorch_wants_it(nbytes: int) -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))
 
 
-def test_free_memory_of_the_arena_stays_within_the_budget() -> None:
+def test_free_arena_memory_is_limited_by_budget() -> None:
     with rekindle.budget("8MiB") as run:
         for size in (100_000, 300_000, 500_000, 50_000, 700_000):
             torch.empty(size)
@@ -123,7 +123,7 @@ def test_memory_from_elsewhere_narrows_the_arena() -> None:
 
 
 @pytest.mark.parametrize("amount", [None, "20MiB"])
-def test_arena_is_off_without_a_limit_or_when_asked(amount: str | None) -> None:
+def test_arena_is_off_without_limit_or_by_option(amount: str | None) -> None:
     before = live()
     with rekindle.budget(amount, arena=False) if amount else rekindle.budget(None):
         kept = torch.ones(500_000)
@@ -132,7 +132,7 @@ def test_arena_is_off_without_a_limit_or_when_asked(amount: str | None) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_report_says_what_the_process_took() -> None:
+def test_report_shows_resident_memory() -> None:
     with rekindle.budget("64MiB") as run:
         kept = torch.ones(5_000_000)
         kept.sum()

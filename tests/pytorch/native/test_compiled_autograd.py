@@ -58,7 +58,7 @@ def test_compiled_autograd_within_a_budget_has_equal_bits(evict: Any) -> None:
     assert run.peak <= 10 * NBYTES
 
 
-def test_handles_that_compiled_autograd_took_are_let_go() -> None:
+def test_handles_of_compiled_autograd_are_freed() -> None:
     with rekindle.budget("1GiB", learn=False) as run:
         for _ in range(3):
             _compiled()

@@ -33,7 +33,7 @@ def numbers(run: Any) -> Any:
     return run._driver.engine.now()
 
 
-def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
+def test_snapshot_with_several_threads_reads_no_gradients() -> None:
     """Plain PyTorch may free one while another thread reads it: only how much there is is told."""
 
     def train() -> None:
@@ -73,7 +73,7 @@ def test_the_allocator_agrees() -> None:
     assert allocated(step).peak <= TIGHT + VECTOR // 4
 
 
-def test_time_is_told() -> None:
+def test_compute_and_recompute_times_are_counted() -> None:
     with within(TIGHT) as run:
         deeper(vector(True), 30).sum().backward()
     assert run.compute_ns > 0
@@ -122,7 +122,7 @@ def test_the_same_events_lead_to_the_same_decisions() -> None:
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def test_out_of_budget_is_the_same_class_in_a_thread_and_in_a_backward_pass() -> None:
+def test_out_of_budget_has_one_class_in_threads_and_backward() -> None:
     caught: list[BaseException] = []
 
     def hoard() -> None:

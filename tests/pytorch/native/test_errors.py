@@ -79,7 +79,7 @@ def test_interrupt_in_a_learned_step_reaches_the_program(when: int) -> None:
         step()  # and goes on
 
 
-def test_interrupt_while_the_peak_is_looked_at_reaches_the_program(
+def test_interrupt_during_snapshot_reaches_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(_: NativeDriver) -> Any:
@@ -108,7 +108,7 @@ def test_interrupt_while_a_size_is_predicted_reaches_the_program() -> None:
             torch.ops.rekindle_sizes.sin(torch.ones(10))
 
 
-def test_interrupt_while_all_comes_back_reaches_the_program() -> None:
+def test_interrupt_during_final_recomputation_reaches_program() -> None:
     """It comes after another error, and before what is still missing."""
     calls: list[Callable[[], None]] = []
 

@@ -33,7 +33,7 @@ def test_function_is_recomputed_as_a_unit() -> None:
     assert units_recomputed(gate) > 0
 
 
-def test_function_that_nobody_chose_is_kept() -> None:
+def test_function_not_chosen_is_kept() -> None:
     plain: Any = type("Plain", (Function,), {**vars(Gate), "__module__": __name__})
     with rekindle.budget(None) as run:
         trained(lambda x, w: plain.apply(x, w, 1.5))
@@ -237,7 +237,7 @@ def test_function_differentiated_twice() -> None:
     assert run._driver.functions_kept == {}
 
 
-def test_error_of_a_function_differentiable_once_stays() -> None:
+def test_once_differentiable_error_is_unchanged() -> None:
     @rekindle.recomputable
     class Once(Function):
         @staticmethod
@@ -327,7 +327,7 @@ def test_function_under_autocast(cast: torch.dtype | None) -> None:
     assert units_recomputed(layer, 0.7) > 0
 
 
-def test_function_that_asks_who_requires_a_gradient() -> None:
+def test_function_reading_requires_grad_is_recomputed() -> None:
     """As flash_attn does: what it saves hangs on that, also when it runs again."""
 
     @rekindle.recomputable
@@ -452,7 +452,7 @@ def test_verify_holds_with_units() -> None:
     assert found.recomputations > 0
 
 
-def test_dispatch_modes_see_what_they_see_without_a_budget() -> None:
+def test_dispatch_modes_see_same_operators_as_without_budget() -> None:
     class Names(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()

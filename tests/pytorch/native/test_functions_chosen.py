@@ -73,7 +73,7 @@ def test_known_libraries_are_chosen() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, Gate.apply, torch.nn.Linear])
-def test_what_is_no_function_is_refused(wrong: Any) -> None:
+def test_recomputable_of_other_object_is_refused(wrong: Any) -> None:
     with pytest.raises(
         rekindle.InvalidArgument, match=r"write rekindle\.recomputable\(MyFunction\)"
     ):

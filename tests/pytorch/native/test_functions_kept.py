@@ -26,7 +26,7 @@ from tests.pytorch.native.gates import (
 )
 
 
-def test_function_that_marks_dirty_stays() -> None:
+def test_function_that_marks_dirty_is_kept() -> None:
     @rekindle.recomputable
     class Into(Function):
         @staticmethod
@@ -44,13 +44,13 @@ def test_function_that_marks_dirty_stays() -> None:
     assert why == "it writes its arguments (ctx.mark_dirty)"
 
 
-def test_function_that_writes_its_argument_stays() -> None:
+def test_function_that_writes_its_argument_is_kept() -> None:
     """By an operator: what needs the former value is still right."""
     layer = straight(lambda _, x, w: x.mul_(0.5) @ w)
     assert kept(lambda x, w: layer((x * 2).detach(), w)) == "it writes memory that it did not make"
 
 
-def test_function_that_writes_by_an_address_stays() -> None:
+def test_function_that_writes_by_address_is_kept() -> None:
     def body(_: Any, x: Tensor, weight: Tensor) -> Tensor:
         product = x @ weight
         ctypes.memset(x.data_ptr(), 0, 4)
@@ -90,7 +90,7 @@ def test_function_with_statistics_moves_them_once() -> None:
     assert moved.item() == 2 * DEPTH
 
 
-def test_function_with_hidden_statistics_stays() -> None:
+def test_function_with_hidden_statistics_is_kept() -> None:
     mean, variance = torch.zeros(WIDTH), torch.ones(WIDTH)
     layer = straight(
         lambda _, x, w: torch.batch_norm(x @ w, None, None, mean, variance, True, 0.1, 1e-5, False)
@@ -98,7 +98,7 @@ def test_function_with_hidden_statistics_stays() -> None:
     assert kept(layer) == "it writes memory that it did not make"
 
 
-def test_function_that_counts_gives_other_bits_and_stays() -> None:
+def test_function_with_varying_bits_is_kept() -> None:
     calls: list[int] = []
 
     def body(_: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def test_function_that_counts_gives_other_bits_and_stays() -> None:
 
 
 @pytest.mark.parametrize("module", ["random", "numpy"])
-def test_function_that_draws_from_python_stays(module: str) -> None:
+def test_function_that_draws_from_python_is_kept(module: str) -> None:
     if module == "random":
         draw, seed = random.random, random.seed
     else:
@@ -137,7 +137,7 @@ def test_function_that_draws_from_python_stays(module: str) -> None:
     assert why == "it draws from a generator of Python's or NumPy's"
 
 
-def test_function_with_its_own_generator_stays() -> None:
+def test_function_with_own_generator_is_kept() -> None:
     generator = torch.Generator()
     layer = straight(lambda _, x, w: x @ w * torch.rand(1, generator=generator))
 
@@ -152,7 +152,7 @@ def test_function_with_its_own_generator_stays() -> None:
     assert why == "it draws from a generator of its own"
 
 
-def test_function_that_returns_a_cache_stays() -> None:
+def test_function_that_returns_cached_memory_is_kept() -> None:
     cache: dict[int, Tensor] = {}
     layer = straight(lambda _, x, w: cache.setdefault(0, torch.ones(ROWS, WIDTH)).view_as(x))
     assert kept(layer) in (
@@ -230,7 +230,7 @@ def test_calls_with_ever_other_numbers_are_not_tried_for_ever() -> None:
     assert [*run._driver.functions_kept.values()] == ["it is called with ever other arguments"]
 
 
-def test_function_under_a_mode_stays() -> None:
+def test_function_under_function_mode_is_kept() -> None:
     x, weight = torch.rand(ROWS, WIDTH), torch.rand(WIDTH, WIDTH, requires_grad=True)
     with rekindle.budget("4MiB") as run, torch.device("cpu"):
         gate(x, weight)

@@ -30,7 +30,7 @@ def selected(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("operator", [quantized, distinct, selected])
-def test_guess_never_refuses_what_fits(operator: Callable[[Tensor], Tensor]) -> None:
+def test_guessed_size_never_refuses_fitting_operator(operator: Callable[[Tensor], Tensor]) -> None:
     x = torch.linspace(-1, 1, 12 * 6 * 16).reshape(12, 6, 16)
     with cores.fixed_prices(), rekindle.budget(None) as plain:
         wanted = operator(x)
@@ -41,7 +41,7 @@ def test_guess_never_refuses_what_fits(operator: Callable[[Tensor], Tensor]) -> 
     assert run.peak <= budget
 
 
-def test_guess_evicts_what_it_can() -> None:
+def test_guessed_size_evicts_before_operator() -> None:
     x = torch.linspace(-1, 1, 1_000, requires_grad=True)
     with cores.fixed_prices(), rekindle.budget(32_000) as run:
         hidden = x.sin().sin().sin().sin().sin()

@@ -180,7 +180,9 @@ def test_any_policy_decides_as_in_python(program: Callable[[], Step], policy: Po
     "program", [*PROGRAMS, _kept, _without_grad], ids=lambda each: each.__name__.strip("_")
 )
 @pytest.mark.parametrize("part", [0.8, 0.6])
-def test_it_acts_the_same_where_anything_may_go(program: Callable[[], Step], part: float) -> None:
+def test_core_and_engine_agree_with_evict_anything(
+    program: Callable[[], Step], part: float
+) -> None:
     torch.manual_seed(20)
     step = program()
     _, roomy = _journal(step, None)

@@ -49,7 +49,7 @@ def test_window_is_that_of_the_simulator(rows: list[Row], nbytes: int) -> None:
     assert found == _twin(rows, nbytes)
 
 
-def test_what_an_allocator_asked_for_is_read_from_its_words() -> None:
+def test_requested_bytes_are_parsed_from_allocator_error() -> None:
     module: Any = core()
     if module is None:
         pytest.skip(f"no native core: {why_not()}")

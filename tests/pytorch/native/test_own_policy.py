@@ -28,7 +28,7 @@ def within(chooser: type[Chooser], amount: int | None = TIGHT) -> rekindle.budge
     return rekindle.budget(amount, policy=With(chooser))
 
 
-def test_own_policy_decides_and_bits_are_those_of_plain_pytorch() -> None:
+def test_own_policy_decides_and_keeps_bits() -> None:
     weight = vector(True)
     deeper(weight, 30).sum().backward()
     wanted, weight.grad = weight.grad, None
@@ -100,7 +100,7 @@ def test_choose_of_something_else_is_refused(answer: object) -> None:
         deeper(vector(True), 30)
 
 
-def test_choose_of_what_is_no_candidate_any_more_is_refused() -> None:
+def test_choice_of_removed_candidate_is_refused() -> None:
     class Stubborn(CheapestChooser):
         def choose(self, now: int) -> Candidate | None:
             return next(iter(self.gone), None) or super().choose(now)
@@ -109,7 +109,7 @@ def test_choose_of_what_is_no_candidate_any_more_is_refused() -> None:
         deeper(vector(True), 30)
 
 
-def test_choose_of_nothing_is_out_of_budget() -> None:
+def test_choice_of_none_is_out_of_budget() -> None:
     class Idle(CheapestChooser):
         def choose(self, now: int) -> Candidate | None:
             return None
@@ -131,7 +131,7 @@ def test_operators_in_a_policy_run_and_count_nowhere() -> None:
     assert run.peak <= TIGHT
 
 
-def test_threads_beside_a_policy_go_on() -> None:
+def test_threads_run_while_policy_decides() -> None:
     """A policy gives Python's lock away amid its work: who runs operators then waits, no more."""
     seen = threading.Event()
 
@@ -182,7 +182,7 @@ def test_candidates_can_be_read_in_another_thread_and_afterwards() -> None:
     assert {each.resident for each in kept if not each.parents()} == {False}
 
 
-def test_policy_is_let_go_of_with_the_budget() -> None:
+def test_policy_is_freed_with_budget() -> None:
     made: list[weakref.ref[Chooser]] = []
 
     class Counted(CheapestChooser):

@@ -163,7 +163,7 @@ def _called(body: Callable[[Tensor, int], Tensor]) -> tuple[Any, list[int]]:
     return call, runs
 
 
-def test_no_room_for_a_trial_refuses_nothing() -> None:
+def test_trial_without_room_is_postponed() -> None:
     """Where the program alone fits, it runs; a later call is tried."""
     call, runs = _called(lambda x, _: x.sin())
     x = torch.rand(WIDTH, requires_grad=True)
@@ -192,7 +192,7 @@ def test_errors_of_a_second_run_reach_no_program() -> None:
     assert any("not twice" in each for each in run.report().advice)
 
 
-def test_results_that_are_one_memory_are_kept() -> None:
+def test_operator_that_returns_cached_memory_is_kept() -> None:
     """The second run returns what the first one returned: nothing was computed."""
     cache: dict[int, Tensor] = {}
     call, runs = _called(lambda x, _: cache.setdefault(0, x.sin()))

@@ -61,7 +61,7 @@ def test_an_operator_that_writes_now_is_seen_to_write(number: int) -> None:
     assert run.recomputations > 0
 
 
-def test_a_result_of_an_operator_that_was_removed_raises_in_words() -> None:
+def test_recomputation_by_removed_operator_raises() -> None:
     space = "rekindle_removed"
     library = _define(space, "(Tensor x) -> Tensor", lambda x: x * 2)
     w = torch.full((N,), 0.01, requires_grad=True)

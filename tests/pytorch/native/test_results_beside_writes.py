@@ -71,7 +71,7 @@ def _custom(budget: int, *, made: bool) -> Any:
 
 @pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize("program", [_batch_norm, _custom])
-def test_results_beside_writes_stay_within_the_budget(
+def test_operators_with_result_and_write_keep_budget(
     program: Callable[..., Any], made: bool
 ) -> None:
     most = program(1 << 40, made=made).peak

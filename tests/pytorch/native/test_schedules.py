@@ -37,7 +37,7 @@ def test_threads_under_schedules_have_the_same_bits(evict: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [254, 422, 609])
-def test_a_tensor_dropped_amid_recomputation_is_had_again(seed: int) -> None:
+def test_operand_dropped_during_recomputation_is_recomputed(seed: int) -> None:
     """Another thread drops, without an operator, what a recomputation is about to read."""
     assert outcomes("anything", seed, 1) == {"evicted": 1}
 

@@ -40,15 +40,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_who_is_to_hear_of_deaths_hears_of_all(program: Path) -> None:
+def test_observers_are_notified_of_all_deaths(program: Path) -> None:
     run(program, "threads")
 
 
-def test_one_thread_at_a_time_has_the_lock(program: Path) -> None:
+def test_lock_is_held_by_one_thread_at_a_time(program: Path) -> None:
     run(program, "locks")
 
 
-def test_readers_and_who_evicts_never_meet(program: Path) -> None:
+def test_readers_and_evictions_never_overlap(program: Path) -> None:
     run(program, "readers")
 
 
@@ -56,7 +56,7 @@ def test_arena_of_four_threads_hands_out_each_byte_once(program: Path) -> None:
     run(program, "arena")
 
 
-def test_a_child_process_does_not_wait_for_threads_that_it_has_not(program: Path) -> None:
+def test_forked_child_does_not_wait_for_missing_threads(program: Path) -> None:
     run(program, "forks")
 
 

@@ -72,7 +72,7 @@ def test_peak_snapshot_is_within_two_percent_of_the_peak() -> None:
     assert sum(at_peak.categories.values()) == at_peak.memory
 
 
-def test_report_names_the_state_of_an_optimizer_that_is_gone() -> None:
+def test_report_names_state_of_freed_optimizer() -> None:
     def train() -> Run:
         weight = vector(True)
         optimizer = torch.optim.Adam([weight], foreach=False)
@@ -134,7 +134,7 @@ def test_state_in_memory_used_before_is_not_held_at_the_peak() -> None:
     assert held(run)[IN_USE] >= 30 * VECTOR
 
 
-def test_model_built_inside_is_named_when_its_gradients_are_gone() -> None:
+def test_report_names_parameters_of_freed_model() -> None:
     with unlimited() as run:
         model = nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100))
         for _ in range(2):
@@ -162,7 +162,7 @@ def test_tensors_of_modules_are_forgotten_with_them() -> None:
         assert engine.now().bookkeeping <= before
 
 
-def test_snapshot_is_not_replaced_by_one_of_less_memory() -> None:
+def test_snapshot_is_not_replaced_at_lower_memory() -> None:
     weight = vector(True)
     with unlimited() as run:
         kept = [weight.sin() for _ in range(20)]

@@ -52,7 +52,7 @@ def test_a_recorded_run_verifies(program: Callable[[], Step], part: float | None
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("before", [0, 8])
-def test_a_part_that_is_one_step_is_a_valid_trace(program: Callable[[], Step], before: int) -> None:
+def test_recorded_step_is_valid_trace(program: Callable[[], Step], before: int) -> None:
     torch.manual_seed(20)
     step = program()
     gc.collect()
@@ -107,7 +107,7 @@ def test_a_part_of_a_run_that_learns() -> None:
     assert sum(op.name == "aten::tanh" for op in trace.ops) == 2
 
 
-def test_nothing_was_begun() -> None:
+def test_end_trace_without_begin_is_refused() -> None:
     with (
         rekindle.budget("1GiB") as run,
         pytest.raises(rekindle.Unsupported, match=r"write run\.begin_trace\(\)"),
@@ -115,7 +115,7 @@ def test_nothing_was_begun() -> None:
         run.end_trace()
 
 
-def test_when_a_part_is_over_nothing_is_written_any_more() -> None:
+def test_recording_stops_at_end_trace() -> None:
     weight = vector(True)
     with rekindle.budget("1GiB") as run:
         run.begin_trace()

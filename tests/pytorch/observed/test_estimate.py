@@ -71,7 +71,7 @@ def measured(
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("case", others_slow(STATIC), ids=lambda case: case.name)
-def test_is_within_two_percent_of_what_a_step_takes(
+def test_estimate_is_within_two_percent_of_measured_step(
     case: Case, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     model, x, loss = parts(case)
@@ -123,7 +123,7 @@ def test_a_model_that_fits_nowhere() -> None:
     assert all(p.is_meta for p in model.parameters())
 
 
-def test_on_meta_it_is_the_same() -> None:
+def test_estimate_on_meta_equals_that_of_real_model() -> None:
     sizes = {"vocabulary": 64, "width": 64, "heads": 4, "layers": 2, "context": 64}
     x = torch.randint(64, (4, 64))
     with torch.device("meta"):
@@ -158,7 +158,7 @@ def test_models_of_hugging_face(name: str) -> None:
     assert abs(estimate.compare(max(peaks)).error) < 0.01
 
 
-def test_what_only_the_data_know() -> None:
+def test_estimate_of_data_dependent_model_lists_assumption() -> None:
     class Choosing(nn.Module):
         def __init__(self) -> None:
             super().__init__()

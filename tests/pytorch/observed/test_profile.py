@@ -65,7 +65,7 @@ def test_the_demo_s_categories_add_up_to_the_tracked_peak() -> None:
 
 @pytest.mark.slow
 @each_case
-def test_on_every_model_the_categories_add_up_to_the_tracked_peak(case: Case) -> None:
+def test_categories_add_up_to_tracked_peak_on_every_model(case: Case) -> None:
     workload = case.build()
 
     def step() -> None:
@@ -80,7 +80,7 @@ def test_on_every_model_the_categories_add_up_to_the_tracked_peak(case: Case) ->
     check(profile, tracker.peak)
 
 
-def test_the_smallest_budget_is_one_and_the_curve_ends_there() -> None:
+def test_curve_ends_at_smallest_feasible_budget() -> None:
     step = gpt(3)
     profile = rekindle.profile(step, repeats=1)
     budgets = [choice.budget for choice in profile.curve]
@@ -170,7 +170,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_step_learns_is_undone(trained: bool, fails: bool) -> None:
+def test_profile_restores_model_and_optimizer(trained: bool, fails: bool) -> None:
     torch.manual_seed(3)
     model = Everything()
     optimizer = torch.optim.Adam(model.parameters())
@@ -199,7 +199,7 @@ def test_what_a_step_learns_is_undone(trained: bool, fails: bool) -> None:
     assert all(p.grad is grad for p, grad in zip(model.parameters(), gradients, strict=True))
 
 
-def test_undo_fails_to_see_nothing() -> None:
+def test_state_without_restore_differs() -> None:
     """The test above can fail: without `restore` the state is another one."""
     model = Everything()
     optimizer = torch.optim.Adam(model.parameters())
@@ -214,7 +214,7 @@ def test_undo_fails_to_see_nothing() -> None:
 
 
 @pytest.mark.parametrize(("plain_ns", "told"), [(3_000, True), (1_000, False)])
-def test_a_prediction_below_one_is_called_noise(plain_ns: int, told: bool) -> None:
+def test_predicted_speedup_is_called_noise(plain_ns: int, told: bool) -> None:
     """As on a machine that was busy while the plain step was timed, and idle afterwards."""
     choices = tuple(Choice(100 - n, 2_000 + n, (2_000 + n) / plain_ns, n, n) for n in range(3))
     advice = _on_noise(choices, 0.4)

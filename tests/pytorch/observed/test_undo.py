@@ -51,7 +51,7 @@ class Lazy(nn.Module):
 
 @ways
 @pytest.mark.parametrize("kind", [Stateful, Lazy])
-def test_training_goes_on_as_if_nothing_had_been(
+def test_training_after_observation_is_unchanged(
     kind: type[nn.Module], way: Callable[[Callable[[], object]], object]
 ) -> None:
     x = torch.rand(32, 8)
@@ -87,7 +87,7 @@ def test_a_layer_that_is_not_in_the_step_may_have_no_size_yet(
         assert elsewhere(torch.rand(3, 5)).shape == (3, 4)
 
 
-def test_it_fails_to_see_nothing() -> None:
+def test_state_without_restore_differs() -> None:
     """The tests above can fail: without `restore` the state is another one."""
     model = Stateful()
     before = [model.layer.weight.clone(), model.last, model.generator.get_state()]
@@ -106,7 +106,7 @@ def test_it_fails_to_see_nothing() -> None:
     assert model.layer.weight.grad is None
 
 
-def test_memory_that_was_resized_comes_back() -> None:
+def test_resized_storage_is_restored() -> None:
     x = torch.arange(6.0)
     undo = Undo()
     with undo:
@@ -116,7 +116,7 @@ def test_memory_that_was_resized_comes_back() -> None:
     assert torch.equal(torch.empty(0).set_(x.untyped_storage()), torch.arange(6.0))
 
 
-def test_memory_that_a_step_lets_go_of_is_not_kept() -> None:
+def test_undo_does_not_keep_freed_memory() -> None:
     """Else what a step frees would count as used while it is measured."""
     kept = [torch.rand(100)]
     home = kept[0].untyped_storage()

@@ -89,7 +89,7 @@ def test_an_honest_step_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("trained", [0, 2])
-def test_it_leaves_no_trace(trained: int) -> None:
+def test_verify_leaves_program_unchanged(trained: int) -> None:
     """Before the first step there are no gradients and no optimizer state; later there are."""
     program = Program()
     for _ in range(trained):
@@ -141,7 +141,7 @@ def test_an_operator_that_depends_on_global_state() -> None:
         found.raise_if_different()
 
 
-def test_what_others_have_does_not_count() -> None:
+def test_verify_leaves_memory_of_others_uncounted() -> None:
     """It is compared, and nobody pays for that."""
     other = nn.Linear(512, 512)
     other(torch.ones(1, 512)).sum().backward()
@@ -164,7 +164,7 @@ def _drawing(x: Tensor) -> Tensor:
     return x * random.random()
 
 
-def test_kept_it_is_the_same() -> None:
+def test_never_recompute_makes_drawing_step_pass() -> None:
     """What the message advises helps."""
 
     def kept(x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def test_kept_it_is_the_same() -> None:
     assert rekindle.verify(Program(kept).step, budget="1MiB")
 
 
-def test_an_operator_that_is_random_by_itself() -> None:
+def test_verify_names_randomly_differing_operator() -> None:
     found = rekindle.verify(Program(torch.ops.rekindle_verify.shaken).step, budget=TIGHT)
     assert not found.ok
     assert found.unstable
@@ -184,7 +184,7 @@ def test_an_operator_that_is_random_by_itself() -> None:
     assert "plain PyTorch itself differs between two runs" in str(found)
 
 
-def test_a_model_that_differs_by_itself() -> None:
+def test_verify_names_line_of_unstable_plain_step() -> None:
     """A counter that nobody can put back: plain PyTorch is to blame, and the line is named."""
     program, count = Program(), [0]
 

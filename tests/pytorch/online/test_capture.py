@@ -112,7 +112,7 @@ def test_the_simulator_predicts_a_real_run_within_half(case: Case) -> None:
 
 
 @each_case
-def test_the_step_does_what_it_does_without(case: Case) -> None:
+def test_captured_step_leaves_same_results(case: Case) -> None:
     plain, watched = case.build(), case.build()
     torch.manual_seed(3)
     losses = plain.step(0)
@@ -123,7 +123,7 @@ def test_the_step_does_what_it_does_without(case: Case) -> None:
     assert differing(everything(watched, seen), wanted) == []
 
 
-def test_what_the_program_drops_is_dropped_at_the_next_operator() -> None:
+def test_drop_is_recorded_at_next_operator() -> None:
     layer = nn.Linear(16, 16)
     x = torch.randn(8, 16)
 
@@ -143,7 +143,7 @@ def test_what_the_program_drops_is_dropped_at_the_next_operator() -> None:
     assert not trace.ops[trace.maker[tanh]].is_backward
 
 
-def test_goes_through_a_file(tmp_path: Path) -> None:
+def test_captured_trace_survives_file(tmp_path: Path) -> None:
     layer = nn.Linear(16, 16)
     trace = rekindle.capture(lambda: layer(torch.randn(8, 16)).relu().sum().backward())
     save(trace, tmp_path / "step.jsonl.gz")
@@ -151,7 +151,7 @@ def test_goes_through_a_file(tmp_path: Path) -> None:
     assert (again.ops, again.events, again.storages) == (trace.ops, trace.events, trace.storages)
 
 
-def test_an_error_in_the_step_leaves_nothing_behind() -> None:
+def test_error_in_captured_step_ends_context() -> None:
     def step() -> None:
         raise KeyError("mine")
 
@@ -161,7 +161,7 @@ def test_an_error_in_the_step_leaves_nothing_behind() -> None:
         pass
 
 
-def test_without_a_limit_there_is_a_report() -> None:
+def test_report_without_limit_shows_no_budget() -> None:
     with rekindle.budget.unlimited() as run:
         torch.randn(1000).exp()
     assert run.budget is None

@@ -142,7 +142,7 @@ class OutOfMemoryAfter(Tracker):
         return result
 
 
-def test_what_has_written_a_part_of_a_list_is_not_tried_again() -> None:
+def test_operator_that_wrote_part_of_list_is_not_retried() -> None:
     """Once more would add twice."""
     weights = [torch.ones(3), torch.ones(4)]
     with (

@@ -394,7 +394,7 @@ REFUSED: dict[str, Callable[[Tensor], list[Tensor | None]]] = {
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("case", REFUSED)
-def test_gradient_that_others_may_read_stays_as_it_is(case: str) -> None:
+def test_gradient_read_by_others_is_not_taken_over(case: str) -> None:
     run = same(lambda: REFUSED[case](leaf(8, 16)))
     assert taken_over(run) == 0
 

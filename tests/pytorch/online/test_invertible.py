@@ -34,7 +34,7 @@ class Shift(torch.autograd.Function):
 
 @pytest.mark.filterwarnings("ignore:.*saved tensor")
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_what_is_freed_and_filled_again(evict: Literal["saved", "anything"]) -> None:
+def test_freed_and_refilled_storage_keeps_bits(evict: Literal["saved", "anything"]) -> None:
     """(R3, R4): what was made from it before is computed with what was there before."""
 
     def program() -> Callable[[], object]:

@@ -42,7 +42,7 @@ def test_an_encoder_with_a_mask_of_padding(evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("evict", EVICT)
-def test_nested_tensors_and_what_is_made_from_their_values(evict: Evict) -> None:
+def test_nested_tensors_and_results_from_their_values(evict: Evict) -> None:
     def program() -> Callable[[], object]:
         weight = vector(True)
 
@@ -146,7 +146,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.evicts_anything
 @pytest.mark.filterwarnings("ignore:.*[sS]parse")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_a_sparse_tensor_is_made_of_comes_back(layout: str) -> None:
+def test_evicted_parts_of_sparse_tensor_are_recomputed(layout: str) -> None:
     with rekindle.budget(_everything.AMPLE, evict="anything") as run:
         sparse = LAYOUTS[layout](torch.ones(3) * 2)
         _everything.let_go(run)
@@ -160,9 +160,7 @@ def test_what_a_sparse_tensor_is_made_of_comes_back(layout: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*[sS]parse")
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_write_through_a_sparse_tensor_is_a_write_to_its_values(
-    layout: str, evict: Evict
-) -> None:
+def test_write_through_sparse_tensor_writes_its_values(layout: str, evict: Evict) -> None:
     """(R3)"""
 
     def program() -> Callable[[], object]:

@@ -29,7 +29,7 @@ def _unlisted(run: Run) -> int:
     return run._driver.engine.unlisted
 
 
-def test_results_without_grad_are_counted_and_nothing_else() -> None:
+def test_results_without_grad_are_only_counted() -> None:
     batch = vector()
     with rekindle.budget(100 * VECTOR) as run:
         _priced(batch.sin)
@@ -62,7 +62,7 @@ def test_room_is_made_before_they_are() -> None:
         loss.backward()
 
 
-def test_a_recipe_that_reads_one_makes_it_a_source() -> None:
+def test_counted_value_read_by_recipe_becomes_source() -> None:
     """It is kept as long as the recipe is, though the program drops it."""
     weight, batch = vector(True), vector()
 
@@ -85,7 +85,7 @@ def test_a_recipe_that_reads_one_makes_it_a_source() -> None:
     assert torch.equal(weight.grad, plain)
 
 
-def test_one_that_is_written_after_it_was_saved_is_an_error_that_names_its_operator() -> None:
+def test_write_to_saved_counted_value_names_its_operator() -> None:
     weight, batch = vector(True), vector()
     with rekindle.budget(100 * VECTOR):
         _priced(batch.sin)
@@ -98,7 +98,7 @@ def test_one_that_is_written_after_it_was_saved_is_an_error_that_names_its_opera
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_the_same_is_counted_whether_the_run_is_written_down_or_not(foreach: bool) -> None:
+def test_recorded_run_counts_same_memory(foreach: bool) -> None:
     """With `record=True` nothing is only counted: every operator is an event of the trace."""
 
     def peaks(*, record: bool) -> list[int]:

@@ -84,7 +84,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=str)
-def test_weights_and_state_are_those_of_plain_pytorch(
+def test_weights_and_state_equal_plain_pytorch(
     kind: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
     plain, ours = Program(kind, **options), Program(kind, **options)
@@ -117,7 +117,7 @@ def test_its_temporaries_stay_below_the_budget(foreach: bool) -> None:
     assert differing(ours.state(), weights) == []
 
 
-def test_what_a_step_takes_is_found_out_once(dry_runs: list[optim.Optimizer]) -> None:
+def test_step_memory_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
     """Also where a loss that is still held was made from what nobody else needs."""
     cell = nn.LSTMCell(8, 8)
     optimizer = optim.SGD(cell.parameters(), lr=0.1)
@@ -134,7 +134,7 @@ def test_what_a_step_takes_is_found_out_once(dry_runs: list[optim.Optimizer]) ->
     assert len(dry_runs) <= 2
 
 
-def test_another_context_knows_what_the_one_before_has_seen(
+def test_step_memory_is_shared_between_contexts(
     dry_runs: list[optim.Optimizer],
 ) -> None:
     plain, ours = Program(), Program()
@@ -160,7 +160,7 @@ def _another_group(program: Program) -> None:
 
 
 @pytest.mark.parametrize("change", [_more_decay, _frozen, _another_group])
-def test_what_a_step_of_another_kind_takes_is_found_out(
+def test_step_memory_of_changed_step_is_measured_again(
     dry_runs: list[optim.Optimizer], change: Callable[[Program], None]
 ) -> None:
     ours, plain = Program(optim.Adam), Program(optim.Adam)
@@ -263,7 +263,7 @@ def test_values_made_from_the_weights_are_saved_first() -> None:
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_learned_schedules_go_on_beside_it() -> None:
+def test_learned_plans_are_followed_with_known_optimizer() -> None:
     plain, ours = Program(), Program()
     for _ in range(10):
         plain.step()

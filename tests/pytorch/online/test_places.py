@@ -100,7 +100,7 @@ def test_a_module_that_fails_is_left() -> None:
     assert ("aten::sqrt", OUTSIDE) in {(name, place.module) for name, place in places(step)}
 
 
-def test_nothing_is_watched_afterwards_nor_without_a_record() -> None:
+def test_module_hooks_exist_only_while_recording() -> None:
     before = len(hooks._global_forward_pre_hooks), len(hooks._global_forward_hooks)
     net = Net()
     with rekindle.budget("1MiB") as run:

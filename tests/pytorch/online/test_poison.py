@@ -40,7 +40,7 @@ def _evicted() -> tuple[bytes, bytes, bool]:
 
 
 @pytest.mark.parametrize("asked_for", ["1", "0", ""])
-def test_what_is_evicted_is_overwritten_if_somebody_asks(asked_for: str) -> None:
+def test_evicted_memory_is_poisoned_if_switched_on(asked_for: str) -> None:
     program = "from tests.pytorch.online.test_poison import _evicted;print(_evicted())"
     result = subprocess.run(
         [sys.executable, "-c", program],

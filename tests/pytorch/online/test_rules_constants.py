@@ -79,7 +79,7 @@ def test_memory_filled_outside_and_then_written_in_part() -> None:
     harshest(program)
 
 
-def test_memory_filled_outside_and_saved_before_any_operator_read_it() -> None:
+def test_memory_filled_outside_before_any_read_is_pinned() -> None:
     class Save(torch.autograd.Function):
         @staticmethod
         def forward(ctx, weight):
@@ -106,7 +106,7 @@ def test_memory_filled_outside_and_saved_before_any_operator_read_it() -> None:
     harshest(program)
 
 
-def test_constants_are_never_let_go() -> None:
+def test_constants_are_never_evicted() -> None:
     """Fails if `Storage.replayable` is not looked at: weights, batches, values made without grad.
 
     Only autograd and recipes hold the batch and the mask when the chain asks for memory.
@@ -153,7 +153,7 @@ UPDATES: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_overwritten_while_evicted_values_need_it(name: str) -> None:
+def test_weight_overwritten_while_evicted_values_need_it(name: str) -> None:
     """What can only be made from the old weight is brought back first (`Engine.forget`).
 
     PyTorch does not object: `weight + batch` saves nothing of the weight.
@@ -276,7 +276,7 @@ def test_optimizer_steps_and_accumulation_inside() -> None:
     harshest(program)
 
 
-def test_a_weight_of_no_gradient_and_one_used_twice() -> None:
+def test_frozen_and_shared_weights_keep_bits() -> None:
     """Frozen layers, and one matrix for the embedding and the output."""
 
     def program() -> Step:
@@ -298,7 +298,7 @@ def test_a_weight_of_no_gradient_and_one_used_twice() -> None:
     harshest(program)
 
 
-def test_nothing_below_the_constants_is_feasible() -> None:
+def test_constants_are_resident_after_evictions() -> None:
     """All that is resident at the end are constants, and they are all there."""
     weights = [vector(True) for _ in range(10)]
     with rekindle.budget(14 * 4 * WIDTH) as run:
@@ -310,7 +310,7 @@ def test_nothing_below_the_constants_is_feasible() -> None:
     assert run.evictions > 0
 
 
-def test_what_was_made_from_an_overwritten_weight_stays_for_what_is_made_from_it() -> None:
+def test_value_made_from_overwritten_weight_is_pinned() -> None:
     """It cannot be recomputed any more; others can, from it."""
 
     def program() -> Step:

@@ -55,7 +55,7 @@ def _program() -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_what_they_save_is_evicted_and_computed_again(
+def test_values_saved_by_custom_operators_are_recomputed(
     evict: Literal["saved", "anything"],
 ) -> None:
     harsh = harshest(_program, evict=evict)

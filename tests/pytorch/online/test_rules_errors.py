@@ -113,7 +113,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("inside", [True, False], ids=["caught inside", "caught outside"])
 @pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
-def test_training_goes_on_after(
+def test_training_continues_after_each_failure(
     fail: Callable[..., Callable[[], None]], inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a lock, an entry, a mode or a count is left as it was at the moment of the error."""
@@ -152,7 +152,7 @@ def test_training_goes_on_after(
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_the_same_backward_pass_after_an_interrupted_one(before: bool) -> None:
+def test_backward_pass_repeated_after_interrupt_keeps_bits(before: bool) -> None:
     """A chain of writes interrupted half way is not continued on what is half written."""
 
     def loss_of(weight: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def test_the_same_backward_pass_after_an_interrupted_one(before: bool) -> None:
             run._driver.engine.check()
 
 
-def test_training_goes_on_after_out_of_budget_anywhere() -> None:
+def test_training_continues_after_out_of_budget_anywhere() -> None:
     """In the forward pass, in the backward pass, in the optimizer: no weight has moved."""
     plain = Trainer()
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_out_of_budget_in_a_stage_of_a_pipeline() -> None:
     step(100_000)
 
 
-def test_a_stage_s_own_error_stays_what_it_is() -> None:
+def test_error_of_pipeline_stage_is_unchanged() -> None:
     x = torch.rand(8, requires_grad=True)
     with pytest.raises(RuntimeError, match="Failed to run stage") as error, rekindle.budget(ROOMY):
         stage_backward(x.sin(), None, [])  # of several numbers
@@ -275,7 +275,7 @@ def fourfold(x: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_an_error_of_torchscript_s_own_stays_what_it_is() -> None:
+def test_error_of_torchscript_is_unchanged() -> None:
     scripted = torch.jit.script(fourfold)
     with rekindle.budget(9 * WIDTH), pytest.raises(RuntimeError):
         scripted(torch.rand(WIDTH))

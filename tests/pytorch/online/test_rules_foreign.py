@@ -109,7 +109,7 @@ def test_a_buffer_that_is_filled_again(name: str, setting: str, tmp_path: Path) 
 
 
 @settings
-def test_what_autograd_saved_of_it_is_what_is_there_then(setting: str) -> None:
+def test_foreign_write_to_saved_tensor_is_read_as_in_pytorch(setting: str) -> None:
     """As in plain PyTorch, for which it is no write."""
     array = np.zeros(WIDTH, np.float32)
     weight = vector(requires_grad=True)
@@ -213,7 +213,7 @@ def test_a_value_written_from_outside(write: Callable[[Tensor], None], setting: 
 
 
 @settings
-def test_a_source_written_from_outside_after_recipes_read_it(setting: str) -> None:
+def test_source_written_by_foreign_code_keeps_earlier_results(setting: str) -> None:
     weight = vector(requires_grad=True)
 
     def step(run: Run | None) -> Tensor:
@@ -231,7 +231,7 @@ def test_a_source_written_from_outside_after_recipes_read_it(setting: str) -> No
     assert same(step, weight, setting).evictions > 0
 
 
-def test_what_saves_more_bytes_is_done() -> None:
+def test_smaller_of_copy_and_results_is_kept() -> None:
     """A copy where it is smaller than the results, else the results are kept."""
     weight = vector(requires_grad=True)
     small, large = torch.from_numpy(np.ones(WIDTH, np.uint8)), torch.from_numpy(np.ones(50 * WIDTH))
@@ -320,7 +320,7 @@ def test_weights_that_others_modify_meanwhile(evict: Any) -> None:
         train()
 
 
-def test_a_look_by_numpy_costs_no_more_than_it_must() -> None:
+def test_numpy_access_pins_only_that_value() -> None:
     """What was looked at stays; what came before and after is evicted as ever."""
     weight = vector(requires_grad=True)
     with rekindle.budget("1GiB") as run:
@@ -346,7 +346,7 @@ def declared(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("fill", "right"), [(_fill, False), (declared, True)])
-def test_a_write_by_address_is_seen_if_it_is_declared(
+def test_write_by_address_is_seen_only_if_declared(
     fill: Callable[[Tensor], None], right: bool
 ) -> None:
     weight = vector(requires_grad=True)
@@ -374,7 +374,7 @@ def observe(x: Tensor) -> Tensor:
     return torch.from_numpy(ARRAY)
 
 
-def test_what_an_operator_returns_in_memory_of_others_is_kept() -> None:
+def test_result_in_foreign_memory_is_kept() -> None:
     weight = vector(requires_grad=True)
 
     def step(run: Run | None) -> Tensor:

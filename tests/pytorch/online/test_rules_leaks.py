@@ -107,7 +107,7 @@ STEPS = [plain_step, kept_graph, forward_only, without_grad, penalty, writes, st
 
 
 @pytest.mark.parametrize("step", [*STEPS, out_of_budget], ids=lambda step: step.__name__)
-def test_a_step_leaves_nothing(step: Callable[[Tensor], None], no_collector: None) -> None:
+def test_step_leaves_no_bookkeeping(step: Callable[[Tensor], None], no_collector: None) -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         step(weight)
@@ -123,7 +123,7 @@ def test_a_step_leaves_nothing(step: Callable[[Tensor], None], no_collector: Non
     assert run.evictions > 0 or step in (without_grad, out_of_budget)
 
 
-def test_a_context_leaves_nothing(no_collector: None) -> None:
+def test_context_leaves_no_driver(no_collector: None) -> None:
     """Neither the driver nor its graph outlives the context, the loss and `run`."""
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
@@ -148,7 +148,7 @@ def test_a_graph_dropped_after_everything_else(no_collector: None) -> None:
 
 
 @pytest.mark.parametrize("layers", [3, 40], ids=["in the forward pass", "in the backward pass"])
-def test_nothing_is_held_after_an_exception(layers: int, no_collector: None) -> None:
+def test_memory_of_graph_is_freed_after_exception(layers: int, no_collector: None) -> None:
     """Memory that only the graph held is gone with the graph, although `run` is still there.
 
     Fails if deaths are acted on only at the next event: after the context there is none.
@@ -178,7 +178,7 @@ def test_nothing_is_held_after_an_exception(layers: int, no_collector: None) -> 
     assert run.peak > 10 * 4 * WIDTH
 
 
-def test_a_graph_that_outlives_the_context_takes_its_memory_along(no_collector: None) -> None:
+def test_graph_that_outlives_context_frees_its_memory(no_collector: None) -> None:
     """Dropping the loss later frees all, `run` or no `run`, collector or none."""
     weight = vector(True)
     with rekindle.budget(1_000 * TIGHT) as run:
@@ -278,7 +278,7 @@ def test_a_state_does_not_carry_all_batches_along(
     assert all(map(torch.equal, found, wanted))
 
 
-def test_otherwise_it_would() -> None:
+def test_storages_grow_with_long_memory() -> None:
     """The test above can fail."""
     model = Recurrent()
     with cores.short_memory(1_000_000), rekindle.budget(TIGHT) as run:
@@ -286,7 +286,7 @@ def test_otherwise_it_would() -> None:
         assert len(list(run._driver.engine.storages)) > 1_000
 
 
-def test_while_a_trace_is_written_nothing_is_forgotten(short_memory: int) -> None:
+def test_recorded_run_forgets_no_storage(short_memory: int) -> None:
     """It says whether an operator can be repeated, not until when."""
     with rekindle.budget(TIGHT, record=True) as run:
         train(Recurrent())
@@ -346,7 +346,7 @@ def test_a_mean_of_losses_keeps_no_batch(loss: Any, setting: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_a_mean_keeps_no_batch_where_there_is_no_optimizer(evict: Any) -> None:
+def test_running_mean_without_optimizer_keeps_no_batch(evict: Any) -> None:
     """What would be out of budget finds the room that batches take in vain."""
     mean = torch.zeros(())
     with rekindle.budget(600_000, evict=evict) as run:

@@ -108,7 +108,7 @@ def test_they_are_the_very_objects_also_after_the_context() -> None:
     assert ("saved_tensors" in vars(BackwardCFunction)) == (others > 0)
 
 
-def test_what_hooks_inside_make_of_a_leaf_comes_back() -> None:
+def test_leaf_changed_by_inner_hooks_is_unpacked() -> None:
     weight = vector(requires_grad=True)
     twice = torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x)
     with rekindle.budget("1MiB"), twice:
@@ -116,7 +116,7 @@ def test_what_hooks_inside_make_of_a_leaf_comes_back() -> None:
     assert torch.equal(found, weight * 2)
 
 
-def test_what_was_made_without_grad_is_no_leaf_that_autograd_knows() -> None:
+def test_view_made_without_grad_is_unpacked_as_value() -> None:
     """It requires a gradient and has no graph, but nothing accumulates its gradient."""
     weight = vector(requires_grad=True)
 

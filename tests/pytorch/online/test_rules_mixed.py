@@ -57,7 +57,7 @@ def test_backward_within_autocast_and_mixed_types() -> None:
     harshest(program)
 
 
-def test_recomputed_within_autocast_what_was_made_without() -> None:
+def test_recomputation_within_autocast_runs_without_it() -> None:
     """Fails if `_replay.as_the_first_time` leaves autocast on: products would be rounded."""
 
     def program() -> Step:
@@ -145,7 +145,7 @@ def test_complex_numbers_and_sparse_gradients() -> None:
     harshest(program)
 
 
-def test_a_tree_of_tensors_held_by_nobody() -> None:
+def test_tree_of_dropped_tensors_keeps_bits() -> None:
     """Gradients flow through what the program has dropped long ago, in the right order."""
 
     def program() -> Step:

@@ -100,7 +100,7 @@ def test_mode_inside_sees_no_aliases_of_new_leaves() -> None:
 
 
 @evict_modes
-def test_a_mode_around_acts_on_what_is_recomputed_as_on_the_first_time(evict: Evict) -> None:
+def test_outer_mode_acts_on_recomputation_as_on_first_run(evict: Evict) -> None:
     """Also if it is over when the backward pass comes."""
 
     torch.manual_seed(0)
@@ -125,7 +125,7 @@ def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any
 
 
 @pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")  # since 2.14, of any hooks
-def test_selective_checkpoints_inside_keep_what_they_cached() -> None:
+def test_inner_selective_checkpoints_keep_their_cache() -> None:
     """Their modes hand out cached results in order: recomputation may not take one."""
 
     def program() -> Callable[[], Any]:

@@ -109,7 +109,7 @@ def test_random_numbers_on_a_device() -> None:
     harshest(program)
 
 
-def test_where_a_result_is_asked_for_decides_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_is_chosen_by_device_of_result(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = torch.Generator(), torch.Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", (one, other))
     cpu = [torch.ones(1)]
@@ -119,7 +119,7 @@ def test_where_a_result_is_asked_for_decides_the_generator(monkeypatch: pytest.M
     assert generator_of(cpu, [one], None) is one
 
 
-def test_a_number_on_the_cpu_beside_a_device_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_number_does_not_choose_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = torch.Generator(), torch.Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", (one, other))
     device = torch.device("cuda", 1)
@@ -325,7 +325,7 @@ def test_a_function_with_side_effects_runs_once() -> None:
     harshest(program)
 
 
-def test_kept_when_it_must_not_be_recomputed() -> None:
+def test_never_recompute_runs_operator_once() -> None:
     """`never_recompute` keeps what is made inside; the watch sees that it ran once."""
     weight = vector(True)
     with Watch() as watch, rekindle.budget(30 * 4 * WIDTH) as run:

@@ -66,7 +66,7 @@ def test_transforms_inside_are_right(name: str) -> None:
     assert differing(everything(within()), everything(plain)) == []
 
 
-def test_hooks_amid_a_transform_are_refused_by_pytorch() -> None:
+def test_hooks_inside_transform_are_refused_by_pytorch() -> None:
     def same(x: Tensor) -> Tensor:
         return x
 

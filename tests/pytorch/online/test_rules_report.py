@@ -37,7 +37,7 @@ TIGHT = 14 * VECTOR
         (torch.ones(3), 'rekindle.budget("6GiB")'),
     ],
 )
-def test_what_is_no_amount_is_refused_with_the_line_to_write(amount: object, line: str) -> None:
+def test_wrong_amount_is_refused_with_line_to_write(amount: object, line: str) -> None:
     with pytest.raises(rekindle.InvalidBudget) as caught:
         rekindle.budget(amount)  # type: ignore[arg-type]
     assert line in str(caught.value)
@@ -96,7 +96,7 @@ def test_smaller_than_the_optimizer_s_state() -> None:
     assert sum(held.values()) <= 10 * VECTOR
 
 
-def test_out_of_budget_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_budget_names_operator_line_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_explain, "too_small", BudgetHistory())  # no budget came too short yet,
     monkeypatch.setenv("REKINDLE_CACHE", "off")  # nor in another process
     weight, batch = vector(True), vector()
@@ -155,7 +155,7 @@ def test_the_smallest_budget_gets_past_the_place() -> None:
     assert caught.value.smallest_budget > smallest
 
 
-def test_each_budget_named_is_the_only_one_and_below_the_plain_peak() -> None:
+def test_out_of_budget_names_one_budget_below_plain_peak() -> None:
     """Each time around takes a vector more."""
     weight = vector(True)
 
@@ -194,7 +194,7 @@ def test_budgets_tried_in_vain_are_named_in_larger_strides(monkeypatch: pytest.M
     assert tried.beyond(1_050, 1_100, plenty) == 1_100
 
 
-def test_no_budget_is_named_above_what_plain_pytorch_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_budget_is_at_most_plain_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried = BudgetHistory()
     tried.beyond(1_000, 1_100, 1_100)
@@ -231,7 +231,7 @@ def test_a_model_that_is_built_inside() -> None:
     assert found["inputs and buffers"] >= 4 * 2 * 64
 
 
-def test_the_report_of_nothing() -> None:
+def test_report_of_empty_run_has_zero_peak() -> None:
     with rekindle.budget("1MiB") as run:
         pass
     assert re.match(r"budget +1\.0 MiB\npeak +0 B ", str(run.report()))
@@ -253,7 +253,7 @@ def test_the_record() -> None:
     assert sum(isinstance(action, Compute) for action in record.actions) >= record.recomputations
 
 
-def test_kept_tensors_are_not_let_go() -> None:
+def test_kept_tensors_are_not_evicted() -> None:
     """Fails if `Run.keep` does not pin: the watch counts how often it was made."""
 
     def made(*, keep: bool) -> int:
@@ -282,7 +282,7 @@ def test_a_kept_view_keeps_the_whole() -> None:
     assert watch.operators["atan"] == 1
 
 
-def test_what_is_kept_goes_when_nobody_needs_it() -> None:
+def test_kept_tensor_is_freed_after_its_last_use() -> None:
     weight = vector(True)
     with rekindle.budget(20 * VECTOR) as run:
         for _ in range(30):
@@ -306,7 +306,7 @@ def test_never_recompute_ends_with_an_exception() -> None:
     assert run.recomputations > 0
 
 
-def test_report_of_an_lstm_does_not_blame_variables_for_its_workspace() -> None:
+def test_workspace_of_lstm_is_not_reported_as_user_held() -> None:
     """An operator that still runs holds it, and then autograd does."""
     model, batch = nn.LSTM(32, 32, 1), torch.rand(60, 8, 32)
     with rekindle.budget(None) as run:
@@ -316,7 +316,7 @@ def test_report_of_an_lstm_does_not_blame_variables_for_its_workspace() -> None:
     assert "held by your program's variables" not in str(run.report())
 
 
-def test_smaller_budget_for_what_is_there_says_that_it_is_exceeded() -> None:
+def test_budget_below_pinned_memory_is_reported_as_exceeded() -> None:
     kept = [vector(True) for _ in range(8)]
     with rekindle.budget(20 * VECTOR) as run:
         for each in kept:

@@ -25,7 +25,7 @@ def _fitted(run: Any, nbytes: int) -> None:
     run._driver.core.fitted(run._driver.handle, nbytes)
 
 
-def test_what_fitted_is_the_budget_from_then_on() -> None:
+def test_budget_is_lowered_to_fitted_memory() -> None:
     weight = vector(requires_grad=True)
     wanted = _gradient(weight)
     with rekindle.budget("1MiB") as run:
@@ -44,7 +44,7 @@ def test_what_fitted_is_the_budget_from_then_on() -> None:
     assert "46.9 KiB is the budget now" in told
 
 
-def test_what_the_program_cannot_do_with_is_not() -> None:
+def test_too_small_fitted_memory_does_not_lower_budget() -> None:
     weight = vector(requires_grad=True)
     wanted = _gradient(weight)
     with rekindle.budget("1MiB") as run:
@@ -72,7 +72,7 @@ def test_nor_where_something_has_to_be_computed_again() -> None:
     assert torch.equal(gradient, wanted)
 
 
-def test_a_budget_that_is_set_anew_is_the_budget() -> None:
+def test_budget_set_after_shortfall_is_used() -> None:
     weight = vector(requires_grad=True)
     with rekindle.budget("1MiB") as run:
         _gradient(weight)

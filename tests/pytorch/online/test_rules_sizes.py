@@ -62,7 +62,7 @@ UNKNOWN: dict[str, tuple[Callable[[], object], int]] = {
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_values_decide_is_found_out_first(name: str, evict: Evict) -> None:
+def test_value_dependent_size_is_known_before_operator(name: str, evict: Evict) -> None:
     program, budget = KNOWN[name]
     tracker = Tracker()
     with pytest.raises(rekindle.OutOfBudget), tracker, rekindle.budget(budget, evict=evict):
@@ -85,14 +85,14 @@ def test_and_not_thought_too_large(name: str, evict: Evict) -> None:
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_nobody_can_know_is_noticed_afterwards(name: str, evict: Evict) -> None:
+def test_unknowable_size_is_noticed_after_operator(name: str, evict: Evict) -> None:
     program, budget = UNKNOWN[name]
     with pytest.raises(rekindle.OutOfBudget), rekindle.budget(budget, evict=evict):
         program()
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_what_can_go_goes_for_it(evict: Evict) -> None:
+def test_unexpected_size_evicts_other_values(evict: Evict) -> None:
     """An operator that made more than was thought is no reason to fail, if others make way."""
     weight = torch.rand(10_000, requires_grad=True)
     with rekindle.budget(480_000, evict=evict) as run:

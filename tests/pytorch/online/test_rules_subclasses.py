@@ -79,7 +79,7 @@ def test_an_optimizer_of_parameters_of_a_subclass(evict: Evict) -> None:
     harshest(program, evict=evict)
 
 
-def test_what_is_of_a_subclass_is_counted() -> None:
+def test_memory_of_subclasses_is_counted() -> None:
     image, weight = vector().as_subclass(Image), Weight(vector())
     with rekindle.budget(1_000_000) as run:
         result = image * weight
@@ -89,7 +89,7 @@ def test_what_is_of_a_subclass_is_counted() -> None:
     assert type(result) is Image
 
 
-def test_a_subclass_hears_of_nothing_that_the_program_does_not_call() -> None:
+def test_subclass_sees_only_calls_of_program() -> None:
     def train() -> Counter[str]:
         torch.manual_seed(0)
         Heard.calls.clear()
@@ -105,7 +105,7 @@ def test_a_subclass_hears_of_nothing_that_the_program_does_not_call() -> None:
         assert train() == wanted
 
 
-def test_a_subclass_that_is_asked_for_its_device() -> None:
+def test_fake_tensor_device_is_read_without_operator() -> None:
     """By an operator that the dispatcher does not have, where an error would end the process."""
     with FakeTensorMode():
         network = nn.Linear(8, 8)

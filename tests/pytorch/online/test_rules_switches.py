@@ -155,7 +155,7 @@ _look.register_autograd(lambda ctx, gradient: gradient, setup_context=lambda *_,
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_each_switch_is_as_it_was_and_is_put_back(name: str) -> None:
+def test_switch_during_recomputation_is_that_of_first_run(name: str) -> None:
     get, put, other = SWITCHES[name]
     before = get()
     weight = torch.rand(WIDTH, requires_grad=True)

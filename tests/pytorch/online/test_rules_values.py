@@ -19,7 +19,7 @@ from tests.pytorch.harsh import WIDTH, Watch, deeper, harshest, vector
 Step = Callable[[], object]
 
 
-def test_what_the_program_can_reach_is_never_missing() -> None:
+def test_user_held_values_are_always_readable() -> None:
     """R1: values that variables hold are read after everything else was let go.
 
     Fails if `Driver.poll` drops what `Table.is_held` says the program keeps.
@@ -48,7 +48,7 @@ def test_what_the_program_can_reach_is_never_missing() -> None:
     assert run.recomputations > 0
 
 
-def test_what_variables_hold_counts() -> None:
+def test_user_held_values_count_in_budget() -> None:
     """R1: held values are part of the sum, and are said to be the program's own."""
     weight = vector(True)
 
@@ -63,7 +63,7 @@ def test_what_variables_hold_counts() -> None:
     assert caught.value.held["held by your code"] >= 6 * 4 * WIDTH
 
 
-def test_memory_really_goes() -> None:
+def test_evicted_memory_is_freed() -> None:
     """R1: autograd holds handles only. Fails if a handle keeps the tensor it was packed from.
 
     `harshest` asserts that the tracker, which sees real memory only, stays below the budget.
@@ -224,7 +224,7 @@ def test_a_chain_of_writes() -> None:
         assert again[link] > 0
 
 
-def test_recomputation_does_not_write_what_the_program_holds() -> None:
+def test_recomputation_does_not_write_user_held_values() -> None:
     """R3: the first version is held by a variable, and the chain behind it is made again."""
 
     def program() -> Step:
@@ -247,7 +247,7 @@ def test_recomputation_does_not_write_what_the_program_holds() -> None:
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["dropped", "held"])
-def test_the_old_version_and_the_new_one_are_both_wanted(held: bool) -> None:
+def test_old_and_new_version_are_both_recomputed(held: bool) -> None:
     """R3: each of them is recomputed, whichever is asked for first.
 
     Where a variable holds the last version, the earlier ones are not at home in its memory.
@@ -281,7 +281,7 @@ def test_the_old_version_and_the_new_one_are_both_wanted(held: bool) -> None:
     assert held or again["mul_"] > 0
 
 
-def test_a_write_is_made_again_on_a_copy_while_the_old_value_is_wanted() -> None:
+def test_write_is_recomputed_on_copy_while_old_value_is_used() -> None:
     """R3: a handle keeps the first version, which others are then made from. Fails if shared."""
 
     def program() -> Step:
@@ -351,7 +351,7 @@ def test_an_operator_of_many_results() -> None:
     harshest(program)
 
 
-def test_numbers_of_the_call_are_those_of_the_call() -> None:
+def test_changing_plain_arguments_are_recorded_per_call() -> None:
     """R2: plain arguments that change each time are recorded, not those of the signature."""
 
     def program() -> Step:

@@ -147,7 +147,9 @@ def test_raises_where_pytorch_does(name: str, scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", WRITES)
-def test_also_when_it_was_written_outside(name: str, scenario: Scenario) -> None:
+def test_write_outside_context_raises_as_pytorch_or_is_refused(
+    name: str, scenario: Scenario
+) -> None:
     """Where PyTorch has no objection but something must be recomputed from it, it is refused.
 
     Fails if `_replay._home` does not compare versions.
@@ -163,7 +165,7 @@ def test_also_when_it_was_written_outside(name: str, scenario: Scenario) -> None
             assert alike(got, plain) or _refused(got), used
 
 
-def test_what_is_recomputed_from_a_weight_that_moved_outside_is_refused() -> None:
+def test_recomputation_from_weight_written_outside_is_refused() -> None:
     """Fails if `_replay._home` does not compare versions: the gradient would be another one."""
     weight, batch = vector(True), vector()
     with rekindle.budget(TIGHT, policy=LRU()) as run:
@@ -248,7 +250,7 @@ def test_a_gru_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("what", ["a leaf", "an intermediate"])
-def test_other_data_for_what_was_saved(what: str) -> None:
+def test_data_assigned_to_saved_tensor_is_read(what: str) -> None:
     """`x.data = y` moves no version counter: plain PyTorch computes with what is there now."""
 
     def program() -> Callable[[], dict[str, Tensor]]:
@@ -348,7 +350,7 @@ def test_other_data_for_a_result_that_its_own_node_saved(
 
 
 @pytest.mark.parametrize("make", [torch.exp, _Exponential.apply])
-def test_other_data_for_a_result_whose_own_node_has_run(make: Callable[[Tensor], Tensor]) -> None:
+def test_data_assigned_after_node_ran_is_read(make: Callable[[Tensor], Tensor]) -> None:
     """It has dropped what it saved, and other nodes still compute with what is there now."""
     x, weight = vector(True), vector(True)
     with rekindle.budget("1GiB"):
@@ -401,7 +403,7 @@ class _Writes(_Reads):
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("kept", ["nowhere", "a leaf", "an intermediate", "a part of one"])
-def test_a_backward_pass_that_writes_what_another_one_saved(
+def test_backward_write_to_tensor_saved_by_other_raises(
     kept: str, evict: Literal["saved", "anything"]
 ) -> None:
     """PyTorch gives the tensor itself to the backward pass; what we give shares its counter."""

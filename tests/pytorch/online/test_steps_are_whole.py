@@ -217,7 +217,7 @@ def test_with_a_closure(kind: Any, evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_hooks_of_the_program_come_before_the_look_at_what_there_is(evict: Evict) -> None:
+def test_step_hooks_run_before_room_is_checked(evict: Evict) -> None:
     """A hook before the step takes memory: what is left must do for the step."""
     plain, ours = Program(optim.AdamW), Program(optim.AdamW)
     kept: list[Tensor] = []
@@ -262,7 +262,7 @@ def test_modes_of_the_program_stay_in_their_order() -> None:
     _nothing_is_left_behind()
 
 
-def test_a_step_that_takes_more_than_the_one_before_says_so() -> None:
+def test_growing_optimizer_step_error_names_step() -> None:
     """Of an optimizer that is not PyTorch's only the first step is copied for."""
     ours = Program(Mine)
     takes = 0

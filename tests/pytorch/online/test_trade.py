@@ -86,7 +86,7 @@ def test_after_the_context() -> None:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_what_recipes_read_stays_what_it_was(evict: Evict) -> None:
+def test_recipes_read_original_bytes_after_swap_tensors(evict: Evict) -> None:
     """(R4)"""
 
     def program() -> Step:
@@ -107,7 +107,7 @@ def test_what_recipes_read_stays_what_it_was(evict: Evict) -> None:
     harshest(program, evict=evict)
 
 
-def test_a_write_after_it_is_noticed() -> None:
+def test_write_after_swap_tensors_raises() -> None:
     """(R7): the version counter goes along."""
     weight, one, other = vector(True), vector(), vector()
     with rekindle.budget("1GiB"):
@@ -119,7 +119,7 @@ def test_a_write_after_it_is_noticed() -> None:
             loss.backward()
 
 
-def test_what_others_refer_to_is_refused_as_ever() -> None:
+def test_swap_of_weakly_referenced_tensor_is_refused() -> None:
     one, other = torch.ones(WIDTH), torch.zeros(WIDTH)
     somebody = weakref.ref(one)
     with rekindle.budget("1GiB"):

@@ -68,7 +68,7 @@ def test_on_the_command_line_too(script: Path) -> None:
     assert not any("click" in line for line in lines)
 
 
-def test_whose_a_file_is() -> None:
+def test_owner_of_file_is_user_library_or_neither() -> None:
     whose = _users_line.owner_of_file
     assert whose(__file__) == "user"
     assert whose("<ipython-input-3>") == "user"
@@ -91,7 +91,7 @@ def test_the_line_of_this_test() -> None:
     assert line.endswith("(somewhere/deep.py:3)")
 
 
-def test_paths_are_shortened_beside_a_librarys_line() -> None:
+def test_paths_with_library_lines_are_shortened() -> None:
     lines = {"/there/a/train.py:3 (lib/x.py:9)": 5, "/there/b/model.py:8": 4, "(parameters)": 1}
     shown = short_paths(lines)
     assert list(shown) == ["a/train.py:3 (lib/x.py:9)", "b/model.py:8", "(parameters)"]

@@ -46,7 +46,7 @@ class Program:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_it_counts_before_its_step(evict: Evict) -> None:
+def test_warm_state_counts_before_first_step(evict: Evict) -> None:
     ours, cold = Program(), Program(warm=False)
     with rekindle.budget("1GiB", evict=evict) as run:
         cold.forward()
@@ -84,7 +84,7 @@ def _state(program: Program) -> list[Any]:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_what_was_loaded_counts_before_its_first_step(evict: Evict) -> None:
+def test_loaded_state_counts_before_first_step(evict: Evict) -> None:
     ours, cold = Program(warm=False), Program(warm=False)
     ours.optimizer.load_state_dict(Program().optimizer.state_dict())
     with rekindle.budget("1GiB", evict=evict) as run:
@@ -96,7 +96,7 @@ def test_what_was_loaded_counts_before_its_first_step(evict: Evict) -> None:
     assert run.report().at_peak.categories[OPTIMIZER] == ours.bytes_of_state
 
 
-def test_captures_have_it() -> None:
+def test_captures_include_warm_state() -> None:
     ours, cold = Program(), Program(warm=False)
     more = rekindle.simulate(rekindle.capture(ours.forward)).peak
     less = rekindle.simulate(rekindle.capture(cold.forward)).peak
@@ -111,7 +111,7 @@ def test_that_of_another_model_does_not_count() -> None:
     assert OPTIMIZER not in run.report().at_peak.categories
 
 
-def test_nobody_is_kept_for_it() -> None:
+def test_warm_state_keeps_no_optimizer_alive() -> None:
     ours = Program()
     optimizer = weakref.ref(ours.optimizer)
     address = next(ours.model.parameters()).untyped_storage()._cdata
@@ -136,7 +136,7 @@ with rekindle.budget(None) as run:
 """
 
 
-def test_of_a_step_before_anybody_looked() -> None:
+def test_state_of_step_before_first_budget_counts() -> None:
     """The first budget of a process comes after a step: the state counts with the first weight."""
     done = subprocess.run([sys.executable, "-c", EARLIER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -63,7 +63,7 @@ def _within(budget: int, step: Callable[[], object]) -> tuple[int, rekindle.Run]
     return allocated(run).peak, runs[0]
 
 
-def test_there_is_room_for_it_before_it_runs_and_runs_again() -> None:
+def test_room_for_workspace_is_made_on_run_and_recomputation() -> None:
     weight = torch.rand(SIZE, requires_grad=True)
     budget = 10 * VECTOR
     peak, run = _within(budget, lambda: _curves(weight))
@@ -71,7 +71,7 @@ def test_there_is_room_for_it_before_it_runs_and_runs_again() -> None:
     assert VECTOR + peak < budget + 1024  # of less than that nothing is learned: numbers, say
 
 
-def test_the_smallest_budget_has_room_for_it() -> None:
+def test_smallest_budget_includes_workspace() -> None:
     weight = torch.rand(SIZE, requires_grad=True)
     with rekindle.budget("1GiB"):
         _curve(weight)
@@ -83,7 +83,7 @@ def test_the_smallest_budget_has_room_for_it() -> None:
         _curve(weight)
 
 
-def test_a_network_of_convolutions_is_within_its_budget_by_the_allocators_word() -> None:
+def test_convolutions_keep_budget_by_allocator_count() -> None:
     def program() -> tuple[Callable[[], None], int]:
         torch.manual_seed(0)
 
@@ -124,7 +124,7 @@ def test_the_peak_of_a_run_without_limit_is_a_budget() -> None:
     assert run.evictions > 0
 
 
-def test_of_what_is_only_counted_as_well() -> None:
+def test_workspace_of_counted_operators_counts() -> None:
     x = torch.rand(SIZE)
     with rekindle.budget(None) as run, torch.no_grad():
         for _ in range(5):
@@ -141,7 +141,7 @@ def test_inputs_that_go_meanwhile_are_no_workspace() -> None:
     assert run.peak < 2 * VECTOR + 1000
 
 
-def test_what_was_there_before_is_counted_when_it_goes() -> None:
+def test_memory_from_before_context_is_subtracted_when_freed() -> None:
     """Memory from before the allocator was wrapped, and from after, are both heard of."""
     tensors = [torch.rand(SIZE) for _ in range(2)]
     with rekindle.budget(None) as run, torch.no_grad():
@@ -208,7 +208,7 @@ class _Half(nn.Module):
         return self.here(x)
 
 
-def test_what_of_a_model_is_elsewhere_does_not_count() -> None:
+def test_parameters_on_other_device_do_not_count() -> None:
     model = _Half()
     with rekindle.budget(None) as run:
         model(torch.rand(1, 50))
@@ -233,7 +233,7 @@ def test_a_mean_is_within_its_budget_from_the_first_call_on(dtype: torch.dtype) 
     assert weight.nbytes + peak < budget + 1024
 
 
-def test_what_nobody_could_know_is_told() -> None:
+def test_unknown_workspace_above_budget_is_reported() -> None:
     """The first run takes more than what is like it ever did, and is above the budget."""
     weight = torch.rand(SIZE, requires_grad=True)
     with rekindle.budget(4 * VECTOR) as run:
@@ -250,7 +250,7 @@ def test_what_nobody_could_know_is_told() -> None:
     [nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.ConvTranspose2d(8, 4, 2, stride=2)],
     ids=["3x3", "1x1", "transposed"],
 )
-def test_what_libraries_allocate_without_a_tensor_counts(layer: nn.Module) -> None:
+def test_library_allocations_count_as_workspace(layer: nn.Module) -> None:
     """oneDNN has images in a layout of its own: by the allocator's events, and in the trace."""
     images = torch.rand(4, 8, 64, 64)
     with torch.no_grad():

@@ -26,13 +26,13 @@ def test_every_collective_in_place_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES_IN_PLACE & set(IN_PLACE)))
-def test_it_writes_its_first_argument_and_no_counter_tells(name: str) -> None:
+def test_collective_writes_first_argument_and_is_opaque(name: str) -> None:
     facts = operator(getattr(torch.ops.c10d, name.removeprefix("c10d::")).default)
     assert [position for position, _ in facts.written] == [0]
     assert facts.opaque
 
 
-def test_one_that_nobody_knows_is_refused() -> None:
+def test_unknown_collective_is_refused() -> None:
     library = torch.library.Library("c10d", "FRAGMENT")
     library.define("rotate_(Tensor[] tensors, int by) -> ()")
     library.impl("rotate_", lambda tensors, by: None, "CompositeExplicitAutograd")
@@ -43,7 +43,7 @@ def test_one_that_nobody_knows_is_refused() -> None:
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
-def test_what_one_writes_is_not_what_its_recipe_says() -> None:
+def test_gathered_value_is_kept() -> None:
     """(R3): what was gathered is kept, though it lies where something else was computed."""
     distributed = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

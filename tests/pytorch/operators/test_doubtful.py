@@ -19,7 +19,7 @@ HERE, THERE = torch.zeros(4), torch.zeros(4, device="meta")
 
 
 @pytest.mark.parametrize("name", sorted(ATOMICS | TIMED | ACCUMULATING.keys()))
-def test_there_is_such_an_operator(name: str) -> None:
+def test_doubtful_operator_exists_in_torch(name: str) -> None:
     packet = getattr(aten, name)
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     assert all(doubt_of(schema) is not Doubt.NONE for schema in schemas)
@@ -51,7 +51,7 @@ def test_sums_by_atomics_differ_on_a_device() -> None:
     assert not differs(aten.add.Tensor, THERE, THERE)
 
 
-def test_index_put_does_if_it_adds() -> None:
+def test_index_put_differs_only_if_accumulating() -> None:
     assert differs(aten.index_put.default, THERE, [THERE], THERE, True)
     assert not differs(aten.index_put.default, THERE, [THERE], THERE)
 
@@ -94,7 +94,7 @@ masked.register_autograd(
 )
 
 
-def test_what_draws_from_its_own_state_runs_once() -> None:
+def test_operator_drawing_from_own_state_runs_once() -> None:
     assert may_differ(Doubt.OWN_STATE, masked._opoverload._schema, (HERE, 0.1, True, HERE), [HERE])
     weight = torch.linspace(0, 1, 256).requires_grad_()
 

@@ -41,7 +41,7 @@ def test_each_bit_and_each_order_has_another(
 
 
 @pytest.mark.parametrize("offset", [0, 4, 8])
-def test_content_alone_counts_wherever_it_lies(offset: int) -> None:
+def test_fingerprint_does_not_depend_on_alignment(offset: int) -> None:
     content = torch.arange(100, dtype=torch.uint8)
     memory = torch.zeros(200, dtype=torch.uint8)
     memory[offset : offset + 100] = content
@@ -49,6 +49,6 @@ def test_content_alone_counts_wherever_it_lies(offset: int) -> None:
     assert by_hash(memory[offset : offset + 100]) == by_hash(content)
 
 
-def test_nothing_has_a_fingerprint_as_well() -> None:
+def test_empty_tensor_has_fingerprint() -> None:
     assert fingerprint_of(torch.empty(0)) == fingerprint_of(torch.empty(0))
     assert fingerprint_of(torch.tensor(0.0)) != fingerprint_of(torch.tensor(-0.0))

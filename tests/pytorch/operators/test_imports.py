@@ -64,7 +64,7 @@ def test_module_imported_inside_is_changed_and_back() -> None:
 
 
 @pytest.mark.usefixtures("module")
-def test_module_imported_afterwards_stays_as_it_is() -> None:
+def test_module_imported_after_context_is_unchanged() -> None:
     with when_imported(NAME, changed):
         pass
     assert importlib.import_module(NAME).value == "as it is"
@@ -81,7 +81,7 @@ def test_module_imported_by_another_thread_is_changed() -> None:
 
 
 @pytest.mark.usefixtures("module")
-def test_several_may_wait_for_one_module() -> None:
+def test_two_changes_of_one_module_are_both_applied() -> None:
     @contextmanager
     def longer(module: Any) -> Iterator[None]:
         module.names.append("second")
@@ -102,7 +102,7 @@ def test_module_that_fails_is_not_changed(module: Path) -> None:
     assert NAME not in sys.modules
 
 
-def test_module_that_is_not_there_is_missed_as_ever() -> None:
+def test_missing_module_raises_as_without_hook() -> None:
     with when_imported(NAME, changed), pytest.raises(ModuleNotFoundError, match=NAME):
         importlib.import_module(NAME)
 
@@ -116,7 +116,7 @@ def new_modules(program: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_first_budget_imports_only_what_it_uses() -> None:
+def test_first_budget_does_not_import_unused_modules() -> None:
     """What operators take is asked of PyTorch's own kernels, some of which import more."""
     found = new_modules(
         "import rekindle\n"
@@ -130,7 +130,7 @@ def test_first_budget_imports_only_what_it_uses() -> None:
 
 
 @pytest.mark.slow
-def test_region_compiled_in_fresh_process_is_one_operator() -> None:
+def test_region_compiled_in_new_process_is_one_operator() -> None:
     """Its compiler is imported within the budget, by a thread as well."""
     script = """
 import threading, torch, rekindle

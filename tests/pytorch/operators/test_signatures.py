@@ -7,7 +7,7 @@ import torch
 from rekindle.pytorch.operators import Invocation, operator, signature_of
 
 
-def test_a_device_and_the_cpu_beside_it_have_sizes_of_their_own() -> None:
+def test_signature_sizes_differ_between_cpu_and_device() -> None:
     sin = operator(torch.ops.aten.sin.default)
     key = Invocation(sin, (torch.rand(8, 125),), {}).key
     device = torch.device("cuda", 0)

@@ -62,7 +62,7 @@ def outcome(compile_with: Any, model: nn.Module | None = None) -> tuple[Any, int
 
 
 @pytest.mark.parametrize("planner", [KeepAll(), RecomputeAll()], ids=lambda each: each.name)
-def test_run_eagerly_it_is_eager_to_the_bit(planner: Any) -> None:
+def test_eager_backend_equals_plain_pytorch_bit_for_bit(planner: Any) -> None:
     wanted, _ = outcome(None)
     backend = rekindle.backend("1GB", planner=planner, inner="eager")
     found, peak = outcome(backend)
@@ -90,7 +90,7 @@ def test_graphs_share_the_budget() -> None:
     assert left[1] < left[0]
 
 
-def test_what_does_not_fit_names_a_budget_that_does() -> None:
+def test_backend_with_too_small_budget_names_smallest() -> None:
     backend = rekindle.backend("30KB", planner=RecomputeAll(), inner="eager")
     with pytest.raises(Exception, match="smallest") as caught:
         outcome(backend)
@@ -110,7 +110,7 @@ def test_sizes_as_symbols_are_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"inner": "fast"}, {"shapes": "any"}])
-def test_wrong_options_say_what_to_write(wrong: dict[str, Any]) -> None:
+def test_wrong_backend_options_name_line_to_write(wrong: dict[str, Any]) -> None:
     with pytest.raises(rekindle.Unsupported, match=r"write (inner|shapes)="):
         rekindle.backend("1GB", **wrong)
 
@@ -156,7 +156,7 @@ def test_inductor_computes_the_same_within_rounding() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_compilation_says_what_a_step_takes_without_it() -> None:
+def test_backend_reports_step_memory_before_compilation() -> None:
     told: list[str] = []
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())
     backend = rekindle.backend("1GB", planner=KeepAll())

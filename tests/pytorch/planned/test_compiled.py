@@ -176,7 +176,7 @@ class Recurrent(nn.Module):
         return h
 
 
-def test_what_is_computed_from_a_sum_is_computed_again_from_the_sum(
+def test_norm_of_sum_is_recomputed_from_sum(
     one_by_one: list[fx.Graph],
 ) -> None:
     """Not from the two that are added, whatever else it reads."""
@@ -191,7 +191,7 @@ def test_what_is_computed_from_a_sum_is_computed_again_from_the_sum(
     assert all(node.args[0].op == "placeholder" for node in norms)
 
 
-def test_what_is_slower_than_its_operators_is_not_called(
+def test_segment_slower_than_its_operators_is_not_called(
     monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
 ) -> None:
     """Decided once: at the next plan, too, when all would have been quicker."""
@@ -358,7 +358,7 @@ def test_wrong_code_is_refused(monkeypatch: pytest.MonkeyPatch, one_by_one: list
         ample(Net(), batch())
 
 
-def test_what_cannot_be_compiled_says_so(
+def test_failed_segment_compilation_raises_reason(
     monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
 ) -> None:
     def broken(graph: fx.Graph) -> Any:

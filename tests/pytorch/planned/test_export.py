@@ -77,7 +77,7 @@ def test_checkpoints_keep_to_the_budget(fraction: float, selective: bool) -> Non
     assert run(model, step)[1] == peak
 
 
-def test_saving_what_is_dear_costs_less_time() -> None:
+def test_selective_export_recomputes_less_time() -> None:
     model, step = made()
     _, plain = run(model, step)
     whole = rekindle.export(model, step, int(0.7 * plain))
@@ -86,7 +86,7 @@ def test_saving_what_is_dear_costs_less_time() -> None:
     assert saving.recompute_ns / saving.compute_ns < whole.recompute_ns / whole.compute_ns
 
 
-def test_the_code_does_what_apply_does() -> None:
+def test_exported_code_acts_as_apply() -> None:
     model, step = made()
     _, plain = run(model, step)
     export = rekindle.export(model, step, int(0.6 * plain))
@@ -104,7 +104,7 @@ def test_the_code_does_what_apply_does() -> None:
         selective.code()
 
 
-def test_a_budget_out_of_reach_is_said_to_be() -> None:
+def test_export_above_budget_reports_excess() -> None:
     model, step = made()
     export = rekindle.export(model, step, "1MB")
     assert not export.fits
@@ -113,7 +113,7 @@ def test_a_budget_out_of_reach_is_said_to_be() -> None:
     assert "over it" in str(export)
 
 
-def test_room_for_all_needs_no_checkpoint_and_blocks_can_be_named() -> None:
+def test_export_with_ample_budget_is_empty_and_takes_blocks() -> None:
     model, step = made()
     assert rekindle.export(model, step, "1GB").blocks == {}
     named = rekindle.export(model, step, "1MB", blocks=["blocks.0", "blocks.3.mlp"])

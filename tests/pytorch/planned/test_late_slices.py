@@ -66,7 +66,7 @@ def test_the_step_is_the_same() -> None:
     assert differing(everything((step(plan.apply()), model)), wanted) == []
 
 
-def test_nothing_is_copied_where_everything_fits() -> None:
+def test_slices_are_not_copied_in_ample_budget() -> None:
     assert copies(rekindle.plan(unet(), images(), budget="1GB", planner=KeepAll())) == 0
 
 

@@ -71,7 +71,7 @@ def same(
     return planned
 
 
-def test_dropout_draws_once_and_the_generator_ends_where_it_would() -> None:
+def test_dropout_draws_once_and_leaves_generator_as_plain() -> None:
     same(lambda: mlp(lambda: nn.Dropout(0.3)), train)
 
 
@@ -255,7 +255,7 @@ def test_the_measured_peak_is_within_the_budget_and_as_predicted(between: Any) -
     assert least.peak < 0.6 * most.peak
 
 
-def test_it_recomputes_exactly_what_is_planned() -> None:
+def test_planned_model_recomputes_exactly_its_plan() -> None:
     model, x = mlp(layers=6), batch()
     plan = tight(model, x)
     again = [plan.trace.ops[op].name for op in _computed_again(plan)]
@@ -329,18 +329,18 @@ def test_a_path_that_depends_on_data_is_refused() -> None:
         rekindle.plan(Moody(), batch(), budget="1GB")
 
 
-def test_what_has_no_gradient_is_refused() -> None:
+def test_model_without_gradients_is_refused() -> None:
     with pytest.raises(rekindle.Unsupported, match=r"requires_grad_\(True\)"):
         rekindle.plan(mlp().requires_grad_(False), batch(), budget="1GB")
 
 
-def test_within_another_mode_it_says_so() -> None:
+def test_planned_model_within_dispatch_mode_is_refused() -> None:
     planned = rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll()).apply()
     with Tracker(), pytest.raises(rekindle.Unsupported, match="dispatch mode"):
         planned(batch())
 
 
-def test_within_a_budget_it_does_what_it_does_without() -> None:
+def test_planned_model_within_budget_keeps_gradients() -> None:
     model, x = mlp(), batch()
     planned = rekindle.plan(model, x, budget="1GB", planner=KeepAll()).apply()
     gradients: list[list[Tensor | None]] = []

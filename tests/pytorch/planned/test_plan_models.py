@@ -92,7 +92,7 @@ def test_trains_the_same_by_a_plan(name: str, planner: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "gan", "mixture_of_experts"])
-def test_what_cannot_be_traced_is_refused(name: str) -> None:
+def test_untraceable_model_is_refused(name: str) -> None:
     workload = CASES[name].build()
     batch = workload.data(0)
 

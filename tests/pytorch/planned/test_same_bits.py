@@ -55,7 +55,7 @@ def convolutions(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(16, 32, 3), nn.GELU(), *more, nn.Conv2d(32, 3, 1))
 
 
-def test_a_mask_lies_as_what_it_is_for() -> None:
+def test_dropout_mask_has_strides_of_its_input() -> None:
     same(lambda: convolutions(nn.Dropout(0.3)), images(), lambda y: y.square().mean())
 
 
@@ -88,7 +88,7 @@ def test_any_of_the_results_may_get_gradients() -> None:
     same(WithFeatures, images(), lambda found: sum(each.sum() for each in found.values()))
 
 
-def test_a_gradient_is_taken_as_it_lies() -> None:
+def test_gradient_keeps_its_strides() -> None:
     """The result is channels-last, its gradient is not: copied, the bias was summed otherwise."""
     given = torch.randn(4, 3, 14, 14, generator=torch.Generator().manual_seed(2))
     same(convolutions, images(), lambda y: (y.contiguous() * given).sum())
@@ -107,7 +107,7 @@ class Flat(nn.Module):
         return self.last(y.relu()).square().mean()
 
 
-def test_what_a_kernel_lays_out_otherwise_than_its_trace() -> None:
+def test_kernel_with_other_strides_than_trace_keeps_bits() -> None:
     same(Flat, torch.randn(8, 6, 32), lambda loss: loss)
 
 
@@ -125,7 +125,7 @@ class AsksForCompilers(nn.Module):
         return (y / 3).sum(0).square().sum()
 
 
-def test_who_asks_whether_it_is_compiled_goes_as_in_eager_pytorch() -> None:
+def test_model_that_checks_for_compiler_takes_eager_path() -> None:
     same(AsksForCompilers, torch.randn(1_000, 32), lambda loss: loss)
     model = AsksForCompilers()
     plan = rekindle.plan(model, torch.randn(10, 32), budget="1GB", planner=KeepAll())
@@ -148,7 +148,7 @@ class CannotBeTraced(nn.Module):
         return y.square().mean()
 
 
-def test_the_path_for_compilers_is_taken_where_the_other_has_no_trace() -> None:
+def test_compiled_path_is_taken_if_eager_one_has_no_trace() -> None:
     model = CannotBeTraced(lambda y: y + y)
     plan = rekindle.plan(model, torch.randn(64, 32), budget="1GB", planner=KeepAll())
     assert plan.path == "compiled"
@@ -202,7 +202,7 @@ def test_a_model_that_is_not_the_same_twice_is_refused() -> None:
         rekindle.plan(Unsteady(), torch.randn(64, 32), budget="1GB", planner=KeepAll())
 
 
-def test_what_the_model_raises_comes_out_of_the_check() -> None:
+def test_error_of_model_is_raised_by_plan() -> None:
     class Deaf(nn.Module):
         def __init__(self) -> None:
             super().__init__()

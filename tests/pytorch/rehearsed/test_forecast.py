@@ -93,7 +93,7 @@ def follow(program: Callable[[], Step], budget: int) -> list[int]:
 
 
 @pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
-def test_one_more_start_is_enough(program: Callable[[], Step]) -> None:
+def test_rehearsed_budget_suffices_after_one_restart(program: Callable[[], Step]) -> None:
     plain = program()
     plain()
     whole = measure(plain)
@@ -109,7 +109,7 @@ def named(error: rekindle.OutOfBudget) -> list[int]:
     return [int(each) for each in re.findall(r"rekindle\.budget\((\d+)\)", str(error))]
 
 
-def test_text_names_one_budget_before_and_after_rehearsal() -> None:
+def test_error_names_one_budget_before_and_after_rehearsal() -> None:
     error = refused(chain)
     assert named(error) == [error.smallest_budget]
     found = error.rehearse()
@@ -139,13 +139,13 @@ def test_printing_and_pickling_run_no_model(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(rehearsed) == 1
 
 
-def test_rehearsal_without_time_finds_nothing_until_later() -> None:
+def test_rehearsal_without_time_keeps_smallest_budget() -> None:
     error = refused(chain)
     assert error.rehearse(seconds=0) == error.smallest_budget
     assert error.rehearse() > error.smallest_budget
 
 
-def test_nothing_is_rehearsed_within_another_budget() -> None:
+def test_rehearsal_within_other_budget_is_skipped() -> None:
     error = refused(chain)
     with rekindle.budget.unlimited() as run:
         assert error.rehearse() == error.smallest_budget
@@ -169,7 +169,7 @@ def test_named_budget_is_never_above_plain_peak(program: Callable[[], Step]) -> 
         assert caught.value.rehearse() <= whole.budget(1.0)
 
 
-def test_the_backward_pass_can_come_too_short_as_well() -> None:
+def test_out_of_budget_in_backward_pass_is_rehearsed() -> None:
     """There the model runs no more: it is known how it was called."""
     model = nn.Sequential(nn.Linear(8, 4000), nn.Linear(4000, 8))
     x = torch.rand(4, 8)
@@ -187,7 +187,7 @@ def test_the_backward_pass_can_come_too_short_as_well() -> None:
         model(x).sum().backward()
 
 
-def test_what_cannot_be_rehearsed_is_told_as_ever() -> None:
+def test_model_that_cannot_be_rehearsed_keeps_message() -> None:
     class Routed(nn.Module):
         """Sizes that only the data know."""
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_rehearsed_is_told_as_ever() -> None:
     assert "by a rehearsal" not in str(caught.value)
 
 
-def test_what_takes_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsal_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(_ahead.ProgressLine, "__call__", lambda line, text: said.append(text))
     monkeypatch.setattr(_ahead.ProgressLine, "done", lambda line: said.append("done"))
@@ -239,14 +239,14 @@ except rekindle.OutOfBudget as error:
 
 
 @pytest.mark.slow
-def test_nobody_is_alarmed() -> None:
+def test_rehearsal_logs_no_errors_of_pytorch() -> None:
     """PyTorch logs an error where an operator cannot run on shapes, in a process of its own."""
     ran = subprocess.run([sys.executable, "-c", ALARMING], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.strip()) == (0, "True")
     assert "grouped_mm" not in ran.stderr
 
 
-def test_who_listens_to_the_model_hears_nothing_of_it() -> None:
+def test_rehearsal_calls_no_forward_hooks() -> None:
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)])
     heard: list[Tensor] = []
     model[0].register_forward_hook(lambda module, args, output: heard.append(output))
@@ -272,7 +272,7 @@ def test_the_program_does_not_notice() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_that_is_gone_is_not_kept_for_it() -> None:
+def test_error_does_not_keep_model_alive_for_rehearsal() -> None:
     error = refused(chain).with_traceback(None)
     error.__context__ = None
     gc.collect()

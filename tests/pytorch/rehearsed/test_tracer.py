@@ -88,7 +88,7 @@ def at_one_price(trace: Trace) -> Trace:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_is_the_trace_of_a_real_run(name: str) -> None:
+def test_trace_on_shapes_equals_that_of_real_run(name: str) -> None:
     real = at_one_price(in_earnest(*PROGRAMS[name]()))
     rehearsed = on_shapes(*PROGRAMS[name]())
     assert Counter(op.name for op in forward(rehearsed)) == Counter(op.name for op in forward(real))
@@ -97,7 +97,7 @@ def test_it_is_the_trace_of_a_real_run(name: str) -> None:
     assert abs(needed - 1) < 0.02  # each is found by bisection, to 1 %
 
 
-def test_nothing_is_left_of_it() -> None:
+def test_trace_on_shapes_leaves_model_unchanged() -> None:
     model, x = PROGRAMS["dropout and batch norm"]()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     drawn, before = torch.get_rng_state(), living_fakes()

@@ -135,7 +135,7 @@ def hoard(weight: Tensor) -> Tensor:
     return x.sum()
 
 
-def test_values_without_a_recipe_are_let_go(tmp_path: Path) -> None:
+def test_values_without_recipe_are_swapped(tmp_path: Path) -> None:
     weight = vector(True)
     (wanted,) = torch.autograd.grad(hoard(weight), weight)
     with pytest.raises(rekindle.OutOfBudget), rekindle.budget(TIGHT):
@@ -162,7 +162,7 @@ class Opaque(torch.autograd.Function):
         return gradients[0] * ctx.saved_tensors[0]
 
 
-def test_what_opaque_kernels_made_is_let_go(tmp_path: Path) -> None:
+def test_results_of_opaque_kernels_are_swapped(tmp_path: Path) -> None:
     def slope(weight: Tensor) -> Tensor:
         x = weight
         for _ in range(20):
@@ -178,7 +178,7 @@ def test_what_opaque_kernels_made_is_let_go(tmp_path: Path) -> None:
     check(run)
 
 
-def test_data_that_only_recipes_need_is_let_go(tmp_path: Path) -> None:
+def test_sources_read_only_by_recipes_are_swapped(tmp_path: Path) -> None:
     """Sources: the program drops them, and recomputation still wants them."""
 
     def loss(weight: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def test_data_that_only_recipes_need_is_let_go(tmp_path: Path) -> None:
     check(run)
 
 
-def test_what_the_program_holds_stays(tmp_path: Path) -> None:
+def test_user_held_values_are_not_swapped(tmp_path: Path) -> None:
     weight = vector(True)
     with swapping(tmp_path, 30 * VECTOR) as run:
         rows = [weight.sin() for _ in range(10)]
@@ -210,7 +210,7 @@ def test_what_the_program_holds_stays(tmp_path: Path) -> None:
     check(run)
 
 
-def test_what_is_kept_stays(tmp_path: Path) -> None:
+def test_kept_values_are_not_swapped(tmp_path: Path) -> None:
     weight = vector(True)
     with swapping(tmp_path) as run:
         x = weight.sin()
@@ -276,7 +276,7 @@ def _but_discards(actions: Iterable[Action]) -> list[Action]:
     return [action for action in actions if not isinstance(action, Discard)]
 
 
-def test_the_report_says_what_was_swapped(tmp_path: Path) -> None:
+def test_report_shows_swapped_bytes(tmp_path: Path) -> None:
     weight = vector(True)
     with swapping(tmp_path) as run:
         gradient(weight)
@@ -320,7 +320,7 @@ def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ({"swap_directory": "x"}, rekindle.Unsupported, 'swap="32GiB", swap_directory='),
     ],
 )
-def test_what_is_asked_for(
+def test_swap_options_are_accepted_or_refused(
     options: dict[str, Any], error: type[Exception] | None, message: str
 ) -> None:
     if error is None:
@@ -339,7 +339,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_steps_leave_nothing(tmp_path: Path) -> None:
+def test_many_swapped_steps_leave_no_objects(tmp_path: Path) -> None:
     weight = vector(True)
     with swapping(tmp_path) as run:
         for number in range(200):
@@ -367,7 +367,7 @@ def test_with_learned_schedules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [2 * 4096, 20 * 4096, 200 * 4096])
-def test_a_small_host_takes_what_fits(tmp_path: Path, limit: int) -> None:
+def test_full_host_leaves_rest_to_recomputation(tmp_path: Path, limit: int) -> None:
     """The rest is computed again."""
     weight = vector(True)
     wanted = gradient(weight, 40)

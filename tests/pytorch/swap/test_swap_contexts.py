@@ -58,7 +58,7 @@ def test_backward_twice_and_in_another_thread(tmp_path: Path) -> None:
     check(run)
 
 
-def test_one_context_after_the_other_and_the_first_graph_last(tmp_path: Path) -> None:
+def test_graph_of_earlier_swap_context_runs_after_later_one(tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     with swapping(tmp_path):
@@ -104,7 +104,7 @@ def _open_files() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing says which files are open")
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_swap_context_leaves_no_file_or_thread(tmp_path: Path) -> None:
     """No file is open, no thread runs, no copy stays: also after an exception and a lost graph."""
 
     class Bang(Exception):
@@ -142,7 +142,7 @@ def test_nothing_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", others_slow(["being written", "written", "just about to be done"]))
-def test_a_fork_goes_on_by_recomputing(
+def test_forked_child_recomputes_swapped_values(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fork has none of the threads, and a lock that one of them held there stays locked."""

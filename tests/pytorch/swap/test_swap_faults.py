@@ -144,7 +144,7 @@ def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check(run)
 
 
-def test_a_write_that_fails_when_the_recipe_is_gone(
+def test_failed_write_with_overwritten_source_keeps_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it was made from is overwritten while it is being written: it stays in memory."""
@@ -175,7 +175,7 @@ def test_a_write_that_fails_when_the_recipe_is_gone(
 
 
 @pytest.mark.parametrize("after", [0, 5])
-def test_what_cannot_be_read_back_is_computed_again(
+def test_value_that_cannot_be_read_back_is_recomputed(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = vector(True)
@@ -224,7 +224,7 @@ def deeply(weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("after", [0, 5])
-def test_what_has_no_recipe_stays_if_it_cannot_be_written(
+def test_value_without_recipe_is_kept_if_write_fails(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the budget is too small, as without swapping; nothing of it is lost."""
@@ -250,7 +250,7 @@ def test_what_has_no_recipe_stays_if_it_cannot_be_written(
     check(run)
 
 
-def test_what_has_no_recipe_and_cannot_be_read_back(
+def test_lost_value_without_recipe_raises_swap_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step fails and says so; the weights are as they were, and the next step works."""
@@ -286,7 +286,7 @@ def sluggish(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("sluggish")
 @pytest.mark.parametrize("vectors", [9, 14, 20])
-def test_memory_is_free_only_when_it_has_been_written(vectors: int, tmp_path: Path) -> None:
+def test_memory_counts_until_its_write_ends(vectors: int, tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     with Tracker() as tracker, swapping(tmp_path, vectors * VECTOR) as run:
@@ -299,7 +299,7 @@ def test_memory_is_free_only_when_it_has_been_written(vectors: int, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("sluggish")
-def test_what_is_dropped_while_it_is_being_copied_counts_until_it_has_been(tmp_path: Path) -> None:
+def test_dropped_value_counts_until_its_copy_ends(tmp_path: Path) -> None:
     """Copies are made ahead, of what stays in memory: then it goes, and its copy is not done."""
     weight = vector(True)
     swap = Swap(out_bytes_per_s=10**12, in_bytes_per_s=10**12)
@@ -331,7 +331,7 @@ class Scribbler(torch.autograd.Function):
 
 
 @pytest.mark.usefixtures("sluggish")
-def test_nobody_writes_into_what_is_being_copied(tmp_path: Path) -> None:
+def test_value_under_copy_is_not_overwritten(tmp_path: Path) -> None:
     def slope(weight: Tensor) -> Tensor:
         x = weight
         for _ in range(12):

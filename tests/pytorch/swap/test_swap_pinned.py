@@ -143,9 +143,7 @@ def test_no_more_than_the_limit(store: PinnedStore) -> None:
     assert store.pinned == 65_536
 
 
-def test_values_lie_side_by_side_in_what_the_allocator_gives(
-    store: PinnedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_share_pinned_blocks(store: PinnedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself each would take a power of two: nearly twice as much."""
     given: list[int] = []
 

@@ -53,7 +53,7 @@ def written(store: FileStore, tensor: torch.Tensor) -> object:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4 * PAGE), st.integers(0, 9)), max_size=60))
-def test_blocks_never_overlap_and_all_comes_back(steps: list[tuple[int, int]]) -> None:
+def test_blocks_never_overlap_and_are_all_returned(steps: list[tuple[int, int]]) -> None:
     space = Space(10 * PAGE)
     taken: list[tuple[int, int]] = []
     for nbytes, give_back in steps:
@@ -81,7 +81,7 @@ def test_a_limit_below_a_page_is_no_room() -> None:
 # -- the file --------------------------------------------------------------------------------------
 
 
-def test_what_comes_back_is_what_went(tmp_path: Path) -> None:
+def test_read_bytes_equal_written_bytes(tmp_path: Path) -> None:
     store = FileStore(1_000 * KIB, tmp_path)
     for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.complex64):
         tensor = torch.randn(33, 7).to(dtype)
@@ -89,7 +89,7 @@ def test_what_comes_back_is_what_went(tmp_path: Path) -> None:
     store.close()
 
 
-def test_several_at_once_and_the_room_of_those_that_left(tmp_path: Path) -> None:
+def test_store_reuses_room_of_released_values(tmp_path: Path) -> None:
     store = FileStore(40 * KIB, tmp_path)
     rows = [torch.full((2 * KIB,), float(number)) for number in range(5)]  # 8 KiB each
     keys = [written(store, row) for row in rows]
@@ -126,9 +126,7 @@ def refuse(error: int) -> Callable[..., int]:
     return call
 
 
-def test_a_full_disk_is_told_and_the_memory_is_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_raises_and_keeps_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, tensor = FileStore(KIB * KIB, tmp_path), torch.randn(1000)
     before = tensor.clone()
     monkeypatch.setattr(os, "pwrite", refuse(errno.ENOSPC))
@@ -150,7 +148,7 @@ def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("call", ["pwrite", "preadv"])
-def test_a_call_that_moves_nothing_is_an_error_and_not_a_loop(
+def test_call_that_moves_no_bytes_raises(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, call, lambda *arguments: 0)
@@ -190,7 +188,7 @@ def test_every_byte_counts(tmp_path: Path, nbytes: int) -> None:
     store.close()
 
 
-def test_a_store_that_is_collected_waits_for_nobody(
+def test_collected_store_does_not_wait_for_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The collector may come amid the start of a thread, where no other can end. What is written
@@ -227,7 +225,7 @@ def test_a_store_that_is_collected_waits_for_nobody(
         os.fstat(file)
 
 
-def test_a_thread_does_not_wait_for_what_it_has_to_do_itself(
+def test_writing_thread_does_not_wait_for_own_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The garbage collector may come there to a budget that is over, and let go of what it has."""
@@ -251,9 +249,7 @@ def test_a_thread_does_not_wait_for_what_it_has_to_do_itself(
     store.close()
 
 
-def test_closing_waits_for_what_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_waits_for_started_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, order = os.pwrite, list[str]()
 
     def slow(*arguments: object) -> int:
@@ -272,7 +268,7 @@ def test_closing_waits_for_what_is_under_way(
         store.read(found[0], store.new_home(4000))
 
 
-def test_leftovers_of_processes_that_are_gone_are_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_files_of_ended_processes_are_removed(tmp_path: Path) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     me, since = os.getpid(), _file_store._started(os.getpid())
@@ -303,7 +299,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("kind", "left"), [("unnamed", 0), ("named", 1)])
-def test_a_process_that_is_killed_leaves_nothing_for_long(
+def test_file_of_killed_process_is_removed_by_next_store(
     kind: str, left: int, tmp_path: Path
 ) -> None:
     subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), kind], check=False)

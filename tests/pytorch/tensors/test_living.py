@@ -8,7 +8,7 @@ from torch import Tensor
 from rekindle.pytorch.tensors import homes_of
 
 
-def test_what_a_transform_left_behind_has_no_memory_of_its_own() -> None:
+def test_escaped_transform_wrapper_has_no_own_memory() -> None:
     left: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def test_small_and_large_requests_never_share_a_segment() -> None:
         assert allocator.reserved == 22 * MIB
 
 
-def test_best_fit_takes_the_smallest_block_and_of_equal_ones_the_lowest() -> None:
+def test_best_fit_takes_smallest_then_lowest_block() -> None:
     native = Native()
     first = [given_out(native, 3 * MIB) for _ in range(6)]
     for block in first[0], first[2], first[3]:
@@ -79,14 +79,14 @@ def test_best_fit_takes_the_smallest_block_and_of_equal_ones_the_lowest() -> Non
     assert given_out(native, 4 * MIB).address == first[2].address
 
 
-def test_large_blocks_of_native_are_not_split_for_a_mebibyte_and_expandable_ones_are() -> None:
+def test_only_expandable_splits_large_block_for_one_mebibyte() -> None:
     for allocator, nbytes in (Native(), 3 * MIB), (Expandable(), 2 * MIB):
         blocks = [given_out(allocator, 3 * MIB), given_out(allocator, 3 * MIB)]
         allocator.free(blocks[0])
         assert given_out(allocator, 2 * MIB).nbytes == nbytes
 
 
-def test_a_failing_request_releases_whole_free_segments_and_only_then_fails() -> None:
+def test_failing_request_releases_free_segments_first() -> None:
     native = Native(limit=44 * MIB)
     kept, freed = given_out(native, 12 * MIB), given_out(native, 32 * MIB)
     native.free(freed)
@@ -187,7 +187,7 @@ def _does_not_merge(allocator: Native) -> None:
         (_does_not_merge, "are not merged"),
     ],
 )
-def test_check_finds_what_is_wrong(spoil: Callable[[Native], None], complaint: str) -> None:
+def test_check_finds_spoiled_state(spoil: Callable[[Native], None], complaint: str) -> None:
     native = Native()
     given_out(native, 2 * MIB)
     spoil(native)
@@ -209,7 +209,7 @@ SIZES = st.one_of(
     limit=st.one_of(st.none(), st.integers(40, 160).map(lambda mebibytes: mebibytes * MIB)),
 )
 @examples(150)
-def test_whatever_comes_every_invariant_holds(
+def test_allocator_keeps_invariants_on_random_requests(
     kind: type[Native | Expandable], steps: list[int], limit: int | None
 ) -> None:
     """A positive step is a request, a negative one frees the block that came so many before."""

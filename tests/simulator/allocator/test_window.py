@@ -22,7 +22,7 @@ def blocks_of(pieces: list[Piece]) -> tuple[list[Block], dict[Block, float | Non
     return blocks, dict(zip(blocks, (loss for _, loss, _ in pieces), strict=True))
 
 
-def test_what_is_free_costs_nothing_and_the_least_sum_wins() -> None:
+def test_window_with_least_loss_is_chosen_and_free_is_zero() -> None:
     pieces: list[Piece] = [
         (4, 1.0, "used"), (4, 9.0, "used"), (6, None, "free"), (2, 2.0, "used"), (4, 3.0, "used"),
     ]  # fmt: skip
@@ -32,7 +32,7 @@ def test_what_is_free_costs_nothing_and_the_least_sum_wins() -> None:
     assert cheapest_window(blocks, 21, losses.__getitem__) is None
 
 
-def test_what_must_stay_or_is_not_mapped_ends_a_window() -> None:
+def test_pinned_or_unmapped_block_ends_window() -> None:
     pieces: list[Piece] = [
         (4, 1.0, "used"), (4, None, "used"), (4, 1.0, "used"), (4, None, "unmapped"),
         (4, 7.0, "used"), (4, 7.0, "used"),
@@ -73,7 +73,7 @@ def test_no_other_window_is_cheaper(pieces: list[Piece], nbytes: int) -> None:
         assert found[0] == min(sums) == sum(losses[block] or 0.0 for block in found[1])
 
 
-def test_of_segments_those_that_cost_least_for_a_byte_go_whole() -> None:
+def test_segments_with_least_loss_per_byte_are_released() -> None:
     one, of_one = blocks_of([(4, 1.0, "used"), (4, None, "free")])
     two, of_two = blocks_of([(20, 2.0, "used")])
     stays, of_stays = blocks_of([(4, None, "used"), (16, 0.0, "used")])
@@ -85,7 +85,7 @@ def test_of_segments_those_that_cost_least_for_a_byte_go_whole() -> None:
     assert cheapest_release(segments, 0, losses.__getitem__) == (0.0, [])
 
 
-def test_what_lies_on_several_pages_counts_once() -> None:
+def test_block_on_several_pages_counts_once() -> None:
     (wide, other), losses = blocks_of([(16, 6.0, "used"), (4, 4.0, "used")])
     pages = [(10, [wide]), (10, [wide, other])]
     assert cheapest_release(pages, 10, losses.__getitem__) == (6.0, [wide])

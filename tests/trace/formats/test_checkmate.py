@@ -38,7 +38,7 @@ def test_there_and_back(tmp_path) -> None:
     assert recognizes("".join(write(trace)))
 
 
-def test_an_output_stays() -> None:
+def test_is_output_survives_round_trip() -> None:
     trace = graph_to_trace(_with(0, is_output=True))
     assert json.loads("".join(write(trace)))["nodes"][0]["is_output"] is True
 
@@ -66,7 +66,7 @@ def test_an_output_stays() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(graph: dict, complaint: str) -> None:
+def test_wrong_graph_is_refused_with_place(graph: dict, complaint: str) -> None:
     with pytest.raises(InvalidTrace, match=complaint):
         graph_to_trace(graph)
 
@@ -76,7 +76,7 @@ def test_no_json() -> None:
         read(["{"])
 
 
-def test_what_a_graph_cannot_say_is_refused() -> None:
+def test_trace_that_graph_cannot_hold_is_refused() -> None:
     builder = TraceBuilder()
     builder.call("two", 1, [], [1, 1])
     with pytest.raises(Unsupported, match=r"op 0 \(two\) has 2 outputs"):

@@ -36,7 +36,7 @@ LOG = """\
 """
 
 
-def test_a_log_of_the_paper_means_what_its_authors_say() -> None:
+def test_log_of_paper_is_read_as_authors_define() -> None:
     trace = dtr.read(LOG.splitlines())
     assert trace.storages == (8, 4, 8)  # w, a, and the fresh copy of all of w that add_ writes
     assert [(op.name, op.cost, op.is_backward) for op in trace.ops] == [
@@ -95,18 +95,18 @@ def test_a_log_that_was_cut_off_is_refused() -> None:
 
 @given(trace=traces())
 @examples(60)
-def test_every_trace_comes_back_from_the_native_format(trace: Trace) -> None:
+def test_trace_survives_native_format(trace: Trace) -> None:
     assert native.read(native.write(trace)) == trace
 
 
-def test_a_chain_comes_back_from_a_log() -> None:
+def test_chain_survives_dtr_log() -> None:
     trace = chain(5, nbytes=7, cost=3)
     last = Pin(ValueId(len(trace.values) - 1))
     kept = dataclasses.replace(trace, events=(*trace.events, last), name="chain")
     assert dtr.read(dtr.write(kept), "chain") == kept
 
 
-def test_what_a_log_cannot_hold_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+def test_trace_that_log_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, (), [4])
     builder.use(x)
@@ -116,7 +116,7 @@ def test_what_a_log_cannot_hold_is_refused_and_leaves_no_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_files_are_told_apart_by_their_content(tmp_path: Path, name: str) -> None:
+def test_format_is_recognized_by_content(tmp_path: Path, name: str) -> None:
     trace = chain(4)
     save(trace, tmp_path / name)
     assert load(tmp_path / name) == trace
@@ -166,7 +166,7 @@ def test_a_malformed_native_file_is_refused(line: int, change: dict, complaint: 
     assert complaint in str(caught.value)
 
 
-def test_a_native_file_that_was_cut_off_or_breaks_a_rule_is_refused() -> None:
+def test_truncated_or_invalid_native_file_is_refused() -> None:
     lines = list(native.write(chain(3)))
     with pytest.raises(InvalidFile, match="it was cut off"):
         native.read(lines[:-1])
