@@ -5,7 +5,8 @@ trains within a budget of its own, and ends. Says how many children did not end 
 
 PyTorch itself has a lock that no fork takes (`GlobalCallbackManager` in record_function.cpp), which
 each backward pass of another thread has for a moment: a child that inherits it waits for ever. Of
-1,000 children about one does, so one in a hundred may.
+1,000 children about one does, so one in a hundred may. A budget adds nothing to that: looked at
+200,000 times in plain PyTorch a thread had the lock 9 times in 10,000, within a budget 2.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_compute_and_recompute_times_are_counted() -> None:
 
 
 def test_bookkeeping_is_small_and_flat() -> None:
-    """Per recorded operator, 32 bytes of it the order among streams; over steps nothing is left."""
+    """Per recorded operator; over steps nothing is left."""
     weight = vector(True)
     with unlimited() as run:
         others = numbers(run).bookkeeping  # of graphs that other tests left

@@ -489,7 +489,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         StorageRecord& record = driver_.new_storage(call, driver_.counted(*each.storage_impl));
         record.maker = &facts_;
         driver_.device.streams.note(record.id, driver_.device.streams.made_by(stream_));
-        record.flags = facts_.content;
+        record.flags = facts_.content & (UNWRITTEN | ZEROED);
         Driver::remember(record, *each.tensor);
         if (!parsed_.written.empty()) {
             // Maybe written through `out=`: autograd bumps the version afterwards.
@@ -560,7 +560,7 @@ bool Operation::written_over(bool recording, Bytes results) {
         StorageRecord& before = *input(position);
         StorageRecord& after = driver_.record_inplace_write(call, before);
         note_written(before, after);
-        after.flags = facts_.content;
+        after.flags = facts_.content & (UNWRITTEN | ZEROED);
         after.maker = &facts_;
         pairs.push_back({&after.root, &before.root});
     }

@@ -54,7 +54,7 @@ struct StorageRecord final : Storage {
     // Length of the chain of recipes to the nearest source, where such chains are limited.
     std::int32_t depth = 0;
     std::uint16_t chain = 0;       // the same for values made with grad mode off
-    std::uint8_t flags = 0;        // properties of the content (`ops/facts.h`)
+    std::uint8_t flags : 3 = 0;    // properties of the content (`ops/facts.h`)
     bool maybe_held : 1 = false;   // in the list of records that the program may hold
     bool parameter : 1 = false;    // a leaf that requires a gradient
     bool untracked : 1 = false;    // has no deleter hook: its free is not reported
