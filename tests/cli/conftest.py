@@ -1,4 +1,4 @@
-"""A folder of its own for a program that the command line is to run."""
+"""Provide a folder for a program that the command line runs."""
 
 from __future__ import annotations
 

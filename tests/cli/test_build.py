@@ -1,4 +1,4 @@
-"""`rekindle build` compiles ahead of time, and says what cannot be."""
+"""Tests of `rekindle build`, which compiles ahead of time or prints why it cannot."""
 
 from __future__ import annotations
 

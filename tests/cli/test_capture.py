@@ -1,4 +1,4 @@
-"""`rekindle capture` and `rekindle convert`: programs into traces, and traces into formats."""
+"""Tests of `rekindle capture` and `rekindle convert`: programs to traces, traces to formats."""
 
 from __future__ import annotations
 

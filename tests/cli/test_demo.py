@@ -1,4 +1,4 @@
-"""`rekindle demo`, tiny, in process; and the group that finds commands."""
+"""Tests of `rekindle demo`, small and in process, and of the group that finds commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rekindle doctor` says what is here, what is missing, and the line to write."""
+"""Tests of `rekindle doctor`: installed parts, missing parts, and the lines to write."""
 
 from __future__ import annotations
 

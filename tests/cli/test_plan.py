@@ -1,4 +1,4 @@
-"""`rekindle plan`: tables, JSON, plots, and errors that show the line to write."""
+"""Tests of `rekindle plan`: tables, JSON, plots, and errors with the line to write."""
 
 from __future__ import annotations
 

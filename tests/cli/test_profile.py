@@ -1,4 +1,4 @@
-"""`rekindle profile` and `rekindle report`: the same figures as text, as JSON, as a page."""
+"""Tests of `rekindle profile` and `rekindle report`: the same figures as text, JSON and page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Scripts in the style of public ones, nobody of whom knows of a budget: they do not notice one.
+"""Tests of scripts in the style of public ones, which run unchanged within a budget.
 
-The plain classifier goes by PyTorch's own first example, the image model by timm's `train.py`, the
-language model by `run_clm.py` of transformers, the module by Lightning's; small, and offline.
+The plain classifier follows PyTorch's own first example, and the image model timm's `train.py`.
+The language model follows `run_clm.py` of transformers, the module Lightning's. All are small and
+offline.
 """
 
 from __future__ import annotations

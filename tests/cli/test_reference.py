@@ -1,4 +1,4 @@
-"""The page of the command line has every command and option, and each command says enough."""
+"""Tests that the page of the command line lists every command and option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rekindle run`: the program is what it is without, and within its budget."""
+"""Tests of `rekindle run`: the program behaves as without it, and keeps its budget."""
 
 from __future__ import annotations
 

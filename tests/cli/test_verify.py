@@ -1,4 +1,4 @@
-"""`rekindle verify`: exit codes, JSON, and errors that show the line to write."""
+"""Tests of `rekindle verify`: exit codes, JSON, and errors with the line to write."""
 
 from __future__ import annotations
 

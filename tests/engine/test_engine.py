@@ -1,4 +1,4 @@
-"""The engine decides soundly: the verifier judges it, where the budget is tight."""
+"""Tests of the engine's schedules, which the verifier checks under tight budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program along a route: never wrong, whatever the route; as planned, if it is its own."""
+"""Tests of following a planned route: valid with any route, as planned with its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the engine: what happens to dead storages, when it gives up, the authors' quirks."""
+"""Tests of the engine's rules: dead storages, giving up, and the quirks of the paper's authors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With a host to swap to the engine decides as soundly: the verifier judges it."""
+"""Tests of the engine's schedules with a host to swap to, which the verifier checks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The fastest run of a small problem with a host: every order of actions is tried.
+"""Find the fastest run of a small problem with a host, by trying every order of actions.
 
-Its account of time shares nothing with the one that is tested.
+The computation of times shares no code with the tested one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkmate against exhaustive search; its rounding against its bound."""
+"""Tests of Checkmate against exhaustive search, and of its rounding against its bound."""
 
 from __future__ import annotations
 

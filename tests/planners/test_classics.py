@@ -1,4 +1,4 @@
-"""Chen, articulation points, Revolve on programs, the two ends: valid, and on the right side."""
+"""Tests of Chen, articulation points, Revolve and the trivial planners against bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cut relaxation: never below the optimum's bound, equal to every proven optimum."""
+"""Tests of the cut relaxation: never above the optimum, and equal to every proven optimum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences made to fit: always valid, near the optimum, and where nothing else finds room."""
+"""Tests of fitting a sequence to a budget: always valid, near the optimum."""
 
 from __future__ import annotations
 

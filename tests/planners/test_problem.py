@@ -1,4 +1,4 @@
-"""What is distilled from a trace: constants, holds, views, floors; sequences and schedules."""
+"""Tests of the planning problem made from a trace: constants, holds, views, floors, schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Revolve against the binomial formula, its recurrence, and exhaustive search."""
+"""Tests of Revolve against the binomial formula, its recurrence, and exhaustive search."""
 
 from __future__ import annotations
 

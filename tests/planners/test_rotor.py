@@ -1,4 +1,4 @@
-"""Rotor against the reference optima, with an interpreter of its own for times and peaks."""
+"""Tests of Rotor against the reference optima, with an independent interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound of the relaxation with copies: no run is faster, and some are as fast."""
+"""Tests of the bound of the relaxation with copies: no run is faster, and some are as fast."""
 
 from __future__ import annotations
 

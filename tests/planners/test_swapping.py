@@ -1,4 +1,4 @@
-"""Plans that recompute and swap: valid, timed by the one timeline, no slower than their start."""
+"""Tests of plans that recompute and swap: valid, and no slower than their start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy pricing and the envelope choose what a look at every candidate would choose."""
+"""Tests that lazy pricing and the envelope choose as a full scan of candidates does."""
 
 from __future__ import annotations
 

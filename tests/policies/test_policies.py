@@ -1,4 +1,4 @@
-"""Each policy against its formula, computed here from the graph by hand."""
+"""Tests of each policy against its formula, computed directly from the graph."""
 
 from __future__ import annotations
 

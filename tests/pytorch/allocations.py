@@ -1,4 +1,7 @@
-"""What the CPU's allocator gives out, by its own events: workspace and compiled code, too."""
+"""Count what the CPU's allocator hands out, by the profiler's memory events.
+
+That includes the workspace of operators and the memory of compiled code.
+"""
 
 from __future__ import annotations
 

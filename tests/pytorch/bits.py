@@ -1,4 +1,4 @@
-"""The same to the last bit."""
+"""Compare results of programs bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests count and tune of the native drivers that they make."""
+"""Count and tune the native drivers that tests create."""
 
 from __future__ import annotations
 

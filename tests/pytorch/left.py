@@ -1,4 +1,4 @@
-"""What a test could leave behind in the process, for others to stumble over."""
+"""Find traces that a test could leave in the process for later tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks of the test models: small, and each with what makes its kind awkward."""
+"""Networks of the test models: small, each with the difficulties of its kind."""
 
 from __future__ import annotations
 

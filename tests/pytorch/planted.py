@@ -1,4 +1,4 @@
-"""A defect for tests of what has to find it: recomputation gives something else."""
+"""Plant a defect: recomputation gives other values."""
 
 from __future__ import annotations
 

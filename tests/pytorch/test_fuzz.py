@@ -1,4 +1,4 @@
-"""Programs that nobody thought of, and those among them that once went wrong."""
+"""Tests of random programs, and of those that once failed."""
 
 from __future__ import annotations
 

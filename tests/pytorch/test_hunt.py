@@ -1,4 +1,4 @@
-"""Random training loops: a hundred of them, those that once went wrong, and that the hunt finds."""
+"""Tests of random training loops, of those that once failed, and of the hunt itself."""
 
 from __future__ import annotations
 

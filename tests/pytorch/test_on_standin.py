@@ -1,4 +1,4 @@
-"""CUDA's paths on the stand-in device: bits, bytes by its allocator, every wait that is needed."""
+"""Tests of CUDA's paths on the stand-in device: bits, allocator bytes, and every needed wait."""
 
 from __future__ import annotations
 

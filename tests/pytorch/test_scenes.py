@@ -1,4 +1,4 @@
-"""Random programs of thirty kinds: a few here, as many as you like by `scripts/sweep scenes`."""
+"""Tests of random programs of thirty kinds; `scripts/sweep scenes` runs more of them."""
 
 from __future__ import annotations
 

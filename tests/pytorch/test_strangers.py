@@ -1,4 +1,4 @@
-"""The sweep over other projects' tests tells what passes, what fails and what ends the process."""
+"""Tests of the sweep over other projects' tests: passes, failures and ended processes."""
 
 from __future__ import annotations
 

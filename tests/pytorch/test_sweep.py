@@ -1,4 +1,4 @@
-"""PyTorch's own databases: a drawn part of them, and what the sweep would say if it went wrong."""
+"""Tests of a drawn part of PyTorch's own databases, and of the sweep's verdicts."""
 
 from __future__ import annotations
 

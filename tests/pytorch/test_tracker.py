@@ -1,4 +1,4 @@
-"""The tracker against sums done by hand. A float32 vector of 1,000 is 4,000 bytes."""
+"""Tests of the tracker against sums by hand. A float32 vector of 1,000 is 4,000 bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled code and higher-order operators within a budget: one operator, kept, or refused."""
+"""Tests of compiled code and higher-order operators: one operator, kept, or refused."""
 
 from __future__ import annotations
 

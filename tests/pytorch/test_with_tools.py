@@ -1,4 +1,4 @@
-"""What people switch on around training: profilers, anomaly mode, hooks, workers, checkpoints."""
+"""Tests of tools around training: profilers, anomaly mode, hooks, workers, checkpoints."""
 
 from __future__ import annotations
 

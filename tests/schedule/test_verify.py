@@ -1,4 +1,4 @@
-"""The verifier names every fault by action and reason; one byte under the peak is refused."""
+"""Tests of the verifier: every fault is named by action and reason, to the byte."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The engine decides as the DTR paper's authors' simulator, action by action, also where scores are
-odd: equal sizes and costs, and classes that are worth less than nothing."""
+"""Tests that the engine acts as the simulator of the DTR paper's authors, action by action.
+
+That includes unusual scores: equal sizes and costs, and classes with negative cost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rekindle simulate` and `rekindle paper`: what they print and write."""
+"""Tests of the output and files of `rekindle simulate` and `rekindle paper`."""
 
 from __future__ import annotations
 

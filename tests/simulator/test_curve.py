@@ -1,4 +1,4 @@
-"""The curve of time against budget, and traces of batches that nobody has run."""
+"""Tests of the curve of time against budget, and of predicted traces of other batch sizes."""
 
 from __future__ import annotations
 

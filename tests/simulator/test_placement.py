@@ -1,4 +1,4 @@
-"""Places of storages in a simulated run: what an allocator adds, and what goes for want of one."""
+"""Tests of places of storages in a simulated run: an allocator's overhead and its evictions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The authors' simulator (DTR, ICLR 2021) against ours, on the logs of their models.
+"""Tests against the simulator of the DTR paper's authors (ICLR 2021), on the logs of their models.
 
-Their logs are not part of this repository; a folder of them beside it is used if there is one.
+Their logs are not part of this repository; a folder of them next to it is used if there is one.
 """
 
 from __future__ import annotations

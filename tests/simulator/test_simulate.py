@@ -1,4 +1,4 @@
-"""`rekindle.simulate`: one run for users."""
+"""Tests of `rekindle.simulate`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The theorems of the DTR paper: golden figures of the authors' simulator (commit eff53cc4), and
-the smooth switch between no recomputation, O(sqrt N) and O(log N) space."""
+"""Tests of the theorems of the DTR paper.
+
+Golden figures of the authors' simulator (commit eff53cc4), and the smooth transition between no
+recomputation, O(sqrt N) and O(log N) space.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of copies: by hand on small cases, and by a second, slower account on random ones."""
+"""Tests of times of copies: by hand in small cases, and by an independent computation at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results in the place of inputs that die with their operator, in a trace."""
+"""Tests of results in a trace that take the memory of inputs that die with their operator."""
 
 from __future__ import annotations
 

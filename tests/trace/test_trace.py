@@ -1,4 +1,4 @@
-"""Traces: built valid, refused with rule and place when they are not; the figures of liveness."""
+"""Tests of traces: built valid or refused with rule and place, and their liveness figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into the networks of the zoo: one small random batch each."""
+"""Small random batches for the networks of the zoo."""
 
 from __future__ import annotations
 

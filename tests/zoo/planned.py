@@ -1,8 +1,8 @@
-"""One training step of an architecture by a plan, beside a plain one; what differs, or why not.
+"""Compare one training step of an architecture by a plan with a plain one.
 
 The model itself is planned, with all its results, and differentiated as the plain one is. The
-budget is roomy, or the constants and a part of the activation memory of the plain run; where there
-is no plan within it, the smallest one that is known to do is followed.
+budget is ample, or the constants and a part of the plain run's activation memory. If there is no
+plan within it, the smallest feasible budget is used.
 """
 
 from __future__ import annotations

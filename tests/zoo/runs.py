@@ -1,8 +1,8 @@
-"""One training step of an architecture: plainly twice, then within a budget; what differs.
+"""Run one training step of an architecture plainly twice, then within a budget, and compare.
 
-The budget is the constants and a part of the activation memory of the plain run. Where that is
-infeasible, `OutOfBudget` names a larger one, which is followed from a fresh start each time, from
-the third on in steps of at least a twentieth of the activation memory.
+The budget is the constants and a part of the plain run's activation memory. If that is infeasible,
+`OutOfBudget` names a larger one, which is tried from a fresh start each time. From the third try on
+the budget grows by at least a twentieth of the activation memory.
 """
 
 from __future__ import annotations

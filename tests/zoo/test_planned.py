@@ -1,6 +1,6 @@
-"""A training step of architectures by a plan: the same, bit for bit, or refused with the reason.
+"""Tests of a training step of architectures by a plan: equal bit for bit, or refused with reason.
 
-Here those that were once not the same, and one of each of some families; all of them by
+Here run those that once differed and one of each of some families; all run by
 `scripts/bench zoo --planned`.
 """
 

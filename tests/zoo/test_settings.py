@@ -1,4 +1,4 @@
-"""How people train: adapters, checkpointing inside, tied and frozen weights, changing lengths."""
+"""Tests of adapters, inner checkpointing, tied and frozen weights, and changing lengths."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Training of an image model with all that such scripts have: mixup, autocast, a scaler, clipping,
-accumulation, an average of the weights, meters, a summary and the best checkpoint."""
+"""Train an image model like a public script: mixup, autocast, a scaler, clipping, and more.
+
+It also accumulates gradients, averages weights, and writes a summary and the best checkpoint.
+"""
 
 import argparse
 import copy

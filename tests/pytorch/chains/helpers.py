@@ -1,4 +1,4 @@
-"""Sequentials of every awkward kind, small, for whoever schedules chains."""
+"""Small sequential models of every awkward kind, for the tests of chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rekindle.sequential`: chains within a budget against the plain ones, bit for bit."""
+"""Tests of `rekindle.sequential`: a chain within a budget equals the plain one, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rekindle.budget` and its kin are told: it works, or it says what to write instead."""
+"""Tests of arguments of `rekindle.budget` and its kin: accepted, or refused with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets that the device decides, batches that a budget decides, and memory that is not there."""
+"""Tests of `"auto"` budgets, of advice about devices, and of `rekindle.max_batch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that are replaced inside a budget, and that somebody keeps for longer."""
+"""Tests of functions of PyTorch that a budget replaces and that a program keeps for longer."""
 
 from __future__ import annotations
 

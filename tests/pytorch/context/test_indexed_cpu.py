@@ -1,4 +1,4 @@
-"""Tensors on `cpu:1`: the device that versions of Accelerate give CPU ranks but the first."""
+"""Tests with tensors on `cpu:1`, which some versions of Accelerate give to CPU ranks."""
 
 from __future__ import annotations
 

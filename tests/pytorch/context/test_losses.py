@@ -1,4 +1,4 @@
-"""Time lost: all that recomputation takes, said in reports, and warned of where it is most."""
+"""Tests of the time lost to recomputation: its count in reports and the warning about it."""
 
 from __future__ import annotations
 

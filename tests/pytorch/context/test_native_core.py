@@ -1,4 +1,4 @@
-"""Budgets run on the native core; where there is none, or it cannot work, they say what to do."""
+"""Tests of how a budget starts the native core, and of the errors if there is none."""
 
 from __future__ import annotations
 

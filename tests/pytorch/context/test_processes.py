@@ -1,4 +1,4 @@
-"""Processes that a program starts inside a budget: said to be outside, where they train."""
+"""Tests of processes that a program starts inside a budget: they are outside, and are warned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A budget that becomes another one amid the run."""
+"""Tests of changing the amount of a budget during a run."""
 
 from __future__ import annotations
 

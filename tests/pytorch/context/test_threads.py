@@ -1,4 +1,4 @@
-"""Threads that start inside a budget are inside as well."""
+"""Tests of threads: a thread that starts inside a budget is inside as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of an accelerator, as far as it shows without one."""
+"""Tests of the functions that query an accelerator, with the queries replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program run plainly and within budgets: what differs, and a shorter one that does too."""
+"""Compare a program in plain PyTorch with itself within budgets, and shorten a failing one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program is a list of lines of Python: to be run, printed, and shortened."""
+"""Represent a random program as lines of Python that can be run, printed and shortened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at what was let go of, without bringing it back."""
+"""Look at evicted values without recomputing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evict="anything"`: what the program holds is let go, and comes back at a touch or at the end."""
+"""Tests of `evict="anything"`: user-held values are evicted, and recomputed on access."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a variable kept dies amid recomputation, as by garbage collection or in another thread.
+"""Tests of a user-held value that dies during recomputation.
 
-Here the operator that runs again drops it: at that moment, each time.
+A garbage collection or another thread may drop it at any time. Here the operator that runs again
+drops it, so that it happens at the same moment each time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every way to a tensor's memory that the dispatcher does not show, on memory that was let go.
+"""Tests of every way to an evicted value's memory that bypasses the dispatcher.
 
-Each way is taken three times: plainly; inside, where the same must come out, also after all is let
-go once more; and on a husk that nobody protects: what each way would come to without protection.
+Each way is taken three times: in plain PyTorch; within a budget, where it must give the same
+result, also after another eviction; and on an unprotected placeholder, where it must fail.
 """
 
 from __future__ import annotations

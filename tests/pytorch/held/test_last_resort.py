@@ -1,4 +1,4 @@
-"""`evict="auto"`: what variables hold is let go only when nothing else is left."""
+"""Tests of `evict="auto"`: user-held values are evicted only if nothing else is left."""
 
 from __future__ import annotations
 

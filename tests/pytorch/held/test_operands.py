@@ -1,4 +1,4 @@
-"""`evict="anything"`: all that an operator reads is there at once, and stays until it has run."""
+"""Tests that all operands of an operator are resident and pinned until it has run."""
 
 from __future__ import annotations
 

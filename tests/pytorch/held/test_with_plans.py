@@ -1,5 +1,7 @@
-"""Planned and compiled models where anything may go: what they are handed and what they return is
-the program's, and goes like everything else."""
+"""Tests of planned and compiled models with `evict="anything"`.
+
+Their arguments and results are user-held values, which may be evicted like all others.
+"""
 
 from __future__ import annotations
 

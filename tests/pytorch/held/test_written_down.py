@@ -1,4 +1,4 @@
-"""`evict="anything"`, written down: records are judged, parts are traced, plans are followed."""
+"""Tests of recording with `evict="anything"`: verified records, traced parts, followed plans."""
 
 from __future__ import annotations
 

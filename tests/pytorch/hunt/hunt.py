@@ -1,4 +1,4 @@
-"""One seed: a loop is drawn, modes are drawn, and the first complaint is what comes of it."""
+"""Draw a loop and its modes from one seed, and return the first complaint about it."""
 
 from __future__ import annotations
 

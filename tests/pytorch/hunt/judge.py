@@ -1,4 +1,4 @@
-"""A program run plainly and in a mode: what differs."""
+"""Compare a program in plain PyTorch with the same program in a mode."""
 
 from __future__ import annotations
 

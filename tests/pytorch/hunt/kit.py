@@ -1,4 +1,4 @@
-"""What programs of the hunt can name: `from tests.pytorch.hunt.kit import *`."""
+"""Provide the names that programs of the hunt may use: `from tests.pytorch.hunt.kit import *`."""
 
 # ruff: noqa: F401 - programs name what is imported
 

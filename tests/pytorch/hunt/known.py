@@ -1,7 +1,7 @@
-"""What is known to go wrong, so that the rest can be hunted: a part of a loop, and what is said.
+"""List defects that are known, each by a part of a loop and the complaint, so that others show.
 
-A row is taken away when it holds no more: `python -m tests.pytorch.hunt --known` complains of these
-too.
+A row is removed when its defect is fixed: `python -m tests.pytorch.hunt --known` also complains
+about the listed defects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways in which a loop runs within a budget. A row more is a way more."""
+"""List the settings of a budget under which a loop runs. A new row is a new mode."""
 
 from __future__ import annotations
 

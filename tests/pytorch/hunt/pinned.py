@@ -1,4 +1,4 @@
-"""Programs that once went wrong, as the hunt printed them."""
+"""List programs that once failed, as the hunt printed them."""
 
 from __future__ import annotations
 

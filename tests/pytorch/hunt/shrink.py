@@ -1,4 +1,4 @@
-"""A shorter loop that is wrong too."""
+"""Find a shorter loop that fails like a given one."""
 
 from __future__ import annotations
 

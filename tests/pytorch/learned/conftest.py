@@ -1,5 +1,7 @@
-"""Plans are waited for, so that each test sees the same; but for a few, "planned" here is what
-another policy would have done, at once. What was learned before, nobody here knows.
+"""Make the tests of learned plans deterministic.
+
+Planning is waited for. Except in a few tests, a plan is the record of another policy, which is
+ready at once. Plans of earlier processes are not loaded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Where nobody asked for plans (`learn="auto"`) they are made once steps seem to go on alike, and
-plans that do not pay are given up."""
+"""Tests of `learn="auto"`: repeating steps are planned, and slow plans are given up."""
 
 from __future__ import annotations
 

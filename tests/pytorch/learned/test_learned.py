@@ -1,5 +1,7 @@
-"""Learned schedules change when things are computed, and nothing else. Waited for, so that each
-test sees the same; but for a few, "planned" here is what another policy would have done, at once.
+"""Tests of learned plans: they change when values are computed, and nothing else.
+
+Planning is waited for. Except in a few tests, a plan is the record of another policy, which is
+ready at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loops as they are written: what happens between steps, and beside them, belongs to no step."""
+"""Tests of learned plans in realistic loops: work between steps belongs to no step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native core does of learning."""
+"""Tests of the parts of learning that run in the native core."""
 
 from __future__ import annotations
 

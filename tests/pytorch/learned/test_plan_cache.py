@@ -1,4 +1,4 @@
-"""What one process learned, the next one knows: in another process each, or as if it were."""
+"""Tests of the cache of learned plans, which other processes read."""
 
 from __future__ import annotations
 

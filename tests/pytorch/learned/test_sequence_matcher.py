@@ -1,4 +1,4 @@
-"""A step along a shape: operators of the graph in order, others as they come."""
+"""Tests of matching a step with a planned one: operators of the graph match in order."""
 
 from __future__ import annotations
 

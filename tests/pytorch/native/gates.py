@@ -1,4 +1,4 @@
-"""Programs of `autograd.Function`s that are recomputed as units, and what tests ask of them."""
+"""Programs with an `autograd.Function` that is recomputed as a unit, and test helpers."""
 
 from __future__ import annotations
 

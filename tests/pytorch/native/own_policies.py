@@ -1,4 +1,4 @@
-"""Policies as a program may write them."""
+"""Policies as a user may write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small programs of many kinds, for `OutOfBudget` to come anywhere in them."""
+"""Small programs of many kinds, in which `OutOfBudget` is raised at any operator."""
 
 from __future__ import annotations
 

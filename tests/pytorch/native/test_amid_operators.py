@@ -1,4 +1,4 @@
-"""What an operator's body may ask of its operands and of other threads, each time that it runs.
+"""Tests of the calls that the body of an operator may make while it runs, on each run.
 
 A body may take addresses and arrays, call functions of autograd, start threads and wait for them:
 the core's lock is not held while it runs.

@@ -1,4 +1,4 @@
-"""Within a budget on the CPU, what is freed goes back to the system, and the rest stays valid."""
+"""Tests of the CPU arena: it returns freed memory to the system, and living memory is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled autograd within a budget: it unpacks what autograd saved by a function of Python's."""
+"""Tests of compiled autograd within a budget, which unpacks saved tensors from Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native core counts, errors in threads, no leaks."""
+"""Tests of the native core's counts, of its errors in threads, and of leaks."""
 
 from __future__ import annotations
 

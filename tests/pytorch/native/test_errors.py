@@ -1,4 +1,4 @@
-"""Errors reach the program as they were raised, whatever goes wrong next to them."""
+"""Tests that the program receives its own errors unchanged, whatever else fails."""
 
 from __future__ import annotations
 

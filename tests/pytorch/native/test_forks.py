@@ -1,4 +1,4 @@
-"""A process forks while other threads are amid the core: the child goes on by itself."""
+"""Tests of a process that forks while other threads use the core: the child continues alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward passes of autograd.Functions as operators: recomputed where a trial allows it."""
+"""Tests of an `autograd.Function` as one operator, recomputed if a trial allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How functions are chosen: the class, a pattern of names, libraries that are known."""
+"""Tests of choosing functions for recomputation: by class, name pattern or library."""
 
 from __future__ import annotations
 

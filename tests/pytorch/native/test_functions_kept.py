@@ -1,4 +1,4 @@
-"""Functions that stay as they are although they were chosen, and the reasons that are given."""
+"""Tests of chosen functions whose results are kept all the same, and of the stated reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator whose result has a size that nobody knows ahead is not refused for a guess."""
+"""Tests that an operator with a result of unknown size is not refused because of a guess."""
 
 from __future__ import annotations
 

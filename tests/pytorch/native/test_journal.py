@@ -1,5 +1,7 @@
-"""What the native core does in real programs, the engine in Python does as well: told the same
-events at the same prices it takes the same actions, at the same clock and memory."""
+"""Tests that the native core and the engine in Python act alike on real programs.
+
+Given the same events and costs, they take the same actions at the same clock and memory.
+"""
 
 from __future__ import annotations
 

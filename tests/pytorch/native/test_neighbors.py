@@ -1,4 +1,4 @@
-"""The window of neighbors that go where a device has no room in one piece, against its twin."""
+"""Tests of the native search for neighboring blocks to evict, against its twin in Python."""
 
 from __future__ import annotations
 

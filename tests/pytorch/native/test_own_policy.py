@@ -1,5 +1,4 @@
-"""A policy that the program wrote: it decides, its errors are the program's, nothing waits for
-anything."""
+"""Tests of a policy that the program defines: its choices, its errors, and threads."""
 
 from __future__ import annotations
 

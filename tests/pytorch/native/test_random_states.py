@@ -1,4 +1,4 @@
-"""States of generators, which no operator makes, are within the budget."""
+"""Tests that states of generators, which no operator makes, count in the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that are defined anew, as when a cell of a notebook runs twice."""
+"""Tests of operators that are defined a second time, as when a cell of a notebook runs again."""
 
 from __future__ import annotations
 

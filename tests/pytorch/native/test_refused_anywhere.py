@@ -1,6 +1,6 @@
-"""`OutOfBudget` comes at each operator in turn; then the step is tried again, as if nothing was.
+"""Tests of `OutOfBudget` at each operator in turn, after which the step is tried again.
 
-So SQLite tests its allocator: it fails at the first request, at the second, and so on.
+SQLite tests its allocator in the same way: it fails at the first request, at the second, and so on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that return something and write an argument: all that they make again counts."""
+"""Tests of operators that return a result and write an argument: recomputation counts both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several threads within one budget, under many schedules: the bits of plain PyTorch each time."""
+"""Tests of several threads within one budget, under many schedules: the bits of plain PyTorch."""
 
 from __future__ import annotations
 

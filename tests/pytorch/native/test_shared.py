@@ -1,4 +1,4 @@
-"""Threads and child processes amid what the native core shares between threads, without Python.
+"""Tests of the native core's structures that threads and forked children share, without Python.
 
 `scripts/sanitize --threads` runs the same program under ThreadSanitizer.
 """

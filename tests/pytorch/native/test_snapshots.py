@@ -1,4 +1,4 @@
-"""Who held memory at the peak, as the native core notes it: cheap, and true when asked for."""
+"""Tests of the native core's snapshot of memory at the peak, by category."""
 
 from __future__ import annotations
 

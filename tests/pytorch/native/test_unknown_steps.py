@@ -1,4 +1,4 @@
-"""A step of an optimizer that nobody knows ahead needs no more than in plain PyTorch."""
+"""Tests that the step of an unknown optimizer needs no more memory than in plain PyTorch."""
 
 from __future__ import annotations
 

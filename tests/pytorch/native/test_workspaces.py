@@ -1,4 +1,4 @@
-"""What operators took inside themselves within one budget is known to the budgets after it."""
+"""Tests that a workspace measured within one budget is known to later budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down of a program is a valid trace, and a record that verifies against it."""
+"""Tests of recording: a valid trace of the program, and a record that verifies against it."""
 
 from __future__ import annotations
 

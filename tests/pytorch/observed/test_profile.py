@@ -1,4 +1,4 @@
-"""`rekindle.profile`: its figures against independent ones, and nothing left behind."""
+"""Tests of `rekindle.profile`: its figures against independent ones, and an unchanged program."""
 
 from __future__ import annotations
 

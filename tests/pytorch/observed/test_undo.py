@@ -1,4 +1,4 @@
-"""What is run to learn of a program leaves the program as it was."""
+"""Tests of undoing the effects of a step that is run only to observe it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rekindle.verify` finds planted faults, names the operator, and leaves no trace."""
+"""Tests of `rekindle.verify`: it finds planted faults, names the operator, and changes nothing."""
 
 from __future__ import annotations
 

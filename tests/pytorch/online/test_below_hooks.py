@@ -1,4 +1,4 @@
-"""What PyTorch does otherwise below any saved-tensor hook, so within a budget as well."""
+"""Tests of the paths that PyTorch takes below saved-tensor hooks, and so within a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA: what needs a device; what does not is in `test_on_standin`."""
+"""Tests that need a CUDA device; those that do not are in `test_on_standin`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Faults at every operator in turn, first runs and recomputations alike.
+"""Tests of a fault at every operator in turn, on first runs and on recomputations.
 
-After each: the weights are as they were, no mode or hook is left, the memory is back to what it
-was, and training goes on to the same bits.
+After each fault the weights are unchanged, no mode or hook is left, the memory is as before, and
+training continues to the same bits.
 """
 
 from __future__ import annotations

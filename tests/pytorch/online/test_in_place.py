@@ -1,7 +1,7 @@
-"""A backward result takes over the memory of its gradient where nothing else has that.
+"""Tests of backward results that take over the memory of their gradient if nothing else has it.
 
-`taken_over` counts the calls of which the result did. Each case is compared with plain PyTorch, bit
-for bit.
+`taken_over` counts the calls whose result did. Each case is compared with plain PyTorch, bit for
+bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Invertible networks: a layer frees its input, and has it again from its output."""
+"""Tests of invertible networks: a layer frees its input and computes it again from its output."""
 
 from __future__ import annotations
 

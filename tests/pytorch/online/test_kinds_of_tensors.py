@@ -1,4 +1,4 @@
-"""Tensors that are not plain: nested, quantized, sparse. What they take part in runs once."""
+"""Tests of nested, quantized and sparse tensors, whose operators run only once."""
 
 from __future__ import annotations
 

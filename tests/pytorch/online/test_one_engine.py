@@ -1,4 +1,4 @@
-"""One engine, two drivers: a real run, replayed in the simulator, takes the same decisions."""
+"""Tests that a real run, replayed in the simulator, takes the same decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody can recompute is only counted until a recipe or autograd reads it."""
+"""Tests of values without a recipe, only counted until a recipe or autograd reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the step of a known optimizer takes is found out once; it happens whole or not at all."""
+"""Tests of known optimizers: the memory of a step is measured once, and steps are whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where operators were: modules and lines, in the forward pass and in the backward pass."""
+"""Tests of recorded places of operators: modules and lines, in forward and backward passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`REKINDLE_POISON=1`: who keeps an address of what is evicted reads numbers that are none."""
+"""Tests of `REKINDLE_POISON=1`, which overwrites evicted memory so that stale reads show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R10 and what autograd can do: graphs kept, differentiated twice, used elsewhere and later."""
+"""Tests of rule R10 with autograd: graphs kept, differentiated twice, used elsewhere and later."""
 
 from __future__ import annotations
 

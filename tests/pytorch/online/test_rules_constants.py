@@ -1,4 +1,4 @@
-"""R4: what has no recipe is never let go, and what is about to be overwritten is used up first."""
+"""Tests of rule R4: values without a recipe are pinned, also when a source is overwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom operators with a backward pass of their own: they run with grad mode off, and again."""
+"""Tests of custom operators with a backward pass of their own, which run with grad mode off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R10: after an exception at any point no mode and no hook is left, and training goes on."""
+"""Tests of rule R10: after any exception no mode or hook is left, and training continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R4: memory that others than PyTorch write is the input of no recipe, however it was reached."""
+"""Tests of rule R4 for memory that code other than PyTorch writes: no recipe reads it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""R2: the bookkeeping dies with the graph. Steps without end leave nothing; nor does any one step.
+"""Tests of rule R2: the bookkeeping dies with the graph, in long runs and after single steps.
 
-Reference cycles would hide behind the garbage collector, so it is off where single steps are
-watched: what a step made must be gone by itself.
+Reference cycles would be hidden by the garbage collector, so it is off where single steps are
+watched.
 """
 
 from __future__ import annotations

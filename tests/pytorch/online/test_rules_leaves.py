@@ -1,4 +1,4 @@
-"""What a custom function saved comes back as it was: leaves are the very objects."""
+"""Tests of tensors that a custom function saved: leaves are unpacked as the same objects."""
 
 from __future__ import annotations
 

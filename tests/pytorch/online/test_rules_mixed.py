@@ -1,4 +1,4 @@
-"""Autocast, modes, complex and sparse tensors, checkpoints: what a program may mix in."""
+"""Tests of programs that mix autocast, modes, complex and sparse tensors, and checkpoints."""
 
 from __future__ import annotations
 

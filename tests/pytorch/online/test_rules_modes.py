@@ -1,4 +1,4 @@
-"""R9: modes of the program's own see what the program runs, once; recomputation runs beneath."""
+"""Tests of rule R9: the program's modes see each of its operators once, and no recomputation."""
 
 from __future__ import annotations
 

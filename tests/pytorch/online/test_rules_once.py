@@ -1,4 +1,4 @@
-"""R5, R6, R8, R9: what moves once (generators, statistics), is decided once, and runs once."""
+"""Tests of rules R5, R6, R8 and R9: generators and statistics move once, user code runs once."""
 
 from __future__ import annotations
 

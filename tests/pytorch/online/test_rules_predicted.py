@@ -1,4 +1,4 @@
-"""Room for what an operator makes is there before it runs for the first time."""
+"""Tests that room for an operator's results is made before its first run."""
 
 from __future__ import annotations
 

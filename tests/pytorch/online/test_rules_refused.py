@@ -1,4 +1,4 @@
-"""R11: what cannot work is refused at once, and the words say what to do instead."""
+"""Tests of rule R11: programs that cannot work are refused at once, with advice."""
 
 from __future__ import annotations
 

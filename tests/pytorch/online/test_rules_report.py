@@ -1,4 +1,4 @@
-"""What a run tells (`OutOfBudget`, its report, its record) and what it takes (amounts, `keep`)."""
+"""Tests of the messages, reports and records of a run, and of amounts and `keep`."""
 
 from __future__ import annotations
 

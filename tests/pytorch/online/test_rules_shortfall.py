@@ -1,4 +1,4 @@
-"""A device that turned out to have less than the budget says, though no device is here."""
+"""Tests of a device with less memory than the budget, simulated without a device."""
 
 from __future__ import annotations
 

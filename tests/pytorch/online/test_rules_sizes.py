@@ -1,4 +1,4 @@
-"""No more than the budget in silence: sizes that depend on values, and sizes nobody can know."""
+"""Tests that the budget is never exceeded silently, if sizes depend on values or are unknowable."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A step of an optimizer between two backward passes of one graph: as in PyTorch.
+"""Tests of an optimizer's step between two backward passes of one graph: as in plain PyTorch.
 
-Steps of most kinds raise in the second pass, for weights that it needs have moved (R7). Fused ones
-write weights without a word to their version counters, and PyTorch goes on with what is there now:
-values that were saved before, and weights of after the step (R4).
+Most optimizers make the second pass raise, because weights that it needs have moved (R7). Fused
+ones write weights without moving their version counters. PyTorch then continues with saved values
+from before the step and weights from after it (R4).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Subclasses of tensors and parameters that answer no operator themselves are like any other."""
+"""Tests of subclasses of tensors and parameters that handle no operators."""
 
 from __future__ import annotations
 

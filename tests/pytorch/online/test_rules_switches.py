@@ -1,4 +1,4 @@
-"""R9: what is recomputed has the bits of the first time, whatever PyTorch is switched to since."""
+"""Tests of rule R9: recomputation has the bits of the first run, under any later switch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R1, R2, R3: who owns a value, how it is made again, and what writing in place does to it."""
+"""Tests of rules R1, R2 and R3: ownership of values, recomputation, and writes in place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""R7: what was saved and then written raises what plain PyTorch raises, and only where it does.
+"""Tests of rule R7: a saved tensor that is written later raises exactly where plain PyTorch raises.
 
-Each case runs plainly and within a budget. Either both raise the same error, or both come to the
+Each case runs plainly and within a budget. Either both raise the same error, or both compute the
 same gradient: a write that PyTorch does not notice (through `.data`) is computed with.
 """
 

@@ -1,4 +1,4 @@
-"""Threads of one budget end steps, and take samples, at once."""
+"""Tests of threads of one budget that end steps and take samples at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.utils.swap_tensors`: two tensors change places, with all that they are."""
+"""Tests of `torch.utils.swap_tensors`, which exchanges two tensors with all their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings name the user's own line first, and the library's beside it."""
+"""Tests that findings name the user's own line first, then the library's."""
 
 from __future__ import annotations
 

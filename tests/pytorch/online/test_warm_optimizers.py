@@ -1,4 +1,4 @@
-"""The state that an optimizer has from steps before counts from the first parameter on."""
+"""Tests that optimizer state from earlier steps counts from the first parameter on."""
 
 from __future__ import annotations
 

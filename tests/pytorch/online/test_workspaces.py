@@ -1,4 +1,4 @@
-"""What operators take inside themselves is learned, and part of the room that is made for them."""
+"""Tests of operators' workspace: it is measured, and room for it is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives write what their schemas do not say (R3, R9)."""
+"""Tests of collectives, which write memory that their schemas do not mention (R3, R9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may give other bits when it runs again is kept on a device, unless it is settled."""
+"""Tests that results of possibly nondeterministic operators are kept on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells contents apart: all of the bytes, also where a device adds them up itself."""
+"""Tests of fingerprints of contents: all bytes count, also where a device sums them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to a module when the program imports it, and what a budget imports itself."""
+"""Tests of changing a module when the program imports it, and of what a budget imports."""
 
 from __future__ import annotations
 

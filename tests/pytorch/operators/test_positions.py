@@ -1,4 +1,4 @@
-"""Where generators stood is found again exactly, and takes little memory."""
+"""Tests that recorded positions of generators are exact and take little memory."""
 
 from __future__ import annotations
 

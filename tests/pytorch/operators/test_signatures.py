@@ -1,4 +1,4 @@
-"""What calls have in common."""
+"""Tests of signatures, which describe properties that calls have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of planned models share: a tracker that compiled code may run below, a step."""
+"""Helpers for tests of planned models: a tracker for compiled code, and a step."""
 
 from __future__ import annotations
 

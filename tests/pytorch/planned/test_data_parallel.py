@@ -1,5 +1,7 @@
-"""Planned models under `DistributedDataParallel`, on two gloo ranks: each rank plans for itself, by
-its own times, and the gradients are those of the model as it is."""
+"""Tests of planned models under `DistributedDataParallel`, on two gloo ranks.
+
+Each rank plans by its own times. The gradients are those of the plain model.
+"""
 
 from __future__ import annotations
 

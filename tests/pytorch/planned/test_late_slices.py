@@ -1,4 +1,4 @@
-"""A slice of a gradient that waits for long is copied; the step remains the same, to the bit."""
+"""Tests that a slice of a gradient with a long wait is copied, with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a trace would lead elsewhere than eager PyTorch: the plan follows, or is refused."""
+"""Tests of models whose trace differs from eager PyTorch: equal bits, or a refusal."""
 
 from __future__ import annotations
 

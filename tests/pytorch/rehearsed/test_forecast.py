@@ -1,4 +1,4 @@
-"""`OutOfBudget.rehearse` names a budget that whole steps need, and nothing else runs the model."""
+"""Tests of `OutOfBudget.rehearse`, which names a budget that suffices for whole steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program on shapes leaves the trace that it leaves in earnest."""
+"""Tests that a program on shapes leaves the same trace as a real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways in which a stranger's test is run."""
+"""The ways in which a test of another project is run."""
 
 from __future__ import annotations
 

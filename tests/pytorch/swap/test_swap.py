@@ -1,7 +1,7 @@
-"""Swapping in a real run: the same bits within the budget, with recipes and without; reports.
+"""Tests of swapping in real runs: the same bits within the budget, and reports.
 
-`Swap(only=True)` lets nothing be computed again that the host has room for, so that what is tested
-does not depend on how fast this machine's disk is.
+With `Swap(only=True)` a value that the host has room for is never recomputed, so the tests do not
+depend on the speed of this machine's disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Swapping beyond one context: graphs that outlive it, threads, forks, and what is left."""
+"""Tests of swapping beyond one context: graphs that outlive it, threads, forks, leftovers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A disk that is full, that fails, whose file is cut off: nothing is lost, and one warning says so.
+"""Tests of a disk that is full, fails, or loses part of its file: one warning, no lost value.
 
-Gradients stay the same to the bit, the budget holds, and what has a recipe is computed again. What
-has none stays in memory if it cannot be written, and is missed only if it cannot be read back.
+Gradients keep their bits, the budget holds, and values with a recipe are recomputed. A value
+without one is kept in memory if it cannot be written, and is lost only if it cannot be read back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Memory for what comes back is refused, or its error is another one; memory that cannot be pinned.
+"""Tests of swapping if memory for reads is refused or cannot be pinned.
 
-A file stands in for the device's store: what is tested is who tries again, and who does without.
+A file stands in for the device's store. The tests show which request is tried again.
 """
 
 from __future__ import annotations

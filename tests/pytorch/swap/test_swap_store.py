@@ -1,4 +1,4 @@
-"""Where swapped bytes go: the space in a file, the file, and what happens when things fail."""
+"""Tests of the store of swapped bytes: the space in a file, the file, and its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harshest setting: after each operator all that may be let go is let go."""
+"""Set up the harshest setting: after each operator everything that may be evicted is evicted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is not asked of every sample, and why. An entry that is not needed any more fails.
+"""List checks that are not made for some samples, with reasons. An unneeded entry fails.
 
-Each exception is shown by one case: tests run it, and it has to go as said.
+Each exception has one case that shows it: tests run it, and it must have the listed outcome.
 """
 
 from __future__ import annotations

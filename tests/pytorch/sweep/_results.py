@@ -1,4 +1,4 @@
-"""The file of results, one entry a database, each with the conditions that it came about in."""
+"""Write the file of results, one entry per database, each with its conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts over many cases, and what is to be complained about."""
+"""Count verdicts over many cases, and list the complaints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sample is, how it can go, and what "the same" means: to the last bit."""
+"""Define a sample, its possible outcomes, and equality to the last bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is alive, and what memory it has."""
+"""Tests of finding living tensors and their memory."""
 
 from __future__ import annotations
 

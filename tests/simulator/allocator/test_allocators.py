@@ -1,4 +1,4 @@
-"""The models of PyTorch's caching allocator: rules by hand, invariants by chance."""
+"""Tests of the models of PyTorch's caching allocator: rules by hand, invariants at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cheapest window: by hand, and against a search through all of them."""
+"""Tests of the cheapest window: by hand, and against a search through all windows."""
 
 from __future__ import annotations
 

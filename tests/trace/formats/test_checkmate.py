@@ -1,4 +1,4 @@
-"""Graphs in Checkmate's format: there and back, and what is wrong with a file, with the place."""
+"""Tests of graphs in Checkmate's format: round trips, and faults of a file with their place."""
 
 from __future__ import annotations
 

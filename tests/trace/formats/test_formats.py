@@ -1,4 +1,4 @@
-"""Every format: what it can hold comes back equal, what is wrong is said with line and field."""
+"""Tests of every trace format: round trips, and errors with line and field."""
 
 from __future__ import annotations
 
