@@ -138,10 +138,10 @@ void Envelope::find_top(std::size_t level, std::size_t index, double now) {
             tops[i] = first + i;
         }
     } else {
-        std::vector<Node>& below = levels_[level - 1];
+        const std::vector<Node>& below = levels_[level - 1];
         count = std::min(WIDTH, below.size() - first);
         for (std::size_t i = 0; i < count; ++i) {
-            Node& child = below[first + i];
+            const Node& child = below[first + i];
             if (child.is_over(now)) {
                 find_top(level - 1, first + i, now);
             }

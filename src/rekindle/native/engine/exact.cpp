@@ -325,15 +325,14 @@ double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most)
 
 // Find all that can be reached downward. Return false, and stop, if these are more than `most`.
 bool Exact::walk_down_within(std::size_t most) {
-    for (std::size_t i = 0; i < found_.size(); ++i) {
-        if (found_.size() > most) {
-            return false;
-        }
-        for (const Link* link = found_[i]->down; link != nullptr; link = link->next_down) {
+    std::size_t visited = 0;
+    while (visited < found_.size() && found_.size() <= most) {
+        const Neighbor& member = *found_[visited++];
+        for (const Link* link = member.down; link != nullptr; link = link->next_down) {
             walk_from(*link->lower->storage);
         }
     }
-    return true;
+    return found_.size() <= most;
 }
 
 // Add the storages that reach a returned one downward. Each lost `loss` at most, and no more than
@@ -344,8 +343,8 @@ void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
         if (storage.mark != mark) {
             storage.mark = mark;
             const bool capped = descendants_ == Costs::capped;
-            const auto cap = static_cast<double>(2 * storage.cost / 3);
-            found.push_back({&storage, capped ? std::min(loss, cap) : loss});
+            const Nanoseconds cap = 2 * storage.cost / 3;
+            found.push_back({&storage, capped ? std::min(loss, static_cast<double>(cap)) : loss});
         }
     };
     for (const Back& back : back_) {

@@ -506,7 +506,7 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
 StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     const StreamIndex here = device.see();
     for (const auto& input : recipe.inputs()) {
-        StorageRecord& record = record_of(*input.value->storage);
+        const StorageRecord& record = record_of(*input.value->storage);
         if (const StoragePtr storage_impl = record.at()) {
             device.about_to_read_again(*storage_impl, record.id, here);
         }

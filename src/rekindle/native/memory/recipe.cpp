@@ -138,7 +138,7 @@ c10::SmallVector<StoragePtr, 2> fresh_of(const Recipe& recipe, const torch::jit:
 }  // namespace
 
 torch::jit::Stack call_again(
-    Signature& signature,
+    const Signature& signature,
     std::span<at::Tensor> tensors,
     std::span<const c10::IValue> unkeyed_args,
     std::span<const std::unique_ptr<RngCheckpoint>> random,

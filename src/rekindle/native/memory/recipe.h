@@ -77,7 +77,7 @@ inline Recipe& recipe_of(Call& call) noexcept {
 // Call the operator of `signature` once more with `tensors` as its tensor arguments, generators
 // where `random` says, and PyTorch's switches as they were. The kernel runs within `calling`.
 torch::jit::Stack call_again(
-    Signature& signature,
+    const Signature& signature,
     std::span<at::Tensor> tensors,
     std::span<const c10::IValue> unkeyed_args,
     std::span<const std::unique_ptr<RngCheckpoint>> random,

@@ -208,7 +208,7 @@ PyObject* journal(PyObject* arguments) {
 }
 
 PyObject* remembered(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    const Driver& driver = driver_in(arguments);
     const Locked lock;
     return PyLong_FromSize_t(learner_of(driver)->remembered());
 }

@@ -17,7 +17,7 @@ namespace {
 
 // Return the learner of a driver. Raises if it learns nothing.
 Learner& learner_of(PyObject* capsule) {
-    Driver& driver = driver_of(capsule);
+    const Driver& driver = driver_of(capsule);
     Learner* learner = learner_of(driver);
     TORCH_CHECK(learner != nullptr, "this driver was made to learn nothing");
     return *learner;
