@@ -287,6 +287,21 @@ def test_full_device_evicts_shortfall_then_lists_holders(extension: Path) -> Non
 
 
 @pytest.mark.slow
+def test_rescue_of_a_first_call_evicts_what_its_results_need(extension: Path) -> None:
+    """Its prediction counts: twice its eight vectors go, and the lowered budget has room for it."""
+    (found,) = asked(extension, "first_call, refuses, prompt").values()
+    assert found["refused"] == 1
+    assert 8 <= found["evictions"] < 30
+    assert found["budget"] >= found["memory"]
+
+
+@pytest.mark.slow
+def test_blocks_that_the_core_cannot_read_raise(extension: Path) -> None:
+    (found,) = asked(extension, "no_segments, refuses, prompt").values()
+    assert found == {"()": "SystemError", "['no bytes']": "TypeError"}
+
+
+@pytest.mark.slow
 def test_a_retried_operator_draws_the_same_and_writes_once(extension: Path) -> None:
     """What has written a part of a list is not tried again: it would add twice."""
     drawn, written = asked(extension, "drawn, refuses, late", "written, refuses, late").values()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import rekindle
+from rekindle.pytorch.native._callbacks import PythonCallbacks
 
 ROWS = 1 << 16
 VECTOR = 4 * ROWS
@@ -69,6 +71,41 @@ def _refused(said: str = "") -> dict[str, Any]:
         "evictions": run.evictions,
         "recomputations": run.recomputations,
     }
+
+
+def _first_call() -> dict[str, Any]:
+    """An operator of eight vectors fails on its first call: what is evicted for it."""
+    weight = _weight()
+    with _budget() as run:
+        driver: Any = run._driver
+        driver.core.take_out(driver.handle, "cheapest_neighbors")
+        saved = _deep(weight, 20)  # autograd holds them, so that they may be evicted
+        wide = weight.expand(8, ROWS)
+        with _room_for(4) as refused:
+            made = wide + 0.125
+        memory, budget = driver.engine.memory, driver.shortfall.budget
+        driver.engine.check()
+        del made, saved
+    return {
+        "refused": refused[0],
+        "evictions": run.evictions,
+        "memory": memory / VECTOR,
+        "budget": budget / VECTOR,
+    }
+
+
+def _no_segments() -> dict[str, Any]:
+    """Return the error if the blocks of the device's allocator are not what the core reads."""
+    found: dict[str, Any] = {}
+    for given in ((), ["no bytes"]):
+        wrong = patch.object(PythonCallbacks, "segments", lambda *_, given=given: given)
+        with wrong, _room_for(4), _budget():
+            try:
+                _deep(_weight(), 12).sum()
+                found[str(given)] = "nothing"
+            except Exception as error:
+                found[str(given)] = type(error).__name__
+    return found
 
 
 def _held() -> dict[str, Any]:
@@ -148,6 +185,8 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "allocator": _refused,
     "cublas": lambda: _refused("CUBLAS_STATUS_ALLOC_FAILED"),
     "driver": lambda: _refused("CUDA error: out of memory"),
+    "first_call": _first_call,
+    "no_segments": _no_segments,
     "held": _held,
     "hoarded": _hoarded,
     "drawn": _drawn,

@@ -37,7 +37,7 @@ class Cyclic(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "a value would have to be there before it can be computed; please report this"
+            "a value is needed to compute itself: the graph is damaged; please report this"
         )
 
 

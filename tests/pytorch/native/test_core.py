@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,6 +119,70 @@ def test_the_same_events_lead_to_the_same_decisions() -> None:
         first = journal()
         assert len(first) > 500
         assert journal() == first
+
+
+class _Garbage:
+    """Garbage in a cycle. Its finalizer notes if the core's lock is held, and makes more of it."""
+
+    def __init__(self, core: Any, found: list[bool]) -> None:
+        self._itself = self
+        self._core, self._found = core, found
+
+    def __del__(self) -> None:
+        if gc.get_threshold()[0] == 1:
+            self._found.append(self._core.has_lock())
+            _Garbage(self._core, self._found)
+
+
+def _where_garbage_is_collected(core: Any, call: Callable[[], object]) -> list[bool]:
+    """Call `call` while nearly each new container collects garbage; tell where that held the lock.
+
+    Lists and tuples that Python keeps to use again are used up first: they collect nothing.
+    """
+    kept: list[Any] = [[[] for _ in range(100)]]
+    kept += [[(0,) * n for _ in range(2_100)] for n in range(2, 14)]
+    found: list[bool] = []
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1, 1, 1)
+    try:
+        _Garbage(core, found)
+        for _ in range(5):
+            kept.append((call(), []))
+    finally:
+        gc.set_threshold(*thresholds)
+    return found
+
+
+@pytest.mark.slow
+def test_finalizers_run_without_the_core_s_lock() -> None:
+    """Where the core makes lists and tuples; Python then may collect garbage of the program."""
+    weight = vector(True)
+    found: dict[str, list[bool]] = {}
+
+    def look(driver: Any, *names: str, handle: bool = True, also: tuple[Any, ...] = ()) -> None:
+        arguments = (driver.handle, *also) if handle else ()
+        for name in names:
+            call = partial(getattr(driver.core, name), *arguments)
+            found[name] = _where_garbage_is_collected(driver.core, call)
+
+    with rekindle.budget(TIGHT, learn="wait") as run:
+        driver: Any = run._driver
+        driver.core.count_again(driver.handle)
+        number = driver.core.write_down(driver.handle, False)
+        deeper(weight, 30).sum().backward()
+        look(driver, "seen", handle=False)
+        look(driver, "written_down", also=(number,))
+        look(driver, "numbers", "shortfall", "devices_met", "again", "in_flight", "in_place")
+        look(driver, "met_in_step", "written_in_step")
+        driver.core.write_no_more(driver.handle, number)
+        driver.core.open_journal(driver.handle, 1_000)
+        deeper(weight, 30).sum().backward()
+        look(driver, "journal")
+    with rekindle.budget(TIGHT, swap="1GiB") as run:
+        look(run._driver, "swapped")
+    assert {name for name, locked in found.items() if any(locked)} == set()
+    assert {"journal", "numbers", "seen", "written_down"} <= {*filter(found.get, found)}
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -116,7 +116,8 @@ public:
         if (!taken(other)) {
             if (other == pthread_self()) {
                 throw std::logic_error(
-                    "the native core was asked for something amid something else"
+                    "a thread asked the native core for something while the core ran in it; please "
+                    "report this"
                 );
             }
             wait();

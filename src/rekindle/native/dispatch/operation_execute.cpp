@@ -90,7 +90,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     if (arguments.empty() || !is_device_oom(error)) {
         return false;
     }
-    driver_.rescue(parsed_.signature->needed, error, [&] {
+    driver_.rescue(needed_, error, [&] {
         stack_.resize(below_);
         stack_.insert(stack_.end(), arguments.begin(), arguments.end());
         for (const std::unique_ptr<RngCheckpoint>& each : random_) {

@@ -15,7 +15,9 @@ struct NoRoom final : std::exception {
     NoRoom(Bytes more, Bytes there, Bytes most, Ref<Call> whose)
         : needed(more), memory(there), budget(most), call(std::move(whose)) {}
 
-    const char* what() const noexcept override { return "no room, and nothing to let go"; }
+    const char* what() const noexcept override {
+        return "there is no room, and nothing left to evict";
+    }
 
     Bytes needed;
     Bytes memory;
@@ -36,15 +38,14 @@ struct Thrashed final : std::exception {
 // A value depends on itself: the graph is damaged.
 struct Cyclic final : std::exception {
     const char* what() const noexcept override {
-        return "a value would have to be there before it can be computed; please report this";
+        return "a value is needed to compute itself: the graph is damaged; please report this";
     }
 };
 
 // Other threads keep invalidating the inputs of a recomputation, so that it makes no progress.
 struct Starved final : std::exception {
     const char* what() const noexcept override {
-        return "while a value is recomputed, what it is computed from is taken away again and "
-               "again: "
+        return "a value cannot be recomputed, because its inputs are taken away again and again: "
                "another thread, which the operator waits for, writes it or hands it out (as "
                "tensor.numpy() does). Do that in the thread that runs the operator, or write "
                "rekindle.never_recompute() around the operator";

@@ -475,7 +475,7 @@ void check_that_it_is_still_there(const Facts& facts) {
         !was_removed(facts),
         "a result of the operator ",
         facts.name,
-        " has to be recomputed, but the operator was removed or defined anew since. Run the "
+        " has to be recomputed, but the operator was removed or redefined since. Run the "
         "backward pass before that, or write rekindle.never_recompute() around the operator"
     );
 }

@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -99,6 +100,16 @@ inline std::vector<std::int64_t> numbers_in(PyObject* list) {
         found[static_cast<std::size_t>(i)] = number;
     }
     return found;
+}
+
+// Return a tuple of integers.
+inline PyObject* tuple_of(std::span<const std::int64_t> numbers) {
+    Object made(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        Object number(PyLong_FromLongLong(numbers[i]));
+        PyTuple_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), number.give());
+    }
+    return made.give();
 }
 
 // Return the bytes of an array of 64-bit words, which Python reads as `array("q")`.

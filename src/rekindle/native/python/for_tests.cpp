@@ -1,5 +1,7 @@
 #include "for_tests.h"
 
+#include <array>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -54,9 +56,13 @@ PyObject* count_again(PyObject* arguments) {
 
 PyObject* again(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    const Locked lock;
+    std::vector<const Facts*> found;
+    {
+        const Locked lock;
+        found = driver.again;
+    }
     Object list(PyList_New(0));
-    for (const Facts* facts : driver.again) {
+    for (const Facts* facts : found) {
         const Object name(PyUnicode_FromString(facts->name.c_str()));
         must(PyList_Append(list.get(), name.get()) == 0);
     }
@@ -65,8 +71,12 @@ PyObject* again(PyObject* arguments) {
 
 PyObject* in_flight(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    const Locked lock;
-    return Py_BuildValue("iL", driver.running, static_cast<long long>(driver.engine.in_flight));
+    std::array<std::int64_t, 2> found{};
+    {
+        const Locked lock;
+        found = {driver.running, driver.engine.in_flight};
+    }
+    return tuple_of(found);
 }
 
 PyObject* has_lock(PyObject* /*arguments*/) {
@@ -101,8 +111,11 @@ PyObject* disable_for_tests(PyObject* arguments) {
 
 PyObject* in_place(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    const Locked lock;
-    const Driver::TakingOver& count = driver.taking_over;
+    Driver::TakingOver count;
+    {
+        const Locked lock;
+        count = driver.taking_over;
+    }
     const bool any = count.fewest != std::numeric_limits<std::int64_t>::max();
     const Object fewest(any ? PyLong_FromLongLong(count.fewest) : nothing());
     return Py_BuildValue("LO", static_cast<long long>(count.taken_over), fewest.get());
@@ -190,20 +203,21 @@ PyObject* open_journal(PyObject* arguments) {
 
 PyObject* journal(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    const Locked lock;
+    std::vector<Entry> entries;
+    {
+        const Locked lock;
+        driver.engine.journal.each([&](const Entry& entry) { entries.push_back(entry); });
+    }
     Object list(PyList_New(0));
-    driver.engine.journal.each([&](const Entry& entry) {
-        const Object made(Py_BuildValue(
-            "LLLLLL",
-            static_cast<long long>(entry.kind),
-            static_cast<long long>(entry.id),
-            static_cast<long long>(entry.number),
-            static_cast<long long>(entry.flags),
-            static_cast<long long>(entry.clock),
-            static_cast<long long>(entry.memory)
+    for (const Entry& each : entries) {
+        const auto kind = static_cast<std::int64_t>(each.kind);
+        const Object made(tuple_of(
+            std::array<std::int64_t, 6>{
+                kind, each.id, each.number, each.flags, each.clock, each.memory
+            }
         ));
         must(PyList_Append(list.get(), made.get()) == 0);
-    });
+    }
     return list.give();
 }
 

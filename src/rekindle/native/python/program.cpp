@@ -66,8 +66,8 @@ void init_callbacks(PyObject* answers) {
 
 namespace {
 
-// Call the Python method `name`, and pass its result to `take`. Throws the Python error that either
-// of them raises.
+// Call the Python method `name`, and pass its result to `take`, which returns false if it raised a
+// Python error. Throws the Python error that either of them raises.
 template <class F, class... Numbers>
 void ask_and(F&& take, const char* name, const char* format, Numbers... numbers) {
     if (Py_IsInitialized() == 0) {
@@ -99,11 +99,15 @@ Segments segments_of(Driver& driver) {
     Segments segments;
     const Consulting consulting(driver);
     const auto take = [&](PyObject* told) {
-        for (Py_ssize_t i = 0; i < PyList_Size(told); ++i) {
-            PyObject* words = PyList_GET_ITEM(told, i);
+        const Py_ssize_t n = PyList_Size(told);
+        for (Py_ssize_t i = 0; i < n; ++i) {
+            char* at = nullptr;
+            Py_ssize_t left = 0;
+            if (PyBytes_AsStringAndSize(PyList_GET_ITEM(told, i), &at, &left) != 0) {
+                return false;
+            }
             std::vector<Block>& segment = segments.emplace_back();
-            const char* at = PyBytes_AsString(words);
-            for (Py_ssize_t left = PyBytes_Size(words); left > 0;) {
+            while (left > 0) {
                 std::array<std::int64_t, 3> block{};  // address, bytes, used
                 std::memcpy(block.data(), at, sizeof(block));
                 segment.push_back({block[0], block[1], block[2] != 0, {}});
@@ -111,7 +115,7 @@ Segments segments_of(Driver& driver) {
                 left -= static_cast<Py_ssize_t>(sizeof(block));
             }
         }
-        return true;
+        return n >= 0;
     };
     ask_and(take, "segments", "n", driver.number());
     return segments;
@@ -184,9 +188,12 @@ Whose owner_of_file(PyObject* name) {
     if (PyObject* known = PyDict_GetItemWithError(python().files, name)) {
         return static_cast<Whose>(PyLong_AsLong(known));
     }
+    must(PyErr_Occurred() == nullptr);
     const Object answer(PyObject_CallMethod(python().answers, "owner_of_file", "O", name));
+    const long whose = PyLong_AsLong(answer.get());
+    must(whose != -1 || PyErr_Occurred() == nullptr);
     must(PyDict_SetItem(python().files, name, answer.get()) == 0);
-    return static_cast<Whose>(PyLong_AsLong(answer.get()));
+    return static_cast<Whose>(whose);
 }
 
 // Note the position of `frame` if its code is the user's or a library's. Return true if it is the

@@ -1,6 +1,7 @@
 #include "py_plans.h"
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -150,8 +151,12 @@ PyObject* met_in_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Learner& learner = learner_of(capsule);
-    const Locked lock;
-    return bytes_of(learner.met());
+    std::vector<std::int64_t> met;
+    {
+        const Locked lock;
+        met.assign(learner.met().begin(), learner.met().end());
+    }
+    return bytes_of(std::span<const std::int64_t>(met));
 }
 
 // written_in_step(driver) -> tuple | None
@@ -161,8 +166,12 @@ PyObject* written_in_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Learner& learner = learner_of(capsule);
-    const Locked lock;
-    return learner.transcript() ? words_of(*learner.transcript()) : nothing();
+    std::optional<Transcript> copy;
+    {
+        const Locked lock;
+        copy = learner.transcript();
+    }
+    return copy ? words_of(*copy) : nothing();
 }
 
 }  // namespace rekindle

@@ -39,7 +39,9 @@ void add_states(PyObject* entries, const void* parameter, std::vector<State>& fo
 // a property that runs user code.
 std::vector<State> states_of(PyObject* optimizers) {
     std::vector<State> found;
-    for (Py_ssize_t i = 0; i < PyList_Size(optimizers); ++i) {
+    const Py_ssize_t n_optimizers = PyList_Size(optimizers);
+    must(n_optimizers >= 0);
+    for (Py_ssize_t i = 0; i < n_optimizers; ++i) {
         const Object state(PyObject_GetAttrString(PyList_GET_ITEM(optimizers, i), "state"));
         PyObject* parameter = nullptr;
         PyObject* entries = nullptr;
@@ -196,7 +198,8 @@ PyObject* program_tensors(PyObject* arguments) {
     });
     Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
     for (std::size_t i = 0; i < found.size(); ++i) {
-        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(found[i]));
+        Object tensor(THPVariable_Wrap(found[i]));
+        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), tensor.give());
     }
     return list.give();
 }

@@ -1,8 +1,9 @@
 #include "py_stats.h"
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "../base/mutex.h"
@@ -19,37 +20,54 @@ namespace rekindle {
 // that are only counted, storages, records and recipes, and bytes of bookkeeping.
 PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
-    const Locked lock;
-    driver.process_pending();
-    driver.poll_untracked();
-    driver.process_pending();
-    const Engine& engine = driver.engine;
-    return Py_BuildValue(
-        "LLLLLLLLLnnn",
-        static_cast<long long>(engine.memory),
-        static_cast<long long>(engine.peak),
-        static_cast<long long>(engine.clock),
-        static_cast<long long>(engine.compute_ns),
-        static_cast<long long>(engine.recompute_ns),
-        static_cast<long long>(driver.lost_ns),
-        static_cast<long long>(driver.evictions),
-        static_cast<long long>(driver.recomputations),
-        static_cast<long long>(engine.unlisted),
-        static_cast<Py_ssize_t>(engine.n_storages()),
-        static_cast<Py_ssize_t>(driver.alive()),
-        static_cast<Py_ssize_t>(driver.bytes_of_bookkeeping())
-    );
+    std::array<std::int64_t, 12> found{};
+    {
+        const Locked lock;
+        driver.process_pending();
+        driver.poll_untracked();
+        driver.process_pending();
+        const Engine& engine = driver.engine;
+        found = {
+            engine.memory,
+            engine.peak,
+            engine.clock,
+            engine.compute_ns,
+            engine.recompute_ns,
+            driver.lost_ns,
+            driver.evictions,
+            driver.recomputations,
+            engine.unlisted,
+            static_cast<std::int64_t>(engine.n_storages()),
+            static_cast<std::int64_t>(driver.alive()),
+            static_cast<std::int64_t>(driver.bytes_of_bookkeeping()),
+        };
+    }
+    return tuple_of(found);
 }
 
 namespace {
 
-PyObject* tuple_of(std::span<const std::int64_t> numbers) {
-    Object made(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
-    for (std::size_t i = 0; i < numbers.size(); ++i) {
-        Object number(PyLong_FromLongLong(numbers[i]));
-        PyTuple_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), number.give());
+// What Python reads of one signature.
+struct Seen final {
+    const Facts* facts;
+    std::vector<std::vector<std::int64_t>> sizes;
+    Nanoseconds cost;
+    Bytes workspace;
+};
+
+// Return the signatures with a measured cost or workspace. Needs the lock.
+std::vector<Seen> measured_signatures() {
+    std::vector<Seen> found;
+    for (const Signature* each : all_signatures()) {
+        if (each->watched == 0 && each->cost == 0) {
+            continue;
+        }
+        found.push_back({&each->facts, {}, each->cost, each->workspace});
+        for (const Geometry& geometry : each->geometries) {
+            found.back().sizes.emplace_back(geometry.sizes.begin(), geometry.sizes.end());
+        }
     }
-    return made.give();
+    return found;
 }
 
 }  // namespace
@@ -59,21 +77,20 @@ PyObject* tuple_of(std::span<const std::int64_t> numbers) {
 // Return the signatures with a measured cost or workspace. `sizes`: those of the tensor arguments.
 PyObject* seen(PyObject* arguments) {
     parse(arguments, "");
-    const Locked lock;
+    std::vector<Seen> found;
+    {
+        const Locked lock;
+        found = measured_signatures();
+    }
     Object list(PyList_New(0));
-    for (const Signature* known : all_signatures()) {
-        const Signature& each = *known;
-        if (each.watched == 0 && each.cost == 0) {
-            continue;
-        }
-        const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.geometries.size())));
-        for (std::size_t i = 0; i < each.geometries.size(); ++i) {
-            PyObject* size = tuple_of(each.geometries[i].sizes);
-            PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(i), size);
+    for (const Seen& each : found) {
+        const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.sizes.size())));
+        for (std::size_t i = 0; i < each.sizes.size(); ++i) {
+            PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(i), tuple_of(each.sizes[i]));
         }
         const Object row(Py_BuildValue(
             "sOLL",
-            each.facts.name.c_str(),
+            each.facts->name.c_str(),
             sizes.get(),
             static_cast<long long>(each.cost),
             static_cast<long long>(each.workspace)
@@ -100,9 +117,13 @@ PyObject* has_room(PyObject* arguments) {
 // Return the names of the devices that were seen.
 PyObject* devices_met(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    const Locked lock;
+    std::vector<c10::Device> found;
+    {
+        const Locked lock;
+        found = driver.devices_met();
+    }
     Object list(PyList_New(0));
-    for (const c10::Device& each : driver.devices_met()) {
+    for (const c10::Device& each : found) {
         const Object name(PyUnicode_FromString(each.str().c_str()));
         must(PyList_Append(list.get(), name.get()) == 0);
     }

@@ -1,5 +1,7 @@
 #include "py_steps.h"
 
+#include <array>
+#include <cstdint>
 #include <vector>
 
 #include "../allocator/arena.h"
@@ -63,16 +65,14 @@ PyObject* set_budget(PyObject* arguments) {
 // often evicting neighbors did not suffice, and for how many free blocks something was evicted.
 PyObject* backoff(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    const Locked lock;
-    const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
-    const BudgetBackoff& backoff = driver.backoff;
-    return Py_BuildValue(
-        "iLii",
-        backoff.times(),
-        static_cast<long long>(budget),
-        backoff.by_sum(),
-        driver.reserved.places()
-    );
+    std::array<std::int64_t, 4> found{};
+    {
+        const Locked lock;
+        const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
+        const BudgetBackoff& backoff = driver.backoff;
+        found = {backoff.times(), budget, backoff.by_sum(), driver.reserved.places()};
+    }
+    return tuple_of(found);
 }
 
 // keep_reserved(driver) -> None

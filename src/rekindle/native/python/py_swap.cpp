@@ -1,5 +1,8 @@
 #include "py_swap.h"
 
+#include <array>
+#include <cstdint>
+
 #include "../base/mutex.h"
 #include "../memory/driver.h"
 #include "conversions.h"
@@ -30,14 +33,13 @@ PyObject* swap(PyObject* arguments) {
 // Return the bytes swapped out and in so far, and the peak of bytes on the host.
 PyObject* swapped(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    const Locked lock;
-    const HostMemory& host = *driver.engine.host;
-    return Py_BuildValue(
-        "LLL",
-        static_cast<long long>(host.swapped_out),
-        static_cast<long long>(host.swapped_in),
-        static_cast<long long>(host.peak)
-    );
+    std::array<std::int64_t, 3> found{};
+    {
+        const Locked lock;
+        const HostMemory& host = *driver.engine.host;
+        found = {host.swapped_out, host.swapped_in, host.peak};
+    }
+    return tuple_of(found);
 }
 
 }  // namespace rekindle

@@ -35,7 +35,7 @@ std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
 
 // Raise if a recording is incomplete.
 void check_written(bool complete) {
-    TORCH_CHECK(complete, "there was no memory to write down what the program did");
+    TORCH_CHECK(complete, "there was no memory to record the events of the program");
 }
 
 }  // namespace
@@ -94,12 +94,15 @@ PyObject* write_down(PyObject* arguments) {
 // memory/transcript.h.
 PyObject* written_down(PyObject* arguments) {
     const auto [driver, number] = asked_for(arguments);
-    const Locked lock;
-    Transcript& transcript = driver.transcripts.at(number);
-    check_written(driver.transcriber.notify(transcript));
-    Object words(words_of(transcript));
-    transcript.entries = {};  // the journal has them too
-    return words.give();
+    Transcript copy;
+    bool complete = false;
+    {
+        const Locked lock;
+        copy = driver.transcripts.at(number);
+        complete = driver.transcriber.notify(copy);
+    }
+    check_written(complete);
+    return words_of(copy);
 }
 
 // write_no_more(driver, number) -> tuple
@@ -107,11 +110,15 @@ PyObject* written_down(PyObject* arguments) {
 // End a recording, and return it as `written_down` does.
 PyObject* write_no_more(PyObject* arguments) {
     const auto [driver, number] = asked_for(arguments);
-    const Locked lock;
-    Transcript transcript = std::move(driver.transcripts.at(number));
-    driver.transcripts.erase(number);
-    const bool complete = driver.transcriber.notify(transcript);
-    driver.transcriber.end();
+    Transcript transcript;
+    bool complete = false;
+    {
+        const Locked lock;
+        transcript = std::move(driver.transcripts.at(number));
+        driver.transcripts.erase(number);
+        complete = driver.transcriber.notify(transcript);
+        driver.transcriber.end();
+    }
     check_written(complete);
     return words_of(transcript);
 }

@@ -9,8 +9,6 @@
 
 namespace rekindle {
 
-namespace {}  // namespace
-
 // All queues. Never destroyed: deleters also run while the process ends.
 struct FreeListeners final {
     std::vector<FreeQueue*> listening;
