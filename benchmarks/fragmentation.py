@@ -2,10 +2,11 @@
 
     scripts/bench fragmentation [--logs FOLDER] [--models NAME ...] [--gigabytes 8]
 
-Replays the DTR paper's logs, and one step of each network of `_workloads.py`. If keeping everything
-takes less than 8 GB, all sizes are multiplied: blocks and segments of an allocator have fixed
-sizes, which would dominate in small programs. The allocators are the simulator's models of
-PyTorch's for CUDA. Budgets are fractions of keeping everything. For each budget:
+Replays the DTR paper's logs in FOLDER, if given, and one step of each network of `_workloads.py`.
+If keeping everything takes less than 8 GB, all sizes are multiplied: blocks and segments of an
+allocator have fixed sizes, which would dominate in small programs. The allocators are the
+simulator's models of PyTorch's for CUDA. Budgets are fractions of keeping everything. For each
+budget:
 
 `sums`: recomputation over computation if only the sum of bytes counts.
 `native`, `expandable`: for each allocator, `reserved` is the peak of reserved memory without a
@@ -27,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from _common import ROOT, conditions, write
+from _common import conditions, write
 from _trainer import Trainer
 from _workloads import WORKLOADS
 
@@ -43,15 +44,15 @@ RATIOS = (1.0, 0.9, 0.7, 0.5, 0.4, 0.3)
 SHARES = (1.05, 1.2)
 LIMIT = 5  # longer recomputation, in multiples of the computation, counts as a failure
 WARM_UP = 3  # steps until operators have measured costs
-LOGS = ROOT.parent / "shared/reference/logs"
 LIKE = 0.001  # of the computation: a smaller difference counts as equal
 
 
-def programs(logs: Path, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:
+def programs(logs: Path | None, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:
     """Yield names of programs, each with the trace of one step."""
-    found = sorted(logs.glob("*.log.gz"), key=lambda path: path.stat().st_size)
+    paths = [] if logs is None else logs.glob("*.log.gz")
+    found = sorted(paths, key=lambda path: path.stat().st_size)
     if not found:
-        print(f"the DTR paper's logs are left out: there are none in {logs}")
+        print(f"the DTR paper's logs are left out: --logs {logs} has none")
     for path in found:
         yield f"{path.name.partition('.')[0]} log", enlarged(load(path), nbytes)
     for name in models:
@@ -140,7 +141,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--logs", type=Path, default=LOGS, help="a folder of the DTR paper's logs")
+    parser.add_argument("--logs", type=Path, help="a folder of the DTR paper's logs")
     parser.add_argument("--models", nargs="*", default=[*WORKLOADS], choices=[*WORKLOADS])
     parser.add_argument(
         "--gigabytes", type=float, default=8.0, help="what keeping everything takes, at least"

@@ -1,6 +1,6 @@
 """Measure the quality and solve time of planners, by graph and budget, compared with DTR.
 
-    scripts/bench planners [--graphs FOLDER] [--only NAME ...] [--time-limit 60] [--large]
+    scripts/bench planners --graphs FOLDER [--only NAME ...] [--time-limit 60] [--large]
 
 FOLDER holds graphs in Checkmate's format, and next to it `static_reference.json` with budgets, best
 known costs and bounds. `--large` adds GPTs of 5,000 and 10,000 operators (`_gpt.py`). Prints a
@@ -33,7 +33,7 @@ LARGE_LIMIT = 110.0  # seconds; the aim is a plan within 1 % after 120
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--graphs", type=Path, default=ROOT.parent / "shared/reference/graphs")
+    parser.add_argument("--graphs", type=Path, required=True, help="a folder of the graphs")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--large", action="store_true")

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections import Counter
 from pathlib import Path
 
 from _common import conditions, write
 
+from rekindle.native import cores
 from rekindle.simulator import RATIOS, Case, cases, run_case, sweep
 
 NAMES = {
@@ -55,7 +55,7 @@ def compare(logs: Path, reference: Path) -> dict[str, object]:
     started = time.perf_counter()
     counts: Counter[str] = Counter()
     different: list[dict[str, object]] = []
-    for position, outcome in sweep(todo, processes=len(os.sched_getaffinity(0))):
+    for position, outcome in sweep(todo, processes=cores()):
         row = wanted[position]
         same = outcome.status == STATUS[row["result"]]
         exact = same and (outcome.status != "pass" or outcome.overhead == row["overhead"])

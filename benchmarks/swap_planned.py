@@ -1,6 +1,6 @@
 """Compare a planned mixture of recomputation and swapping with the better of the two.
 
-    scripts/bench swap_planned [--logs FOLDER] [--only NAME ...] [--seconds 60]
+    scripts/bench swap_planned --logs FOLDER [--only NAME ...] [--seconds 60]
 
 Uses the DTR paper's logs. Budgets, bandwidths and overheads are those of `swap_simulated.py`. Its
 three runs are the starting points of the plan: `recompute`, `swap`, and `hybrid`, the engine's
@@ -81,7 +81,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared/reference/logs")
+    parser.add_argument("--logs", type=Path, required=True, help="a folder of the logs")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()

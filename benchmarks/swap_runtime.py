@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 import rekindle
+from rekindle.native import cores
 from rekindle.policies import Swap
 
 FRACTIONS = (0.5, 0.3)
@@ -185,7 +185,7 @@ def main() -> None:
     results = conditions(options.threads)
     results["device"] = options.device
     if options.device == "cpu":
-        results["cores_allowed"] = len(os.sched_getaffinity(0))
+        results["cores_allowed"] = cores()
         results["save_on_cpu"] = "not measured: on a CPU it moves nothing"
     for name in options.models:
         results[name] = measure(

@@ -1,6 +1,6 @@
 """Compare recomputation, swapping and the cheaper of both, simulated on the DTR paper's logs.
 
-    scripts/bench swap_simulated [--logs FOLDER] [--only NAME ...]
+    scripts/bench swap_simulated --logs FOLDER [--only NAME ...]
 
 Budgets are fractions of keeping everything. Bandwidths (the same in both directions) are fractions
 of the bandwidth that could hide everything: it copies all values out during a third of the
@@ -137,7 +137,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared/reference/logs")
+    parser.add_argument("--logs", type=Path, required=True, help="a folder of the logs")
     parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
     about = conditions()

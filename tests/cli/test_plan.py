@@ -70,11 +70,19 @@ def test_no_plan_is_exit_code_1_with_a_budget_that_works(graph: str) -> None:
     assert "the smallest budget with a known plan is 300 bytes" in result.output
 
 
+def test_budget_below_one_with_a_unit_is_a_size(graph: str) -> None:
+    result = run(graph, "--budget", "0.5KB", "--planner", "dtr", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["budget_bytes"] == 500
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--planner", "best"], "no planner 'best'; there is: cuts, checkmate"),
         (["--budget", "0.5"], "write --ratio 0.5"),
+        (["--budget", ".5"], "write --ratio 0.5"),
+        (["--budget", "50%"], "write --ratio 0.5"),
         (["--time-limit", "0"], "0"),
         (["--swap", "fast"], "--swap"),
         (["--swap", "1GB", "--planner", "rotor"], "rotor cannot swap; --planner takes cuts or dtr"),

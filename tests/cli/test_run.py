@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from rekindle.cli import main
+from rekindle.cli import _main_program, main
 from rekindle.trace import chain
 from rekindle.trace.formats import save
 
@@ -133,6 +133,19 @@ def test_an_error_shows_the_programs_own_traceback_and_a_report(script: Path) ->
     assert plain.stderr.endswith("ValueError: it failed\n")
     assert tight.stderr.startswith(plain.stderr)
     assert "recomputations" in tight.stderr
+
+
+def test_program_in_a_folder_named_like_the_package_is_shown() -> None:
+    package = str(Path(_main_program.__file__).parents[1])
+    inner = compile("1 / 0", f"{package}-examples/train.py", "exec")
+    outer = compile("exec(inner)", f"{package}/cli/run.py", "exec")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(outer, {"inner": inner})
+    ours = caught.value.__traceback__
+    assert ours is not None
+    shown = _main_program._of_the_program(ours.tb_next)
+    assert shown is not None
+    assert shown.tb_frame.f_code is inner
 
 
 def test_interrupt_ends_run_as_it_ends_plain_script(script: Path) -> None:

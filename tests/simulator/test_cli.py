@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def _run(*words: object, fails: bool = False) -> Result:
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert (result.exit_code != 0) == fails, result.output
     return result
+
+
+def test_simulate_needs_no_affinity_of_the_system(
+    logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on macOS and Windows
+    _run("simulate", logs / "short.jsonl", "--policy", "dtr-eq", "--budget", "9kB")
 
 
 def test_json_has_one_object_per_run(logs: Path) -> None:

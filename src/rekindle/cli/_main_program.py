@@ -31,7 +31,7 @@ _NO_PROGRAMS = (
     "a checkpoint", "a picture", "a PDF", "a gzip", "an array", "an HDF5", "compiled", "a pickle",
     "a zip file", "a report", "a trace", "a web page",
 )  # fmt: skip
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 @final

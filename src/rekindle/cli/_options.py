@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -11,6 +13,8 @@ from rekindle._errors import InvalidArgument, InvalidBudget
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.policies import policy_of
+
+_SHARE: Final = re.compile(r"0?\.\d+|.*%")
 
 
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes | None:
@@ -26,7 +30,7 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes
 def sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Bytes]:
     """Read several amounts of bytes. A fraction such as "0.5" is refused with a hint."""
     for value in values:
-        if value.startswith("0.") or value.endswith("%"):
+        if _SHARE.fullmatch(value.strip()):
             raise click.UsageError(
                 f"{param.opts[0]} {value}: got a share, wanted a size; write --ratio 0.5, or "
                 f"{param.opts[0]} 6GiB",

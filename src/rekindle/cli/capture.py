@@ -36,7 +36,7 @@ from rekindle.cli._program import step_of
     default=1,
     show_default=True,
     metavar="N",
-    help="Calls of the function before the one that is written down: the first step makes "
+    help="Calls of the function before the one that is recorded: the first step makes "
     "gradients and optimizer state that later ones find. A script runs once.",
 )
 def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int) -> None:

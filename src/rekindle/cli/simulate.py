@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -17,6 +16,7 @@ from rekindle._errors import InvalidFile, InvalidTrace
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.cli._options import examples, size
+from rekindle.native import cores
 from rekindle.policies import NAMED, PAPER, Swap, named
 from rekindle.simulator import (
     RATIOS,
@@ -226,7 +226,7 @@ def run_all(wanted: Sequence[Case], jobs: int | None = None) -> list[Outcome]:
     from rich.console import Console
     from rich.progress import Progress
 
-    jobs = min(jobs or len(os.sched_getaffinity(0)), len(wanted))
+    jobs = min(jobs or cores(), len(wanted))
     found: dict[int, Outcome] = {}
     try:
         if len(wanted) < 4:

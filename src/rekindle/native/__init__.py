@@ -16,6 +16,7 @@ from rekindle.native._build import compiler as compiler
 from rekindle.native._build import extension as extension
 from rekindle.native._build import ship as ship
 from rekindle.native._build import why_not as why_not
+from rekindle.native._compile import cores as cores
 
 ENGINE = "_engine"
 _SOURCES = ("engine/*.cpp", "replay/*.cpp")
