@@ -30,6 +30,9 @@ from rekindle.trace.formats import save
         (b"\x00\x01", "bytes"),
         (b"import torch\nx = 1\n", "'import torch'"),
         ("ä".encode() * 600, "'ää"),
+        (b"x" + "ä".encode() * 600, "'xää"),  # the first 512 bytes end inside a character
+        (b"\xff\xfe" * 600, "bytes"),
+        (b"text" + b"\xe9" * 600, "bytes"),
     ],
 )
 def test_file_kinds_are_named_by_content(tmp_path: Path, content: bytes, told: str) -> None:

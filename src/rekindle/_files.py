@@ -6,6 +6,7 @@ Readers call `what_is` when a file is not what they expected. Nothing is parsed 
 from __future__ import annotations
 
 import zipfile
+from codecs import getincrementaldecoder
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +50,8 @@ def what_is(path: str | Path) -> str:
     if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return "a checkpoint (safetensors)"
     try:
-        text = head.decode("utf-8", errors="strict" if len(head) < 512 else "ignore")
+        # A character at the end of a full head may be cut off.
+        text = getincrementaldecoder("utf-8")().decode(head, final=len(head) < 512)
     except UnicodeDecodeError:
         return "bytes"
     return "bytes" if "\0" in text else _kind_of_text(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import ceil
 from typing import final
 
 from rekindle import _checks as checks
@@ -18,7 +19,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy, policy_of
 from rekindle.report import Choice, Profile
-from rekindle.simulator import Point, at_batch, curve, fits
+from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
 
 
 def profile(
@@ -200,6 +201,14 @@ def max_batch(
     limit = probe.budget
     shortages: list[Exception] = []
     price: dict[int, float] = {}
+    too_slow: list[float] = []
+
+    def allowed(batch: int, price_now: float) -> bool:
+        if price_now <= most:
+            price[batch] = price_now
+        else:
+            too_slow.append(price_now)
+        return batch in price
 
     def step_of(batch: int) -> Callable[[], object]:
         step: object = step_factory(batch)
@@ -216,23 +225,25 @@ def max_batch(
         shortage, price_now = probe.tried(step_of(batch))
         if shortage is not None:
             shortages.append(shortage)
-        elif price_now <= most:
-            price[batch] = price_now
-        return batch in price
+            return False
+        return allowed(batch, price_now)
 
     feasible = runs
     if simulated:
-        watch("writing down batches of 2 and 4")
+        watch("recording batches of 2 and 4")
         two, four = ((batch, probe.trace(step_of(batch))) for batch in (2, 4))
 
         def simulates(batch: int) -> bool:
             watch(f"simulating a batch of {batch}{_so_far(price)}")
-            record = fits(at_batch(two, four, batch), limit, policy)
+            trace = at_batch(two, four, batch)
+            record = fits(trace, limit, policy)
             if record is not None:
                 again = record.recompute_ns + prices().again * record.recomputations
-                if 1 + again / max(1, record.compute_ns) <= most:
-                    price[batch] = 1 + again / max(1, record.compute_ns)
-            return batch in price
+                return allowed(batch, 1 + again / max(1, record.compute_ns))
+            if batch == 1:
+                smallest = smallest_budget(trace, policy, above=limit + 1)
+                shortages.append(_does_not_fit(limit, smallest))
+            return False
 
         feasible = simulates
     try:
@@ -241,7 +252,7 @@ def max_batch(
         progress.done()
     if found:
         return Batch(found, price[found])
-    raise shortages[0] if shortages else _not_even_one(limit, slowdown)
+    raise shortages[0] if shortages else _too_slow(limit, too_slow[0], most)
 
 
 def _so_far(price: dict[int, float]) -> str:
@@ -274,13 +285,25 @@ def largest(feasible: Callable[[int], bool], at_most: int) -> int:
     return yes
 
 
-def _not_even_one(budget: Bytes, slowdown: float | None) -> OutOfBudget:
-    price = "" if slowdown is None else f" at {slowdown:.2f} times its plain time"
+def _does_not_fit(budget: Bytes, smallest: Bytes) -> OutOfBudget:
     return OutOfBudget(
-        f"not even a batch of 1 fits into {format_bytes(budget)}{price}; give more, or see what "
-        "one needs: rekindle.profile(step_factory(1))",
+        f"not even a batch of 1 fits into {format_bytes(budget)}, simulated; it needs "
+        f"{format_bytes(smallest)}; write rekindle.max_batch(step_factory, budget={smallest})",
+        needed=smallest - budget,
+        budget=budget,
+        held={},
+        smallest_budget=smallest,
+    )
+
+
+def _too_slow(budget: Bytes, price: float, most: float) -> OutOfBudget:
+    """Return the error for a batch of 1 that runs within `budget`, but takes too long."""
+    return OutOfBudget(
+        f"a batch of 1 fits into {format_bytes(budget)}, but takes {price:.2f} times its plain "
+        f"time, wanted at most {most:.2f}; give more, or write rekindle.max_batch(step_factory, "
+        f"slowdown={ceil(100 * price) / 100:.2f})",
         needed=0,
         budget=budget,
         held={},
-        smallest_budget=budget + 1,
+        smallest_budget=budget,
     )

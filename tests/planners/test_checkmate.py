@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 
 from rekindle.planners import Checkmate, Cuts, Problem, Rounding, Status
+from rekindle.planners._milp import Model, Solution
 from tests.planners.helpers import exhaustive, reference_problem, small_graphs, unit_chain
 from tests.strategies import examples
 
@@ -61,6 +65,22 @@ def test_optimum_lies_between_relaxation_and_rounding(
 def test_chains(length: int, budget: int, cost: int) -> None:
     plan = Checkmate().plan(unit_chain(length), budget)
     assert (plan.status, plan.cost_ns) == (Status.OPTIMAL, cost * 1000)
+
+
+def test_second_program_gets_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that finds the least peak, after the first had no solution."""
+    limits: list[float] = []
+    solve = Model.solve
+
+    def noting(model: Model, *, time_limit: float, **options: Any) -> Solution:
+        limits.append(time_limit)
+        found = solve(model, time_limit=time_limit, **options)
+        return replace(found, infeasible=len(limits) == 1)
+
+    monkeypatch.setattr(Model, "solve", noting)
+    assert Checkmate(time_limit=50.0).plan(unit_chain(4), 3).status is Status.INFEASIBLE
+    first, second = limits
+    assert 50.0 > first > second
 
 
 def test_infeasible_is_a_status_with_the_smallest_budget() -> None:

@@ -92,7 +92,7 @@ class Checkmate:
             A note for the plan if that peak is proven minimal, else an empty text.
         """
         stages = Stages(problem, None)
-        solution = stages.model.solve(time_limit=self.time_limit)
+        solution = stages.model.solve(time_limit=search.left)
         if solution.values is None:
             return ""
         search.offer(stages.sequence(solution.values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,33 @@ def test_simulated_max_batch_is_equal_in_fresh_process() -> None:
 def test_max_batch_below_one_is_out_of_budget(simulated: bool) -> None:
     with pytest.raises(rekindle.OutOfBudget):
         rekindle.max_batch(Trainer().at, budget=1000, simulated=simulated)
+
+
+def sines(batch: int) -> Callable[[], None]:
+    """Return a step whose memory is nearly all activations."""
+    x = torch.ones(1000 * batch, requires_grad=True)
+
+    def step() -> None:
+        made = x
+        for _ in range(24):
+            made = made.sin()
+        made.sum().backward()
+
+    return step
+
+
+@pytest.mark.slow
+def test_batch_of_1_that_fails_says_what_it_measured() -> None:
+    with pytest.raises(rekindle.OutOfBudget, match="not even a batch of 1") as caught:
+        rekindle.max_batch(sines, budget=12_000, simulated=True)
+    smallest = caught.value.smallest_budget
+    assert smallest > 12_001
+    assert rekindle.max_batch(sines, budget=smallest, simulated=True) == 1
+    tight = int(1.3 * smallest)
+    for simulated in (False, True):
+        with pytest.raises(rekindle.OutOfBudget, match=r"but takes .* at most 1\.00") as caught:
+            rekindle.max_batch(sines, budget=tight, slowdown=1.0, simulated=simulated)
+        assert (caught.value.smallest_budget, caught.value.needed) == (tight, 0)
 
 
 def test_an_error_of_the_step_is_not_taken_for_a_full_memory() -> None:
