@@ -199,6 +199,24 @@ def test_the_meter_counts_as_the_tracker_of_the_tests_does() -> None:
     assert meter.peak > 8_000
 
 
+def test_meter_counts_a_storage_that_was_resized() -> None:
+    with Meter() as meter:
+        x = torch.ones(1000)
+        x.untyped_storage().resize_(16_000)
+        assert meter.alive == 4_000
+        x.add_(1)
+        assert (meter.alive, meter.peak) == (16_000, 16_000)
+        x.untyped_storage().resize_(0)
+        meter.see(x)
+        assert (meter.alive, meter.peak) == (0, 16_000)
+        y = torch.ones(1000)
+        meter.disregard(y)
+        y.add_(1)
+        assert meter.alive == 0
+        del x, y
+        assert meter.alive == 0
+
+
 def run_with(loss: float, weight: torch.Tensor) -> Trained:
     return Trained(None, (Step(0, loss, 1, 1),), {"w": weight}, peak=1, constants=0)
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 import rekindle
 from rekindle._predict import _on_noise
 from rekindle.cli import _demo_training as demo
+from rekindle.pytorch.observed._phases import Phases
 from rekindle.pytorch.observed._undo import Undo
 from rekindle.report import Choice, Profile
 from tests.pytorch.models import Case
@@ -240,3 +241,24 @@ def test_profile_on_a_busy_machine_times_until_samples_agree() -> None:
     assert profile.curve[0].slowdown == pytest.approx(1.09)
     assert profile.budget_for(slowdown=1.2) <= profile.peak
     assert next(durations, None) is None
+
+
+def test_phases_listen_to_no_step_after_they_watched() -> None:
+    weight = torch.ones(100, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        weight.sin().sum().backward()
+        optimizer.step()
+
+    with rekindle.budget.unlimited() as run:
+        phases = Phases(run)
+        with phases.watch():
+            step()
+            step()
+        found = phases.budgets
+        step()
+        assert phases._part is None  # no recording runs
+    assert found
+    assert phases.budgets == found

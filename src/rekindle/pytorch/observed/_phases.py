@@ -95,6 +95,7 @@ class Phases:
         finally:
             for hook in hooks:
                 hook.remove()
+            self._driver.steps.listeners.remove(self._stepped)
             if os.getpid() == self._here[0]:
                 self._end(self._driver.engine.peak)
 

@@ -94,7 +94,7 @@ def observe(
         watch("running")
         with within(record=True) as run:
             step()
-        return _from_operators(run, policy, device)
+        return _from_operators(run)
     undo = Undo()
     plain: list[Nanoseconds] = []
     kept: list[Nanoseconds] = []
@@ -113,7 +113,7 @@ def observe(
             if amount is None:
                 with undo:
                     plain.append(timed(run))
-        watch("writing down")
+        watch("recording")
         run = _written(step, within(record=True), undo, warm)
         trace, report = run.trace, run.report()
     finally:
@@ -171,7 +171,7 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
     return run
 
 
-def _from_operators(run: Run, policy: Policy | None, device: str | torch.device | None) -> Observed:
+def _from_operators(run: Run) -> Observed:
     trace = run.trace
     kept = trace.compute_ns + prices().operator * len(trace.ops)
     return Observed(trace, run.report(), max(1, trace.compute_ns), max(1, kept))

@@ -105,7 +105,6 @@ class _Group:
     inputs: list[Place] = field(default_factory=list)
     outputs: list[Place] = field(default_factory=list)
     segment: Segment | None = None
-    saved: Bytes = 0
 
 
 @final

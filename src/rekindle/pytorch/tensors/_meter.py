@@ -32,6 +32,7 @@ class Meter(TorchDispatchMode):
         self.peak_birth = 0
         self._births = 0
         self._sizes: dict[int, tuple[weakref.ref[torch.UntypedStorage], Bytes, int]] = {}
+        self._disregarded: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -42,7 +43,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def see(self, values: Any) -> None:
-        """Start counting the tensors in `values`."""
+        """Count the tensors in `values`, with the sizes that their storages have now."""
         for tensor in tensors_of(values):
             if tensor.device.type != "meta" and tensor.layout is torch.strided:
                 self._count(tensor.untyped_storage())
@@ -54,12 +55,13 @@ class Meter(TorchDispatchMode):
         self.peak, self.peak_birth = self.alive, self._births
 
     def disregard(self, tensor: Tensor) -> None:
-        """Stop counting the storage of `tensor`."""
+        """Stop counting the storage of `tensor`, also when it is seen or resized later."""
         key = tensor.untyped_storage()._cdata
         if key in self._sizes:
             reference, size, birth = self._sizes[key]
             self._sizes[key] = (reference, 0, birth)
             self.alive -= size
+            self._disregarded.add(key)
 
     def at_peak(self, tensors: Iterable[Tensor]) -> Bytes:
         """Return the bytes of those among `tensors` that existed at the peak."""
@@ -68,16 +70,21 @@ class Meter(TorchDispatchMode):
         return sum(size for _, size, birth in seen if birth <= self.peak_birth)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self._sizes:
-            size = storage.nbytes()
-            reference = weakref.ref(storage, lambda _: self._freed(key))
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._sizes:
+            reference, before, birth = self._sizes[key]
+            if size == before or key in self._disregarded:
+                return
+        else:
             self._births += 1
-            self._sizes[key] = (reference, size, self._births)
-            self.alive += size
+            before, birth = 0, self._births
+            reference = weakref.ref(storage, lambda _: self._freed(key))
+        self._sizes[key] = (reference, size, birth)
+        self.alive += size - before
 
     def _freed(self, key: int) -> None:
         self.alive -= self._sizes.pop(key)[1]
+        self._disregarded.discard(key)
 
 
 def tensors_of(values: Any) -> Iterator[Tensor]:
