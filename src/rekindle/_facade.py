@@ -97,8 +97,8 @@ def _plan_chain(measured: Measured, budget: Bytes) -> ChainSchedule:
         stays = measured.fixed + measured.input
         raise OutOfBudget(
             f"no schedule of these {len(measured.stages)} stages fits {format_bytes(budget)}: "
-            f"{format_bytes(stays)} are parameters, buffers, gradients and the input, and the "
-            f"least that a stage needs beside that makes {format_bytes(schedule.peak)}. Write "
+            f"{format_bytes(stays)} are parameters, buffers, gradients and the input, and any "
+            f"schedule needs at least {format_bytes(schedule.peak)} in all; write "
             f"rekindle.sequential(model, sample, {schedule.peak})",
             needed=schedule.peak - stays,
             budget=budget,

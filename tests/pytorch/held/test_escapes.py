@@ -375,7 +375,7 @@ def test_storages_that_cannot_refuse_are_refused(monkeypatch: pytest.MonkeyPatch
         _placeholders, "_next_to_the_flag_of_writing", lambda: 75
     )  # some other byte
     try:
-        with pytest.raises(rekindle.Unsupported, match="refuse to be read"):
+        with pytest.raises(rekindle.Unsupported, match="raise when it is read"):
             rekindle.budget("1GiB", evict="anything")
     finally:
         _placeholders.flag_of_reading.cache_clear()

@@ -124,7 +124,7 @@ def _survives(replays: int, *, before: bool) -> bool:
         assert (run.steps_followed, run.steps_left) == (followed, 1)
         training.step(5)
     assert run.steps_followed == followed + 1
-    assert "brought back early could not be" in str(run.report())
+    assert "a value could not be restored ahead of its use" in str(run.report())
     assert run.peak <= (run.budget or 0)
     pairs = zip(training.left_behind(), plain.left_behind(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

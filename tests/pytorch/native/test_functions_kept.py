@@ -227,7 +227,7 @@ def test_calls_with_ever_other_numbers_are_not_tried_for_ever() -> None:
         for number in range(400):
             Numbered.apply(x, number)
     assert len(ran) == 400 + functions._MOST_WAYS
-    assert [*run._driver.functions_kept.values()] == ["it is called with ever other arguments"]
+    assert [*run._driver.functions_kept.values()] == ["its arguments change too often"]
 
 
 def test_function_under_function_mode_is_kept() -> None:

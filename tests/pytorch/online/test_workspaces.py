@@ -239,7 +239,7 @@ def test_unknown_workspace_above_budget_is_reported() -> None:
     with rekindle.budget(4 * VECTOR) as run:
         _curve(weight)
     assert run.peak > run.budget
-    assert "above the budget: an operator took more inside" in str(run.report())
+    assert "above the budget: the workspace of an operator is not known" in str(run.report())
     with rekindle.budget(7 * VECTOR) as run:
         _curve(weight)
     assert "above the budget" not in str(run.report())

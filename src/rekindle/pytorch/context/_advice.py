@@ -41,8 +41,9 @@ def on_excess(peak: Bytes, budget: Bytes | None) -> tuple[str, ...]:
     if budget is None or peak <= budget:
         return ()
     sentence = (
-        f"The peak was {format_bytes(peak - budget)} above the budget: an operator took more "
-        "inside itself on its first run than anybody could know. There is room for it ever after."
+        f"The peak was {format_bytes(peak - budget)} above the budget: the workspace of "
+        "an operator is not known before its first run. From its second run on there is room for "
+        "it."
     )
     return (sentence,)
 
@@ -72,7 +73,7 @@ def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[st
         for each in sorted(operators, key=lambda each: -each.nbytes)
     ]
     sentences += [
-        f"The function {name} is not recomputed, what it makes is kept: {why}."
+        f"The function {name} is not recomputed, and its results are kept: {why}."
         for name, why in functions.items()
     ]
     return tuple(sentences)

@@ -71,9 +71,9 @@ class Arguments:
             self._check_anything()
         elif self.evict not in ("auto", "saved"):
             raise InvalidArgument(
-                f'rekindle.budget(..., evict={self.evict!r}): write evict="auto", which lets go of '
-                'what your variables hold when nothing else is left, evict="saved", which never '
-                'does, or evict="anything"'
+                f'rekindle.budget(..., evict={self.evict!r}): write evict="auto", which evicts '
+                'values that your variables hold when nothing else is left, evict="saved", which '
+                'never does, or evict="anything"'
             )
 
     def _check_anything(self) -> None:

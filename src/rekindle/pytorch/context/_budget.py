@@ -168,8 +168,9 @@ class budget:
         checks.kind(function, Callable, "a function", "rekindle.budget(...)({})", "train")
         if isgeneratorfunction(function) or iscoroutinefunction(function):
             raise Unsupported(
-                f"@rekindle.budget(...) on {function.__qualname__}, which is over before what it "
-                "yields or awaits runs: write `with rekindle.budget(...):` inside of it"
+                f"@rekindle.budget(...) on {function.__qualname__}: got a generator function or a "
+                "coroutine function, whose call returns before its body runs; write "
+                "`with rekindle.budget(...):` inside it"
             )
 
         @wraps(function)

@@ -192,7 +192,7 @@ class Run:
         driver = self._driver
         if driver.whole is None:
             raise Unsupported(
-                "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
+                "run.trace: the run was not recorded; write rekindle.budget(..., record=True)"
             )
         with driver.lock:
             trace = driver.whole.trace()

@@ -50,15 +50,15 @@ def flag_of_reading() -> int:
     """
     if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise Unsupported(
-            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: letting go of '
-            "what your variables hold needs UntypedStorage._swap_data_ptr_ of torch 2.12. Update "
-            'torch, or write evict="saved"'
+            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: evicting '
+            "values that your variables hold needs UntypedStorage._swap_data_ptr_ of torch 2.12. "
+            'Update torch, or write evict="saved"'
         )
     position = _next_to_the_flag_of_writing()
     if position is None or not _makes_reading_raise(position):
         raise Unsupported(
-            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: its storages '
-            "cannot be made to refuse to be read, and nothing may read what is gone. Write "
+            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: a storage '
+            "cannot be made to raise when it is read, so an evicted value could be read. Write "
             'evict="saved"'
         )
     return position

@@ -106,7 +106,7 @@ class NativeLearner(Learning):
             case "another":
                 self._was_another(said.number, said.name)
             case "failed":
-                self.why = "something that was brought back early could not be"
+                self.why = "a value could not be restored ahead of its use"
 
     def _plan_of(self, key: int) -> StepPlan | None:
         """Return the shape that the core knows by `key`, or None."""
@@ -126,7 +126,7 @@ class NativeLearner(Learning):
         try:
             trace, starts, numbers = written_down(Transcript(*words))
         except InvalidTrace as error:
-            self.why = f"a step could not be written down: {error}"
+            self.why = f"the recording of a step is no valid trace: {error}"
             return None
         return StepPlan(self._met(), starts, numbers, trace)
 

@@ -411,7 +411,7 @@ class _Unit:
         way = self._ways.get(key)
         if way is None:
             if len(self._ways) >= _MOST_WAYS:
-                raise _Stays("it is called with ever other arguments")
+                raise _Stays("its arguments change too often")
             way = self._ways[key] = _Way(self, needs, inputs)
         if way.why:
             raise _Stays(way.why)

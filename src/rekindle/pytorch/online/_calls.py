@@ -71,7 +71,7 @@ class ModelCall:
                 return tensor_of(kept)
             found = kept() if type(kept) is weakref.ref else kept
             if found is None and kept is not None:
-                raise ReferenceError("what the model was called with is gone")
+                raise ReferenceError("an argument of the model's call was freed")
             return found
 
         return tree_map(again, self._arguments)

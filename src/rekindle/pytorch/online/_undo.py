@@ -209,8 +209,9 @@ class Undo:
         """Restore everything, or add a note to `error` if there are no copies."""
         if not self._copies:
             error.add_note(
-                f"This was amid {self._name}.step(), which took more than the time before: some "
-                "weights have moved and others not. Load them and the optimizer's state anew"
+                f"{self._name}.step() needed more memory than the last time and failed part-way: "
+                "some weights are updated and others are not. Load a checkpoint of the weights "
+                "and of the optimizer's state"
             )
             return
         for before in self._before.values():

@@ -333,9 +333,9 @@ def check_higher_order(higher: HigherOrderOperator) -> None:
     """Refuse a higher-order operator that may write its arguments unseen (R11)."""
     if higher.name() not in FUNCTIONAL:
         raise Unsupported(
-            f"the higher-order operator {higher.name()} inside rekindle.budget(...): what it does "
-            "cannot be seen, and it may write its arguments. Leave the budget for it, or write it "
-            "in plain operators"
+            f"the higher-order operator {higher.name()} inside rekindle.budget(...): it may "
+            "write its arguments, and Rekindle cannot see if it does. Leave the budget for it, "
+            "or write it in plain operators"
         )
 
 
