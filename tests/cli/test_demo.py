@@ -23,7 +23,9 @@ TINY = ["--layers", "2", "--width", "16", "--context", "32", "--batch", "4", "--
 
 
 def call(*arguments: str) -> Result:
-    runner = CliRunner(env={"OMP_WAIT_POLICY": "passive"})  # what is set inside is undone after
+    runner = CliRunner(
+        env={"OMP_WAIT_POLICY": "passive"}
+    )  # variables set inside are restored after
     return runner.invoke(main, arguments, prog_name="rekindle")
 
 

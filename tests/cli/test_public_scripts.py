@@ -85,8 +85,10 @@ def test_a_public_script_does_not_notice(script: Script, tmp_path: Path) -> None
 def test_plans_are_followed_when_script_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The image model's loop logs, evaluates, averages weights and saves: every step but those that
-    are learned from is followed, and all of them when the script is started again."""
+    """The image model's loop logs, evaluates, averages weights and saves.
+
+    Every step follows a plan but those that are observed, and all do when the script starts again.
+    """
     cache = own_cache(tmp_path / "cache")  # others learn of it as well
     monkeypatch.setenv("REKINDLE_CACHE", str(cache))
     words = (SCRIPTS / "vision.py", "--epochs=4")

@@ -83,7 +83,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """What an interpreter does with these words."""
+    """Run an interpreter with these arguments."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, *map(str, words)]
     return subprocess.run(
@@ -176,7 +176,7 @@ def test_workers_find_the_program(script: Path) -> None:
 
 @pytest.mark.slow
 def test_a_script_that_is_started_again_follows_its_plan(script: Path) -> None:
-    """From its first step on, and not if it is told to know nothing of earlier runs."""
+    """From its first step on, unless plans of earlier runs are switched off."""
     longer = TRAIN.replace("return 512", "return 1024")
     script.write_text(longer)
     first, again, without = (

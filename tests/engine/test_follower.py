@@ -67,7 +67,7 @@ def test_a_wrong_route_costs_time_only(
     route = data.draw(routes(len(trace.ops), len(trace.storages)))
     try:
         record = replay(trace, budget=budget, policy=policy, watch=_check, route=route)
-    except NoRoom:  # what it let go may take more room to bring back than the policy's choice
+    except NoRoom:  # its evictions may need more room to recompute than the policy's
         assume(False)
         raise
     cost = verify(trace, record.schedule, budget)

@@ -116,7 +116,7 @@ def test_reading_a_lost_view_makes_its_storage_young() -> None:
     (base,) = builder.call("make", 1, (), [4])
     (view,) = builder.call("view", 1, [base], [0], aliases=[base])
     (a,) = builder.call("a", 1, (), [4])
-    builder.call("b", 1, (), [4])  # makes room: base goes, with its view
+    builder.call("b", 1, (), [4])  # makes room: evicts base and its view
     builder.release(a)
     builder.call("read", 1, [base], [0])
     builder.call("read", 1, [view], [0])

@@ -120,7 +120,7 @@ def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
 def test_schedule_with_one_wrong_copy_is_refused(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
-    """A copy ahead may be left out in vain: what was let go then may never be wanted again."""
+    """A copy ahead may be missing without harm: the evicted value may never be used again."""
     trace, budget = problem
     record = _run(trace, budget, LRU(), replace(swap, only=True))
     wrong = _mutated(record.schedule, rng)

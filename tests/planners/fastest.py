@@ -14,7 +14,7 @@ from rekindle.planners._relaxation import Bandwidth
 
 @dataclass(frozen=True)
 class _State:
-    """Times are of the ends of copies; `leaving` is let go, but still read by one."""
+    """Times are of the ends of copies; `leaving` is evicted, but a copy still reads it."""
 
     frontier: int = 0
     resident: frozenset[int] = frozenset()

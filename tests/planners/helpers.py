@@ -18,7 +18,7 @@ REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 
 
 def reference(name: str) -> dict[str, object]:
-    """One of the reference files beside the repository; skips the test where there are none."""
+    """Return a reference file next to the repository; skip the test if there is none."""
     path = REFERENCE / name
     if not path.exists():
         pytest.skip(f"{path} is not there: reference figures are not part of the repository")
@@ -49,7 +49,7 @@ def unit_chain(length: int) -> Problem:
 
 
 def with_workspaces(problem: Problem, inside: Sequence[int]) -> Problem:
-    """What the operators of `problem` take inside themselves, so many bytes each."""
+    """Return `problem` with the workspace `inside` for its operators, in bytes."""
     trace = problem.trace
     ops = (replace(op, workspace=nbytes) for op, nbytes in zip(trace.ops, inside, strict=True))
     return Problem.of(replace(trace, ops=tuple(ops)))

@@ -127,7 +127,7 @@ def test_every_row_of_the_reference_that_takes_seconds() -> None:
 
 
 def test_anytime() -> None:
-    """With hardly any time there is a valid plan and a bound all the same."""
+    """With hardly any time there is still a valid plan and a bound."""
     problem = reference_problem("resnet50_b64")
     plan = Cuts(time_limit=0.5).plan(problem, int(0.5 * problem.keep_all_peak))
     assert plan.schedule is not None

@@ -119,7 +119,7 @@ def test_values_pinned_while_user_held_fit_budget(drawn) -> None:
 @given(problems(), st.sampled_from([1, 2, 4]))
 @examples(100)
 def test_rounds_with_many_evictions_yield_valid_plan(drawn, share: int) -> None:
-    """As in programs of thousands of values, where a round lets go of one in 32."""
+    """In programs of thousands of values a round evicts one in 32."""
     trace, budget = drawn
     problem = Problem.of(trace)
     with pytest.MonkeyPatch.context() as patch:

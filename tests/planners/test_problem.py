@@ -99,7 +99,7 @@ def test_keeping_all_has_the_peak_that_the_trace_says(trace) -> None:
     line = timeline(problem, range(len(problem)))
     assert verify(trace, to_schedule(line, "keep")).recompute_ns == 0
     assert problem.floor <= line.peak
-    # A plan may free a source that nobody reads again; the trace's figure keeps it.
+    # A plan may free a source after its last use; the trace's figure keeps it.
     assert line.peak <= keep_all_peak(trace)
 
 

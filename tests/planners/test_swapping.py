@@ -175,10 +175,10 @@ def _until_the_first_eviction(record: Record) -> list[object]:
 
 
 def test_plan_beats_online_choice_on_one_of_two_programs() -> None:
-    """Two programs that begin alike: in one what has to go is wanted again, in the other it is not.
+    """Two programs begin alike: only in one the evicted value is used again.
 
-    Who swaps it loses in the one, who lets go of it in the other, and at that moment nobody who has
-    not seen the rest can tell which it is.
+    Swapping it out loses time in one program, freeing it in the other. At that moment an online
+    policy cannot know which program it runs.
     """
     swap = Swap(None, BYTE_PER_NS, BYTE_PER_NS)
     budget = 8

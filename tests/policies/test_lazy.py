@@ -89,7 +89,7 @@ def test_the_choice_is_the_best_of_all(
 
 
 def test_storage_read_with_late_locks_is_priced_again() -> None:
-    """Found by chance: it stayed a candidate, and the chooser did not hear of the access."""
+    """Found at random: it stayed a candidate, and the chooser was not notified of the access."""
     rng = random.Random(1588)
     trace = random_dag(rng.randint(1, 30), rng, sources=rng.randint(0, 2))
     compared = Compared(DTR())

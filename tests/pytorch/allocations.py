@@ -19,7 +19,7 @@ class Allocated(NamedTuple):
 
 
 def allocated(step: Callable[[], object]) -> Allocated:
-    """What `step` allocates: the most at once, and what remains."""
+    """Return the peak of the bytes that `step` allocates, and the bytes that remain."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
         step()
     events = [e for e in observed.profiler.kineto_results.events() if e.name() == "[memory]"]

@@ -28,7 +28,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def asks_for_anything(item: pytest.Item) -> bool:
-    """Whether a test is in `held/`, is marked so, or has it among its parameters."""
+    """Return True if a test is in `held/`, is marked so, or has it among its parameters."""
     callspec = getattr(item, "callspec", None)
     parameters = () if callspec is None else callspec.params.values()
     return (

@@ -64,8 +64,10 @@ def tune_no_more() -> None:
 
 @contextmanager
 def fixed_prices() -> Iterator[None]:
-    """Inside, operators are met for the first time, and all cost the same: what is evicted does not
-    hang on times, which differ from run to run."""
+    """Forget all operators, and give each the same cost.
+
+    Evictions then do not depend on measured times, which differ from run to run.
+    """
     forget_signatures()
     _core().fix_costs(1_000)
     try:

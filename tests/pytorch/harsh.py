@@ -3,7 +3,7 @@
 A program builds what it needs (weights, data) and returns its step, a function whose result is
 compared: tensors, modules (weights, gradients, buffers), and plain values, in any nesting. The
 generator's state counts as well. The harshest budget is found as a user would: from a small one
-on, by what `OutOfBudget` says. There everything that may be let go is let go.
+on, by what `OutOfBudget` says. There everything that may be evicted is evicted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def harshest(
         result = step()
     operators = plain.operators
     wanted = everything(result)
-    budget = plain.alive  # what is there at the end must fit in any case
+    budget = plain.alive  # memory at the end must fit in any case
     del step, result
     for _ in range(MOST_ATTEMPTS):
         step, watch = _built(program), Watch(resized=resized or evict != "saved")

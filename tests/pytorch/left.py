@@ -38,7 +38,7 @@ def settings() -> dict[str, Any]:
 
 
 def behind(before: dict[str, Any]) -> list[str]:
-    """What is not as it was `before`; lazily made attributes may have come."""
+    """Return the differences from the state `before`; lazily made attributes may be new."""
     changed: list[str] = []
     for name, now in settings().items():
         was = before[name]

@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a training loop needs; `step` is that loop's body."""
+    """The parts of a training loop; `step` is that loop's body."""
 
     model: nn.Module
     data: Callable[[int], Batch]

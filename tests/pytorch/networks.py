@@ -312,7 +312,7 @@ class Expert(nn.Module):
 
 
 class SparseMLP(nn.Module):
-    """Each token goes to its best experts: sizes depend on the data, results meet in place."""
+    """Send each token to its best experts: sizes depend on data, results are added in place."""
 
     def __init__(self, width: int, experts: int, chosen: int) -> None:
         super().__init__()

@@ -221,7 +221,7 @@ ON_FOUR = [
 
 @dataclass
 class Trained:
-    """What two steps came to on one rank."""
+    """The results of two steps on one rank."""
 
     losses: list[float]
     weights: list[Tensor]
@@ -266,7 +266,7 @@ def train(name: str, budget: int | None) -> Trained:
 
 
 def judged(name: str) -> dict[str, Any]:
-    """What one rank finds."""
+    """Return the findings of one rank."""
     plain = train(name, None)
     low, high = plain.tracked.alive, plain.tracked.peak
     budget: int | None = int(low + SCENARIOS[name][1] * (high - low))

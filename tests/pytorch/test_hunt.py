@@ -83,7 +83,7 @@ def test_a_long_loop_is_the_same_in_every_mode() -> None:
 
 
 def _is_found() -> bool:
-    """Whether one of the first loops differs."""
+    """Return True if one of the first loops differs."""
     outcomes = (hunted(seed, 1, [EVERYTHING.name]) for seed in range(40))
     return any(outcome.kind == "different" for outcome in outcomes)
 
@@ -111,8 +111,10 @@ def test_memory_above_the_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_values_chained_over_steps_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are copies of those of the step before, which no optimizer writes; and that it
-    would be found if it did."""
+    """Weights are copies of those of the step before, which no optimizer writes.
+
+    With a long memory the growth is found.
+    """
     loop, mode = Loop((), habits=("state assigned",)), MODES["unlimited"]
     assert growth(loop, mode) is None
     monkeypatch.setattr(cores, "short_memory", lambda longest: nullcontext())
@@ -161,8 +163,10 @@ with budget():
 
 
 def test_change_by_any_mode_is_excepted() -> None:
-    """As some products in inference mode, which PyTorch computes otherwise below one, on some
-    machines: a program that asks whether there is one. What a budget alone changes is one."""
+    """Some programs depend on whether a dispatch mode is active.
+
+    Some products in inference mode do, on some machines. A change by a budget alone is a complaint.
+    """
     source = ASKS.format("_get_current_dispatch_mode() is None")
     found = complaint(source, Plain(source), EVERYTHING, 1.0)
     assert found is not None

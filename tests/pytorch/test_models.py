@@ -82,7 +82,7 @@ class Plain:
 
 @functools.cache
 def plainly(case: Case) -> Plain:
-    """What plain PyTorch does."""
+    """Return the results of plain PyTorch."""
     workload = case.build()
     losses: list[Tensor] = []
     measured = measure(lambda: losses.extend(train(workload)))

@@ -47,7 +47,7 @@ def extension() -> Path:
     return compiled(compiler)
 
 
-#: Nobody makes room for what is made while a graph is captured.
+#: No room is made for allocations while a graph is captured.
 OVER = {"captured_in_between": 1.1}
 
 
@@ -92,7 +92,7 @@ def test_whatever_may_go_does(extension: Path, program: str) -> None:
 
 @pytest.mark.slow
 def test_small_results_find_room_in_a_full_budget(extension: Path) -> None:
-    """An error there would leave others amid something, as a capture that begins."""
+    """An error there would interrupt an operation, such as the start of a capture."""
     kept, full = asked(extension, "any, small, prompt", "any, small, prompt, kept_back").values()
     assert (kept["large"], kept["small"]) == (63, 100)
     assert kept["peak over budget"] <= 1
@@ -118,8 +118,10 @@ def test_the_device_has_less_than_the_budget_says(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_swap_out_for_full_device_is_waited_for(extension: Path) -> None:
-    """Without a limit of the budget's own, too, and where it gets none from what fitted: the first
-    try goes well, so no more has to go."""
+    """Also without a limit of the budget, and where fitted memory sets none.
+
+    The first try succeeds, so no more is evicted.
+    """
     found = asked(
         extension, *(f"transformer, native, swapped, full, {on}, fitted" for on in STREAMS)
     )
@@ -223,7 +225,7 @@ def test_a_plan_trains_the_same(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_workspaces_fit_in_budget_by_allocator_count(extension: Path) -> None:
-    """By the allocator's word; what is not learned goes over, or not guessed before it is."""
+    """A workspace that is not measured, or not guessed before, exceeds the budget."""
     asked_for = "workspaces, native, same price, prompt"
     over: list[float] = []
     for missing in ("", ", took", ", guess"):
@@ -238,7 +240,7 @@ def test_workspaces_fit_in_budget_by_allocator_count(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_first_calls_wait_until_copies_out_have_made_room(extension: Path) -> None:
-    """What they take inside themselves is a guess, and must not lie beside what is being copied."""
+    """Their workspace is a guess, and must not overlap memory that is being copied."""
     modes = ("native, swap", "native, swapped")
     found = asked(extension, *map(", ".join, product(["workspaces"], modes, ["late", "side last"])))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
@@ -264,7 +266,7 @@ def test_event_error_reaches_the_program_and_the_next_step_works(extension: Path
 
 @pytest.mark.slow
 def test_memory_refused_by_the_device_is_made_by_evicting(extension: Path) -> None:
-    """The budget says far more than there is: what is refused is tried again, whoever says so."""
+    """The budget exceeds the device's memory: a refused request is tried again."""
     who = ("allocator", "cublas", "driver")
     found = asked(extension, *map(", ".join, product(who, ["refuses"], ("prompt", "late"))))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
@@ -303,7 +305,7 @@ def test_blocks_that_the_core_cannot_read_raise(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_a_retried_operator_draws_the_same_and_writes_once(extension: Path) -> None:
-    """What has written a part of a list is not tried again: it would add twice."""
+    """An operator that wrote part of a list is not tried again: it would add twice."""
     drawn, written = asked(extension, "drawn, refuses, late", "written, refuses, late").values()
     for kind in ("recorded", "unrecorded"):
         assert drawn[kind] == {"refused": 3, "equal": True}
@@ -313,7 +315,7 @@ def test_a_retried_operator_draws_the_same_and_writes_once(extension: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["swapped", "auto", "anything"])
 def test_captured_graph_neither_waits_nor_recomputes(extension: Path, options: str) -> None:
-    """What it reads stays where it is; what is not there raises, and the program goes on."""
+    """Values that it reads are pinned; an evicted one raises, and the program continues."""
     scenes = ["step amid copies", "evicted input", "evicted afterwards", "operator of evicted"]
     scenes += ["address of evicted"]
     questions = [f"{scene}, captured, {on}, {options}" for scene in scenes for on in STREAMS]
@@ -406,4 +408,4 @@ def test_other_stream_waits_for_recomputations(
 def test_idle_stream_is_not_waited_for_again(extension: Path) -> None:
     (found,) = asked(extension, "idle, ordered, prompt").values()
     assert found["recomputations"] >= 19
-    assert found["waits"] <= 1  # for what was there before anybody looked
+    assert found["waits"] <= 1  # for memory from before the first check

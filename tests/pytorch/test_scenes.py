@@ -60,7 +60,7 @@ def test_a_program_that_needs_more_is_a_complaint(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("seed", [147, 377])
 def test_program_whose_results_become_weights_keeps_bits(seed: int) -> None:
-    """The first tensor of a value dies, and another one, a weight, tells of its version."""
+    """The first tensor of a value dies, and a weight that shares it has its version."""
     outcome = judge(seed, only=("anything, tight",))
     assert outcome.complaint == "", outcome
 

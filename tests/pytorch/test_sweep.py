@@ -100,7 +100,7 @@ def test_sample_refused_by_pytorch_is_judged_refused() -> None:
 
 
 class _Known(Case):
-    """A case that goes as its name says."""
+    """A case with the outcome that its name says."""
 
     def judge(self) -> Verdict:
         return Verdict(self.name)

@@ -32,7 +32,7 @@ Compile = Callable[[nn.Sequential], Callable[[Tensor], Tensor]]
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> Iterator[None]:
-    """And enough of it may be: past its limit PyTorch goes on eagerly, with other bits."""
+    """Reset the compiler: past its limit PyTorch runs eagerly, with other bits."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=64, error_on_recompile=False):
         yield
@@ -60,7 +60,7 @@ def each_block(model: nn.Sequential) -> nn.Sequential:
 
 
 def trained(compiler: Compile, amount: str | None) -> tuple[dict[str, object], Run | None]:
-    """What two steps leave behind, each with two forward passes and then their backward passes."""
+    """Return the results of two steps, each of two forward passes and their backward passes."""
     torch._dynamo.reset()
     torch.manual_seed(20)
     model = nn.Sequential(*(Block() for _ in range(4)))
@@ -123,7 +123,7 @@ def test_compiled_blocks_run_again_as_single_operators() -> None:
 
 @pytest.mark.slow
 def test_all_that_a_region_saves_counts() -> None:
-    """One region saves at least an activation a block: below that nothing can be let go."""
+    """One region saves at least an activation per block, which cannot be evicted."""
     wanted, _ = trained(whole("inductor"), None)
     got, run = trained(whole("inductor"), "1MiB")
     assert differing(got, wanted) == []
@@ -189,7 +189,7 @@ def test_results_of_code_compiled_outside_are_kept() -> None:
 
 @pytest.mark.slow
 def test_region_that_writes_its_arguments_keeps_bits() -> None:
-    """Neither what was there, nor who computed with it, is lost (R4)."""
+    """Neither the former content nor results made from it are lost (R4)."""
 
     def step() -> object:
         torch._dynamo.reset()
@@ -348,7 +348,7 @@ def test_higher_order_operator_that_may_write_is_refused(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_code_compiled_inside_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU has no graphs to capture: whoever would make them only notes that it was asked to."""
+    """A CPU has no graphs to capture, so a replacement only records the requests."""
     from torch._inductor import config, cudagraph_utils, output_code
 
     asked: list[str] = []
@@ -361,7 +361,7 @@ def test_code_compiled_inside_is_not_captured(monkeypatch: pytest.MonkeyPatch) -
     for name in _regions._CAPTURING:
         monkeypatch.setattr(output_code, name, capturing)
     monkeypatch.setattr(cudagraph_utils, "check_lowering_disable_cudagraph", lambda *_: None)
-    weight = torch.rand(100 * WIDTH).requires_grad_()  # beside it generator states are small
+    weight = torch.rand(100 * WIDTH).requires_grad_()  # compared with it generator states are small
 
     def gradient() -> Tensor:
         torch._dynamo.reset()

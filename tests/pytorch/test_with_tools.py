@@ -44,7 +44,7 @@ TOOLS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "save on cpu": lambda: torch.autograd.graph.save_on_cpu(),
     "sdpa kernel": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
 }
-KEEPS = {"save on cpu"}  # its own hooks take the place of the budget's: nothing to let go
+KEEPS = {"save on cpu"}  # its own hooks replace the budget's: nothing to evict
 
 
 @pytest.mark.filterwarnings("default")
@@ -135,7 +135,7 @@ def test_evicted_tensor_under_a_profiler_is_not_readable() -> None:
 
 
 def test_tensors_saved_on_cpu_are_user_held() -> None:
-    """But a program's variable, which goes when nothing else is left."""
+    """They are a program's variable, which is evicted only if nothing else is left."""
 
     def trained(budget: str, **how: Any) -> dict[str, Any]:
         torch.manual_seed(20)

@@ -95,7 +95,7 @@ class Tracker(TorchDispatchMode):
         result = func(*args, **kwargs)
         self.see(result)
         higher = isinstance(func, HigherOrderOperator)  # has no schema
-        if not higher and func._schema.is_mutable:  # what was written to may have grown
+        if not higher and func._schema.is_mutable:  # a written storage may have grown
             self.see(args)
             self.see(kwargs)
         if self._resized:
@@ -140,7 +140,7 @@ class Tracker(TorchDispatchMode):
 
 
 def _bytes_in(storage: torch.UntypedStorage) -> int:
-    """Of its memory: what a budget let go of keeps its size, and refuses to tell an address."""
+    """Return its bytes: an evicted storage keeps its size, and raises if its address is read."""
     try:
         storage.data_ptr()
     except RuntimeError:

@@ -61,7 +61,7 @@ class Authors:
         self.trace, self.budget, self.limit = trace, budget, limit
         self.factors = score
         self.pieces = [Piece(number, nbytes) for number, nbytes in enumerate(trace.storages)]
-        self.readers: list[list[int]] = [[] for _ in trace.values]  # what was made of each value
+        self.readers: list[list[int]] = [[] for _ in trace.values]  # operators that read each value
         self.defined = [False] * len(trace.values)
         self.pool: list[Piece] = []
         self.ran: set[Op] = set()
@@ -183,7 +183,7 @@ class Authors:
                 ours.total += theirs.total
 
     def evicted_neighbors(self, piece: Piece) -> Iterable[Piece]:
-        """What is not in memory next to it, the outputs of calls in progress among them."""
+        """Return the neighbors that are not in memory, outputs of calls in progress among them."""
         found: dict[Piece, None] = {}
         for value in piece.values:
             for other in (*self.maker(value).inputs, *self.readers[value]):

@@ -24,8 +24,10 @@ COSTS = ((1,), (1, 2, 3), (471, 500, 900, 3000), tuple(range(471, 10**6, 3331)))
 
 
 def _program(rng: random.Random, *, length: int = 90) -> Trace:
-    """Like a log of an unrolled optimization: small storages of few sizes, and views of them that
-    are read again long after the storage was evicted."""
+    """Draw a program like a log of an unrolled optimization.
+
+    It has small storages of few sizes, and views of them that are read long after the eviction.
+    """
     builder = TraceBuilder("unrolled")
     sizes, costs = rng.choice(SIZES), rng.choice(COSTS)
     views, several = rng.choice([0, 0.2, 0.5]), rng.choice([0, 0.3])

@@ -58,11 +58,11 @@ def test_a_workspace_has_its_place_while_the_operator_runs() -> None:
     builder.call("other", 1, [], [9 * MIB])
     record = rekindle.simulate(builder.build(), allocator="native")
     assert record.allocated_peak == record.peak == 21 * MIB
-    assert record.reserved_peak == (20 + 16) * MIB  # the 9 MiB lie beside the result afterwards
+    assert record.reserved_peak == (20 + 16) * MIB  # the 9 MiB lie next to the result afterwards
 
 
 def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
-    """What had to go for the operator of that name; the others are released, and none is dead."""
+    """Return the numbers of the values evicted for the operator `name`; none is dead."""
     first = next(
         index
         for index, action in enumerate(record.actions)
@@ -110,8 +110,11 @@ def test_whole_segments_go_where_no_window_is_wide_enough() -> None:
 
 
 def test_locked_inputs_in_the_way_are_evicted_and_retried() -> None:
-    """One segment of 20 MiB with what cannot go in the middle: two holes of 9 MiB, in each of which
-    an input of the last operator lies, while its first input can only be had through 9 MiB."""
+    """One segment of 20 MiB has a pinned value in the middle, and two holes of 9 MiB.
+
+    In each hole lies an input of the last operator. Its first input can only be recomputed through
+    a value of 9 MiB.
+    """
     builder = TraceBuilder()
     source = builder.source(512)
     (deep,) = builder.call("deep", 10, [source], [9 * MIB])

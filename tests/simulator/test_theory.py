@@ -58,7 +58,7 @@ def test_linear_network_equals_authors_figures(policy: Policy, quirks: bool) -> 
 
 @pytest.mark.parametrize("quirks", [False, True])
 def test_linear_network_of_theorem_1_equals_authors_figures(quirks: bool) -> None:
-    """All costs are equal here: which of equals goes decides, and it is the authors' way."""
+    """All costs are equal here: ties are broken as the authors break them."""
     found = {c: linear_recomputations(*c, THEOREM_1, quirks=quirks) for c in LINEAR_THEOREM}
     assert found == LINEAR_THEOREM
 
@@ -77,7 +77,7 @@ def test_adversary_equals_authors_figures(policy: Policy) -> None:
 
 
 def test_theorem_2() -> None:
-    """The time grows with N / B beside that of N operators one after the other."""
+    """The time beyond that of N operators one after the other grows with N / B."""
     for asked in (64, 128, 256):
         for budget in (4, 8, 16):
             assert adversary(asked, budget, DTR()).total / asked >= asked / budget / 2

@@ -42,7 +42,7 @@ def test_run_without_swap_has_no_transfers() -> None:
 def test_copies_are_read_whole_and_run_one_at_a_time(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
-    """From the record alone, at rates that are taken anew: the earliest times that are possible."""
+    """Recomputes the earliest possible times from the record and the rates alone."""
     trace, budget = problem
     try:
         record = replay(trace, budget=budget, policy=DTR(), swap=swap)
@@ -56,7 +56,7 @@ def _check(trace: Trace, record: Record, swap: Swap) -> None:
     out_until = in_until = 0.0
     whole: dict[int, float] = {}  # when a storage is on the host
     back: dict[int, float] = {}  # when it is on the device again
-    leaving: list[tuple[float, int]] = []  # let go, and free from then on
+    leaving: list[tuple[float, int]] = []  # evicted, and free from then on
     assert record.budget is not None
     following = (*record.clock[1:], record.compute_ns + record.recompute_ns + record.waiting_ns)
     for action, now, then, memory in zip(

@@ -107,8 +107,10 @@ def _compare(model: nn.Module, batch: Batch, plan: Any, plain: Plain) -> Outcome
 
 
 def _used_once(architecture: Architecture) -> tuple[nn.Module, Batch, int]:
-    """A model and its batch as they are built, but that what the model sets up in its first forward
-    pass, under locks that cannot be traced, is there; and the bytes to reserve for a loss."""
+    """Return a model after one forward pass, its batch, and the bytes to reserve for a loss.
+
+    The first forward pass may set up state under locks, which cannot be traced.
+    """
     model, batch = architecture.build()
     state = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().clone() for tensor in state]

@@ -90,9 +90,7 @@ def compare(program: Program, fraction: float = FRACTION) -> Row:
         result = step()
         gc.collect()
     wanted, met = everything(result), watch.alive
-    watch.see(
-        [*result[1].parameters(), *result[1].buffers()]
-    )  # a buffer that nobody reads is there
+    watch.see([*result[1].parameters(), *result[1].buffers()])  # a buffer without readers is there
     measured = Measured(watch.peak + watch.alive - met, watch.alive)
     parameters = sum(p.numel() for p in result[1].parameters())
     del step, result

@@ -21,7 +21,7 @@ BY_NAME = {each.name: each for each in ALL_ARCHITECTURES}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled"),
-    pytest.mark.filterwarnings("default"),  # what the networks warn of is their affair
+    pytest.mark.filterwarnings("default"),  # warnings of the networks are their own
 ]
 
 

@@ -17,7 +17,7 @@ from tests.zoo.runs import Program, Row, compare, step_of, training_step
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("default"),  # what the networks warn of is their affair
+    pytest.mark.filterwarnings("default"),  # warnings of the networks are their own
 ]
 
 Change = Callable[[nn.Module], nn.Module]
@@ -54,7 +54,7 @@ def _assert_same(row: Row) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @each_language
 def test_gradient_checkpointing_inside(name: str, reentrant: bool) -> None:
-    """What it recomputes in the backward pass it holds itself: there is less to let go."""
+    """The checkpoint holds values that it recomputes itself, so there is less to evict."""
 
     def checkpointed(model: nn.Module) -> nn.Module:
         model.activation_checkpointing_enable({"use_reentrant": reentrant})

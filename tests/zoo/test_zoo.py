@@ -21,7 +21,7 @@ UNSTABLE = {
 }
 SAMPLED = 24  # in CI, of those that are stable
 
-pytestmark = pytest.mark.filterwarnings("default")  # what the networks warn of is their affair
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of the networks are their own
 
 
 def _stable() -> list[Architecture]:

@@ -44,7 +44,7 @@ def train(
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     keep: bool = False,
 ) -> tuple[dict[str, Tensor], int]:
-    """What steps of training leave behind, and the most memory of any."""
+    """Return the results of training steps, and the peak memory of any step."""
     torch.manual_seed(3)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
     found, peak = {}, 0
@@ -79,7 +79,7 @@ def test_trains_the_same_within_the_budget(name: str, fraction: float) -> None:
     chained, budget = within((model, x), max(1, int(fraction * plain)))
     got, peak = train(chained, x)
     assert differing(got, wanted) == []
-    if name != "gates":  # how much those need is drawn anew each time
+    if name != "gates":  # their need is random each time
         assert peak <= budget
         assert 0.9 * peak <= chained.predicted_peak <= 1.1 * peak
     if fraction == 1.1:

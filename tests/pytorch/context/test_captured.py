@@ -31,7 +31,7 @@ class Doubled(torch.autograd.Function):
 
 
 def replaced() -> dict[str, Callable[..., Any]]:
-    """Whatever is, or may be, replaced now, as somebody would keep it."""
+    """Return the functions that a budget replaces now, as a program would keep them."""
     found: dict[str, Callable[..., Any]] = {
         "apply": Doubled.apply,
         "swap": torch.utils.swap_tensors,

@@ -29,7 +29,7 @@ def test_time_lost_without_evictions_is_zero() -> None:
 
 
 def test_time_lost_has_more_than_the_operators() -> None:
-    """Operators that are measured as free lose time all the same."""
+    """Operators that are measured as free lose time as well."""
     weight = torch.ones(WIDTH, requires_grad=True)
     optimizer = torch.optim.SGD([weight])
     with cores.fixed_prices(), rekindle.budget(12 * VECTOR, learn=False) as run:

@@ -113,7 +113,7 @@ def _complaint_within(
 
 @contextmanager
 def letting_go_of_everything() -> Iterator[None]:
-    """Before each operator, and before autograd gets a value back, all that may be let go is."""
+    """Evict all candidates before each operator and before autograd unpacks a value."""
     cores.tune(lambda driver: driver.core.let_go_of_everything(driver.handle, True))
     try:
         yield

@@ -185,7 +185,7 @@ WRITES = (
             "detach_()",
             "requires_grad_()",
             "set_({y})",
-            "resize_({x}.numel()//2 if {x}.is_contiguous() else 0)",  # nothing that nobody wrote
+            "resize_({x}.numel()//2 if {x}.is_contiguous() else 0)",  # no uninitialized memory
             "sub_({x})",
             "div_({y})",
             "addcmul_({y},{z})",
@@ -373,7 +373,7 @@ def programs(draw: st.DrawFn, *, longest: int = 40) -> tuple[Program, float]:
 
 
 def random_program(rng: Random, longest: int) -> Program:
-    """What `programs` draws."""
+    """Draw a program as `programs` does."""
     space = namespace()
     torch.manual_seed(20)
     for line in BUILD:

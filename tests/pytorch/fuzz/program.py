@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rekindle import OutOfBudget
 from tests.pytorch.harsh import everything
 
-#: What PyTorch raises when it is asked for something that it cannot do.
+#: Errors that PyTorch raises for a request that it does not support.
 REFUSED = (RuntimeError, ValueError, IndexError, TypeError, NameError, AttributeError)
 PRELUDE = "from tests.pytorch.fuzz.program import *"
 
@@ -97,7 +97,7 @@ class Program:
         return "\n".join([*build, f"with rekindle.budget({budget}):", *(f"    {s}" for s in lines)])
 
 
-held: list[Any] = []  # what a program's variables keep; its own in each run
+held: list[Any] = []  # values of a program's variables, its own in each run
 log: list[Any] = []
 
 
@@ -107,7 +107,7 @@ def keep(tensor: Tensor) -> Tensor:
 
 
 def namespace() -> dict[str, Any]:
-    """What a program can name from the start: what the prelude imports."""
+    """Return the names that a program may use from the start: those of the prelude."""
     public = {name: value for name, value in globals().items() if not name.startswith("_")}
     return {**public, "held": [], "log": []}
 
@@ -157,7 +157,7 @@ def left_behind(
 
 
 def _is_spoilt(value: object) -> bool:
-    """Whether it is one of several views, and a write spoilt it: nobody may look at it."""
+    """Return True for one of several views that a write made unreadable."""
     try:
         return isinstance(value, Tensor) and value.is_leaf is None
     except RuntimeError:
@@ -171,7 +171,7 @@ def _is_result(name: str, value: object) -> bool:
 
 
 def _facts(results: dict[str, Any], name: str) -> tuple[object, ...]:
-    """What is to be seen of a tensor beside its content: version, place, aliases, graph."""
+    """Return the properties of a tensor other than its content: version, place, aliases, graph."""
     tensor = results[name]
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
         return ()

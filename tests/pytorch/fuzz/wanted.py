@@ -33,7 +33,7 @@ VIEWS = "a write to one of several views is noticed by its version"
 
 
 class Wanted:
-    """What PyTorch's own runs of `program` leave."""
+    """The results of PyTorch's own runs of `program`."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -45,8 +45,10 @@ class Wanted:
         self.memory_afterwards = alive(tracker)
 
     def differing(self, got: dict[str, Any]) -> tuple[list[str], str]:
-        """What of `got` is like none of the runs that it may be like; and the reason, if it is like
-        another one than the plain run."""
+        """Return the names in `got` that match no allowed run, and the reason of a match.
+
+        The reason is empty if `got` matches the plain run.
+        """
         names = differing(got, self.plain)
         if not names:
             return [], ""
@@ -98,7 +100,7 @@ def _doing_nothing(*, check: bool) -> Iterator[None]:
 
 
 def alive(tracker: Tracker) -> int:
-    """Bytes of what a program left. It may make cycles, also such as nobody can collect."""
+    """Return the bytes that a program left; it may make cycles that cannot be collected."""
     if tracker.alive:
         gc.collect()
     return tracker.alive

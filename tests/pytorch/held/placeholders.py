@@ -15,12 +15,12 @@ from rekindle.pytorch.native._higher import hidden
 #: memory.
 ADDRESS: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
 HOME: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
-#: What reading it says then.
+#: Message of an error on a read of it.
 UNREADABLE = "evicted by rekindle"
 
 
 def is_empty(tensor: Tensor) -> bool:
-    """Whether its memory was let go."""
+    """Return True if the memory of `tensor` is evicted."""
     try:
         ADDRESS(tensor)
     except RuntimeError:

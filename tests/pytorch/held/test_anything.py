@@ -149,7 +149,7 @@ def test_skips_are_evicted() -> None:
 
 
 def held_in_place() -> Callable[[], Any]:
-    """What is held was written in place, and is written again where it is a view."""
+    """A user-held value is written in place, and written again through a view."""
     weight = torch.randn(60, 60, requires_grad=True)
     x = torch.randn(200, 60)
 
@@ -261,7 +261,7 @@ def test_value_with_changed_source_raises_when_read() -> None:
             kept.extend((constant * 2, torch.ones(NUMBERS) * 5))
             _everything.let_go(run)
             with torch._C._DisableTorchDispatch(), unseen_by_the_core():
-                constant.add_(1)  # where nobody sees it
+                constant.add_(1)  # unobserved
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         overwritten()
@@ -438,10 +438,10 @@ def test_harmless_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_threads_that_compile_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor's pool outlives the compilation, and made `evict="anything"` let go of nothing."""
+    """Inductor's pool outlives the compilation, and once prevented all evictions."""
     from torch._inductor import async_compile
 
-    if async_compile.AsyncCompile.pool.cache_info().currsize:  # what compiled here before
+    if async_compile.AsyncCompile.pool.cache_info().currsize:  # something compiled here before
         async_compile.AsyncCompile.pool().shutdown()
         async_compile.AsyncCompile.pool.cache_clear()
     with ThreadPoolExecutor(1) as pool:
@@ -450,7 +450,7 @@ def test_threads_that_compile_are_harmless(monkeypatch: pytest.MonkeyPatch) -> N
         with rekindle.budget(1 << 30, evict="anything") as run:
             x = torch.ones(NUMBERS) * 3
             _everything.let_go(run)
-            assert not is_empty(x)  # nobody asked Inductor for the pool
+            assert not is_empty(x)  # Inductor's pool was not requested
             torch.ones(1)
         assert async_compile.AsyncCompile.pool() is pool
         with rekindle.budget(1 << 30, evict="anything") as run:

@@ -107,7 +107,7 @@ def test_second_operand_dropped_during_recomputation() -> None:
 
 
 def test_value_dropped_at_context_end_is_skipped() -> None:
-    """Nobody has the second one any more when it is its turn."""
+    """The second value has no reference left when its turn comes."""
     weight = vector()
     with rekindle.budget(4 * NBYTES, record=True) as run:
         first = dropping(weight)

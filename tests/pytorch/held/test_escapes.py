@@ -44,7 +44,7 @@ def saved(x: Tensor) -> Any:
 
 
 def address(x: Tensor) -> Any:
-    """What a kernel outside PyTorch does: no tensor is needed to read it."""
+    """Return the content at the address, as a kernel outside PyTorch reads it."""
     return list((ctypes.c_float * x.numel()).from_address(x.data_ptr()))
 
 
@@ -82,7 +82,7 @@ def custom(x: Tensor) -> Any:
     return leaf.grad.tolist()
 
 
-#: Those that read at once, and those that keep what they got: it must stay right.
+#: Accesses that read at once, and accesses that keep memory, which must stay valid.
 LOOKS: dict[str, Look] = {
     "item": lambda x: x[1].item(),
     "float": lambda x: float(x[1]),
@@ -193,14 +193,14 @@ def test_escaped_memory_is_pinned(name: str) -> None:
         kept = KEEPS[name](x)
         del x
         _everything.let_go(run)
-        filler = [torch.zeros(4) for _ in range(64)]  # what is free would be taken
+        filler = [torch.zeros(4) for _ in range(64)]  # would take freed memory
         assert plain(kept) == wanted
         del filler
     assert plain(kept) == wanted
 
 
 class Doubled(Function):
-    """Writes its input, by a kernel that nobody sees as well, and looks at it before and after."""
+    """Write the input by a kernel that nothing observes, and read it before and after."""
 
     seen: ClassVar[list[Tensor]] = []
 
@@ -290,8 +290,10 @@ def _husk_of_nothing() -> torch.UntypedStorage:
 
 @pytest.mark.parametrize("name", [*LOOKS, *KEEPS])
 def test_unprotected_escape_of_placeholder_fails(name: str) -> None:
-    """Nearly all raise, as would what is not in the lists above; those that go by the size of a
-    storage find nothing, or what happens to be in shared memory."""
+    """Nearly all ways raise, as would any that is not in the lists above.
+
+    Those that use the size of a storage find nothing, or the content of shared memory.
+    """
     look = {**LOOKS, **KEEPS}[name]
     wanted = plain(look(torch.ones(4) * 3))
     x = torch.ones(4) * 3

@@ -80,7 +80,7 @@ def test_user_held_lists_are_evicted_last() -> None:
 
 
 def test_user_held_skips_are_evicted_last() -> None:
-    """What is left are the gradients of the skips, which wait for their turn."""
+    """The gradients of the skips are left, which wait for their turn."""
     with cores.fixed_prices():
         smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "auto")}
     assert smallest["auto"] <= smallest["saved"] - NBYTES
@@ -212,7 +212,7 @@ def test_value_with_escaped_address_is_pinned(escape: Callable[[Tensor], object]
 
 
 def test_operands_of_functions_of_ones_own_stay() -> None:
-    """Their kernels read them by their addresses, and nobody sees it."""
+    """Their kernels read the operands by address, which nothing observes."""
     seen: list[bool] = []
 
     class Twice(torch.autograd.Function):
@@ -246,7 +246,7 @@ def test_operands_of_functions_of_ones_own_stay() -> None:
 def test_value_written_by_address_is_pinned(
     make: Callable[..., Tensor], evict: Literal["auto", "anything"]
 ) -> None:
-    """It got an address in C++, and nobody saw it writing there."""
+    """It handed out an address in C++, and the write there was not observed."""
     with rekindle.budget(1 << 30, evict=evict) as run:
         x, other = make(8), torch.ones(8) * 3
         (ctypes.c_float * 8).from_address(ADDRESS(x))[:] = range(8)

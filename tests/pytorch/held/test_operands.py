@@ -81,10 +81,12 @@ def _pools_end() -> Iterator[None]:
 def test_an_operator_that_waits_for_a_thread(
     evict: Literal["saved", "anything"], started: str
 ) -> None:
-    """When it runs, and when it runs again: the thread, which may be within the budget as well,
-    need not wait for it in its turn."""
+    """On its first run and on recomputation.
 
-    size = 1_000 if started == "before" else 999  # what was learned of one is not for the other
+    The thread may be within the budget as well, and must not wait for the operator.
+    """
+
+    size = 1_000 if started == "before" else 999  # measurements of one size do not serve the other
 
     def program() -> Step:
         x = torch.rand(size)
@@ -109,7 +111,7 @@ def test_an_operator_that_waits_for_a_thread(
 def test_graph_of_earlier_budget_runs_within_later_one(
     first: Literal["saved", "anything"],
 ) -> None:
-    """What the earlier one brings back is its own: this one does not let go of it."""
+    """The later budget does not evict values that the earlier one recomputes."""
 
     def program() -> Step:
         weight = torch.rand(1_000, requires_grad=True)

@@ -59,7 +59,7 @@ def test_a_planned_model(inner: nn.Sequential) -> None:
 @pytest.mark.slow
 def test_a_compiled_model(inner: nn.Sequential) -> None:
     compiled = torch.compile(inner)
-    for _ in range(2):  # what a region takes inside itself is known then
+    for _ in range(2):  # the workspace of a region is known then
         wanted, roomy = trained(compiled, inner, None)
     got, run = trained(compiled, inner, int(0.7 * roomy.peak))
     assert differing(got, wanted) == []

@@ -44,7 +44,7 @@ def test_record_with_anything_passes_verifier() -> None:
 
 
 def test_without_autograd_the_record_ends_with_the_budget() -> None:
-    """What comes back then does not fit."""
+    """The recomputations at the end exceed the budget."""
     wanted = pipeline()
     with within(8 * NBYTES, record=True) as run:
         kept = pipeline()

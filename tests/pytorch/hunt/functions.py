@@ -100,7 +100,7 @@ class Recomputes(Function):
 
 
 class MainGrad(Function):
-    """Adds to a weight's gradient by itself, in a buffer on its module."""
+    """Add to a weight's gradient in its own backward pass, in a buffer on its module."""
 
     @staticmethod
     def forward(ctx, x, weight, module):
@@ -164,7 +164,7 @@ class CubeBackward(Function):
 
 
 class PartlyUsed(Function):
-    """One result goes unused: its gradient is None."""
+    """One result is not used: its gradient is None."""
 
     @staticmethod
     def forward(ctx, x):

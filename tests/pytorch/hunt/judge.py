@@ -38,7 +38,7 @@ NEVER_FAIL = (
 
 @dataclass
 class Left:
-    """What a run of a program leaves behind, as copies."""
+    """Copies of the results of a run of a program."""
 
     found: dict[str, Any]
     error: BaseException | None
@@ -58,7 +58,7 @@ def collect_little() -> None:
 
 @contextmanager
 def _own_dispatch_keys() -> Iterator[None]:
-    """What is left of an exception dies inside, and leaves the thread's dispatch keys alone.
+    """Free what is left of an exception inside, so that the thread's dispatch keys are unchanged.
 
     PyTorch prints a tensor under a guard that its frame holds. If that ends later than a
     `torch.inference_mode()` around it, the thread has no autograd from then on.
@@ -110,7 +110,7 @@ def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Le
     }
     try:
         found = everything(results)
-    except RuntimeError as unreadable:  # what is left is not there
+    except RuntimeError as unreadable:  # the memory is evicted
         found, error = {}, unreadable
     found["log"] = log
     found["error"] = "" if error is None else f"{type(error).__name__}: {_start(error)}"
@@ -253,10 +253,10 @@ def _compared(got: Left, plain: Plain, mode: Mode, amount: int) -> Complaint | N
 
 
 def growth(loop: Loop, mode: Mode) -> Complaint | None:
-    """Whether what is remembered grows with every step, where the plain program's memory does not.
+    """Return a complaint if the bookkeeping grows with every step, but plain memory does not.
 
-    Steps are compared that have the same size: sizes come again after one, two or three steps. What
-    a program carries along from step to step may hang on the one before for a while: a short one.
+    Steps of the same size are compared: sizes repeat after one, two or three steps. Values that a
+    program carries from step to step may depend on the step before for a short while.
     """
     source = replace(loop, steps=PERIOD * 3).source()
     plain = [run_program(replace(loop, steps=n).source(), Contexts(None), tracked=True).alive

@@ -53,7 +53,7 @@ class Symmetric(nn.Module):
 
 
 class Buffers(nn.Module):
-    """What a module keeps beside its parameters."""
+    """The buffers of a module."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ halve.register_autograd(lambda ctx, gradient: gradient * 0.5)
 
 
 def in_thread(work):
-    """What `work` returns or raises in another thread."""
+    """Return the result of `work` in another thread, or raise its error."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
 

@@ -63,7 +63,7 @@ class Loop:
 
     @property
     def parts(self) -> Iterator[str]:
-        """What `known` may name."""
+        """Yield the names that `known` may use."""
         yield from (f"block {name}" for name in self.blocks)
         yield from (f"habit {name}" for name in self.habits)
         yield f"driver {self.driver}"
@@ -134,7 +134,7 @@ class Loop:
         yield indent("\n".join([*forward, "return x"]), " " * 8)
 
     def _step(self, driver: Driver, habits: list[Habit]) -> str:
-        """What is in the loop: a step, with its budget unless that is around the loop."""
+        """Return the body of the loop: a step, with its budget unless that is around the loop."""
         forward = next((habit.call for habit in habits if habit.call), "y = net(x)")
         contexts = [habit.around for habit in habits if habit.around]
         if self.place == "forward":

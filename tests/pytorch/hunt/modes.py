@@ -56,7 +56,7 @@ class Mode:
 
     @property
     def resized(self) -> bool:
-        """Whether what the program holds may go, so that all of it is looked at again."""
+        """Return True if user-held values may be evicted, so that all are compared again."""
         return self.arguments.get("evict") != "saved" and "swap" not in self.arguments
 
     @contextmanager
@@ -139,7 +139,7 @@ class Contexts:
 
     @property
     def inside(self) -> bool:
-        """Whether a budget is there."""
+        """Return True if the mode has a budget."""
         return self._run is not None
 
     def planned(self, net: nn.Module, example: torch.Tensor) -> nn.Module:

@@ -28,7 +28,7 @@ def shrunk(loop: Loop, wrong: Callable[[Loop], bool]) -> Loop:
 
 
 def complaint_of(loop: Loop, mode: Mode, tightness: float) -> Complaint | None:
-    """What is wrong with `loop` in `mode`, where PyTorch runs it in one way."""
+    """Return the complaint about `loop` in `mode`, if PyTorch itself runs it in one way."""
     plain = Plain(loop.source())
     return complaint(loop.source(), plain, mode, tightness) if plain.determined else None
 

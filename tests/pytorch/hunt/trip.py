@@ -15,7 +15,7 @@ from rekindle.pytorch.native import NativeRuntime
 
 
 class Interrupted(Exception):
-    """What a device, a signal or a worker may raise amid an operator."""
+    """An error that a device, a signal or a worker may raise inside an operator."""
 
 
 class _Trip(TorchDispatchMode):

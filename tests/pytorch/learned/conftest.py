@@ -51,7 +51,7 @@ class AtOnce:
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
     monkeypatch.setattr(_step_plans, "Planning", AtOnce)
-    # What another policy would have done may lose more, and is to be followed all the same.
+    # The record of another policy may lose more time, but must be followed here.
     monkeypatch.setattr(_step_plans, "DEARER", float("inf"))
     monkeypatch.setattr(AtOnce, "made", 0)
     forget_plans()

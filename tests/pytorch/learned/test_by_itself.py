@@ -184,4 +184,4 @@ def test_steps_are_watched_after_recent_evictions() -> None:
         assert plans.wanted
         plans.ended(evicting=False, followed=False, left=False)
     assert not plans.wanted
-    assert plans_for(1, torch.device("cpu")).wanted  # who asks for plans, always
+    assert plans_for(1, torch.device("cpu")).wanted  # always, if plans are requested

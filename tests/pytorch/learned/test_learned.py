@@ -33,8 +33,10 @@ WIDTH, BATCH = 64, 128
 
 
 class Deep(nn.Module):
-    """Layers with dropout, a batch norm and an in-place activation; the last ones may be left
-    out."""
+    """Layers with dropout, a batch norm and an in-place activation.
+
+    The last ones may be left out.
+    """
 
     def __init__(self, layers: int = 8) -> None:
         super().__init__()
@@ -246,7 +248,7 @@ def test_exception_in_planned_step_keeps_plan() -> None:
             training.step(number)
 
     run = assert_alike(steps, budget)
-    assert run.steps_left == 0  # it begins anew, and is followed then
+    assert run.steps_left == 0  # its step starts again, and is followed then
     assert run.steps_followed == 5
 
 

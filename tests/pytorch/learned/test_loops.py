@@ -92,7 +92,7 @@ def evaluates_amid_an_epoch(loop: Loop, out: Tensor, loss: Tensor) -> None:
 
 
 def evaluates_with_grad_mode_on(loop: Loop, out: Tensor, loss: Tensor) -> None:
-    """Nobody wrote `torch.no_grad()`, and what is computed goes as far as a step's forward pass."""
+    """Evaluate without `torch.no_grad()`, up to the end of a step's forward pass."""
     if loop.number % 3 == 0:
         x, y = next(iter(loop.loader))
         loop.told.append(F.cross_entropy(loop.model(x), y).item())

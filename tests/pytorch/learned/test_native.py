@@ -62,7 +62,7 @@ def test_kinds_of_entries_equal_those_of_journal() -> None:
 
 
 def _written(run: rekindle.Run) -> list[StepPlan]:
-    """What is written down in `run`, from now on."""
+    """Return the list to which plans recorded in `run` are added from now on."""
     learner: Any = run._learner
     plans: list[StepPlan] = []
     read = learner._written
@@ -97,14 +97,16 @@ def test_recorded_step_simulates_to_same_recomputations() -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_failed_early_restore_is_retried_on_use(before: bool) -> None:
-    """The step leaves its plan, and the next one follows it. Which of the replays come early is for
-    the plan to say: those that are asked for raise."""
+    """The step leaves its plan, and the next one follows it.
+
+    The plan decides which replays run early; those on demand raise.
+    """
     early = sum(_survives(replays, before=before) for replays in range(12))
     assert early > 0
 
 
 def _survives(replays: int, *, before: bool) -> bool:
-    """Whether a step goes on although a replay fails, and if so, that it does as promised."""
+    """Return True if a step continues although a replay fails; check its results then."""
     budget = budget_of()  # which runs a training, once
     plain = Training()
     six(plain)
@@ -132,7 +134,7 @@ def _survives(replays: int, *, before: bool) -> bool:
 
 
 def test_threads_that_make_steps_of_their_own() -> None:
-    """Nobody knows which operator is of whose step: no plan fits for long, and nothing else."""
+    """Operators of the threads' steps mix, so no plan fits for long; nothing else happens."""
     plain, ours = ([Training(), Training()] for _ in range(2))
     for training in (*plain, *ours):
         training.model.eval()  # threads draw from one generator in any order

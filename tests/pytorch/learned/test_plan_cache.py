@@ -151,7 +151,7 @@ def test_step_of_other_kind_does_not_follow_cached_plan() -> None:
 
 
 def test_a_search_that_was_broken_off_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had found by then is followed meanwhile."""
+    """Meanwhile the best plan found by then is followed."""
     budget = budget_of()
     monkeypatch.setattr(AtOnce, "running", True)
     assert another_process(budget, learn=True).steps_followed == 3

@@ -16,7 +16,7 @@ from rekindle.pytorch.learned._sequence_matcher import (
 
 
 def steps(words: str) -> list[int]:
-    """Capitals are of the graph, those after "|" in the backward pass; others are beside it."""
+    """Capitals are of the graph, those after "|" in the backward pass; small letters are not."""
     forward, _, backward = words.partition("|")
     met = [ord(word) << 2 | GRAPH * word.isupper() for word in forward]
     return met + [ord(word) << 2 | GRAPH | BACKWARD for word in backward]
@@ -33,7 +33,7 @@ def places(shape: list[int], step: list[int]) -> list[int] | None:
     "step",
     [
         "AmB|CD",  # as it was
-        "AB|CD",  # something beside the graph is missing
+        "AB|CD",  # an operator that is not of the graph is missing
         "AmxB|CD",  # something came in between
         "xmAmB|CD",  # or before
         "XYAmB|CD",  # nothing of a backward pass: no step begins so
@@ -46,7 +46,7 @@ def test_similar_steps_match_shape(step: str) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "AmB|CDD",  # goes on
+        "AmB|CDD",  # continues
         "AmBAmB|CD",
         "AmB|C",  # ends early
         "AmBX|CD",  # another operator of the graph

@@ -74,7 +74,7 @@ def compared(layer: Layer, share: float = 0.5) -> Run:
         got = {str(i): each for i, each in enumerate(trained(layer))}
     assert differing(got, wanted) == []
     run._driver.engine.check()
-    with rekindle.budget("1GiB", learn=False) as harsh:  # all that may go goes before each operator
+    with rekindle.budget("1GiB", learn=False) as harsh:  # evicts all before each operator
         harsh._driver.core.let_go_of_everything(harsh._driver.handle, True)
         got = {str(i): each for i, each in enumerate(trained(layer))}
     assert differing(got, wanted) == []

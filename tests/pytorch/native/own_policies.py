@@ -10,7 +10,7 @@ from rekindle.policies import Candidate, Chooser, Policy
 
 
 class CheapestChooser(Chooser):
-    """What `docs/how-to/extend.md` shows, with a look at the neighbors."""
+    """The policy of `docs/how-to/extend.md`, which also looks at the neighbors."""
 
     def __init__(self) -> None:
         self.candidates: dict[Candidate, None] = {}

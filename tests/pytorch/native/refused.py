@@ -36,7 +36,7 @@ class Program:
         self.phases = phases
 
     def trained(self) -> dict[str, Any]:
-        """What an optimizer moves: weights, and its own state."""
+        """Return the state that an optimizer changes: weights, and its own state."""
         weights = dict(self.modules.named_parameters())
         states = [_flat(each.state_dict()) for each in self.optimizers]
         found = {
@@ -46,7 +46,7 @@ class Program:
         return copy.deepcopy(found)
 
     def rest(self) -> dict[str, Tensor]:
-        """What a forward pass moves: buffers and the generator."""
+        """Return the state that a forward pass changes: buffers and the generator."""
         buffers = {name: each.clone() for name, each in self.modules.named_buffers()}
         return {**buffers, "generator": torch.get_rng_state()}
 

@@ -176,7 +176,7 @@ class Square(torch.autograd.Function):
 
 @dataclass
 class Program:
-    """What the threads share, and what they leave behind."""
+    """The state that the threads share, and their results."""
 
     turns: Turns
     kinds: random.Random
@@ -267,7 +267,7 @@ class Program:
             self.turns.stop()
             for thread in threads:
                 thread.join()
-            Turns.now = None  # what is recomputed where the budget ends takes no turns
+            Turns.now = None  # recomputations at the end of the budget take no turns
         for thread in threads:
             for failure in thread.failures:  # type: ignore[attr-defined]
                 raise failure
@@ -277,7 +277,7 @@ class Program:
 
 
 def ran(seed: int, turns_seed: int, **how: Any) -> tuple[dict[str, Tensor], Any]:
-    """What the program of `seed` leaves behind, and its run."""
+    """Return the results of the program of `seed`, and its run."""
     torch.manual_seed(seed)
     program = Program(Turns(turns_seed), random.Random(seed))
     Turns.now = program.turns

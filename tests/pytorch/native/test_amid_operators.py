@@ -168,7 +168,7 @@ def test_an_operator_that_waits_for_a_thread_runs_again(
 def test_parallel_recomputations_get_their_own_values(
     pool: list[ThreadPoolExecutor],
 ) -> None:
-    """The operator's thread has a backward pass of its own, amid the recomputation."""
+    """The operator's thread runs a backward pass of its own during the recomputation."""
 
     def work(x: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -310,7 +310,7 @@ class _Schedule:
             self._draw()
 
     def switch(self) -> None:
-        """The thread may lose its turn here, and goes on when it gets it again."""
+        """Let another thread run here, and continue when it is this thread's turn again."""
         if self._on:
             with self._changed:
                 self._draw()

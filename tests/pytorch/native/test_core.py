@@ -36,7 +36,7 @@ def numbers(run: Any) -> Any:
 
 
 def test_snapshot_with_several_threads_reads_no_gradients() -> None:
-    """Plain PyTorch may free one while another thread reads it: only how much there is is told."""
+    """Plain PyTorch may free a gradient while another thread reads it: only a total is given."""
 
     def train() -> None:
         layer = nn.Linear(32, 32)
@@ -115,7 +115,7 @@ def test_the_same_events_lead_to_the_same_decisions() -> None:
         return found
 
     with cores.fixed_prices():
-        journal()  # what signatures need is known from then on
+        journal()  # signatures are known from then on
         first = journal()
         assert len(first) > 500
         assert journal() == first

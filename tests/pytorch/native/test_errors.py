@@ -76,7 +76,7 @@ def test_interrupt_in_a_learned_step_reaches_the_program(when: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             step(when)
         optimizer.zero_grad()
-        step()  # and goes on
+        step()  # and continues
 
 
 def test_interrupt_during_snapshot_reaches_program(
@@ -142,7 +142,7 @@ def test_interrupt_during_final_recomputation_reaches_program() -> None:
 
 
 def _nothing(**_: object) -> None:
-    """What these operators save."""
+    """The saved tensors of these operators: none."""
 
 
 # -- the first error wins --------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_error_of_the_program_is_not_replaced_at_the_end() -> None:
         kept = [torch.ops.rekindle_end.sin(weight * n) for n in range(3)]
         cores.let_go_now(run._driver)
         again = True
-        within.__exit__(KeyError, error, None)  # raises nothing: the program's error goes on
+        within.__exit__(KeyError, error, None)  # raises nothing: the program's error propagates
         del kept
     assert any("cannot run again" in note for note in error.__notes__)
 

@@ -478,7 +478,7 @@ def test_dispatch_modes_see_same_operators_as_without_budget() -> None:
 
 def test_steps_leave_nothing_behind() -> None:
     gc.collect()
-    gc.disable()  # what a step made is gone by itself
+    gc.disable()  # a step's memory is freed without the collector
     try:
         with rekindle.budget("64MiB", learn=False) as run:
             found: list[tuple[int, int, int]] = []

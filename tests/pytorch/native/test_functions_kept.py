@@ -239,7 +239,7 @@ def test_function_under_function_mode_is_kept() -> None:
 
 
 def test_effects_in_python_happen_again() -> None:
-    """Nobody sees them: a list that grows has one entry more for each recomputation."""
+    """They are not observed: a list that grows has one entry more for each recomputation."""
     ran: list[int] = []
     layer = straight(lambda _, x, w: (ran.append(1), torch.sigmoid(x @ w))[1])
     run = compared(lambda x, w: layer(x, w).tanh())

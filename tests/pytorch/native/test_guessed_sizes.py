@@ -63,7 +63,7 @@ def test_result_that_is_too_large_is_refused_for_its_own_size() -> None:
 
 @torch.library.custom_op("rekindle_tests::counted_and_repeated", mutates_args={"count"})
 def counted_and_repeated(x: Tensor, count: Tensor) -> Tensor:
-    """Makes 16 times what it is given, which nobody can know ahead."""
+    """Return 16 times as many bytes as given, which cannot be predicted."""
     count += 1
     return x.repeat(16)
 

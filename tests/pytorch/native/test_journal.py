@@ -103,7 +103,7 @@ PROGRAMS = [_chain, _in_place, _unrolled, _trained, _twice_through_one_graph]
 
 
 def _kept() -> Step:
-    """What the program holds, and gradients that wait for their turn."""
+    """Hold values in variables, and gradients that wait for their turn."""
     weight = vector(True)
 
     def step() -> None:
@@ -130,7 +130,7 @@ def _without_grad() -> Step:
 
 
 def _journal(step: Step, budget: int | None, **options: Any) -> tuple[list[int], rekindle.Run]:
-    """What two steps were to the core, as numbers."""
+    """Return the journal of two steps in the core, as numbers."""
     with rekindle.budget(budget, **options) as run:
         driver: Any = run._driver
         driver.core.open_journal(driver.handle, MOST)
@@ -202,7 +202,7 @@ def test_core_and_engine_agree_with_evict_anything(
 def test_the_engine_in_python_swaps_the_same(
     program: Callable[[], Step], only: bool, tmp_path: Path
 ) -> None:
-    """Where all that goes is copied, and where that is about as quick as to compute it again."""
+    """Once every evicted value is copied, once copying is about as fast as recomputing."""
     torch.manual_seed(20)
     step = program()
     _, roomy = _journal(step, None)

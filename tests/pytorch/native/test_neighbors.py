@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rekindle.pytorch.native import core, why_not
 from rekindle.simulator.allocator import Block, Pool, cheapest_window
 
-#: Bytes, whether somebody has it, and what evicting it would cost (None: it stays).
+#: Bytes, whether it is in use, and the cost of its eviction (None: pinned).
 Row = tuple[int, bool, int | None]
 ROWS = st.lists(
     st.tuples(st.integers(1, 9), st.booleans(), st.one_of(st.none(), st.integers(0, 20))),

@@ -131,7 +131,7 @@ def test_operators_in_a_policy_run_and_count_nowhere() -> None:
 
 
 def test_threads_run_while_policy_decides() -> None:
-    """A policy gives Python's lock away amid its work: who runs operators then waits, no more."""
+    """A policy releases the GIL while it works: threads that run operators then only wait."""
     seen = threading.Event()
 
     class Slow(CheapestChooser):
@@ -197,7 +197,7 @@ def test_policy_is_freed_with_budget() -> None:
 
 
 def test_own_policy_is_followed_though_steps_repeat() -> None:
-    """Nothing is planned by itself where the program said how to choose."""
+    """No plan is made automatically if the program has its own policy."""
     weight = vector(True)
     with rekindle.budget(TIGHT, policy=Cheapest()) as run:
         for _ in range(8):
@@ -208,7 +208,7 @@ def test_own_policy_is_followed_though_steps_repeat() -> None:
 
 
 class Waits(CheapestChooser):
-    """Waits for another thread, which computes, when it is told or asked something."""
+    """Wait for another thread, which computes, in each addition and choice."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         super().__init__()

@@ -139,7 +139,7 @@ def test_another_shape_is_tried_on_its_own(made: Callable[..., Doubtful]) -> Non
 
 
 def test_sums_by_atomics_are_tried_thrice(made: Callable[..., Doubtful]) -> None:
-    """What came in one order three times may be trusted, not what did so once."""
+    """Sums in the same order three times may be trusted, once is not enough."""
     doubtful = made(TRIED | ATOMICS)
     with rekindle.budget(None):
         doubtful.step()

@@ -30,7 +30,7 @@ def _built() -> None:
 
 
 def step(model: nn.Module) -> list[Tensor]:
-    """A step that keeps ten states beside each layer: 1 MiB in all."""
+    """Keep ten states of generators for each layer: 1 MiB in all."""
     h, states = torch.randn(256, 64), list[Tensor]()
     for layer in model.children():
         h = layer(h).tanh()
@@ -187,7 +187,7 @@ def set_back_before_each() -> list[Tensor]:
 
 @pytest.mark.parametrize("draws", [seeded_before_each, from_three_generators, set_back_before_each])
 def test_random_positions_with_equal_starts_share_them(draws: Draws) -> None:
-    """What the runtime keeps of states: a whole one takes 2,496 bytes."""
+    """The runtime keeps positions of generators: a whole state takes 2,496 bytes."""
     torch.manual_seed(1)
     wanted = draws()
     torch.manual_seed(1)

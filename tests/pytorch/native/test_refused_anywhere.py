@@ -60,7 +60,7 @@ class Run:
         except rekindle.OutOfBudget:
             assert self.failed_in is None
             self.failed_in = number
-        if loss is None:  # not amid the handler, where the error keeps the values of its frames
+        if loss is None:  # not inside the handler, where the error keeps the values of its frames
             with privately():
                 assert differing(program.trained(), trained) == [], "half a step"
             program.put_back(rest)
@@ -81,7 +81,7 @@ def tight(name: str, **how: Any) -> int:
 
 
 def runs_as_if_nothing_was(name: str, budget: int, step: int, **how: Any) -> int:
-    """Let every `step`-th operator find no room. Return how often the program was told."""
+    """Let every `step`-th operator find no room, and return how often it raised."""
     whole = Run(name, budget, NEVER, **how)
     assert whole.peak <= budget
     gc.freeze()  # there are thousands of runs, and garbage is collected at the end of each

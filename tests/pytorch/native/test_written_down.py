@@ -68,7 +68,7 @@ def test_recorded_step_is_valid_trace(program: Callable[[], Step], before: int) 
 
 
 def test_a_part_of_a_recorded_run() -> None:
-    """Both are written at a time, and the whole goes on when the part is over."""
+    """Both are recorded at once, and the whole continues when the part is over."""
     weight = vector(True)
     with rekindle.budget("1GiB", record=True) as run:
         deeper(weight, 4).sum().backward()

@@ -41,9 +41,10 @@ def gpt(layers: int) -> Callable[[], None]:
 
 
 def check(profile: Profile, peak: int) -> None:
-    """The tables add up to the peak, and that is what the tracker saw, within 1 %; but for what an
-    operator takes inside itself, which nobody holds and no tracker sees: everybody looked where
-    there is most in use with that."""
+    """Check that the tables add up to the peak, which the tracker saw within 1 %.
+
+    The workspace of operators is an exception: the tracker does not see it.
+    """
     at_peak = profile.at_peak
     inside = max(op.workspace for op in profile.trace.ops)
     assert 0.98 * at_peak.memory <= profile.peak <= 1.02 * (at_peak.memory + inside)

@@ -21,7 +21,7 @@ ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 class Stateful(nn.Module):
-    """Has what a step changes beside parameters: attributes, and random numbers of its own."""
+    """Change other state than parameters in a step: attributes, and a random generator."""
 
     def __init__(self) -> None:
         super().__init__()

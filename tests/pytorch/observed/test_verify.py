@@ -142,7 +142,7 @@ def test_an_operator_that_depends_on_global_state() -> None:
 
 
 def test_verify_leaves_memory_of_others_uncounted() -> None:
-    """It is compared, and nobody pays for that."""
+    """It is compared, but its copies do not count in the budget."""
     other = nn.Linear(512, 512)
     other(torch.ones(1, 512)).sum().backward()
     assert other.weight.nbytes > 1_000_000
@@ -165,7 +165,7 @@ def _drawing(x: Tensor) -> Tensor:
 
 
 def test_never_recompute_makes_drawing_step_pass() -> None:
-    """What the message advises helps."""
+    """The advice of the message helps."""
 
     def kept(x: Tensor) -> Tensor:
         with rekindle.never_recompute():
@@ -185,7 +185,7 @@ def test_verify_names_randomly_differing_operator() -> None:
 
 
 def test_verify_names_line_of_unstable_plain_step() -> None:
-    """A counter that nobody can put back: plain PyTorch is to blame, and the line is named."""
+    """A counter that cannot be restored: plain PyTorch differs, and the line is named."""
     program, count = Program(), [0]
 
     def step() -> Tensor:

@@ -28,13 +28,13 @@ def warmed_up(case: Case) -> Workload:
 
 
 def see_state(tracker: Tracker, workload: Workload) -> None:
-    """What optimizers have from the step before is there, although `step()` alone shows it."""
+    """Show the tracker an optimizer's state from earlier steps, which only `step()` would show."""
     for phase in workload.phases:
         tracker.see([list(state.values()) for state in phase.optimizer.state.values()])
 
 
 def know_workspaces(case: Case) -> None:
-    """What operators take inside themselves is known after a few calls."""
+    """Call operators until their workspace is known."""
     workload = warmed_up(case)
     with rekindle.budget(None):
         for _ in range(3):

@@ -26,7 +26,7 @@ def train_on_device() -> tuple[list[float], list[torch.Tensor]]:
 
 
 def train_plainly() -> tuple[list[float], list[torch.Tensor], int]:
-    """The same, and a budget of half of what it takes; the allocator's peak starts anew."""
+    """Train without a budget; return the results and half of the peak, and reset the peak."""
     torch.cuda.init()
     train_on_device()  # cuBLAS takes its workspace
     base = torch.cuda.memory_allocated()

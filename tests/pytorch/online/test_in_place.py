@@ -266,7 +266,7 @@ def _given(x: Tensor) -> list[Tensor | None]:
 
 
 def _shared(x: Tensor) -> list[Tensor | None]:
-    """One gradient goes to two nodes, and the first leaves it as it is for the other."""
+    """One gradient reaches two nodes, and the first leaves it unchanged for the other."""
     z = torch.exp(x) + F.gelu(x)
     torch.exp(z).backward(torch.ones_like(z))
     return [x.grad]
@@ -324,7 +324,7 @@ def _saved_by_others(x: Tensor) -> list[Tensor | None]:
 
 
 def _kept_by_a_function(x: Tensor) -> list[Tensor | None]:
-    """What a function of the program's hands on it may keep."""
+    """A function of the program may keep the gradient that it passes on."""
     kept: list[Tensor] = []
 
     class Keeps(torch.autograd.Function):

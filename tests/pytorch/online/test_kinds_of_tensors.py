@@ -161,7 +161,7 @@ def test_evicted_parts_of_sparse_tensor_are_recomputed(layout: str) -> None:
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_write_through_sparse_tensor_writes_its_values(layout: str, evict: Evict) -> None:
-    """(R3)"""
+    """The write is recomputed (R3)."""
 
     def program() -> Callable[[], object]:
         weight, values = torch.rand(3, requires_grad=True), torch.rand(3)

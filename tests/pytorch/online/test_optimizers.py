@@ -19,7 +19,7 @@ WIDTH = 32
 
 
 def inside() -> bool:
-    """Whether operators of this thread are seen."""
+    """Return True if operators of this thread are seen."""
     return is_seen()
 
 
@@ -118,7 +118,7 @@ def test_its_temporaries_stay_below_the_budget(foreach: bool) -> None:
 
 
 def test_step_memory_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
-    """Also where a loss that is still held was made from what nobody else needs."""
+    """Also if a held loss was made from values that have no other reader."""
     cell = nn.LSTMCell(8, 8)
     optimizer = optim.SGD(cell.parameters(), lr=0.1)
     with rekindle.budget("1GiB"):
@@ -242,7 +242,7 @@ def test_backward_through_weights_that_a_step_changed_is_refused() -> None:
 
 
 def test_values_made_from_the_weights_are_saved_first() -> None:
-    """What is evicted and reads a weight must come back before the weight moves (R4)."""
+    """An evicted value that reads a weight is recomputed before the weight moves (R4)."""
 
     def losses(program: Program) -> Iterator[Tensor]:
         for _ in range(4):

@@ -20,8 +20,10 @@ NONE = b"\xff" * 4
 
 
 def _evicted() -> tuple[bytes, bytes, bool]:
-    """What is at the address of a value before and after its eviction, and whether gradients are
-    right. Nothing is made between eviction and reading, so no other value is there."""
+    """Return the bytes at a value's address before and after its eviction, and if gradients agree.
+
+    Nothing is allocated between eviction and reading, so no other value is there.
+    """
     weight = torch.linspace(0.1, 1.0, N, requires_grad=True)
     (expected,) = torch.autograd.grad(weight.sin().exp().square().sum(), [weight])
     with rekindle.budget("1MiB", evict="saved") as run:

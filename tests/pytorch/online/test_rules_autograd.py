@@ -98,7 +98,7 @@ def test_random_operators_run_again_for_a_batch_of_gradients(
 
 
 def test_differentiated_twice() -> None:
-    """A gradient penalty: the backward pass is recorded as well, and its values are let go."""
+    """A gradient penalty: the backward pass is recorded as well, and its values are evicted."""
 
     def program() -> Step:
         network = nn.Sequential(
@@ -221,7 +221,7 @@ class InPlace(torch.autograd.Function):
 
 
 class Sorted(torch.autograd.Function):
-    """A result that needs no gradient beside one that does."""
+    """A result that needs no gradient next to one that does."""
 
     @staticmethod
     def forward(ctx, x):
@@ -319,7 +319,7 @@ def test_differentiated_twice_after_the_context() -> None:
         context = nullcontext() if budget is None else rekindle.budget(budget)
         with context as run:
             loss = deeper(weight, 4).sum()
-            deeper(vector(True), 30)  # lets go of the others, and is gone
+            deeper(vector(True), 30)  # evicts the others, and is freed
         before = run.recomputations if run else 0
         (slope,) = torch.autograd.grad(loss, weight, create_graph=True)
         slope.square().sum().backward()

@@ -38,7 +38,7 @@ EMPTY: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("filled", [_by_numpy, _by_address])
 @pytest.mark.parametrize("name", EMPTY)
 def test_memory_that_something_unseen_filled(name: str, filled: Callable[[Tensor], None]) -> None:
-    """Fails without `look_twice`, which finds that nobody wrote what is read."""
+    """Fails without `look_twice`, which finds that no operator wrote the memory read."""
 
     def program() -> Step:
         weight = vector(True)
@@ -154,7 +154,7 @@ UPDATES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_weight_overwritten_while_evicted_values_need_it(name: str) -> None:
-    """What can only be made from the old weight is brought back first (`Engine.forget`).
+    """Values made only from the old weight are recomputed first (`Engine.forget`).
 
     PyTorch does not object: `weight + batch` saves nothing of the weight.
     """

@@ -35,7 +35,7 @@ def let_all_go(run: Run | None) -> None:
 
 
 def same(step: Callable[[Run | None], Tensor], weight: Tensor, setting: str) -> Run:
-    """Whether `step` gives a loss with the gradient of plain PyTorch."""
+    """Check that `step` gives a loss with the gradient of plain PyTorch, and return the run."""
     (wanted,) = torch.autograd.grad(step(None), [weight])
     with rekindle.budget("1GiB", **SETTINGS[setting]) as run:
         for _ in range(3):
@@ -195,7 +195,7 @@ WRITES = (
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_a_value_written_from_outside(write: Callable[[Tensor], None], setting: str) -> None:
-    """What was made of it before, and what is made of it after."""
+    """Results made from it before and after the write keep their bits."""
     weight = vector(requires_grad=True)
 
     def step(run: Run | None) -> Tensor:
@@ -283,7 +283,7 @@ def test_weights_in_foreign_memory(evict: Any) -> None:
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("mmap", [False, True], ids=["read", "mapped"])
 def test_weights_that_were_loaded(mmap: bool, evict: Any, tmp_path: Path) -> None:
-    """`torch.load` returns memory that nobody can tell from lent one."""
+    """`torch.load` returns memory that looks like memory of others."""
     torch.manual_seed(0)
     layers = [part for _ in range(6) for part in (nn.Linear(32, 32), nn.Tanh())]
     ours, batch = nn.Sequential(*layers), torch.randn(64, 32)
@@ -305,7 +305,7 @@ def test_weights_that_were_loaded(mmap: bool, evict: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_weights_that_others_modify_meanwhile(evict: Any) -> None:
-    """Not in silence. What variables hold could not come back at the end either."""
+    """The change is not silent: user-held values could not be recomputed at the end either."""
     array = np.full(WIDTH, 0.5, np.float32)
     weight = _parameter(array)
 
@@ -321,7 +321,7 @@ def test_weights_that_others_modify_meanwhile(evict: Any) -> None:
 
 
 def test_numpy_access_pins_only_that_value() -> None:
-    """What was looked at stays; what came before and after is evicted as ever."""
+    """The accessed value is pinned; values made before and after it are evicted."""
     weight = vector(requires_grad=True)
     with rekindle.budget("1GiB") as run:
         x = deeper(weight, 4)

@@ -40,7 +40,7 @@ class Bang(Exception):
 
 
 def entries(run: Run) -> tuple[int, int, int]:
-    """What the engine has in its graph, what the native core keeps of it, what may be held."""
+    """Return the sizes of the engine's graph, the native records and the list of held ones."""
     torch.zeros(())  # an event: deaths are acted on
     now = run._driver.engine.now()
     return now.storages, now.alive, run.memory
@@ -112,7 +112,7 @@ def test_step_leaves_no_bookkeeping(step: Callable[[Tensor], None], no_collector
     with rekindle.budget(TIGHT) as run:
         step(weight)
         step(weight)
-        gc.collect()  # what torch itself made for the first time
+        gc.collect()  # objects that torch makes on first use
         before = entries(run)
         for _ in range(3):
             step(weight)
@@ -134,7 +134,7 @@ def test_context_leaves_no_driver(no_collector: None) -> None:
 
 
 def test_a_graph_dropped_after_everything_else(no_collector: None) -> None:
-    """The loss goes last: memory that only the runtime kept goes with it."""
+    """The loss is dropped last: memory that only the runtime kept is freed with it."""
     weight = vector(True)
     with rekindle.budget(1_000 * TIGHT) as run:
         x = weight.sin()
@@ -273,7 +273,7 @@ def test_a_state_does_not_carry_all_batches_along(
     with rekindle.budget(TIGHT, **setting) as run:
         found = train(model, count)
     assert run.evictions > 100
-    assert max(known) < 4 * short_memory  # a chain, what hangs on it beside, until the next look
+    assert max(known) < 4 * short_memory  # a chain, values made from it, until the next check
     assert len(found) == 3
     assert all(map(torch.equal, found, wanted))
 
@@ -347,7 +347,7 @@ def test_a_mean_of_losses_keeps_no_batch(loss: Any, setting: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_running_mean_without_optimizer_keeps_no_batch(evict: Any) -> None:
-    """What would be out of budget finds the room that batches take in vain."""
+    """A request that would not fit frees the batches that are kept in vain."""
     mean = torch.zeros(())
     with rekindle.budget(600_000, evict=evict) as run:
         for _ in range(100):

@@ -124,7 +124,7 @@ def test_the_program_s_own_saved_tensor_hooks_and_checkpoints() -> None:
 
 
 def test_complex_numbers_and_sparse_gradients() -> None:
-    """Complex values are let go like others, sparse ones are kept."""
+    """Complex values are evicted like others, sparse ones are kept."""
 
     def program() -> Step:
         table = nn.Embedding(20, 50, sparse=True)

@@ -86,7 +86,7 @@ class Lists(TorchDispatchMode):
 
 
 def test_mode_inside_sees_no_aliases_of_new_leaves() -> None:
-    """Autograd takes a new tensor as it is only if nobody else has its version counter."""
+    """Autograd uses a new tensor unchanged only if nothing shares its version counter."""
 
     def seen() -> list[str]:
         with Lists() as mode:

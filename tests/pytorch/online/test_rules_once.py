@@ -89,7 +89,7 @@ def test_random_numbers_are_drawn_again_as_they_were(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_random_numbers_on_a_device() -> None:
-    """R5: a generator for each device; `rand(..., device="cuda")` has no argument to tell by."""
+    """R5: one generator per device; `rand(..., device="cuda")` has no tensor that names it."""
 
     def program() -> Step:
         weight = vector().cuda().requires_grad_()

@@ -33,8 +33,10 @@ def _met_for_the_first_time() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss(name: str, reduction: str) -> None:
-    """The result of some is one number in the memory of as many as there are elements. (What they
-    take inside themselves nobody knows before their first run.)"""
+    """Some losses return one number in memory for as many as there are elements.
+
+    Their workspace is unknown before the first run.
+    """
     x, y = torch.rand(10, 30), torch.rand(10, 30)
     amount = x.nbytes + y.nbytes + 100
     with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount):
@@ -106,7 +108,7 @@ CHOOSING = {
 @pytest.mark.parametrize("more", [0, 40, 4_000])
 @pytest.mark.parametrize("name", CHOOSING)
 def test_sizes_that_values_decide(name: str, more: int) -> None:
-    """Only bounds are known before, which refuse nothing: what is too much is told at once."""
+    """Only bounds are known before, which refuse nothing; an excess is reported at once."""
     x = torch.rand(10, 30, generator=torch.Generator().manual_seed(0))
     amount = x.nbytes + more
     told = False

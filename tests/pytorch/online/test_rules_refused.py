@@ -78,7 +78,7 @@ def test_hooks_inside_transform_are_refused_by_pytorch() -> None:
 
 
 def test_grad_transform_within_little_is_right() -> None:
-    """What a transform holds is evicted like what variables hold."""
+    """Values that a transform holds are evicted like user-held ones."""
     x = vector()
     wanted = TRANSFORMS["grad"](x)
     with rekindle.budget(None) as plain:

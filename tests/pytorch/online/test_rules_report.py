@@ -185,7 +185,7 @@ def test_out_of_budget_names_one_budget_below_plain_peak() -> None:
 
 
 def test_budgets_tried_in_vain_are_named_in_larger_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But those who try smaller ones are told the smallest: they want to know it."""
+    """A program that tries smaller budgets is named the smallest one."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried, plenty = BudgetHistory(), 1_000_000
     assert tried.beyond(1_000, 1_100, plenty) == 1_100
@@ -217,7 +217,7 @@ def test_the_report() -> None:
 
 
 def test_a_model_that_is_built_inside() -> None:
-    """What it is made of comes from operators: only the modules say what it is."""
+    """Its parameters come from operators: only the modules show that they are parameters."""
     with rekindle.budget("1GiB") as run:
         model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64))
         optimizer = torch.optim.Adam(model.parameters())

@@ -35,7 +35,7 @@ def test_budget_is_lowered_to_fitted_memory() -> None:
         assert torch.equal(_gradient(weight), wanted)
         assert run.evictions > 0
         assert run._driver.shortfall.budget == 12 * VECTOR
-        assert run.budget == 2**20  # what the program was given
+        assert run.budget == 2**20  # the amount that the program set
         run._driver.steps.forget_peak()
         _gradient(weight)
         assert run.peak <= 12 * VECTOR

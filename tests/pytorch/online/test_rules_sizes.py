@@ -18,7 +18,7 @@ Evict = Literal["saved", "anything"]
 
 @torch.library.custom_op("test_sizes::blow_up", mutates_args=())
 def blow_up(x: Tensor) -> Tensor:
-    """Without a fake kernel: nobody knows how large its result will be."""
+    """Return a result of unpredictable size: there is no fake kernel."""
     return x.repeat(5_000)
 
 
@@ -73,8 +73,7 @@ def test_value_dependent_size_is_known_before_operator(name: str, evict: Evict) 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_and_not_thought_too_large(name: str, evict: Evict) -> None:
-    """What it takes of the allocator is enough, and an eighth more for what is not found out to the
-    byte."""
+    """The allocator's bytes are enough, with an eighth more for inexact predictions."""
     program, _ = KNOWN[name]
     with Tracker() as tracker:
         most = allocated(program).peak

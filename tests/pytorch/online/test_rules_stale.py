@@ -33,7 +33,7 @@ def _program(
     model = nn.Sequential(*layers, nn.Linear(24, 1))
     optimizer = kind(model.parameters())
     batch = torch.randn(64, 24)
-    for _ in range(warm):  # from the second step of an optimizer on a budget goes another way
+    for _ in range(warm):  # a budget treats later steps of an optimizer differently
         model(batch).sum().backward()
         optimizer.step()
 

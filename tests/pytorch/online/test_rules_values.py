@@ -20,9 +20,9 @@ Step = Callable[[], object]
 
 
 def test_user_held_values_are_always_readable() -> None:
-    """R1: values that variables hold are read after everything else was let go.
+    """R1: user-held values are read after everything else was evicted.
 
-    Fails if `Driver.poll` drops what `Table.is_held` says the program keeps.
+    Fails if `Driver.poll` drops values that `Table.is_held` reports as held.
     """
     weight = vector(True)
     seen: list[Tensor] = []
@@ -43,7 +43,7 @@ def test_user_held_values_are_always_readable() -> None:
         loss.backward()
         for value, wanted in zip(seen, plain, strict=True):
             assert torch.equal(value, wanted)
-    assert watch.peak <= run.budget  # what is held is not taken for free
+    assert watch.peak <= run.budget  # user-held values do not count as free
     assert run.evictions > 0
     assert run.recomputations > 0
 
@@ -330,7 +330,7 @@ def test_in_place_activations_and_sums_in_a_network() -> None:
 
 
 def test_an_operator_of_many_results() -> None:
-    """R2: one call, several storages; some are let go and some are not."""
+    """R2: one call, several storages, of which some are evicted and some are not."""
 
     def program() -> Step:
         norm = nn.LayerNorm(50)

@@ -23,7 +23,7 @@ from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
 ROOMY = 1_000 * 4 * WIDTH
 TIGHT = 14 * 4 * WIDTH
-UNSEEN = ("numpy",)  # no operator, no version: nobody could tell
+UNSEEN = ("numpy",)  # no operator and no version show it
 NOTICED = "one of the variables needed for gradient computation has been modified by an inplace"
 
 Write = Callable[[Tensor], object]
@@ -72,7 +72,7 @@ Scenario = Callable[[Use], tuple[Tensor, Tensor, Tensor]]  # loss, weight, what 
 
 
 def _load() -> Tensor:
-    """Something else that needs memory, so that a tight budget lets go of everything."""
+    """Return another value that needs memory, so that a tight budget evicts everything."""
     return deeper(vector(True)).sum()
 
 
@@ -219,7 +219,7 @@ def test_pieces_with_a_version_counter_each(kept: bool) -> None:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["whole dropped", "whole kept"])
 def test_a_piece_that_was_saved_and_then_written(kept: bool) -> None:
-    """R7: its own counter tells, whatever those of the other pieces do."""
+    """R7: its own counter shows the write, whatever those of the other pieces show."""
     weight = vector(True)
     with rekindle.budget("1GiB"):
         whole = weight * 3
@@ -330,7 +330,7 @@ class _Exponential(torch.autograd.Function):
 def test_other_data_for_a_result_that_its_own_node_saved(
     make: Callable[[Tensor], Tensor], evict: Literal["saved", "anything"]
 ) -> None:
-    """What a node saves of its own results is not the variable, in plain PyTorch either."""
+    """A node's saved result is not the variable, in plain PyTorch either."""
 
     def program() -> Callable[[], dict[str, Tensor]]:
         x, other = vector(True), vector()
@@ -434,7 +434,7 @@ def test_backward_write_to_tensor_saved_by_other_raises(
 
 
 def test_alias_of_dead_result_written_unseen_is_noticed() -> None:
-    """The tensor that reads a value tells of its version, if the first one is gone."""
+    """The tensor that reads a value has its version, if the first one is dead."""
     weight = vector(requires_grad=True)
     with letting_go_of_everything(), rekindle.budget("1GiB"):
         alias = torch.rand(WIDTH).detach()

@@ -18,7 +18,7 @@ STEPS = 500
 
 @dataclass
 class Counted:
-    """An engine whose clock goes on whenever somebody looks."""
+    """An engine whose clock advances on every read."""
 
     peak: int = 8
     ticks: Iterator[int] = field(default_factory=itertools.count)

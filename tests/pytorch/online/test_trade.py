@@ -87,7 +87,7 @@ def test_after_the_context() -> None:
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_recipes_read_original_bytes_after_swap_tensors(evict: Evict) -> None:
-    """(R4)"""
+    """Recomputation reads the same bytes as the first run (R4)."""
 
     def program() -> Step:
         weight, one, other = vector(True), vector(), vector()
@@ -108,7 +108,7 @@ def test_recipes_read_original_bytes_after_swap_tensors(evict: Evict) -> None:
 
 
 def test_write_after_swap_tensors_raises() -> None:
-    """(R7): the version counter goes along."""
+    """The version counter moves with the tensor (R7)."""
     weight, one, other = vector(True), vector(), vector()
     with rekindle.budget("1GiB"):
         made, others = one * 1, other * 1

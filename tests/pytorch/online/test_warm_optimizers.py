@@ -62,7 +62,7 @@ def test_warm_state_counts_before_first_step(evict: Evict) -> None:
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_a_budget_around_each_step_is_kept(evict: Evict) -> None:
-    """By all that is there, as seen by who looks at all of it."""
+    """The tracker is shown all parameters and the whole state."""
     ours = Program()
     budget = 1
     for _ in range(3):

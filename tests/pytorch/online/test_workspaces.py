@@ -111,7 +111,7 @@ def test_convolutions_keep_budget_by_allocator_count() -> None:
 
 
 def test_the_peak_of_a_run_without_limit_is_a_budget() -> None:
-    """It has what operators take inside themselves, so that within that much nothing goes."""
+    """The peak includes workspace, so a budget of that amount evicts nothing."""
     weight = torch.rand(SIZE, requires_grad=True)
     with rekindle.budget(None) as measured:
         _curves(weight)
@@ -133,7 +133,7 @@ def test_workspace_of_counted_operators_counts() -> None:
 
 
 def test_inputs_that_go_meanwhile_are_no_workspace() -> None:
-    """Nobody else has what is read: it is gone when the operator ends, and counts once."""
+    """The input has no other reference: it is freed when the operator ends, and counts once."""
     x = torch.rand(SIZE)
     with rekindle.budget(None) as run, torch.no_grad():
         for _ in range(5):
@@ -142,7 +142,7 @@ def test_inputs_that_go_meanwhile_are_no_workspace() -> None:
 
 
 def test_memory_from_before_context_is_subtracted_when_freed() -> None:
-    """Memory from before the allocator was wrapped, and from after, are both heard of."""
+    """Frees of memory from before and after the allocator was wrapped are both counted."""
     tensors = [torch.rand(SIZE) for _ in range(2)]
     with rekindle.budget(None) as run, torch.no_grad():
         tensors.append(tensors[0] + tensors[1])
@@ -158,7 +158,7 @@ def _layers(width: int) -> nn.Module:
 
 
 def test_a_model_counts_whole_from_the_first_weight_on() -> None:
-    """What is read later is in memory all the same, and so are gradients from before."""
+    """Parameters that are read later count as well, and so do earlier gradients."""
     model, x = _layers(50), torch.rand(3, 50)
     model(x).sum().backward()
     weights = sum(each.nbytes for each in model.parameters())

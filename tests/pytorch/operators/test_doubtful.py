@@ -82,7 +82,7 @@ def test_dropout_of_a_recurrent_network_draws_from_an_argument() -> None:
 
 @torch.library.custom_op("rekindle_tests::masked_by_own_state", mutates_args=())
 def masked(x: Tensor, dropout: float, train: bool, dropout_state: Tensor) -> Tensor:
-    """As cuDNN does: its mask comes from the state, which moves on, and nobody is told."""
+    """Draw a mask from the state like cuDNN, and advance the state without a declared write."""
     moved = dropout_state.numpy()
     moved += 1
     return x * (torch.arange(x.numel()) % (2 + int(moved[0]))).ne(0)

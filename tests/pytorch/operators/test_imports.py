@@ -108,7 +108,7 @@ def test_missing_module_raises_as_without_hook() -> None:
 
 
 def new_modules(program: str) -> set[str]:
-    """Which modules `program` imports beside torch."""
+    """Return the modules that `program` imports in addition to torch's."""
     script = f"import sys, torch\nbefore = set(sys.modules)\n{program}\n"
     script += "print(*sorted(set(sys.modules) - before), sep='\\n')\n"
     command = [sys.executable, "-c", script]
@@ -117,7 +117,7 @@ def new_modules(program: str) -> set[str]:
 
 
 def test_first_budget_does_not_import_unused_modules() -> None:
-    """What operators take is asked of PyTorch's own kernels, some of which import more."""
+    """Workspaces are asked of PyTorch's own kernels, some of which import more."""
     found = new_modules(
         "import rekindle\n"
         "tensor = torch.ones(9)\n"

@@ -47,7 +47,7 @@ def batch() -> Tensor:
 
 
 def outcome(compile_with: Any, model: nn.Module | None = None) -> tuple[Any, int]:
-    """What two steps leave behind, and their peak."""
+    """Return the results of two steps, and their peak."""
     torch.manual_seed(20)
     model = model or Broken()
     runs = model if compile_with is None else torch.compile(model, backend=compile_with)

@@ -45,7 +45,7 @@ def copies(plan: Any) -> int:
 
 
 def test_a_unet_needs_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # What convolutions take inside themselves would be all that matters in a net as small.
+    # The workspace of convolutions would dominate in a net as small as this.
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path)))
     monkeypatch.setattr(_prices, "_most_at_once", lambda call, device: 0)
     spared = rekindle.plan(unet(), images(), budget=1, planner=RecomputeAll())

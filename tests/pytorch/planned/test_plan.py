@@ -398,7 +398,7 @@ def test_prices_are_measured_once_and_kept(tmp_path: Path, monkeypatch: Any) -> 
     second = rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll())
     assert measured == []
     assert first.trace == second.trace
-    file.write_text("{")  # broken: measured anew, not an error
+    file.write_text("{")  # broken: measured again, not an error
     rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll())
     assert measured
 
@@ -409,7 +409,7 @@ def test_a_result_that_a_kernel_leaves_out() -> None:
 
 
 def test_a_full_memory_is_no_price(tmp_path: Path, monkeypatch: Any) -> None:
-    """What could not be run today is guessed today, and measured the next time."""
+    """An operator that cannot run is guessed now, and measured the next time."""
     from rekindle.pytorch.planned import _prices
 
     def full(node: object) -> Any:

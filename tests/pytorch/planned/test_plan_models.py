@@ -47,7 +47,7 @@ def built(case: Case) -> Workload:
 
 
 def trained(workload: Workload, run: Callable[..., Tensor]) -> tuple[dict[str, Tensor], int]:
-    """What training leaves behind, and the peak of the forward and backward passes."""
+    """Return the results of training, and the peak of the forward and backward passes."""
     (phase,) = workload.phases
     losses, peak = [], 0
     for number in range(STEPS):

@@ -30,8 +30,10 @@ def trained(model: nn.Module, run: nn.Module, x: Tensor, loss_of: Loss) -> dict[
 def same(
     build: Callable[[], nn.Module], x: Tensor, loss_of: Loss, *, check: bool = False
 ) -> list[nn.Module]:
-    """Asserts that the planned model does what the plain one does, with and without
-    recomputation; unchecked, so that it is this test that compares."""
+    """Assert that the planned model equals the plain one, with and without recomputation.
+
+    The plan is unchecked, so that this test compares.
+    """
     torch.manual_seed(20)
     plain = build()
     wanted = trained(plain, plain, x, loss_of)

@@ -250,7 +250,7 @@ def test_rehearsal_calls_no_forward_hooks() -> None:
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)])
     heard: list[Tensor] = []
     model[0].register_forward_hook(lambda module, args, output: heard.append(output))
-    within = rekindle.budget("500KiB", evict="saved")  # which keeps what was heard
+    within = rekindle.budget("500KiB", evict="saved")  # which pins the outputs that the hook keeps
     with pytest.raises(rekindle.OutOfBudget) as caught, within:
         model(torch.rand(512, 64))
     assert caught.value.rehearse() > caught.value.smallest_budget

@@ -77,7 +77,7 @@ MODES: dict[str, Mode] = {
 
 @dataclass
 class Played:
-    """What one run of a scene left behind."""
+    """The results of one run of a scene."""
 
     left: dict[str, str]
     drawn: list[str]
@@ -92,7 +92,7 @@ class NoRoomSomewhere(Exception):
 
 @dataclass
 class Outcome:
-    """What is wrong with one program; empty complaint: nothing."""
+    """The complaint about one program; empty if there is none."""
 
     seed: int
     scene: str
@@ -166,7 +166,7 @@ def deep_copies_counted() -> Iterator[None]:
 
 
 class Tally:
-    """What the CPU's allocator gave out, to all threads."""
+    """The bytes that the CPU's allocator gives to all threads."""
 
     def __init__(self) -> None:
         self.peak = 0  #: the most at once
@@ -232,7 +232,7 @@ def judge(seed: int, modes: int = 2, only: tuple[str, ...] = ()) -> Outcome:
 
 
 def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
-    """What is wrong in `mode`, from the least that works (tightness 1) to the plain peak (0)."""
+    """Return the complaint in `mode`; tightness 1 is the smallest budget, 0 the plain peak."""
     most = int(plain.peak * SLACK_SHARE) + SLACK_BYTES
     amount = ROOMY if mode.amount == "roomy" else max(int(plain.peak * (1.02 - tightness)), 1 << 12)
     if mode.amount == "peak":
@@ -244,7 +244,7 @@ def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
             with cores.fixed_prices():
                 got = play(seed, mode, amount)
                 if _most_within(seed, got, amount) < got.within:
-                    # The first call of an operator tells the core what the operator takes inside
+                    # The first call of an operator shows the core what the operator takes inside
                     # itself. Once the core knows that, the same program keeps the budget.
                     got = play(seed, mode, amount)
         except rekindle.OutOfBudget as error:
@@ -276,7 +276,7 @@ def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
 
 def _most_within(seed: int, played: Played, amount: int) -> float:
     """Return how many bytes the allocator may give out within a budget of `amount`."""
-    if played.drawn[0] == "changes":  # from which moment on which amount holds, nobody knows here
+    if played.drawn[0] == "changes":  # the moments of the changes are not known here
         return math.inf
     outside = BATCHES_OUTSIDE * played.batch if scene_of(seed) == OUTSIDE else 0
     return amount * CAP + UNNOTICED + outside

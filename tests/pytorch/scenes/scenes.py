@@ -199,7 +199,7 @@ def _failures(w: World) -> None:
             optimizer.step()
             w.note(loss)
         except RuntimeError as error:
-            if isinstance(error, MemoryError):  # OutOfBudget is for who plays the scene
+            if isinstance(error, MemoryError):  # the caller handles OutOfBudget
                 raise
             w.note(str(error).splitlines()[0])
 
@@ -458,7 +458,7 @@ def _kept(w: World) -> None:
 
 @_scene("skips")
 def _skips(w: World) -> None:
-    """A U-Net's shape: what goes down is used on the way up."""
+    """The shape of a U-Net: results on the way down are read on the way up."""
     down = [w.net(f"down {i}", 2) for i in range(3)]
     up = [w.net(f"up {i}", 2) for i in range(3)]
     optimizer = w.optimizer(*down, *up)
@@ -515,7 +515,7 @@ def _subclass(w: World) -> None:
 
 @_scene("replaced weights")
 def _replaced(w: World) -> None:
-    """Layers are frozen, thawed and made anew while training."""
+    """Freeze, thaw and replace layers during training."""
     net = w.net()
     optimizer = w.optimizer(net)
     for step in w.loop():

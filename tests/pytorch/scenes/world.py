@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.pytorch.scenes.functions import FUNCTIONS
 from tests.pytorch.scenes.layers import LAYERS, WIDTH, Does
 
-#: Where budgets begin and end. "changes": one for all steps, whose amount is set anew amid them.
+#: Where budgets begin and end. "changes": one for all steps, whose amount changes between them.
 Place = Literal["all", "each step", "every other", "from the second", "until the last", "changes"]
 PLACES: tuple[Place, ...] = (
     "all", "all", "each step", "every other", "from the second", "until the last", "changes",
@@ -24,7 +24,7 @@ PLACES: tuple[Place, ...] = (
 
 
 class Own(torch.optim.Optimizer):
-    """Not PyTorch's: nobody knows ahead what its step takes."""
+    """An optimizer that is not PyTorch's: the memory of its step is unknown."""
 
     def __init__(self, params: Any, rate: float) -> None:
         super().__init__(params, {"rate": rate})

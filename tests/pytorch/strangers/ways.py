@@ -19,7 +19,7 @@ class Way(Enum):
 
 @dataclass
 class Found:
-    """What came of one test in one way."""
+    """The outcome of one test in one way."""
 
     test: str
     outcome: str  # "passed", "failed", "skipped", "refused" (OutOfBudget), "ended" (the process)

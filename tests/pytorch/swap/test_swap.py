@@ -56,7 +56,7 @@ def store_of(run: Run) -> FileStore:
 
 
 def ways_out(run: Run) -> list[Any]:
-    """What is being written, or was and nobody has waited for it; the oldest first."""
+    """Return the writes in progress or not yet waited for, the oldest first."""
     return [way for way, _, out in copies_of(run)._ways.values() if out]
 
 
@@ -68,8 +68,10 @@ def check(run: Run) -> None:
 
 
 def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], Run, Tracker]:
-    """Three steps; where the program itself holds more, the smallest budget that works. What
-    operators take inside themselves is known before."""
+    """Run three steps within `budget`, or the smallest that works, and return the results.
+
+    The workspace of the operators is known before.
+    """
     with rekindle.budget.unlimited():
         train(case.build())
     for _ in range(12):
@@ -113,7 +115,7 @@ def test_trains_the_same_by_whichever_is_cheaper(
     check(run)
 
 
-# -- what is let go --------------------------------------------------------------------------------
+# -- what is evicted -------------------------------------------------------------------------------
 
 
 def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.budget:
@@ -127,7 +129,7 @@ def gradient(weight: Tensor, depth: int = 20) -> Tensor:
 
 
 def hoard(weight: Tensor) -> Tensor:
-    """Twenty values that autograd holds, and that nobody can compute again."""
+    """Return a loss of twenty saved values without a recipe."""
     x = weight
     with rekindle.never_recompute():
         for _ in range(20):
@@ -150,7 +152,7 @@ def test_values_without_recipe_are_swapped(tmp_path: Path) -> None:
 
 
 class Opaque(torch.autograd.Function):
-    """What it saves nobody sees being made."""
+    """Save a value that a kernel made unobserved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -246,7 +248,7 @@ def test_the_record_holds_the_swaps_and_the_verifier_agrees(tmp_path: Path) -> N
 def test_the_simulator_decides_as_the_real_run_did(
     only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same engine, told the same: but for copies ahead, whose moments are a driver's choice."""
+    """The same engine gets the same events, except copies ahead, whose time the driver chooses."""
     monkeypatch.setattr(Engine, "ahead", lambda engine: iter(()))
     make = NativeDriver.__init__
 
@@ -268,7 +270,9 @@ def test_the_simulator_decides_as_the_real_run_did(
     for _, actions in _drive(trace, engine, None):
         decided += actions
         decided += engine.discards()
-    assert _but_discards(decided) == _but_discards(record.actions)  # those come a little later
+    assert _but_discards(decided) == _but_discards(
+        record.actions
+    )  # discards are made a little later
     assert SwapOut in {type(action) for action in decided}
 
 

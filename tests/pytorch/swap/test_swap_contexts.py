@@ -171,7 +171,7 @@ def test_forked_child_recomputes_swapped_values(
         if not child:
             good = False
             try:
-                faulthandler.dump_traceback_later(60, exit=True)  # a lock that nobody will open
+                faulthandler.dump_traceback_later(60, exit=True)  # the lock is never released
                 with warnings.catch_warnings(record=True) as seen:
                     warnings.simplefilter("always")
                     (got,) = torch.autograd.grad(loss, weight)
@@ -181,7 +181,7 @@ def test_forked_child_recomputes_swapped_values(
                 os._exit(not good)
         assert os.waitpid(child, 0)[1] == 0
         if when == "just about to be done":
-            condition._lock._release_save()  # whoever holds it
+            condition._lock._release_save()  # releases it for any holder
         (got,) = torch.autograd.grad(loss, weight)
     assert torch.equal(got, wanted)
     check(run)

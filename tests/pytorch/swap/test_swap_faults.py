@@ -86,7 +86,7 @@ def test_a_disk_that_takes_no_more(
 def test_a_disk_that_became_slow(
     call: str, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was measured at the beginning is corrected, what was given is believed."""
+    """A rate measured at the beginning is corrected, a given one is not."""
     quick = 10**12
 
     def slow(*arguments: Any) -> Any:
@@ -129,7 +129,7 @@ def test_a_way_is_slower_by_four_transfers_together() -> None:
 
 
 def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is under way when its storage is let go, asked for, and let go again."""
+    """It is in progress when its storage is evicted, used, and evicted again."""
 
     def slow(*arguments: Any) -> int:
         time.sleep(0.02)
@@ -147,7 +147,7 @@ def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_failed_write_with_overwritten_source_keeps_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it was made from is overwritten while it is being written: it stays in memory."""
+    """Its source is overwritten during the write: the value is kept in memory."""
 
     def step(weight: Tensor) -> Tensor:
         data = torch.ones(WIDTH)
@@ -209,7 +209,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
         os.ftruncate(store_of(run)._file, 0)
         (got,) = torch.autograd.grad(loss, weight)
         assert torch.equal(got, wanted)
-        assert torch.equal(gradient(weight), wanted)  # and it goes on growing
+        assert torch.equal(gradient(weight), wanted)  # and it grows further
     check(run)
 
 
@@ -220,7 +220,7 @@ def deeply(weight: Tensor) -> Tensor:
     return x
 
 
-# -- what nobody can compute again -----------------------------------------------------------------
+# -- values without a recipe -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", [0, 5])
@@ -239,7 +239,7 @@ def test_value_without_recipe_is_kept_if_write_fails(
     assert tracker.peak <= 10 * VECTOR
     assert caught.value.smallest_budget > 10 * VECTOR
     told = [*(str(warning.message) for warning in found), *getattr(caught.value, "__notes__", [])]
-    assert len(told) == 1  # a copy ahead tells by a warning, else the error says so
+    assert len(told) == 1  # a failed copy ahead warns, else the error has a note
     assert "could not be written" in told[0]
     check(run)
     (wanted,) = torch.autograd.grad(hoard(weight) + deeply(weight).sum(), weight)
@@ -273,7 +273,7 @@ def test_lost_value_without_recipe_raises_swap_failed(
     check(run)
 
 
-# -- writes and reads amid other things ------------------------------------------------------------
+# -- writes and reads during other work ------------------------------------------------------------
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_memory_counts_until_its_write_ends(vectors: int, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("sluggish")
 def test_dropped_value_counts_until_its_copy_ends(tmp_path: Path) -> None:
-    """Copies are made ahead, of what stays in memory: then it goes, and its copy is not done."""
+    """A copy ahead of a resident value has not ended when the value is dropped."""
     weight = vector(True)
     swap = Swap(out_bytes_per_s=10**12, in_bytes_per_s=10**12)
     with Tracker() as tracker, swapping(tmp_path, swap=swap) as run:
@@ -316,7 +316,7 @@ def test_dropped_value_counts_until_its_copy_ends(tmp_path: Path) -> None:
 
 
 class Scribbler(torch.autograd.Function):
-    """Its backward pass writes over what it saved, as is allowed for what nobody needs any more."""
+    """Overwrite the saved tensor in the backward pass, as is allowed after its last use."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

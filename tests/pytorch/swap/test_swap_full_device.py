@@ -100,7 +100,7 @@ def test_another_error_is_not_taken_for_a_full_device(
     with swapping(tmp_path, 20 * VECTOR) as run:
         with pytest.raises(RuntimeError, match="illegal memory access"):
             gradient(weight)
-        assert reads == nth + 1  # nobody tried again
+        assert reads == nth + 1  # no second try
         check(run)
         assert torch.equal(gradient(weight), wanted)
         check(run)

@@ -39,7 +39,7 @@ class Queue:
 
 
 class Event:
-    """An event of a device that gets to it when it is told."""
+    """An event of a device that is reached on request."""
 
     reached = False
     clock = 0.0
@@ -144,7 +144,7 @@ def test_no_more_than_the_limit(store: PinnedStore) -> None:
 
 
 def test_values_share_pinned_blocks(store: PinnedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself each would take a power of two: nearly twice as much."""
+    """A block for each value would take a power of two: nearly twice as much."""
     given: list[int] = []
 
     def pinned(nbytes: int) -> torch.Tensor:

@@ -116,7 +116,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
         FileStore(KIB, tmp_path / "nowhere")
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def refuse(error: int) -> Callable[..., int]:
@@ -191,8 +191,10 @@ def test_every_byte_counts(tmp_path: Path, nbytes: int) -> None:
 def test_collected_store_does_not_wait_for_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collector may come amid the start of a thread, where no other can end. What is written
-    just then has its file and its memory until that is done."""
+    """The collector may run during the start of a thread, where no other thread can end.
+
+    A write in progress then has its file and its memory until it is done.
+    """
     write, started, go_on = os.pwrite, threading.Event(), threading.Event()
     wrote: list[bytes] = []
 
@@ -228,7 +230,7 @@ def test_collected_store_does_not_wait_for_writes(
 def test_writing_thread_does_not_wait_for_own_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The garbage collector may come there to a budget that is over, and let go of what it has."""
+    """The garbage collector may free an ended budget in the writing thread."""
     store = FileStore(100 * KIB, tmp_path)
     write, told, all_begun = os.pwrite, list[str](), threading.Event()
 
@@ -259,7 +261,7 @@ def test_close_waits_for_started_writes(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "pwrite", slow)
     store = FileStore(KIB * KIB, tmp_path)
-    found = store.write(home_of(torch.ones(1000)))  # nobody but the store has the memory
+    found = store.write(home_of(torch.ones(1000)))  # only the store has the memory
     assert found is not None
     store.close()
     assert order == ["written"]

@@ -14,7 +14,7 @@ import rekindle
 from rekindle.pytorch import Run
 from rekindle.pytorch.native import NativeDriver
 
-AMPLE = 1 << 40  #: bytes: nothing is let go for want of room
+AMPLE = 1 << 40  #: bytes: nothing is evicted for lack of room
 evict: Literal["saved", "auto", "anything"] = "saved"  #: as in `rekindle.budget`
 
 
@@ -24,8 +24,10 @@ def let_go(run: Run) -> None:
 
 
 class _LetGo(TorchDispatchMode):
-    """Entered inside of a budget: lets everything go after each operator of the program, not after
-    recomputations, which run below every mode."""
+    """Evict everything after each operator of the program, inside a budget.
+
+    Recomputations run below every mode, so nothing is evicted after them.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__()

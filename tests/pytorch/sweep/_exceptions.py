@@ -16,17 +16,17 @@ class Exempt(NamedTuple):
     """Cases of an entry may go as `kind` says, not "same"."""
 
     kind: str
-    shown_by: str  #: name of a case that goes so
+    shown_by: str  #: name of a case with this outcome
     reason: str
 
 
-#: Memory without content is not the same twice; PyTorch can be told to fill it.
+#: Memory without content is not the same twice; PyTorch has a switch to fill it.
 WITHOUT_CONTENT = {
     "empty",
     "empty_like",
     "empty_permuted",
     "empty_strided",
-    "linalg.lstsq",  # LAPACK reads rows that nobody wrote: the last bits differ from run to run
+    "linalg.lstsq",  # LAPACK reads uninitialized rows: the last bits differ from run to run
     "linalg.lstsq.grad_oriented",
     "new_empty",
     "new_empty_strided",

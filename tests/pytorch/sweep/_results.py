@@ -14,7 +14,7 @@ RESULTS = f"benchmarks/results/{NAME}.json"
 
 
 def results() -> dict[str, Any]:
-    """What is there, by database."""
+    """Return the written results, by database."""
     path = Path(_common.ROOT) / RESULTS
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 

@@ -69,7 +69,7 @@ class Sample(Case):
         return Verdict(self._unless_in_any_mode(got, undetermined), ", ".join(wrong), again)
 
     def _unless_in_any_mode(self, got: dict[str, Any] | Exception, aside: list[str]) -> str:
-        """Whether a run that is not the plain one is that within a mode that does nothing."""
+        """Return the verdict "as in any mode" if `got` equals a run in a mode that does nothing."""
         try:
             with _Nothing():
                 wanted = self.outcome(None)

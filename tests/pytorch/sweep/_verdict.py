@@ -67,7 +67,7 @@ def copies(name: str, values: list[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for value in values:
         if isinstance(value, Tensor) and value.layout is torch.strided:
-            value.untyped_storage()  # there, whatever a budget lets go of
+            value.untyped_storage()  # pinned from here on
     unseen: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
     with unseen, torch.no_grad():
         for index, value in enumerate(values):

@@ -67,7 +67,7 @@ class Training(Case):
             try:
                 with counted() as again, rekindle.budget(budget):
                     return everything(step()), again
-            except rekindle.OutOfBudget as error:  # what the optimizer works with does not fit
+            except rekindle.OutOfBudget as error:  # the optimizer's state does not fit
                 step, budget = self.trained(), error.smallest_budget
 
     def trained(self) -> Callable[[], Any]:

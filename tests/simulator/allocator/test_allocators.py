@@ -30,7 +30,7 @@ def given_out(allocator: CachingAllocator, nbytes: int) -> Block:
     return block
 
 
-# What follows from the constants and conditions of c10/cuda/CUDACachingAllocator.cpp.
+# Consequences of the constants and conditions of c10/cuda/CUDACachingAllocator.cpp.
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_expandable_maps_pages_of_its_pool_at_the_lowest_gap() -> None:
     expandable = Expandable(limit=80 * MIB)
     first = given_out(expandable, 30 * MIB)
     assert expandable.reserved == 40 * MIB
-    second = given_out(expandable, 10 * MIB)  # what the second page has left
+    second = given_out(expandable, 10 * MIB)  # the rest of the second page
     assert (expandable.reserved, second.address) == (40 * MIB, first.end)
     third = given_out(expandable, 35 * MIB)
     assert (expandable.reserved, third.address) == (80 * MIB, second.end)
@@ -136,7 +136,7 @@ def test_expandable_prefers_the_block_that_can_grow_less() -> None:
 
 
 def test_pages_that_do_not_touch_go_where_that_costs_least() -> None:
-    """Four pages, each of a block; whoever wants two may have any, for they can move."""
+    """Four pages of one block each: a request for two may have any, for they can move."""
     losses = (1.0, 5.0, 2.0, 6.0)
     expandable = Expandable(limit=80 * MIB)
     blocks = [given_out(expandable, 20 * MIB) for _ in losses]
