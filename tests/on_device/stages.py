@@ -26,6 +26,7 @@ import rekindle
 from tests.on_device import programs, timing, workloads
 from tests.on_device.in_place import in_place
 from tests.on_device.machine import Line, Machine, Program, check, refusal, same, switched
+from tests.on_device.trials import chosen_kernels
 
 MIB = 2**20
 
@@ -321,6 +322,7 @@ STAGES: dict[str, Stage] = {
     "reduced overhead": _alone("compiled, reduce-overhead", programs.reduced_overhead),
     "triton": _alone("kernels in Triton", programs.triton),
     "in place": Stage(in_place, 100),
+    "chosen kernels": Stage(chosen_kernels, 100),
     "races": Stage(races, 100),
     "no_waiting": Stage(no_waiting, 60),
     "memory": Stage(memory, 100, settings=_ALL),
