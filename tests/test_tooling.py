@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tomllib
@@ -173,3 +174,59 @@ def test_pre_commit_hooks_are_formatters_and_linters() -> None:
 )
 def test_subject_of_a_commit_without_area_or_too_long_is_refused(subject: str, good: bool) -> None:
     assert bool(re.search(hooks()["subject"]["entry"], subject, flags=re.MULTILINE)) == good
+
+
+SOURCES = sorted(path for end in ("py", "h", "cpp") for path in (ROOT / "src").rglob(f"*.{end}"))
+LONGEST_NAME = 60
+NO_SUMMARY = re.compile(r"(What|Whether|Who|Whose|Whoever|Those|Likewise|Nobody)\b")
+AVOIDED = re.compile(r"(?i)\b(amid|anew|lets go of|let go of|husks?|obituar(y|ies)|bereft)(_|\b)")
+
+
+def test_names_of_tests_have_at_most_60_characters() -> None:
+    names = [
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"\bdef (test_\w+)", path.read_text(encoding="utf-8"))
+    ]
+    assert len(names) > 1000
+    assert [name for name in names if len(name) > LONGEST_NAME] == []
+
+
+@pytest.mark.parametrize("begin", ["What is kept.", "Those who read it.", "Return it", ""])
+def test_wrong_summary_is_found(begin: str) -> None:
+    assert not good_summary(begin)
+    assert good_summary("Return the whole budget.")
+
+
+def test_docstrings_begin_with_a_summary() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {text.partition(chr(10))[0]}"
+        for path in SOURCES
+        if path.suffix == ".py"
+        for text in docstrings(path.read_text(encoding="utf-8"))
+        if not good_summary(text)
+    ]
+    assert wrong == []
+
+
+def test_sources_avoid_unusual_words() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in SOURCES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for match in AVOIDED.finditer(line)
+    ]
+    assert len(SOURCES) > 300
+    assert found == []
+
+
+def docstrings(text: str) -> list[str]:
+    """Return the docstrings of the module with the source `text`."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return [found for node in nodes if (found := ast.get_docstring(node)) is not None]
+
+
+def good_summary(docstring: str) -> bool:
+    """Return True if the first line of `docstring` is a sentence with a period."""
+    return docstring.partition("\n")[0].endswith(".") and not NO_SUMMARY.match(docstring)

@@ -18,7 +18,7 @@ KINDS = (
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")
-AMID = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")  # also within other events
+NESTED = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")  # also within other events
 
 
 class Entry(NamedTuple):
@@ -72,7 +72,7 @@ class Replay:
             if entry.kind in ACTIONS:
                 assert entry == self.action(), "the engine in Python does something else"
                 compared += 1
-            elif entry.kind in AMID:
+            elif entry.kind in NESTED:
                 if not entry.flags:  # not within an event
                     self.end()
                 self.copied(entry)

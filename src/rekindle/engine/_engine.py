@@ -143,10 +143,10 @@ class Engine(Exchange):
         # Values that become sources by this may be useless: then their consumers lose their recipe.
         useless = [storage]
         while useless:
-            known = len(self._bereft)
+            known = len(self._unrecomputable)
             for call in list(useless.pop().consumers):
                 yield from self._free(self._lose_recipe(call))
-            useless += [source for source in self._bereft[known:] if source.useless]
+            useless += [source for source in self._unrecomputable[known:] if source.useless]
 
     def seal(self, storage: Storage) -> Iterator[Action]:
         """Make `storage` unrecomputable, because an unknown write changed its contents.

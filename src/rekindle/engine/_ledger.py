@@ -36,7 +36,7 @@ class Ledger:
         self.subject: Storage | Call | None = None  #: storage or call of the action just yielded
         self.idle: list[Storage] = []  #: held storages that no value of the graph was made from
         # Storages with contents but without a recipe, not reported yet.
-        self._bereft: list[Storage] = []
+        self._unrecomputable: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
@@ -251,7 +251,7 @@ class Ledger:
             call = lost.pop()
             for storage in call.disown():
                 if storage.resident or storage.on_host:
-                    self._bereft.append(storage)
+                    self._unrecomputable.append(storage)
                 else:
                     lost.extend(storage.consumers)
                     if storage.replayable:
@@ -268,9 +268,9 @@ class Ledger:
 
         The recomputation of others reads them, so the driver keeps their memory.
         """
-        if not self._bereft:
+        if not self._unrecomputable:
             return []
-        unrecomputable, self._bereft = self._bereft, []
+        unrecomputable, self._unrecomputable = self._unrecomputable, []
         return [storage for storage in unrecomputable if storage.consumers and storage.resident]
 
     def _touch(self, storage: Storage) -> None:

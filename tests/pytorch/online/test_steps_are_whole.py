@@ -1,4 +1,4 @@
-"""The step of an optimizer happens as a whole or not at all: nothing is lost in `OutOfBudget`."""
+"""Tests that an optimizer's step runs whole or not at all, also if `OutOfBudget` is raised."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_interrupted_anywhere(kind: Any, options: dict[str, Any], evict: Evict) 
                 assert differing(ours.state(), before) == []
                 budget += max(100, (error.smallest_budget - budget) // 2)
             _nothing_is_left_behind()
-        # Amid a step nothing makes room for what its operators take inside themselves.
+        # During a step no room is made for the workspace of its operators.
         assert run.peak <= budget + (kind is optim.SparseAdam) * 2048
         assert differing(ours.state(), plain.state()) == []
     assert failures > 10
@@ -169,7 +169,7 @@ def test_interrupted_anywhere(kind: Any, options: dict[str, Any], evict: Evict) 
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize("kind", [optim.SGD, optim.LBFGS, Mine])
 def test_interrupted_and_on_in_the_same_context(kind: Any, evict: Evict) -> None:
-    """The first step fails for what the program holds beside it; without that it goes on."""
+    """The first step fails because of held memory, and succeeds without it."""
     plain, ours = Program(kind), Program(kind)
     plain.backward(0)
     plain.optimizer.step(*plain.closure(0))
@@ -281,4 +281,4 @@ def test_growing_optimizer_step_error_names_step() -> None:
         takes = 20_000
         with pytest.raises(rekindle.OutOfBudget) as caught:
             ours.optimizer.step()
-    assert "amid Greedy.step()" in caught.value.__notes__[0]
+    assert "Greedy.step() needed more memory" in caught.value.__notes__[0]

@@ -11,8 +11,8 @@
 
 namespace rekindle {
 
-// What is not the same in what a call on `inputs` returned the `first` time and `again`; null: it
-// is the same, bit for bit, in memory that each run made anew.
+// Return what differs between the results of two runs of a call on `inputs`, or null if they are
+// equal bit for bit and each run returned memory of its own.
 const char* difference(
     std::span<const c10::IValue> first,
     std::span<const c10::IValue> again,

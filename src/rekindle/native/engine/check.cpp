@@ -90,7 +90,7 @@ std::optional<Fault> Ledger::check() {
     if (memory > budget) {
         return Fault{"the budget is passed", -1};
     }
-    if (!freed_.empty() || !unneeded_.empty() || amid_ != 0) {
+    if (!freed_.empty() || !unneeded_.empty() || nesting_ != 0) {
         return Fault{"an event has not ended", -1};
     }
     return fault_of_host();

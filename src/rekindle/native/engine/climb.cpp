@@ -134,7 +134,7 @@ Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
       pending_(std::exchange(engine.pending_, {})),
       locked_(std::exchange(engine.locked_, {})),
       taken_(call.nbytes + engine.workspace_of(call)),
-      amid_(std::exchange(engine.amid_, 0)),
+      nesting_(std::exchange(engine.nesting_, 0)),
       lent_(in_place) {
     engine_.in_flight += taken_;
     if (in_place) {
@@ -148,7 +148,7 @@ Engine::Interlude::Interlude(Engine& engine)
       pending_(std::exchange(engine.pending_, {})),
       locked_(std::exchange(engine.locked_, {})),
       taken_(0),
-      amid_(std::exchange(engine.amid_, 0)),
+      nesting_(std::exchange(engine.nesting_, 0)),
       lent_(engine.lent_) {}
 
 Engine::Interlude::~Interlude() {
@@ -156,7 +156,7 @@ Engine::Interlude::~Interlude() {
     engine_.frames_ = std::move(frames_);
     engine_.pending_ = std::move(pending_);
     engine_.locked_ = std::move(locked_);
-    engine_.amid_ = amid_;
+    engine_.nesting_ = nesting_;
     engine_.lent_ = lent_;
 }
 

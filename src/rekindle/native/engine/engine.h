@@ -67,7 +67,7 @@ public:
         std::vector<Value*> pending_;
         std::vector<Storage*> locked_;
         const Bytes taken_;
-        const int amid_;
+        const int nesting_;
         bool lent_;
     };
 

@@ -14,7 +14,7 @@ void Ledger::swap_with(const Swap& swap) {
 }
 
 void Ledger::measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s) {
-    const std::int64_t flags = amid_ != 0 ? Entry::AMID : 0;
+    const std::int64_t flags = nesting_ != 0 ? Entry::NESTED : 0;
     note(Entry::Kind::measured, out_bytes_per_s, in_bytes_per_s, flags);
     host->ways.measured(out_bytes_per_s, in_bytes_per_s);
 }
@@ -90,7 +90,7 @@ void Ledger::copy(Storage& storage, bool keep) {
 }
 
 bool Ledger::swap_out_failed(Storage& storage) {
-    note(Entry::Kind::swap_out_failed, storage.id, 0, amid_ != 0 ? Entry::AMID : 0);
+    note(Entry::Kind::swap_out_failed, storage.id, 0, nesting_ != 0 ? Entry::NESTED : 0);
     if (storage.resident) {  // It was only copied ahead.
         host->saving.take(storage);
         host->failed(storage);

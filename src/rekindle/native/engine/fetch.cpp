@@ -75,7 +75,7 @@ void Engine::swap_in(Storage& storage) {
 }
 
 bool Engine::swap_in_failed(Storage& storage) {
-    note(Entry::Kind::swap_in_failed, storage.id, 0, Entry::AMID);
+    note(Entry::Kind::swap_in_failed, storage.id, 0, Entry::NESTED);
     return forget_copy(storage);
 }
 
@@ -95,7 +95,7 @@ void Engine::copy_lost(Storage& storage) {
     if (host == nullptr || !storage.on_host) {
         return;
     }
-    note(Entry::Kind::copy_lost, storage.id, 0, amid_ != 0 ? Entry::AMID : 0);
+    note(Entry::Kind::copy_lost, storage.id, 0, nesting_ != 0 ? Entry::NESTED : 0);
     const Event event(*this);
     if (host->saving.take(storage)) {
         unlock_quietly(storage);

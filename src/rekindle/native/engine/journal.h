@@ -68,7 +68,7 @@ struct Entry final {
     static constexpr std::int64_t REPLAYABLE = 1;
     static constexpr std::int64_t HELD = 2;
     static constexpr std::int64_t KEPT = 1;
-    static constexpr std::int64_t AMID = 1;  // Part of another event.
+    static constexpr std::int64_t NESTED = 1;  // Part of another event.
 
     Kind kind;
     std::int64_t id;

@@ -136,7 +136,7 @@ protected:
     public:
         explicit Event(Ledger& ledger) noexcept : ledger_(ledger) {
             ++ledger_.depth_;
-            ++ledger_.amid_;
+            ++ledger_.nesting_;
         }
 
         Event(const Event&) = delete;
@@ -145,7 +145,7 @@ protected:
         Event& operator=(Event&&) = delete;
 
         ~Event() {
-            --ledger_.amid_;
+            --ledger_.nesting_;
             if (--ledger_.depth_ == 0) {
                 ledger_.dispose();
             }
@@ -208,7 +208,7 @@ protected:
     void note_event(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
     ) noexcept {
-        if (amid_ == 0) {
+        if (nesting_ == 0) {
             note(kind, id, number, flags);
         }
     }
@@ -226,7 +226,7 @@ protected:
     std::vector<Ref<Storage>> unrecomputable_;
     std::vector<Storage*> freed_;
     int depth_ = 0;             // Events in progress in all threads.
-    int amid_ = 0;              // Events in progress that the next event is part of.
+    int nesting_ = 0;           // Events in progress that the next event is part of.
     std::uint64_t visits_ = 0;  // Interludes with visitors.
 
 private:

@@ -120,7 +120,7 @@ private:
     // List of replayable records that the program may hold (R1, ownership).
     StorageRecord* first_held_ = nullptr;
     StorageRecord* last_held_ = nullptr;
-    std::vector<Storage*> bereft_;  // buffer of `perform`
+    std::vector<Storage*> unrecomputable_;  // buffer of `perform`
     OpId next_op_ = 0;
     Ref<Storage> resizing_;              // being resized by the program
     std::vector<Ref<Storage>> emptied_;  // resized to no bytes for the time being
@@ -673,11 +673,11 @@ void Driver::perform(F&& events, const char* who) {
             nobody ? recipe_of(*shortage.call).name() : who
         );
     }
-    engine.take_unrecomputable(bereft_);
-    for (Storage* bereft : bereft_) {  // no recipe any more: keep it like a source
-        own(record_of(*bereft));
+    engine.take_unrecomputable(unrecomputable_);
+    for (Storage* source : unrecomputable_) {  // no recipe any more: keep it like a source
+        own(record_of(*source));
     }
-    bereft_.clear();
+    unrecomputable_.clear();
 }
 
 template <class F>

@@ -35,33 +35,33 @@ StoragePtr Swapper::take(Moves& moves, const StorageRecord& record) {
 
 // -- time -----------------------------------------------------------------------------------------
 
-void Swapper::amid(c10::function_ref<void()> events) {
-    if (amid_) {
+void Swapper::perform(c10::function_ref<void()> events) {
+    if (performing_) {
         events();
         return;
     }
-    amid_ = true;
+    performing_ = true;
     count(0);
     try {
         events();
         read_ahead();
     } catch (...) {
-        amid_ = false;
+        performing_ = false;
         count(in_flight());
         throw;
     }
-    amid_ = false;
+    performing_ = false;
     count(in_flight());
 }
 
 void Swapper::pause() {
-    amid_ = false;
+    performing_ = false;
     count(in_flight());
 }
 
 void Swapper::go_on() {
     count(0);
-    amid_ = true;
+    performing_ = true;
 }
 
 bool Swapper::has_room(Bytes nbytes) {
@@ -82,7 +82,7 @@ void Swapper::wait_for(Bytes nbytes) {
             arrive(*leaving_.front().record);
         }
     }
-    if (!amid_) {
+    if (!performing_) {
         count(in_flight());
     }
 }
@@ -157,7 +157,7 @@ bool Swapper::begin(StorageRecord& record) {
 }
 
 void Swapper::gone(StorageRecord& record) {
-    if (record.leaving && !amid_) {
+    if (record.leaving && !performing_) {
         count(in_flight());
     }
     if (there_.contains(&record) && !is_away(record)) {

@@ -49,10 +49,10 @@ public:
 
     // Run `events`, in which the engine treats every transfer as finished. Nested calls are part of
     // the outermost one.
-    void amid(c10::function_ref<void()> events);
-    // Suspend `amid` while other threads perform events of their own.
+    void perform(c10::function_ref<void()> events);
+    // Suspend `perform` while other threads perform events of their own.
     void pause();
-    // Resume `amid`.
+    // Resume `perform`.
     void go_on();
     // Wait until the room that the engine has for `nbytes` more is free. Return false if it is not.
     bool has_room(Bytes nbytes);
@@ -114,7 +114,7 @@ private:
     Moves coming_;
     std::vector<StorageRecord*> away_;  // evicted records with a copy, by id
     std::optional<StorageId> wanted_;   // id of the record that was swapped in last
-    bool amid_ = false;                 // within `amid`
+    bool performing_ = false;           // within `perform`
     Bytes counted_ = 0;                 // bytes in flight that the engine counts between events
     std::size_t told_ = 0;              // streams of the program that `copies` knows
 };

@@ -16,12 +16,12 @@ void Driver::attach_storage(StorageRecord& record, const StoragePtr& storage_imp
     arrive(record, storage_impl, {});
 }
 
-// Run `events`, within `Swapper::amid` if values are swapped.
+// Run `events`, within `Swapper::perform` if values are swapped.
 void Driver::act(c10::function_ref<void()> events) const {
     if (swapper == nullptr) {
         events();
     } else {
-        swapper->amid(events);
+        swapper->perform(events);
     }
 }
 

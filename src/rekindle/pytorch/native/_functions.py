@@ -186,7 +186,7 @@ _session = Current[_Session]()
 
 
 def _routed(kind: type[Function]) -> staticmethod[..., Any]:
-    """What stands in the place of the forward pass of `kind`. Keeps nothing of a budget."""
+    """Return a replacement for the forward pass of `kind` that refers to no budget."""
     original = kind.forward
     original = getattr(original, _ORIGINAL, original)  # that of a base, which was taken as well
     setup = kind.setup_context
@@ -272,8 +272,10 @@ class _FirstRun:
 
     @contextmanager
     def without_modes(self) -> Iterator[None]:
-        """Inside, dispatch modes of the program see nothing but the operators of the forward pass,
-        as without a budget."""
+        """Disable the program's dispatch modes.
+
+        They see only the operators of the forward pass, as without a budget.
+        """
         while torch._C._len_torch_dispatch_stack() > 0:
             self._modes.append(_pop_mode())
         try:
