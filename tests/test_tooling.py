@@ -222,9 +222,12 @@ def test_sources_avoid_unusual_words() -> None:
 
 def docstrings(text: str) -> list[str]:
     """Return the docstrings of the module with the source `text`."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
-    return [found for node in nodes if (found := ast.get_docstring(node)) is not None]
+    found = [
+        ast.get_docstring(node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return [each for each in found if each is not None]
 
 
 def good_summary(docstring: str) -> bool:

@@ -3,8 +3,8 @@
 It knows nothing of Rekindle. Entered *around* `rekindle.budget(...)` it is the outer dispatch mode,
 so it sees what the runtime dispatches in its turn, recomputations included. It counts a storage
 from the first operator that returns it or is given it, to the moment when its memory is freed: a
-weak reference to the storage's Python object dies then, also when only autograd held it. What
-operators allocate inside themselves and free again is not seen, neither by it nor by a budget.
+weak reference to the storage's Python object dies then, also when only autograd held it. The
+workspace of operators is not seen, neither by it nor by a budget.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-#: What no budget sees: one that lets go of what the program holds keeps what it is asked for.
+#: The original method, which no budget sees: its own would pin the storage.
 _home_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 
 
 class Measured(NamedTuple):
-    """What a plain run took, in bytes; budgets lie between the two.
+    """Peak and constants of a plain run, in bytes; budgets lie between the two.
 
     peak: the most that was alive at once.
     constants: what is alive when the run is over: parameters, buffers, gradients, the state of the
@@ -106,7 +106,7 @@ class Tracker(TorchDispatchMode):
     def see(self, values: object) -> None:
         for tensor in _tensors(values):
             # A shape without memory is not counted, nor zeros of autograd's that have none, nor
-            # what has no one storage (sparse).
+            # tensors without a single storage (sparse).
             strided = tensor.device.type != "meta" and tensor.layout is torch.strided
             if strided and not tensor._is_zerotensor():
                 home = _home_of(tensor)

@@ -43,9 +43,9 @@ class Row:
     refused: tuple[int, ...]
     """Smaller budgets that were infeasible."""
     unstable: tuple[str, ...]
-    """What differs between two plain runs."""
+    """Names that differ between two plain runs."""
     differing: tuple[str, ...]
-    """What differs between the plain run and the one within the budget."""
+    """Names that differ between the plain run and the one within the budget."""
 
     @property
     def fraction(self) -> float:

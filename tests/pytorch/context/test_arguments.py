@@ -241,7 +241,7 @@ def test_too_little_names_the_quick_way() -> None:
         step()
 
 
-MOST = 1 << 40  #: what plain PyTorch would hold
+MOST = 1 << 40  #: the peak of plain PyTorch
 
 CLIMB = """
 import sys, rekindle, torch

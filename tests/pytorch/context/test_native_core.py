@@ -21,7 +21,7 @@ from rekindle.pytorch.native import _core
 
 ROOT = Path(__file__).parents[3]
 
-#: What a program prints that enters a budget.
+#: A program that enters a budget and prints the outcome.
 PROGRAM = """
 import torch, rekindle
 weight = torch.ones(10, requires_grad=True)

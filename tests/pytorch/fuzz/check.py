@@ -28,10 +28,10 @@ def complaint(
     *,
     evict: Evict = "auto",
 ) -> str:
-    """What is wrong with `program`, empty if nothing is; `excepted` counts what was not asked.
+    """Return the complaint about `program`, or ""; `excepted` counts checks that were left out.
 
-    It runs plainly, then so that all that may be let go is let go before every operator, then
-    within a budget. `tightness` 1.0: the smallest that is feasible; 0.0: the plain peak.
+    It runs plainly, then with everything evicted before every operator, then within a budget.
+    `tightness` 1.0: the smallest that is feasible; 0.0: the plain peak.
     """
     wanted = Wanted(program)
     excepted = Counter() if excepted is None else excepted

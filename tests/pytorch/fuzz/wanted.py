@@ -1,8 +1,8 @@
 """How PyTorch itself runs a program: plainly, and with modes and hooks that do nothing.
 
-What tracks memory here is a dispatch mode, and a program may have saved-tensor hooks. PyTorch takes
-other ways below any of them, so what a program leaves there is PyTorch's as well. Each reason below
-says which run it is compared with then: as a whole, never a tensor with one run and a tensor with
+The tracker of memory is a dispatch mode, and a program may have saved-tensor hooks. PyTorch itself
+takes other paths below any of them, so a result from there is correct as well. Each reason below
+names the run that is compared with then: as a whole, never a tensor with one run and a tensor with
 another.
 """
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rekindle.pytorch.native._higher import hidden
 
-#: What no budget sees: who asks for an address or a storage otherwise is noticed, and keeps the
-#: memory.
+#: The original methods, which no budget sees: its own would pin the memory whose address or storage
+#: they return.
 ADDRESS: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
 HOME: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 #: Message of an error on a read of it.

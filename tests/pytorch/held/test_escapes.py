@@ -261,7 +261,7 @@ def test_every_method_without_arguments(part: int) -> None:
     assert differing == {}
 
 
-#: Those whose results differ from call to call, and what kills the interpreter anyway.
+#: Accesses whose results differ from call to call, or that end the interpreter anyway.
 _DIFFER = {
     "__dlpack_c_exchange_api__": "hidden inside: `__dlpack__` is in its place",
     "__weakref__": "whether there is one",
@@ -292,7 +292,7 @@ def _husk_of_nothing() -> torch.UntypedStorage:
 def test_unprotected_escape_of_placeholder_fails(name: str) -> None:
     """Nearly all ways raise, as would any that is not in the lists above.
 
-    Those that use the size of a storage find nothing, or the content of shared memory.
+    Accesses that use the size of a storage find nothing, or the content of shared memory.
     """
     look = {**LOOKS, **KEEPS}[name]
     wanted = plain(look(torch.ones(4) * 3))

@@ -187,8 +187,11 @@ class Plain:
 
 @dataclass(frozen=True)
 class Complaint:
-    """excepted: as PyTorch does below a mode that does nothing, which is not as without one; or
-    given up, since it takes too long; or without a plan. That is no complaint."""
+    """A failure of a program in a mode.
+
+    It is `excepted`, and no complaint, if PyTorch gives the same results below a mode that does
+    nothing, if it was given up because it took too long, or if there is no plan.
+    """
 
     mode: str
     amount: int
@@ -197,7 +200,7 @@ class Complaint:
 
 
 def complaint(source: str, plain: Plain, mode: Mode, tightness: float) -> Complaint | None:
-    """What is wrong with `source` in `mode`; None if nothing is.
+    """Return the complaint about `source` in `mode`, or None.
 
     `tightness` 1.0: the smallest budget that works; 0.0: the plain peak.
     """

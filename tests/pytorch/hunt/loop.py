@@ -46,8 +46,11 @@ LOSSES = (
 
 @dataclass(frozen=True)
 class Loop:
-    """trip: the operator that raises `Interrupted`, by name and number; outside: where that is
-    caught, in the loop or around the budget of a step."""
+    """A drawn training loop.
+
+    `trip` is the operator that raises `Interrupted`, by name and number. `outside` says where that
+    is caught: in the loop, or around the budget of a step.
+    """
 
     blocks: tuple[str, ...]
     driver: str = "plain"

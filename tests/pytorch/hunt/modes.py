@@ -95,7 +95,7 @@ MODES = {
 
 
 class Contexts:
-    """What `budget` and `planned` mean to a program that runs in a mode, and what was seen.
+    """The meaning of `budget` and `planned` in a program that runs in a mode, and its runs.
 
     below: without one, `budget` is a dispatch mode that does nothing.
     """

@@ -1,4 +1,4 @@
-"""Tests of chosen functions whose results are kept all the same, and of the stated reasons."""
+"""Tests of chosen functions whose results are kept nevertheless, and of the stated reasons."""
 
 from __future__ import annotations
 

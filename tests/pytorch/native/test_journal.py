@@ -156,7 +156,7 @@ def test_the_engine_in_python_acts_the_same(
     assert part is None or run.recomputations > 0
 
 
-#: Those that the core knows, and those that it asks Python about.
+#: Policies that the core has, and policies that it calls in Python.
 POLICIES: list[Policy] = [
     DTR(), DTR("local"), LRU(), Largest(), MSPS(), Ablation(True, False, "exact"),
     DTR("classes"), Random(3), Unoptimized(), Cheapest(),

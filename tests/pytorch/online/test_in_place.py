@@ -76,8 +76,11 @@ def test_result_takes_over_its_dying_gradient(entry: InPlace, node: str) -> None
 
 @pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
 def test_gradient_that_dies_has_two_references(entry: InPlace, node: str) -> None:
-    """The node's `grads`, and the boxed argument. With fewer, the two that are asked for could be
-    somebody else's: `REFERENCES` in native/dispatch/in_place.cpp is to be changed then."""
+    """The node's `grads` and the boxed argument refer to it.
+
+    With fewer references, the two that the core requires could be those of other code. Then change
+    `REFERENCES` in native/dispatch/in_place.cpp.
+    """
     run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
     assert fewest_references(run) == 2
 

@@ -122,8 +122,10 @@ def test_differentiated_twice() -> None:
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_running_statistics_differentiated_twice(evict: Literal["saved", "anything"]) -> None:
-    """Autograd gives back what it saved, of a tensor that the program has dropped, to a backward
-    pass that saves it again: both are of one version (R7)."""
+    """A backward pass saves an unpacked tensor again, which the program has dropped.
+
+    Both saved tensors have one version (R7).
+    """
 
     def program() -> Step:
         norms = nn.Sequential(

@@ -423,8 +423,10 @@ def test_a_tensor_that_only_claims_memory() -> None:
 
 @pytest.mark.parametrize("watched", [False, True], ids=["alone", "within_a_mode"])
 def test_the_pseudoinverse_of_a_complex_matrix(watched: bool) -> None:
-    """PyTorch's own is none while a dispatch mode is active (2.13): its kernel calls others on
-    conjugates that nobody makes then. A budget, with a mode or by a key, has what there is without.
+    """A budget gives the result of plain PyTorch, with a mode or by a dispatch key.
+
+    PyTorch's own is wrong while a dispatch mode is active (2.13): its kernel calls others on lazy
+    conjugates, which are not resolved then.
     """
     torch.manual_seed(0)
     matrix = torch.randn(12, 8, dtype=torch.complex128)

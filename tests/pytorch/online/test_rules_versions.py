@@ -290,8 +290,10 @@ class _DoublesWhatItSaved(torch.autograd.Function):
 def test_other_data_for_a_view_that_is_written(
     evict: Literal["saved", "auto", "anything"], how: str
 ) -> None:
-    """It keeps the version counter of its base, of which nothing is written: what is made from the
-    base can be computed again."""
+    """The view keeps the version counter of its base, which is not written.
+
+    Values made from the base can be recomputed.
+    """
 
     def program() -> Step:
         weight = vector(True)

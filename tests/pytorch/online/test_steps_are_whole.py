@@ -137,8 +137,10 @@ def _nothing_is_left_behind() -> None:
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=str)
 def test_interrupted_anywhere(kind: Any, options: dict[str, Any], evict: Evict) -> None:
-    """Budgets in small steps, from where the step begins to where it fits, at each of four steps;
-    then training goes on as if nothing had been."""
+    """Raise the budget in small steps until the step fits, at each of four steps.
+
+    Then training continues with the same bits.
+    """
     plain, ours = Program(kind, **options), Program(kind, **options)
     failures = 0
     for number in range(4):

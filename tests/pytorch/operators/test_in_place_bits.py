@@ -20,7 +20,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from rekindle.pytorch.operators import IN_PLACE, InPlace
 from tests.pytorch.in_place import Twins
 
-#: What makes a node whose formula is the operator, as `op_db` calls it.
+#: Functions that make a node whose formula is the operator, as `op_db` calls it.
 FORWARD = {
     "_softmax_backward_data": "softmax",
     "_log_softmax_backward_data": "log_softmax",

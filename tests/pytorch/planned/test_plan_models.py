@@ -1,8 +1,8 @@
 """Whole models under a plan against plain PyTorch, bit for bit, judged by a tracker of its own.
 
 Three optimizer steps; the loss is inside what is planned, so that all memory is. Budgets go from
-keep-all down to less than half, or to the least that the planner knows a plan for. What cannot be
-traced says so.
+keep-all down to less than half, or to the least that the planner knows a plan for. A model
+that cannot be traced is refused.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class Tally:
     def of_a_budget(self) -> Iterator[None]:
         """Count what is given out inside as that of a budget.
 
-        Memory from before counts within it once it is seen, which the allocator cannot tell.
+        Memory from before counts once the budget sees it; the allocator does not show that.
         """
         before, _ = self._look()
         try:

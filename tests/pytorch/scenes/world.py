@@ -1,4 +1,4 @@
-"""What a scene draws from, and what it leaves behind. The same seed draws the same program."""
+"""Draw the parts of a scene, and collect its results. The same seed draws the same program."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MOST_RESTARTS = 40
 def main(files: tuple[Path, ...], ways: tuple[str, ...], chosen: str, write: bool) -> None:
     """Run each test plainly, within a budget, with everything evicted, and at 60 % of its peak.
 
-    Tests that pass plainly are to pass in each way. Those that are known not to are in
+    Tests that pass plainly are to pass in each way. Known exceptions are in
     tests/pytorch/strangers/expected, with the reason: the list may only shrink.
     """
     there = [file for file in files if file.is_file()]

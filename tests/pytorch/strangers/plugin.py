@@ -1,7 +1,7 @@
-"""A plugin of pytest that runs each test in one way, and writes down what came of it.
+"""A plugin of pytest that runs each test in one way, and records its outcome.
 
-It is loaded by `-p tests.pytorch.strangers.plugin` into a process that runs somebody else's tests,
-and is told what to do by variables of the environment.
+It is loaded by `-p tests.pytorch.strangers.plugin` into a process that runs another project's
+tests. Variables of the environment say how.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class _Nothing(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Program:
-    """What one run calls, newly made. The module is the one whose state it has, if any."""
+    """The callable of one run, newly made, and the module whose state it uses, if any."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]  #: tensors in any nesting
@@ -81,10 +81,10 @@ class Sample(Case):
         return "different" if wrong else "as in any mode"
 
     def outcome(self, run: Run | None) -> dict[str, Any]:
-        """All that a run leaves behind, by name, as copies; a plain run without a `run`.
+        """Return copies of all results of a run, by name; the run is plain without `run`.
 
-        Arguments are made by an operator, so that they are let go as well; results are multiplied
-        with weights, so that every one of them is wanted again in the backward pass.
+        Arguments are made by an operator, so that they are evicted as well. Results are multiplied
+        with weights, so that the backward pass reads every one of them.
         """
         torch.manual_seed(SEED)
         program = self.build()

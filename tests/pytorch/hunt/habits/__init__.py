@@ -4,7 +4,7 @@ setup: before the loop. before: when a step begins. batch: when `x` and `target`
 a context of the forward pass. call: the forward pass itself. loss: after the loss is there.
 backward: in the place of `loss.backward()`. after: when gradients are there. between: when the
 optimizer has made its step. zero: in the place of `optimizer.zero_grad()`. last: at the end of a
-step. Of two with the same `call`, `backward` or `zero` only one goes with a loop.
+step. Of two with the same `call`, `backward` or `zero` a loop has only one.
 """
 
 from __future__ import annotations
