@@ -294,7 +294,7 @@ def test_rooms_stand_in_order() -> None:
             below.add(room)
 
 
-def test_no_file_is_long() -> None:
+def test_files_are_not_too_long() -> None:
     assert list(long_files(ROOT)) == []
 
 

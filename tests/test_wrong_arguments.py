@@ -41,7 +41,7 @@ OF_A_STEP: dict[str, Callable[[object], object]] = {
         (lambda batch: None, "missing a required argument: 'batch'"),
     ],
 )
-def test_no_step(name: str, given: object, got: str) -> None:
+def test_wrong_step_is_refused_with_line_to_write(name: str, given: object, got: str) -> None:
     wanted = "wanted a function that takes one step, without arguments"
     told = f"{name}.*{got}.*, {wanted}; write {name}.*lambda: step"
     with pytest.raises(rekindle.InvalidArgument, match=told):

@@ -63,7 +63,7 @@ def test_plan_with_hidden_copies_has_no_overhead(graph: str) -> None:
     assert "rotor" not in result.output
 
 
-def test_no_plan_is_exit_code_1_with_a_budget_that_works(graph: str) -> None:
+def test_plan_below_smallest_budget_exits_1_and_names_it(graph: str) -> None:
     result = run(graph, "--budget", "100B")
     assert result.exit_code == 1
     assert "no schedule fits" in result.output

@@ -53,7 +53,7 @@ def test_torchrun_ends_and_says_why(tmp_path: Path, kind: str) -> None:
     assert "train.py" in error["extraInfo"]["py_callstack"]
 
 
-def test_without_torchrun_the_others_end_as_well(tmp_path: Path) -> None:
+def test_guard_without_torchrun_ends_other_ranks(tmp_path: Path) -> None:
     everything = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     meeting = f"file://{tmp_path}/meeting?world_size=2&rank="
     arguments = [sys.executable, str(SCRIPT), str(tmp_path), "stuck"]

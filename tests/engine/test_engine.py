@@ -153,7 +153,7 @@ def test_results_are_recomputed_before_source_is_overwritten() -> None:
     assert Compute(trace.maker[early]) in record.actions[:step][3:]
 
 
-def test_no_room_leaves_no_lock_behind() -> None:
+def test_no_room_leaves_no_locks() -> None:
     builder = TraceBuilder()
     a, b = (builder.call("make", 1, (), [4])[0] for _ in range(2))
     builder.call("join", 1, [a, b], [8])

@@ -309,9 +309,7 @@ def test_failed_compilation_keeps_reason_and_is_not_retried(
 
 
 @needs_compiler
-def test_a_folder_that_cannot_be_written_is_a_reason(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_folder_gives_reason(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree.parent / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tree.parent / "file"))
     assert _build.extension("tiny", ["*.cpp"]) is None

@@ -105,7 +105,7 @@ def test_large_chains(which: int) -> None:
 
 # rotor_reference.json, "over-restrictive": the published code refuses M = 14 and says 22 at M = 19;
 # and "exceeds memory": it claims 52 at M = 27 with a schedule that needs 28, the optimum is 59.
-def test_where_the_published_code_is_wrong() -> None:
+def test_rotor_is_right_where_published_code_is_wrong() -> None:
     chains = reference("rotor_reference.json")["chains"]
     strict = chain_of(next(c for c in chains if "over-restrictive" in c["name"]))
     assert persistent(strict, 14, slots=None).time == 22
@@ -149,7 +149,7 @@ def test_ties_prefer_the_tape() -> None:
     assert " ".join(map(str, plan.operations)) == "Fe_0 Fe_1 Fe_2 L B_2 B_1 B_0"
 
 
-def test_no_recursion_limit() -> None:
+def test_rotor_on_long_chain_needs_no_recursion() -> None:
     stages = 300
     ones = (1,) * stages
     chain = Chain(ones, (*ones, 0), (*ones, 1), ones, (0,) * stages, (0,) * (stages + 1))

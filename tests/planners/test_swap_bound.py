@@ -22,7 +22,9 @@ RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
 
 @given(small_graphs(most=4), RATES, RATES)
 @examples(25)
-def test_no_run_of_a_small_graph_is_faster(drawn: tuple[Problem, int], out: int, back: int) -> None:
+def test_swap_bound_is_below_fastest_run_of_small_graph(
+    drawn: tuple[Problem, int], out: int, back: int
+) -> None:
     problem, budget = drawn
     bandwidth = Bandwidth(out, back)
     bound = swap_bound(problem, budget, bandwidth, cuts=len(problem))
@@ -34,7 +36,7 @@ def test_no_run_of_a_small_graph_is_faster(drawn: tuple[Problem, int], out: int,
 
 @given(problems(longest=12), RATES)
 @examples(60)
-def test_no_simulated_run_is_faster(drawn, rate: int) -> None:
+def test_swap_bound_is_below_simulated_runs(drawn, rate: int) -> None:
     trace, budget = drawn
     swap = Swap(out_bytes_per_s=1000 * rate, in_bytes_per_s=1000 * rate)
     try:

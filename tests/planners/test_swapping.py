@@ -81,7 +81,7 @@ def test_retimed_run_is_valid_and_matches_verifier_time(
 
 @given(small_graphs(most=4), RATES, RATES)
 @examples(25)
-def test_no_plan_of_a_small_graph_is_faster_than_the_fastest(
+def test_plan_of_small_graph_is_not_below_fastest_run(
     drawn: tuple[Problem, int], out: int, back: int
 ) -> None:
     problem, budget = drawn

@@ -131,7 +131,7 @@ def test_swap_out_for_full_device_is_waited_for(extension: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_the_device_has_no_room_neighbors_in_memory_go(extension: Path) -> None:
+def test_full_device_evicts_neighbors_in_memory(extension: Path) -> None:
     """Room is made by the sum where they are not known, and then more has to go.
 
     By a policy that decides the same whatever operators took; else either may be luckier.

@@ -86,7 +86,7 @@ def names_of_recomputed() -> Iterator[set[str]]:
         names.update(map(shown_name, driver.core.again(driver.handle)))
 
 
-def test_with_the_eager_backend_operators_run_again() -> None:
+def test_code_compiled_by_eager_backend_is_recomputed() -> None:
     wanted, _ = trained(whole("eager"), None)
     got, run = trained(whole("eager"), "120KiB")
     assert differing(got, wanted) == []

@@ -191,7 +191,7 @@ class Page(HTMLParser):
             self.words.append(data)
 
 
-def test_the_page_stands_alone(report: Report) -> None:
+def test_page_loads_no_other_files(report: Report) -> None:
     text = report.to_html()
     page = Page(text)
     assert page.open == []

@@ -287,7 +287,7 @@ def test_an_error_of_the_step_is_not_taken_for_a_full_memory() -> None:
         rekindle.max_batch(broken, budget="1GiB")
 
 
-def test_steps_that_differ_cannot_be_simulated() -> None:
+def test_simulated_max_batch_of_uneven_steps_is_refused() -> None:
     def uneven(batch: int):
         return lambda: [torch.ones(3).exp() for _ in range(batch)]
 

@@ -107,7 +107,7 @@ def _told(environment: Mapping[str, str], program: str = PROGRAM, *, compiles: b
     return first
 
 
-def test_without_a_compiler_the_error_names_the_ways_out(tmp_path: Path) -> None:
+def test_missing_compiler_error_names_alternatives(tmp_path: Path) -> None:
     environment = {"CXX": "no-such-compiler", "REKINDLE_CACHE": str(tmp_path)}
     reason = "no C++ compiler: $CXX is no-such-compiler, which is not found"
     assert f"there is none here: {reason}. Install a wheel" in _told(environment)
@@ -142,7 +142,7 @@ def test_dispatch_key_in_use_raises_reason() -> None:
     assert "something else runs at the dispatch key that it needs (Fake)" in told
 
 
-def test_on_windows_the_error_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_error_names_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_build, "_found", {})
     monkeypatch.setattr(_core, "_started", {})
     monkeypatch.setattr(sys, "platform", "win32")

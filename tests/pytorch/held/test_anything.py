@@ -481,7 +481,7 @@ def test_placeholder_read_in_forked_process_raises() -> None:
 # -- refused ---------------------------------------------------------------------------------------
 
 
-def test_no_such_word() -> None:
+def test_unknown_evict_word_is_refused() -> None:
     with pytest.raises(rekindle.InvalidArgument, match='evict="anything"'):
         rekindle.budget("1GiB", evict="everything")  # type: ignore[arg-type]
 

@@ -325,7 +325,7 @@ def test_placeholder_raises_in_every_kernel() -> None:
             touch()
 
 
-def test_without_the_flag_the_process_would_end() -> None:
+def test_read_of_empty_storage_without_flag_ends_process() -> None:
     """Memory alone is not enough to take: kernels do not ask."""
     program = (
         "import torch; x = torch.ones(4); "

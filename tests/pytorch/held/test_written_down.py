@@ -43,7 +43,7 @@ def test_record_with_anything_passes_verifier() -> None:
     judged(run)
 
 
-def test_without_autograd_the_record_ends_with_the_budget() -> None:
+def test_record_without_autograd_ends_with_budget() -> None:
     """The recomputations at the end exceed the budget."""
     wanted = pipeline()
     with within(8 * NBYTES, record=True) as run:

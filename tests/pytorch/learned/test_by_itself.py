@@ -53,7 +53,7 @@ def test_a_few_steps_are_not() -> None:
     assert "steps planned" not in str(run.report())
 
 
-def test_without_evictions_no_step_is_looked_at() -> None:
+def test_steps_without_evictions_are_not_recorded() -> None:
     training = Training()
     with rekindle.budget(budget_of(1.5)) as run:
         for number in range(PATIENCE):

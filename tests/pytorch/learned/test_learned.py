@@ -195,7 +195,7 @@ def test_batches_of_varying_length_each_get_their_plan() -> None:
     assert run.steps_left <= 2  # while only one of them has a plan
 
 
-def test_two_shapes_that_begin_alike_share_their_beginning() -> None:
+def test_plans_of_two_shapes_share_common_beginning() -> None:
     def steps(training: Training) -> None:
         for number in range(14):
             training.step(number, depth=(None, 6)[number % 2])
@@ -365,7 +365,7 @@ def test_bookkeeping_is_flat_over_many_steps() -> None:
     assert len(set(counts[6:])) == 1
 
 
-def test_no_more_shapes_than_that_are_remembered() -> None:
+def test_number_of_plans_is_limited() -> None:
     plans = plans_for(1, torch.device("cpu"))
     for number in range(3 * MOST_PLANS):
         other = StepPlan([GRAPH] * (number + 1), [], [], None)
@@ -376,7 +376,7 @@ def test_no_more_shapes_than_that_are_remembered() -> None:
     assert len(_step_plans._plans) <= MOST_PLANS
 
 
-def test_where_no_two_steps_are_alike_writing_down_is_given_up() -> None:
+def test_recording_of_ever_different_steps_is_given_up() -> None:
     plans = plans_for(1, torch.device("cpu"))
     written = 0
     for number in range(1000):
@@ -410,7 +410,7 @@ def test_models_train_the_same(case: Case) -> None:
         assert run.steps_followed >= 3
 
 
-def test_with_another_budget_other_schedules_are_learned() -> None:
+def test_changed_budget_learns_other_plans() -> None:
     less, more = budget_of(), budget_of(0.7)
 
     def steps(training: Training, run: Run) -> None:

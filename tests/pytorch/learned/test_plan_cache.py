@@ -115,7 +115,7 @@ def test_a_cache_that_is_no_switch() -> None:
         rekindle.budget("1GiB", cache="no")  # type: ignore[arg-type]
 
 
-def test_a_folder_that_cannot_be_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_cache_folder_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", os.devnull)
     assert another_process(budget_of()).steps_followed == 3
 

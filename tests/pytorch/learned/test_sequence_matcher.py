@@ -66,7 +66,7 @@ def test_operators_after_backward_pass_are_unmatched() -> None:
     assert is_of(shape, step)
 
 
-def test_where_operators_are_found() -> None:
+def test_places_lists_positions_or_is_none() -> None:
     assert places(steps("AmnB|C"), steps("xAnyB|C")) == [UNMATCHED, 0, 2, UNMATCHED, 3, 4]
     assert places(steps("AB|C"), steps("AX")) is None
 

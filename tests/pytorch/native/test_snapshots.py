@@ -50,7 +50,7 @@ def test_new_peak_of_operator_runs_no_python_code() -> None:
     assert held(run)[IN_USE] >= 20 * VECTOR
 
 
-def test_where_the_peak_was_is_the_line_of_its_operator() -> None:
+def test_place_of_peak_is_line_of_its_operator() -> None:
     weight = vector(True)
     with unlimited() as run:
         kept = [weight.sin() for _ in range(3)]

@@ -100,7 +100,7 @@ def test_curve_ends_at_smallest_feasible_budget() -> None:
 
 
 @pytest.mark.slow
-def test_within_a_budget() -> None:
+def test_profile_within_budget_reports_plain_figures() -> None:
     step = gpt(3)
     free = rekindle.profile(step, repeats=1)
     budget = (free.peak + free.smallest_budget) // 2
@@ -115,7 +115,7 @@ def test_within_a_budget() -> None:
     step()  # and no context is left open
 
 
-def test_a_run_that_cannot_be_repeated() -> None:
+def test_profile_without_repeats_runs_script_once() -> None:
     calls: list[int] = []
 
     def script() -> None:

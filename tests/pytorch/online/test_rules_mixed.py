@@ -78,7 +78,7 @@ def test_recomputation_within_autocast_runs_without_it() -> None:
     assert harshest(program).again["mm"] > 0
 
 
-def test_without_grad_and_in_inference_mode() -> None:
+def test_values_of_no_grad_and_inference_mode_are_constants() -> None:
     """Values made there are constants, also when autograd saves them later."""
 
     def program() -> Step:

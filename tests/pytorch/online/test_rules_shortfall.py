@@ -54,7 +54,7 @@ def test_too_small_fitted_memory_does_not_lower_budget() -> None:
         assert run._driver.shortfall.budget == 2**20
 
 
-def test_nor_where_something_has_to_be_computed_again() -> None:
+def test_fitted_memory_without_room_to_recompute_is_not_used() -> None:
     weight = vector(requires_grad=True)
     x = weight.sin().exp()
     (wanted,) = torch.autograd.grad((x * x).sum(), [weight])

@@ -72,7 +72,7 @@ def test_value_dependent_size_is_known_before_operator(name: str, evict: Evict) 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_and_not_thought_too_large(name: str, evict: Evict) -> None:
+def test_value_dependent_size_is_not_overestimated(name: str, evict: Evict) -> None:
     """The allocator's bytes are enough, with an eighth more for inexact predictions."""
     program, _ = KNOWN[name]
     with Tracker() as tracker:

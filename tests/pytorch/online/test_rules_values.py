@@ -306,7 +306,7 @@ def test_write_is_recomputed_on_copy_while_old_value_is_used() -> None:
         assert harshest(program).again["add_"] > 0
 
 
-def test_in_place_activations_and_sums_in_a_network() -> None:
+def test_in_place_activations_of_network_are_recomputed() -> None:
     def program() -> Step:
         blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)) for _ in range(4)

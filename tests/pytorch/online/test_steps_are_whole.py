@@ -196,7 +196,7 @@ def test_interrupted_and_on_in_the_same_context(kind: Any, evict: Evict) -> None
 
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Adagrad])
-def test_with_a_closure(kind: Any, evict: Evict) -> None:
+def test_step_with_closure_is_whole(kind: Any, evict: Evict) -> None:
     """It calls the program and then writes; what it writes with must have room then."""
     options = {"momentum": 0.9} if kind is optim.SGD else {}
     plain, ours = Program(kind, **options), Program(kind, **options)

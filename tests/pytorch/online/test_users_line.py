@@ -58,7 +58,7 @@ def test_a_finding_names_the_programs_line_and_the_librarys(script: Path) -> Non
     assert "(inputs and buffers)" in lines  # the batch, which was there before
 
 
-def test_on_the_command_line_too(script: Path) -> None:
+def test_profile_command_names_lines_of_script(script: Path) -> None:
     words = ["-m", "rekindle", "profile", str(script), "--json"]
     text = script.read_text().replace("rekindle.profile(step, repeats=0)", "step()")
     script.write_text(text.replace("    print(profile.to_json())\n", ""))

@@ -117,7 +117,7 @@ def is_an_input(whole: Tensor, other: Tensor) -> Tensor:
         (is_an_input, 0),
     ],
 )
-def test_which(program: Callable[..., Any], copied: int) -> None:
+def test_only_late_slices_are_copied(program: Callable[..., Any], copied: int) -> None:
     given = torch.randn(4, 2), torch.randn(2, 2)
     module: fx.GraphModule = make_fx(program, tracing_mode="fake")(*given)
     assert copy_late_slices(module) == bool(copied)

@@ -79,7 +79,7 @@ def test_statistics_move_once() -> None:
     same(lambda: mlp(lambda: nn.BatchNorm1d(WIDTH)), train)
 
 
-def test_in_place() -> None:
+def test_in_place_activation_keeps_bits() -> None:
     same(lambda: mlp(lambda: nn.LayerNorm(WIDTH), lambda: nn.ReLU(inplace=True)), train)
 
 

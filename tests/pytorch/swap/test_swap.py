@@ -359,7 +359,7 @@ def test_many_swapped_steps_leave_no_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_learned_schedules(tmp_path: Path) -> None:
+def test_swapping_with_learned_plans_keeps_bits(tmp_path: Path) -> None:
     wanted = gradient(weight := vector(True), 40)
     with swapping(tmp_path, learn="wait") as run:
         optimizer = torch.optim.SGD([vector(True)], lr=0.1)

@@ -114,7 +114,7 @@ def test_another_error_is_not_taken_for_a_full_device(
         (RuntimeError("CUDA error: device-side assert triggered"), False),
     ],
 )
-def test_memory_that_cannot_be_pinned(
+def test_failed_pinning_recomputes_or_raises(
     error: Exception, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(nbytes: int) -> torch.Tensor:

@@ -136,7 +136,7 @@ def test_the_way_there_and_back(store: PinnedStore) -> None:
     assert store.used == 0
 
 
-def test_no_more_than_the_limit(store: PinnedStore) -> None:
+def test_pinned_memory_is_limited(store: PinnedStore) -> None:
     assert store.limit == 65_536  # the allocator gives powers of two
     assert store.write(torch.ones(16_384).untyped_storage()) is not None
     assert store.write(torch.ones(1).untyped_storage()) is None

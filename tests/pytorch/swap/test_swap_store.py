@@ -138,7 +138,9 @@ def test_full_disk_raises_and_keeps_memory(tmp_path: Path, monkeypatch: pytest.M
     store.close()
 
 
-def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_and_reads_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, read = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda f, data, at: write(f, data[:777], at))
     monkeypatch.setattr(os, "preadv", lambda f, data, at: read(f, [data[0][:333]], at))

@@ -54,7 +54,7 @@ def test_pinned_or_unmapped_block_ends_window() -> None:
     nbytes=st.integers(1, 20),
 )
 @examples(300)
-def test_no_other_window_is_cheaper(pieces: list[Piece], nbytes: int) -> None:
+def test_found_window_is_cheapest_of_all(pieces: list[Piece], nbytes: int) -> None:
     blocks, losses = blocks_of(pieces)
 
     def stays(block: Block) -> bool:

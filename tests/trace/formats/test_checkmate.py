@@ -71,7 +71,7 @@ def test_wrong_graph_is_refused_with_place(graph: dict, complaint: str) -> None:
         graph_to_trace(graph)
 
 
-def test_no_json() -> None:
+def test_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(InvalidTrace, match="this is no JSON"):
         read(["{"])
 
