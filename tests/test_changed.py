@@ -56,7 +56,7 @@ def test_nothing_changed_runs_nothing() -> None:
     assert mirror(["tests/test_that_is_gone.py"], TESTS) == []
 
 
-def test_the_conventions_are_there() -> None:
+def test_files_of_conventions_exist() -> None:
     for name in CONVENTIONS:
         assert Path(__file__).with_name(f"test_{name}.py").is_file(), name
 
@@ -79,7 +79,7 @@ def test_changed_files_are_those_since_main(tmp_path: Path) -> None:
     assert sorted(changed_files(tmp_path)) == ["committed.py", "new.py", "old.py"]
 
 
-def test_changed_files_without_a_main_branch_say_so(tmp_path: Path) -> None:
+def test_changed_files_without_main_branch_raises(tmp_path: Path) -> None:
     subprocess.run(["git", "-C", str(tmp_path), "init", "-q", "-b", "other"], check=True)
     with pytest.raises(SystemExit, match="no branch main"):
         changed_files(tmp_path)

@@ -94,7 +94,7 @@ def test_each_line_of_the_conformance_page_names_a_test() -> None:
     assert [row for row in rows if "`tests/" not in row] == []
 
 
-def test_something_is_checked() -> None:
+def test_examples_and_commands_of_readme_are_found() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(examples(readme)) == 1
     assert {"plan", "simulate"} <= commands(readme)

@@ -24,7 +24,7 @@ SOME = [
 
 
 @pytest.mark.parametrize("error", SOME, ids=lambda error: type(error).__name__)
-def test_errors_go_from_process_to_process(error: RekindleError) -> None:
+def test_errors_survive_pickle_and_copy(error: RekindleError) -> None:
     error.add_note("and more")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)

@@ -30,6 +30,6 @@ def test_example(example: Path, tmp_path: Path) -> None:
     assert "recomputations" in done.stdout
 
 
-def test_there_are_examples() -> None:
+def test_known_examples_exist() -> None:
     names = {path.stem for path in EXAMPLES}
     assert {"plain_loop", "huggingface_trainer", "lightning_fit", "accelerate_loop"} <= names

@@ -50,7 +50,7 @@ def test_the_plain_program_fits_its_base_batch_and_no_more(benchmark: ModuleType
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["rekindle online", "checkpoint"])
-def test_others_fit_more_and_never_more_than_the_memory(benchmark: ModuleType, method: str) -> None:
+def test_methods_fit_more_within_the_memory(benchmark: ModuleType, method: str) -> None:
     rows, fitting = measured(benchmark, method, quick=True)
     largest = rows["largest"]
     assert largest["batch"] == max(fitting) > 2
@@ -79,7 +79,7 @@ def test_the_setting_that_saves_least_is_taken(benchmark: ModuleType) -> None:
     assert not search.fits(4)
 
 
-def test_a_process_that_fails_says_why(benchmark: ModuleType) -> None:
+def test_failed_process_yields_its_error(benchmark: ModuleType) -> None:
     program = "print('{\"at\": \"1x\"}'); print('chatter'); raise SystemExit('no room')"
     told = list(benchmark.answers([sys.executable, "-c", program], 60.0))
     assert told == [{"at": "1x"}, {"failed": "no room"}]

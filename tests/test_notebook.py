@@ -51,6 +51,6 @@ def check_scope(part: str) -> None:
             assert selector.strip().startswith(".rekindle"), selector
 
 
-def test_a_rule_about_the_page_would_be_seen() -> None:
+def test_style_rule_for_whole_page_is_refused() -> None:
     with pytest.raises(AssertionError, match="body"):
         check_scope("<div><style>body { margin: 0 } .rekindle p { margin: 0 }</style></div>")

@@ -36,7 +36,7 @@ def test_editors_see_the_same_names_in_the_same_homes() -> None:
 
 
 @pytest.mark.parametrize("name", rekindle.__all__)
-def test_every_name_is_there(name: str) -> None:
+def test_every_public_name_is_loaded_and_cached(name: str) -> None:
     assert getattr(rekindle, name) is not None
     assert name in vars(rekindle)  # cached, so that later uses skip __getattr__
 
@@ -63,7 +63,7 @@ def test_an_unknown_name_is_an_attribute_error_with_a_hint() -> None:
     assert caught.value.name == "buget"
 
 
-def test_a_name_like_no_other_gets_no_hint() -> None:
+def test_unlike_name_gets_no_hint() -> None:
     with pytest.raises(AttributeError, match=r"^module 'rekindle' has no attribute 'xyzzy'$"):
         rekindle.xyzzy  # noqa: B018
     assert not hasattr(rekindle, "__wrapped__")  # inspect and doctest read it of each module

@@ -75,7 +75,7 @@ def test_a_missing_folder_is_noticed_before_the_program_runs(script: Path) -> No
     assert "there is no folder no" in result.output
 
 
-def test_convert_there_and_back(script: Path) -> None:
+def test_convert_to_other_format_keeps_trace(script: Path) -> None:
     folder = script.parent
     _run("capture", "train_tiny.py", "-o", folder / "step.jsonl")
     _run("convert", folder / "step.jsonl", folder / "step.jsonl.gz")

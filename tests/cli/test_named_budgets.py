@@ -72,7 +72,7 @@ def test_profile_without_a_model_measures_its_operators(tmp_path: Path) -> None:
     assert within(named["the whole run"], tmp_path, "train.py").returncode == 0
 
 
-def test_profile_of_no_operator_says_so(tmp_path: Path) -> None:
+def test_profile_without_operators_reports_no_measurement(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('nothing')")
     told = run("--profile", "-q", "train.py", cwd=tmp_path)
     assert told.returncode == 0

@@ -81,7 +81,7 @@ def test_verify_of_unstable_step_exits_1(script: str) -> None:
     assert "train.py:" in result.output
 
 
-def test_too_little_says_how_much(script: str) -> None:
+def test_too_small_budget_error_names_command_line(script: str) -> None:
     result = run(script, "--budget", "100KiB")
     assert result.exit_code == 1
     assert "On this command line: --budget " in result.output
@@ -94,13 +94,13 @@ def test_too_little_says_how_much(script: str) -> None:
         ("no_such_module:step", "No module named 'no_such_module'; write SCRIPT.py:FUNCTION"),
     ],
 )
-def test_a_target_that_is_not_there(target: str, message: str) -> None:
+def test_missing_target_exits_2(target: str, message: str) -> None:
     result = run(target, "--budget", "1MiB")
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_step_that_is_not_there(script: str) -> None:
+def test_missing_function_exits_2_and_lists_functions(script: str) -> None:
     result = run(f"{script}:stepp", "--budget", "1MiB")
     assert result.exit_code == 2
     assert "has no function 'stepp'; there is: model, step, unsteady" in " ".join(

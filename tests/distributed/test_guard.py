@@ -40,7 +40,7 @@ def launched(command: list[str], environment: dict[str, str]) -> tuple[int, str]
 
 
 @pytest.mark.parametrize("kind", ["plain", "slow exit", "stuck"])
-def test_torchrun_ends_and_says_why(tmp_path: Path, kind: str) -> None:
+def test_torchrun_ends_and_records_error_of_rank(tmp_path: Path, kind: str) -> None:
     log = tmp_path / "log"
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [f"--log-dir={log}", str(SCRIPT), str(tmp_path), kind]

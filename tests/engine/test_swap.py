@@ -201,7 +201,7 @@ SLOW = Swap(out_bytes_per_s=BYTE_PER_NS // 50, in_bytes_per_s=BYTE_PER_NS // 50)
 @pytest.mark.parametrize(
     ("swap", "again"), [(FAST, SwapIn(StorageId(0))), (SLOW, Compute(OpId(0)))]
 )
-def test_the_cheaper_way_is_taken(swap: Swap, again: Action) -> None:
+def test_cheaper_of_swap_and_recomputation_is_chosen(swap: Swap, again: Action) -> None:
     assert replay(_two(), budget=8, policy=DTR(), swap=swap).actions[-2] == again
 
 
@@ -269,6 +269,6 @@ def test_full_host_discards_copies_of_resident_storages() -> None:
     assert record.host_peak == 8
 
 
-def test_an_unknown_bandwidth_is_an_error_that_says_so() -> None:
+def test_bandwidth_of_zero_is_refused_with_advice() -> None:
     with pytest.raises(ValueError, match="write swap=None"):
         Swap(out_bytes_per_s=0)

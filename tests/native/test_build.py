@@ -201,7 +201,7 @@ def test_interrupt_ends_compilers_and_removes_files(tree: Path) -> None:
 
 
 @needs_compiler
-def test_the_key_leaves_out_where_things_are_installed(
+def test_key_does_not_depend_on_installation_folders(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _build._recipe("tiny", ["*.cpp"], with_torch=True)

@@ -53,7 +53,7 @@ def test_a_journal_of_copies_that_also_fail() -> None:
     assert copied > 1000
 
 
-def test_a_journal_that_is_changed_is_found_out() -> None:
+def test_journal_under_other_budget_is_refused() -> None:
     trace = chain(30, nbytes=3, cost=2)
     played = _played(encode(trace), 30, DTR(), journal=10**5)
     words = played.journal()

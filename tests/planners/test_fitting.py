@@ -143,7 +143,7 @@ def test_rounds_find_plans_where_single_steps_do(drawn: tuple[Problem, int]) -> 
 
 
 @pytest.mark.slow
-def test_thousands_of_values_take_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitting_of_thousands_of_values_needs_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = deep(700)
     rounds: list[int] = []
     close = _fitting._Gaps.close

@@ -94,7 +94,7 @@ def test_pinned_value_is_held_until_its_last_use() -> None:
 
 @given(traces())
 @examples(80)
-def test_keeping_all_has_the_peak_that_the_trace_says(trace) -> None:
+def test_peak_of_keeping_all_is_at_most_that_of_trace(trace) -> None:
     problem = Problem.of(trace)
     line = timeline(problem, range(len(problem)))
     assert verify(trace, to_schedule(line, "keep")).recompute_ns == 0

@@ -114,7 +114,7 @@ def test_the_comparison_sees_many_choices() -> None:
 @pytest.mark.parametrize("moving", [True, False])
 @given(seed=st.integers(0, 10**6))
 @examples(15)
-def test_the_envelope_knows_the_top(seed: int, moving: bool, few: int) -> None:
+def test_envelope_returns_the_best_candidate(seed: int, moving: bool, few: int) -> None:
     rng = random.Random(seed)
     lines = Envelope(moving=moving, few=few)
     known: dict[int, list[int]] = {}  # slot: bytes, cost, last, order

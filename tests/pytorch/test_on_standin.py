@@ -84,7 +84,7 @@ def test_programs_train_the_same(extension: Path, program: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", sampled(("mlp", *PROGRAMS), 6))
-def test_whatever_may_go_does(extension: Path, program: str) -> None:
+def test_harshest_setting_keeps_bits(extension: Path, program: str) -> None:
     found = asked(extension, *(f"{program}, native, harsh, {streams}" for streams in STREAMS))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
     assert min(answer["recomputations"] for answer in found.values()) > 100
@@ -109,7 +109,7 @@ def test_copies_of_an_unknown_step_are_on_the_host(extension: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_device_has_less_than_the_budget_says(extension: Path) -> None:
+def test_device_smaller_than_budget_keeps_bits(extension: Path) -> None:
     kinds = product(("native", "native, swapped"), STREAMS)
     found = asked(extension, *(f"transformer, {mode}, full, {streams}" for mode, streams in kinds))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}

@@ -199,7 +199,7 @@ def test_data_from_workers(workers: int) -> None:
     harshest(program)
 
 
-def test_hooks_that_look_at_activations() -> None:
+def test_forward_hooks_on_activations_keep_bits() -> None:
     """Forward hooks that replace, record statistics of and keep what layers give."""
 
     def program() -> Step:

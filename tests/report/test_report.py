@@ -107,7 +107,7 @@ def test_recomputed_operators_add_up_and_sort_by_time(report: Report) -> None:
     assert {row.operator for row in report.recomputed} == {"tanh"}
 
 
-def test_text_is_aligned_and_says_the_figures(report: Report) -> None:
+def test_text_is_aligned_and_has_figures(report: Report) -> None:
     lines = report.text().splitlines()
     assert lines[0].split() == ["budget", "6.0", "MiB"]
     assert lines[1].split()[:3] == ["peak", *f"{report.peak / MIB:.1f} MiB".split()]

@@ -93,7 +93,7 @@ def test_window_repair_frees_fewer_values_than_score() -> None:
     assert freed == {"window": [3, 4], "score": [1, 3, 4]}
 
 
-def test_whole_segments_go_where_no_window_is_wide_enough() -> None:
+def test_whole_segments_are_freed_if_no_window_is_wide_enough() -> None:
     """Two segments of 12 MiB, and a request of 22: no window, but the device can have both."""
     builder = TraceBuilder()
     source = builder.source(512)

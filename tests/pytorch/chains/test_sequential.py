@@ -90,7 +90,7 @@ def test_trains_the_same_within_the_budget(name: str, fraction: float) -> None:
 
 
 @each_chain
-def test_measuring_leaves_no_trace(name: str) -> None:
+def test_measurement_leaves_model_unchanged(name: str) -> None:
     model, x = built(name)
     before = copy.deepcopy(model.state_dict())
     state, kept = torch.get_rng_state(), x.clone()
@@ -137,7 +137,7 @@ def test_gradients_that_stay_are_counted() -> None:
     assert peak <= budget
 
 
-def test_a_retained_graph_can_go_backward_again_and_in_parts() -> None:
+def test_retained_graph_runs_backward_again_and_in_parts() -> None:
     model, x = built("resnet")
     plain = copy.deepcopy(model)
     chained, _ = within((model, x), 1)

@@ -148,7 +148,7 @@ def test_run_reports_status_and_steps() -> None:
     )
 
 
-def test_the_picture_is_there_without_recording() -> None:
+def test_report_without_recording_has_memory_chart() -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.0)
     with rekindle.budget("600KiB") as run:
         for _ in range(200):
@@ -226,7 +226,7 @@ def test_the_largest_batch_at_a_price() -> None:
     assert any(" fits at " in each for each in told)
 
 
-def test_reports_take_a_path(tmp_path: Path) -> None:
+def test_reports_are_written_to_given_path(tmp_path: Path) -> None:
     with rekindle.budget(None) as run:
         step()
     page = run.report().to_html(tmp_path / "run.html")
@@ -235,7 +235,7 @@ def test_reports_take_a_path(tmp_path: Path) -> None:
     assert (tmp_path / "run.json").read_text() == data + "\n"
 
 
-def test_too_little_names_the_quick_way() -> None:
+def test_out_of_budget_names_profile_for_smallest_budget() -> None:
     told = pytest.raises(rekindle.OutOfBudget, match=r"rekindle\.profile\(step\)\.smallest_budget")
     with told, rekindle.budget("64KiB"):
         step()

@@ -71,7 +71,7 @@ def test_auto_is_limited_by_control_group(machine: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_auto_knows_the_groups_that_the_process_is_in(
+def test_auto_is_limited_by_nested_control_groups(
     machine: Path, membership: str, folder: str, limit: str, usage: str
 ) -> None:
     (machine / "cgroup").write_text(membership)
@@ -266,7 +266,7 @@ def sines(batch: int) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-def test_batch_of_1_that_fails_says_what_it_measured() -> None:
+def test_max_batch_below_one_has_measured_figures() -> None:
     with pytest.raises(rekindle.OutOfBudget, match="not even a batch of 1") as caught:
         rekindle.max_batch(sines, budget=12_000, simulated=True)
     smallest = caught.value.smallest_budget

@@ -224,7 +224,7 @@ def test_models_train_the_same(case: Case, fraction: float) -> None:
 # -- afterwards ------------------------------------------------------------------------------------
 
 
-def test_an_exception_leaves_everything_there() -> None:
+def test_exception_ends_context_with_all_values_readable() -> None:
     wanted = pipeline()
     kept: list[Tensor] = []
 
@@ -239,7 +239,7 @@ def test_an_exception_leaves_everything_there() -> None:
     assert all(torch.equal(*pair) for pair in zip(kept, wanted, strict=True))
 
 
-def test_out_of_budget_leaves_everything_there() -> None:
+def test_out_of_budget_ends_context_with_all_values_readable() -> None:
     kept: list[Tensor] = []
 
     def too_much() -> None:
@@ -324,7 +324,7 @@ def longest_chain(calls: int) -> Iterator[None]:
 
 
 @longest_chain(50)
-def test_a_running_mean_does_not_remember_everything() -> None:
+def test_running_mean_does_not_grow_the_graph() -> None:
     with rekindle.budget(1 << 30, evict="anything") as run, torch.no_grad():
         mean = torch.zeros(10)
         counts = []

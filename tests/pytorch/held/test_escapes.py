@@ -160,7 +160,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_a_look(name: str) -> None:
+def test_access_reads_evicted_value(name: str) -> None:
     wanted = LOOKS[name](torch.ones(4) * 3)
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3

@@ -211,7 +211,7 @@ def test_value_with_escaped_address_is_pinned(escape: Callable[[Tensor], object]
         del given
 
 
-def test_operands_of_functions_of_ones_own_stay() -> None:
+def test_operands_of_custom_functions_are_pinned() -> None:
     """Their kernels read the operands by address, which nothing observes."""
     seen: list[bool] = []
 

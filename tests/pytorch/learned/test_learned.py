@@ -173,7 +173,7 @@ def test_planned_step_recomputes_no_more_than_planned() -> None:
         assert run.recomputations - before <= len(shape.route.restores)
 
 
-def test_a_program_that_changes_its_mind_leaves_the_plan() -> None:
+def test_step_that_differs_from_plan_leaves_plan() -> None:
     def steps(training: Training) -> None:
         for number in range(8):
             training.step(number, depth=5 if number == 4 else None)

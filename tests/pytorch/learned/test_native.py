@@ -133,7 +133,7 @@ def _survives(replays: int, *, before: bool) -> bool:
     return True
 
 
-def test_threads_that_make_steps_of_their_own() -> None:
+def test_steps_of_two_threads_keep_bits() -> None:
     """Operators of the threads' steps mix, so no plan fits for long; nothing else happens."""
     plain, ours = ([Training(), Training()] for _ in range(2))
     for training in (*plain, *ours):

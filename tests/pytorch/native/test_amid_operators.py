@@ -92,7 +92,7 @@ def _step(operator: Any, layers: int = 8) -> Tensor:
 
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_that_looks_at_its_operand_runs_again(name: str, evict: Any) -> None:
+def test_operator_that_reads_its_operand_is_recomputed(name: str, evict: Any) -> None:
     plain = _step(OPERATORS[name])
     with rekindle.budget(9 * 4 * N, evict=evict, learn=False) as run:
         found = _step(OPERATORS[name])

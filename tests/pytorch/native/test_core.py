@@ -223,7 +223,7 @@ def test_out_of_budget_has_one_class_in_threads_and_backward() -> None:
         deeper(weight).sum().backward()
 
 
-def test_a_replay_that_makes_something_else_is_refused() -> None:
+def test_recomputation_with_other_results_is_refused() -> None:
     sizes = iter([WIDTH, WIDTH + 1, WIDTH + 2])
     with torch.library._scoped_library("rekindle_native_test", "FRAGMENT") as library:
         library.define("grows(Tensor x) -> Tensor")

@@ -90,7 +90,7 @@ def test_error_in_a_backward_pass_reaches_the_program_as_raised() -> None:
 
 
 @pytest.mark.parametrize("answer", [3, "x", []], ids=repr)
-def test_choose_of_something_else_is_refused(answer: object) -> None:
+def test_choice_of_other_object_is_refused(answer: object) -> None:
     class Odd(CheapestChooser):
         def choose(self, now: int) -> Candidate | None:
             return answer  # type: ignore[return-value]

@@ -44,7 +44,7 @@ def _step(space: str) -> Tensor:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_an_operator_that_writes_now_is_seen_to_write(number: int) -> None:
+def test_operator_redefined_with_write_keeps_bits(number: int) -> None:
     space = f"rekindle_redefined_{number}"
     library = _define(space, "(Tensor x) -> ()", lambda x: None)
     with rekindle.budget(16 * 4 * N):

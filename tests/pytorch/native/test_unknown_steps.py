@@ -65,7 +65,7 @@ def test_unknown_step_without_room_on_the_disk_keeps_copies(
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_copies_out_of_the_budget_are_put_back() -> None:
+def test_step_without_room_is_restored_from_copies() -> None:
     ours = Program(Mine)
     ours.backward(0)
     before = ours.state()

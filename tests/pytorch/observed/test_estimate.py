@@ -91,7 +91,7 @@ def test_estimate_is_within_two_percent_of_measured_step(
     assert estimate.assumed == ()
 
 
-def test_an_optimizer_that_is_there_and_its_state() -> None:
+def test_estimate_with_existing_optimizer_counts_state() -> None:
     model, x, loss = parts(STATIC[0])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     estimate = rekindle.estimate(model, x, optimizer=optimizer, loss=loss)

@@ -108,7 +108,7 @@ def test_verify_leaves_program_unchanged(trained: int) -> None:
     assert differing(untouched.state(), after[1]) == []
 
 
-def test_gradients_that_accumulate_are_put_back() -> None:
+def test_accumulated_gradients_are_restored() -> None:
     program = Program()
     program.network(program.batch).sum().backward()
     wanted = program.state()
@@ -238,7 +238,7 @@ def test_a_difference_within_the_budget_is_named() -> None:
     assert f"another result: {found.first_differing}" in str(found)
 
 
-def test_errors_pass_and_leave_no_trace() -> None:
+def test_errors_propagate_and_state_is_restored() -> None:
     program = Program()
     wanted = program.state()
     with pytest.raises(rekindle.OutOfBudget):
@@ -259,7 +259,7 @@ def test_errors_pass_and_leave_no_trace() -> None:
         rekindle.verify(program.step, budget="600KB of it")
 
 
-def test_a_generator_of_its_own_is_put_back() -> None:
+def test_own_generator_is_restored() -> None:
     generator = torch.Generator().manual_seed(3)
     state = generator.get_state()
     program = Program(lambda x: x + torch.rand(WIDTH, generator=generator))
@@ -276,7 +276,7 @@ def test_uninitialized_memory_is_no_fault() -> None:
     assert rekindle.verify(Program(filled).step, budget=TIGHT)
 
 
-def test_state_in_containers_of_modules_is_put_back() -> None:
+def test_state_in_containers_of_modules_is_restored() -> None:
     program = Program()
     program.network.log = []
     program.network.seen = {"deep": {"steps": [1]}}
@@ -293,7 +293,7 @@ def test_state_in_containers_of_modules_is_put_back() -> None:
     assert program.network.seen["itself"] is program.network.seen
 
 
-def test_writes_to_other_tensors_are_put_back_and_compared() -> None:
+def test_writes_to_other_tensors_are_compared_and_restored() -> None:
     program, log = Program(), torch.zeros(3)
 
     def step() -> Tensor:

@@ -69,7 +69,7 @@ def _without_workspaces(trace: Trace) -> Trace:
 
 
 @some_cases
-def test_a_step_is_a_valid_trace_with_the_peak_that_was_there(case: Case) -> None:
+def test_captured_step_is_valid_trace_with_tracked_peak(case: Case) -> None:
     trace, peak = captured(case)
     check_trace(trace)
     assert keep_all_peak(_without_workspaces(trace)) == peak

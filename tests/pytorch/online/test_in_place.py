@@ -402,7 +402,7 @@ def test_gradient_read_by_others_is_not_taken_over(case: str) -> None:
     assert taken_over(run) == 0
 
 
-def test_threads_take_over_gradients_of_their_own() -> None:
+def test_gradients_of_two_threads_are_taken_over() -> None:
     def both() -> list[Tensor | None]:
         leaves = [leaf(8, 16), leaf(8, 16)]
         threads = [threading.Thread(target=trained, args=(F.silu, each)) for each in leaves]

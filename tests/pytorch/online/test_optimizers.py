@@ -190,7 +190,7 @@ def test_the_learning_rate_may_move(dry_runs: list[optim.Optimizer]) -> None:
     assert len(dry_runs) <= 2
 
 
-def test_after_a_step_that_fails_the_next_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_after_failed_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is what autograd saves, and the budget holds."""
     ours = Program()
     with rekindle.budget("1GiB") as run:

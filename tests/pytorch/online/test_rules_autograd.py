@@ -35,7 +35,7 @@ def test_backward_twice_through_a_graph_that_is_kept() -> None:
     assert harsh.again["exp"] >= 3
 
 
-def test_a_graph_that_was_not_kept_says_so() -> None:
+def test_second_backward_without_retain_graph_raises() -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT):
         loss = deeper(weight, 8).sum()

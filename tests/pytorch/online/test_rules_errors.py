@@ -225,7 +225,7 @@ def test_out_of_budget_inside_and_on_with_less_at_a_time() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_out_of_budget_that_others_turn_into_something_else(
+def test_out_of_budget_replaced_by_library_is_raised_again(
     evict: Literal["saved", "anything"],
 ) -> None:
     """TorchScript's interpreter keeps nothing of an error, `load_state_dict` its text."""

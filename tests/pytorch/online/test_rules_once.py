@@ -59,7 +59,7 @@ def _lstm(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_random_numbers_are_drawn_again_as_they_were(name: str) -> None:
+def test_recomputed_random_numbers_are_equal(name: str) -> None:
     """R5: fails if `Recipe.random` is not replayed, or if the generator is left where it was then.
 
     The harness compares the global generator; the program's own is among the results.

@@ -63,7 +63,7 @@ OF_TWO_KERNELS = {
 
 @pytest.mark.parametrize("grad_mode", [True, False])
 @pytest.mark.parametrize("name", OF_TWO_KERNELS)
-def test_an_operator_that_could_be_composed_of_others(name: str, grad_mode: bool) -> None:
+def test_composite_operator_with_own_kernel_counts_once(name: str, grad_mode: bool) -> None:
     """It has a kernel of its own as well, and that is what runs: its result counts at once."""
     x = torch.rand(1, 4, 10, 30)
     with rekindle.budget("1MiB") as run, torch.set_grad_enabled(grad_mode):
@@ -73,7 +73,7 @@ def test_an_operator_that_could_be_composed_of_others(name: str, grad_mode: bool
         assert run.memory == before + result.nbytes
 
 
-def test_there_are_no_more_operators_of_two_kernels() -> None:
+def test_list_of_operators_of_two_kernels_is_complete() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     found = [
         name

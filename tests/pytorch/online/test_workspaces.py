@@ -132,7 +132,7 @@ def test_workspace_of_counted_operators_counts() -> None:
     assert 6 * VECTOR <= run.peak < 6 * VECTOR + 1000
 
 
-def test_inputs_that_go_meanwhile_are_no_workspace() -> None:
+def test_inputs_freed_by_operator_are_no_workspace() -> None:
     """The input has no other reference: it is freed when the operator ends, and counts once."""
     x = torch.rand(SIZE)
     with rekindle.budget(None) as run, torch.no_grad():
@@ -178,7 +178,7 @@ def test_a_deep_model_counts_whole() -> None:
         assert run.memory >= sum(each.nbytes for each in model.parameters())
 
 
-def test_a_model_that_does_not_fit_says_so_at_once() -> None:
+def test_too_large_model_is_refused_at_first_operator() -> None:
     model, x = _layers(50), torch.rand(3, 50)
     weights = sum(each.nbytes for each in model.parameters())
     calls: list[int] = []
@@ -216,7 +216,7 @@ def test_parameters_on_other_device_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mean_is_within_its_budget_from_the_first_call_on(dtype: torch.dtype) -> None:
+def test_mean_is_within_budget_from_first_call(dtype: torch.dtype) -> None:
     """In half precision it sums up a copy in single precision."""
     weight = torch.rand(SIZE, dtype=dtype, requires_grad=True)
     budget = 12 * weight.nbytes

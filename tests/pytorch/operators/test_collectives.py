@@ -19,7 +19,7 @@ IN_PLACE = sorted(name for name in NAMES if name.startswith("c10d::") and name.e
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
-def test_every_collective_in_place_is_known() -> None:
+def test_list_of_collectives_in_place_is_complete() -> None:
     known = COLLECTIVES_IN_PLACE | COLLECTIVES_WITHOUT_RESULT
     assert set(IN_PLACE) <= known
     assert known - set(IN_PLACE) <= {"c10d::gather_into_tensor_"}  # torch 2.14 has it

@@ -278,7 +278,7 @@ def _computed_again(plan: ModelPlan) -> list[int]:
     return again
 
 
-def test_planning_leaves_no_trace() -> None:
+def test_planning_leaves_model_unchanged() -> None:
     model = mlp(lambda: nn.Dropout(0.2), lambda: nn.BatchNorm1d(WIDTH))
     before = everything(model)
     tight(model, batch())
@@ -403,7 +403,7 @@ def test_prices_are_measured_once_and_kept(tmp_path: Path, monkeypatch: Any) -> 
     assert measured
 
 
-def test_a_result_that_a_kernel_leaves_out() -> None:
+def test_missing_kernel_result_keeps_bits() -> None:
     """The norm's input has no gradient: its backward pass returns None there, and no tensor."""
     same(lambda: nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)), train)
 
@@ -426,7 +426,7 @@ def test_a_full_memory_is_no_price(tmp_path: Path, monkeypatch: Any) -> None:
     assert measured
 
 
-def test_prices_by_other_kernels_are_others(monkeypatch: Any) -> None:
+def test_prices_are_kept_per_kernel_selection(monkeypatch: Any) -> None:
     from rekindle.pytorch.planned import _prices
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")

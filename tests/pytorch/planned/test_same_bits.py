@@ -217,7 +217,7 @@ def test_error_of_model_is_raised_by_plan() -> None:
         rekindle.plan(Deaf(), torch.randn(64, 32), budget="1GB", planner=KeepAll())
 
 
-def test_the_check_leaves_gradients_statistics_and_generators() -> None:
+def test_check_of_plan_leaves_model_unchanged() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 1))
     x = torch.randn(64, 32)
     model(x).sum().backward()

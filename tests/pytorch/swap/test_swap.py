@@ -334,7 +334,7 @@ def test_swap_options_are_accepted_or_refused(
             rekindle.budget(TIGHT, **options)
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_swap_directory_is_refused(tmp_path: Path) -> None:
     missing = swapping(tmp_path / "nowhere")
     with pytest.raises(rekindle.Unsupported, match="cannot make a file"), missing:
         pass

@@ -118,7 +118,7 @@ def test_a_disk_that_became_slow(
     check(run)
 
 
-def test_a_way_is_slower_by_four_transfers_together() -> None:
+def test_measured_pace_slows_after_four_slow_transfers() -> None:
     latency = Store.latency_ns
     pace = Pace(1_000_000_000, latency)
     usual, slow = (1_000_000, latency + 1_000_000), (1_000_000, latency + 97_000_000)

@@ -101,7 +101,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
     return PinnedStore(100_000, CPU, Streams(CPU))
 
 
-def test_the_way_there_and_back(store: PinnedStore) -> None:
+def test_value_survives_copy_to_pinned_memory(store: PinnedStore) -> None:
     tensor = torch.randn(1000)
     home = tensor.untyped_storage()
     begun = store.write(home)

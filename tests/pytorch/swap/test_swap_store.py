@@ -111,7 +111,7 @@ def test_the_file_has_no_name(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_directory_is_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(rekindle.Unsupported, match=r'swap="32GiB", swap_directory="/path"\)'):
         FileStore(KIB, tmp_path / "nowhere")
 

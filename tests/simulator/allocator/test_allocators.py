@@ -135,7 +135,7 @@ def test_expandable_prefers_the_block_that_can_grow_less() -> None:
     assert given_out(expandable, 2 * MIB).address == blocks[0].address
 
 
-def test_pages_that_do_not_touch_go_where_that_costs_least() -> None:
+def test_cheapest_separate_pages_are_chosen() -> None:
     """Four pages of one block each: a request for two may have any, for they can move."""
     losses = (1.0, 5.0, 2.0, 6.0)
     expandable = Expandable(limit=80 * MIB)

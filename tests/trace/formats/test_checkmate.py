@@ -27,7 +27,7 @@ def _with(at: int, **change: object) -> dict:
     return GRAPH | {"nodes": nodes}
 
 
-def test_there_and_back(tmp_path) -> None:
+def test_graph_survives_round_trip(tmp_path) -> None:
     path = tmp_path / "small.json"
     path.write_text(json.dumps(GRAPH))
     trace = read_checkmate(path)
