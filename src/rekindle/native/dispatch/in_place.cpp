@@ -135,7 +135,7 @@ bool fit(const Facts& facts, std::span<const c10::IValue> given) {
             value.isTensor() ? value.toTensor().defined() && lies_beside(value.toTensor(), gradient)
                              : !value.isComplexDouble() && !value.isList();
         if (!fits ||
-            (facts.dtype == static_cast<int>(i) &&
+            (std::cmp_equal(facts.dtype, i) &&
              (!value.isInt() || value.toInt() != static_cast<int>(gradient.scalar_type())))) {
             return false;
         }

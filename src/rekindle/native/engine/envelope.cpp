@@ -119,7 +119,7 @@ void Envelope::mark(std::size_t slot, std::size_t level) noexcept {
 
 Envelope::Slot Envelope::best(Nanoseconds now_ns) {
     const auto now = static_cast<double>(now_ns);
-    Node& root = levels_.back().front();
+    const Node& root = levels_.back().front();
     if (root.is_over(now)) {
         find_top(levels_.size() - 1, 0, now);
     }
