@@ -11,7 +11,7 @@ from _tables import cell, load, said, several_runs, table_of
 
 def section(title: str, found: dict[str, Any], text: str, table: Iterable[str]) -> str:
     parts = [f"## {title}", "", said(found), "", text, ""]
-    return "\n".join([*parts, *table, "", *several_runs(found["rows"])]).rstrip() + "\n"
+    return "\n".join([*parts, *table, "", *several_runs(found.get("rows", []))]).rstrip() + "\n"
 
 
 def breakdown() -> str:
@@ -271,3 +271,51 @@ def _reserved(row: dict[str, Any]) -> str:
 def _recomputed(row: dict[str, Any]) -> list[str]:
     figures = [row["sums"], *(row[kind][f"{repair} {share}"] for kind, share, repair in _WAYS)]
     return ["x" if figure is None else f"{figure:.3f}" for figure in figures]
+
+
+def in_place() -> str:
+    """Return the section on results that are written over a gradient."""
+    found = load("in_place")
+    if not found:
+        return ""
+    rows = []
+    for model, measured in found["models"].items():
+        for row in measured:
+            without, within = row["new memory"], row["in place"]
+            limit = "none" if row["fraction"] is None else f"{row['fraction']:.0%}"
+            rows.append(
+                [model, limit,
+                 f"{without['peak'] / 1e6:.1f}" if without else "out of budget",
+                 f"{within['peak'] / 1e6:.1f}" if within else "out of budget",
+                 without["recomputed_operators"] if without else "",
+                 within["recomputed_operators"] if within else ""]
+            )  # fmt: skip
+    text = (
+        "Some backward operators write their result over a gradient that nothing else reads. "
+        "Budgets are fractions of the activation memory without that. All bits are equal."
+    )
+    heads = ["model", "budget", "peak MB, new memory", "in place", "recomputed, new memory",
+             "in place"]  # fmt: skip
+    return section("Results in place of gradients", found, text, table_of(heads, rows))
+
+
+def loops() -> str:
+    """Return the section on long eager loops."""
+    found = load("loops")
+    if not found:
+        return ""
+    rows = [
+        [f"{row['steps']:,}", row["way"],
+         f"{row['peak'] / 2**20:.1f}" if row["peak"] else "",
+         f"{row['over plain']:.2f}",
+         f"{row['recomputations']:,}" if row["recomputations"] is not None else "",
+         "yes" if row["same bits"] else "no"]
+        for row in found["rows"]
+    ]  # fmt: skip
+    text = (
+        "`x = normalize(c @ x)`, thousands of times, and a gradient through all of it. Budgets "
+        "are fractions of the activations; *checkpoint* is `torch.utils.checkpoint` around pieces "
+        "of sqrt(n) steps. Processor time."
+    )
+    heads = ["steps", "way", "peak MiB", "time over plain", "recomputed operators", "same bits"]
+    return section("Long loops", found, text, table_of(heads, rows))

@@ -14,6 +14,8 @@ from _memory import (
     floors,
     fragmentation,
     functions,
+    in_place,
+    loops,
     native,
     restarts,
     threads,
@@ -54,8 +56,8 @@ def page() -> str:
     """Return the whole page."""
     sections = (
         on_device, peers, compiled, largest_batch, runtime, native, first_minute, breakdown,
-        threads, cap, floors, functions, restarts, fragmentation, policies, learned, prediction,
-        accuracy, anything, swap, mixtures, planners, scale, zoo, sweeps,
+        threads, cap, floors, functions, in_place, loops, restarts, fragmentation, policies,
+        learned, prediction, accuracy, anything, swap, mixtures, planners, scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
