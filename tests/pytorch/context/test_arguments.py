@@ -119,7 +119,7 @@ def test_as_a_decorator_each_call_has_a_budget() -> None:
         runs.append(train.run)  # type: ignore[attr-defined]
     assert runs[0] is not runs[1]
     assert all(run.recomputations > 0 for run in runs)
-    with pytest.raises(rekindle.Unsupported, match="inside of it"):
+    with pytest.raises(rekindle.Unsupported, match="inside it"):
 
         @rekindle.budget("1GiB")
         def steps():  # type: ignore[no-untyped-def]
