@@ -197,6 +197,32 @@ class OutOfBudget(RekindleError, MemoryError):
         self.worth_trying = budget
 
 
+_OF_LOGITS = (
+    "aten::_log_softmax",
+    "aten::_log_softmax_backward_data",
+    "aten::nll_loss_backward",
+)  # operators whose result is as large as the logits
+
+
+def remedy_for(operator: str) -> str:
+    """Return how a program can do without `operator`, which takes most of the memory.
+
+    Args:
+        operator: The operator, as "aten::name".
+
+    Returns:
+        A sentence without a period, or an empty string if nothing is known.
+    """
+    if operator not in _OF_LOGITS:
+        return ""
+    functional: Any = sys.modules.get("torch.nn.functional")
+    if hasattr(functional, "linear_cross_entropy"):  # torch 2.13
+        loss = "torch.nn.functional.linear_cross_entropy(hidden, weight, target)"
+    else:
+        loss = "a fused loss, such as Liger's or cut cross entropy,"
+    return f"{loss} computes the loss in pieces and never makes the logits"
+
+
 def _kind_to_raise(kind: type[Any]) -> type[Any]:
     """Return the class to instantiate for `kind`; it differs once torch is loaded."""
     torch_error = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)

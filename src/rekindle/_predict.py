@@ -13,13 +13,16 @@ from math import ceil
 from typing import final
 
 from rekindle import _checks as checks
-from rekindle._errors import InvalidArgument, OutOfBudget
+from rekindle._errors import InvalidArgument, OutOfBudget, remedy_for
 from rekindle._progress import ProgressLine
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy, policy_of
 from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
+from rekindle.trace import Trace, neediest
+
+_NEARLY = 0.9  # of the smallest budget: one operator sets it
 
 
 def profile(
@@ -105,9 +108,25 @@ def profile(
         keep_all=points[0].budget if points else None,
         smallest_budget=points[-1].budget if points else None,
         plain_ns=seen.plain_ns,
-        advice=(*seen.report.advice, *_on_noise(choices, seen.noise)),
+        advice=(
+            *seen.report.advice,
+            *_on_floor(seen.trace, points[-1].budget if points else 0),
+            *_on_noise(choices, seen.noise),
+        ),
     )
     return Profile(report, seen.trace)
+
+
+def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
+    """Return a line of advice if one operator alone needs nearly all of the smallest budget."""
+    operator, need = neediest(trace)
+    if need < _NEARLY * smallest:
+        return ()
+    remedy = remedy_for(operator)
+    return (
+        f"No budget is smaller than what {operator} needs at once, {format_bytes(need)}"
+        + (f": {remedy}." if remedy else "."),
+    )
 
 
 def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:

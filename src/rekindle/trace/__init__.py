@@ -4,6 +4,7 @@ from rekindle.trace._builder import TraceBuilder as TraceBuilder
 from rekindle.trace._in_place import taking_over as taking_over
 from rekindle.trace._liveness import keep_all_peak as keep_all_peak
 from rekindle.trace._liveness import largest_need as largest_need
+from rekindle.trace._liveness import neediest as neediest
 from rekindle.trace._model import Call as Call
 from rekindle.trace._model import Drop as Drop
 from rekindle.trace._model import Event as Event

@@ -82,9 +82,14 @@ def largest_need(trace: Trace) -> Bytes:
     It is the largest sum, over all operators, of the live sources, the operator's other inputs, its
     outputs and its workspace.
     """
+    return neediest(trace)[1]
+
+
+def neediest(trace: Trace) -> tuple[str, Bytes]:
+    """Return the name of the operator that sets `largest_need`, and that number of bytes."""
     references = References(trace)
     sources: dict[int, Bytes] = {}
-    most = 0
+    name, most = "", 0
     for event in trace.events:
         if isinstance(event, Call):
             op = trace.ops[event.op]
@@ -93,7 +98,8 @@ def largest_need(trace: Trace) -> Bytes:
             need = sum(sources.values()) + trace.output_bytes(op)
             need += sum(trace.storages[storage] for storage in inputs if storage not in sources)
             need -= sum(sources.get(trace.values[value], 0) for value in taken_over)
-            most = max(most, need + op.workspace)
+            if need + op.workspace > most:
+                name, most = op.name, need + op.workspace
             for value in taken_over:
                 sources.pop(trace.values[value], None)
             if not op.replayable:
@@ -105,4 +111,4 @@ def largest_need(trace: Trace) -> Bytes:
             storage = trace.values[event.value]
             if references.is_dead(storage):
                 sources.pop(storage, None)
-    return most
+    return name, most

@@ -53,6 +53,47 @@ def check(profile: Profile, peak: int) -> None:
     assert 0.99 * peak - inside <= sum(at_peak.categories.values()) <= 1.01 * peak
 
 
+def logits(rows: int, words: int) -> Callable[[], None]:
+    """A step whose largest tensors are the logits."""
+    layer, batch = nn.Linear(8, words), torch.randn(rows, 8)
+    wanted = torch.randint(words, (rows,))
+
+    def step() -> None:
+        functional.cross_entropy(layer(batch), wanted).backward()
+        layer.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize("has_fused_loss", [True, False])
+def test_logits_that_set_the_floor_are_named(
+    monkeypatch: pytest.MonkeyPatch, has_fused_loss: bool
+) -> None:
+    remedy = "functional.linear_cross_entropy(hidden, weight, target)"
+    if has_fused_loss:
+        monkeypatch.setattr(functional, "linear_cross_entropy", None, raising=False)
+    else:
+        monkeypatch.delattr(functional, "linear_cross_entropy", raising=False)
+        remedy = "a fused loss"
+    step = logits(256, 3000)
+    profile = rekindle.profile(step, repeats=0)
+    (line,) = [line for line in profile.report.advice if "No budget is smaller" in line]
+    assert "aten::_log_softmax needs at once" in line
+    assert remedy in line
+    with (
+        pytest.raises(rekindle.OutOfBudget, match="aten::_log_softmax") as caught,
+        rekindle.budget(int(0.9 * profile.smallest_budget)),
+    ):
+        step()
+    assert remedy in str(caught.value)
+
+
+def test_floor_of_many_operators_names_none() -> None:
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+    profile = rekindle.profile(lambda: model(torch.randn(256, 64)).sum().backward(), repeats=0)
+    assert "No budget is smaller" not in "".join(profile.report.advice)
+
+
 def test_the_demo_s_categories_add_up_to_the_tracked_peak() -> None:
     step = gpt(4)
     profile = rekindle.profile(step, repeats=1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from rekindle._errors import OutOfBudget
+from rekindle._errors import OutOfBudget, remedy_for
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle._units import format_bytes
 from rekindle.engine import NoRoom
@@ -75,10 +75,12 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes
     if not shortage.needed:  # the budget was lowered, or an operator made more than predicted
         needs = f"{operator or 'this program'} finds the budget exceeded"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
+    remedy = remedy_for(operator) if 4 * shortage.needed > shortage.budget else ""
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
         f"  at {where}" if where else "  (in the backward pass)",
         *table_of(now.categories),
+        *([remedy] if remedy else []),
         "What whole steps need: error.rehearse(), or rekindle.profile(step).smallest_budget",
         f"{PAST_THIS if worth_trying == smallest else PAST_MORE}: rekindle.budget({worth_trying})",
     ]
