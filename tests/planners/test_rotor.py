@@ -167,7 +167,7 @@ def test_rotor_on_long_chain_needs_no_recursion() -> None:
     [
         ({"forward": (1.0, -2.0)}, r"forward\[1\] is -2"),
         ({"backward": (1.0,)}, "backward has 1 entries, wanted 3"),
-        ({"tape": (1, 1)}, r"tape\[0\] is 1, but the output that it holds is 2"),
+        ({"tape": (1, 1)}, r"tape\[0\] is 1, but it holds an output of 2"),
         ({"forward": (1.0, math.nan)}, r"forward\[1\] is nan"),
     ],
 )

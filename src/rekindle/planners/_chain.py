@@ -77,8 +77,7 @@ class Chain:
         for stage, size in enumerate(self.tape):
             if size < self.value[stage + 1]:
                 raise ValueError(
-                    f"tape[{stage}] is {size}, but the output that it holds is "
-                    f"{self.value[stage + 1]}"
+                    f"tape[{stage}] is {size}, but it holds an output of {self.value[stage + 1]}"
                 )
 
     def __len__(self) -> int:

@@ -134,8 +134,8 @@ class _Writer:
         op_id = self.trace.maker[value]
         if not self.trace.ops[op_id].replayable:
             raise Unsupported(
-                f"op {op_id} ({self.trace.ops[op_id].name}) makes a view that cannot be made again;"
-                " hold its storage in the trace"
+                f"op {op_id} ({self.trace.ops[op_id].name}) makes a view that cannot be"
+                " recomputed; hold its storage in the trace, so that it is never evicted"
             )
         self._compute(op_id, False)
 

@@ -188,8 +188,8 @@ class _Fill:
         if (tensor.shape, tensor.dtype) != (holder.shape, holder.dtype):
             then, now = [*holder.shape], [*tensor.shape]
             raise self._differs(
-                f"tensor {number} that it saved was {holder.dtype} {then} then and is "
-                f"{tensor.dtype} {now} now"
+                f"saved tensor {number} was {holder.dtype} {then} the first time and is "
+                f"{tensor.dtype} {now} when it is recomputed"
             )
         holder.tensor = tensor.detach()
 

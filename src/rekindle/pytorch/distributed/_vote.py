@@ -74,8 +74,9 @@ def agree(
     most = parse_bytes(limit, line="rekindle.distributed.agree(run, limit={})")
     if not (overhead >= 0 and growth > 1):
         raise InvalidArgument(
-            f"rekindle.distributed.agree(..., overhead={overhead!r}, growth={growth!r}): a vote is "
-            "for more than there is, as with overhead=0.5, growth=1.25"
+            f"rekindle.distributed.agree(..., overhead={overhead!r}, growth={growth!r}): wanted "
+            "overhead >= 0 and growth > 1, because a vote makes the budget larger; write "
+            "overhead=0.5, growth=1.25"
         )
     with privately():
         votes = gathered(_vote_of(run, most, failed, overhead, growth), group)

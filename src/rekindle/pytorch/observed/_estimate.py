@@ -156,9 +156,9 @@ def estimate(
         return _Rehearsal(model, example_inputs, where).run(optimizer, loss or _default_loss)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise Unsupported(
-            f"the size of a result depends on data ({error.func}), at {users_line()}: there is no "
-            "knowing without them. Run a small step under rekindle.budget.unlimited() and look at "
-            "run.peak"
+            f"the size of a result of {error.func} depends on its data, at {users_line()}, so it "
+            "cannot be estimated from shapes. Run a small step under rekindle.budget.unlimited() "
+            "and look at run.peak"
         ) from error
     finally:
         torch.set_rng_state(state)
@@ -275,11 +275,12 @@ def _possible(device: object) -> torch.device:
         found = None
     if found is not None and found.type in kinds:
         return found
-    got = "no device that PyTorch knows" if found is None else "one that this PyTorch was not built"
+    got = "no device that PyTorch knows"
+    if found is not None:
+        got = "a device that this PyTorch was not built for"
     lines = " or ".join(f'rekindle.estimate(model, batch, device="{kind}")' for kind in kinds)
     raise InvalidArgument(
-        f"rekindle.estimate(model, batch, device={str(device)!r}): got {got}"
-        f"{' for' * (found is not None)}; write {lines}"
+        f"rekindle.estimate(model, batch, device={str(device)!r}): got {got}; write {lines}"
     )
 
 

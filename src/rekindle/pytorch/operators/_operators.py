@@ -334,8 +334,8 @@ def check_higher_order(higher: HigherOrderOperator) -> None:
     if higher.name() not in FUNCTIONAL:
         raise Unsupported(
             f"the higher-order operator {higher.name()} inside rekindle.budget(...): it may "
-            "write its arguments, and Rekindle cannot see if it does. Leave the budget for it, "
-            "or write it in plain operators"
+            "write to its arguments, which Rekindle cannot see. Call it outside of the budget, or "
+            "write it in plain operators"
         )
 
 

@@ -300,7 +300,9 @@ class _Writer:
             case _:
                 raise Unsupported(f"a DTR log cannot hold {event}; save the trace as .jsonl")
         if self.pins and not isinstance(event, Pin):
-            raise Unsupported("a DTR log cannot hold a pin before the end; save as .jsonl")
+            raise Unsupported(
+                "a DTR log has pins at its end only, and this trace has an earlier one; save it as .jsonl"
+            )
 
     def check_outputs(self) -> None:
         """Raise `Unsupported` unless the pins of the trace are the output condition."""
