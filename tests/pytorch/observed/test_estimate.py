@@ -174,7 +174,7 @@ def test_estimate_of_data_dependent_model_lists_assumption() -> None:
     assert "test_estimate.py" in str(estimate)
     (moe,) = [case for case in ALL_CASES if case.name == "mixture_of_experts"]
     model, x, _ = parts(moe)
-    with pytest.raises(rekindle.Unsupported, match="depends on data"):
+    with pytest.raises(rekindle.Unsupported, match="depends on its data"):
         rekindle.estimate(model, x)
 
 
