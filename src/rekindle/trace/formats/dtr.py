@@ -301,7 +301,7 @@ class _Writer:
                 raise Unsupported(f"a DTR log cannot hold {event}; save the trace as .jsonl")
         if self.pins and not isinstance(event, Pin):
             raise Unsupported(
-                "a DTR log has pins at its end only, this trace has an earlier one; save it as .jsonl"
+                "a DTR log has pins at its end only, this trace has one before; save it as .jsonl"
             )
 
     def check_outputs(self) -> None:
