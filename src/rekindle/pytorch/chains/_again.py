@@ -1,8 +1,9 @@
 """Run a stage of a model again with the same result: random numbers, autocast, buffers.
 
-A **stage** is a few modules in sequence. Before it runs, a `Moment` saves the state that it depends
-on in addition to its input and its parameters. `Moment.restored` returns to that state for another
-run, and back afterwards. So a second run moves neither generators nor statistics.
+A **stage** is a few `nn.Module`s in sequence. Before a stage runs, a `Moment` saves the state that
+its result depends on, other than its input and parameters. `Moment.restored` sets that state for a
+second run of the stage, and afterwards sets the state that was there before. So a second run
+advances no random number generator and updates no batch-norm statistics.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Stage:
-    """Modules in sequence, with one name for messages.
+    """Some `nn.Module`s that run one after the other, as a unit of the schedule.
 
     Attributes:
-        name: The name for messages.
+        name: The name of the stage in error messages.
         modules: The modules, in order.
-        parameters: Their parameters, each once.
+        parameters: The parameters of these modules, each once.
     """
 
     def __init__(self, name: str, modules: Sequence[nn.Module]) -> None:
@@ -52,12 +53,15 @@ class Stage:
                     yield module, name
 
     def moving(self) -> list[tuple[nn.Module, str]]:
-        """Return the buffers that a run in the current mode changes; all, until a run was seen."""
+        """Return the buffers that a run changes in the current mode (training or evaluation).
+
+        Before the first run in this mode, return all buffers.
+        """
         known = self._moving.get(self.mode)
         return list(self.buffers()) if known is None else known
 
     def learn(self, before: Sequence[tuple[nn.Module, str, Tensor]]) -> None:
-        """Compare the buffers after a run with their copies from before it."""
+        """Note which buffers a run changed, by comparing them with the copies in `before`."""
         if self.mode not in self._moving:
             self._moving[self.mode] = [
                 (module, name)
@@ -72,7 +76,7 @@ def _equal(one: Tensor | None, other: Tensor) -> bool:
 
 @final
 class Moment:
-    """The state that a run of `stage` depends on, in addition to its input and parameters."""
+    """The state just before a run of `stage`: generators, autocast, buffers, parameter versions."""
 
     def __init__(self, stage: Stage, x: Any) -> None:
         self.stage = stage
@@ -89,7 +93,7 @@ class Moment:
         return sorted({device.type for device in self.devices})
 
     def after(self) -> None:
-        """Drop saved state that the run did not change. Call it after the run."""
+        """Free the saved state that the run of the stage did not change. Call it after the run."""
         self.stage.learn(self.buffers)
         moving = {*self.stage.moving()}
         self.buffers = [entry for entry in self.buffers if entry[:2] in moving]
@@ -100,7 +104,7 @@ class Moment:
 
     @contextmanager
     def restored(self) -> Generator[None]:
-        """Return to the saved state for another run, and to the current state afterwards."""
+        """While open, set the saved state, so that the stage runs as it did the first time."""
         self._check_parameters()
         with ExitStack() as stack:
             if self.generators is not None:
@@ -123,7 +127,7 @@ class Moment:
 
 @contextmanager
 def undisturbed(stage: Stage, x: Any) -> Generator[None]:
-    """While open, leave generators unmoved, and let `stage` write only into copies of buffers."""
+    """While open, let `stage` write only into copies of its buffers; then reset the generators."""
     devices = devices_of(x)
     copies = [(module, name, _buffer(module, name).clone()) for module, name in stage.buffers()]
     before = [(module, name, _buffer(module, name)) for module, name in stage.buffers()]
@@ -133,13 +137,13 @@ def undisturbed(stage: Stage, x: Any) -> Generator[None]:
 
 
 def devices_of(values: Any) -> list[torch.device]:
-    """Return the accelerators on which the tensors in `values` are."""
+    """Return the devices of the tensors in `values`, without the CPU."""
     found = {each.device: None for each in tensors_of(values) if each.device.type != "cpu"}
     return list(found)
 
 
 def autocast_of(kind: str) -> tuple[str, torch.dtype, bool]:
-    """Return the kind of device, autocast's dtype for it, and True if autocast is on."""
+    """Return `kind` (a device type), autocast's dtype for it, and True if autocast is on."""
     return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
 
@@ -156,7 +160,7 @@ def _buffer(module: nn.Module, name: str) -> Tensor:
 
 
 def _states(devices: Sequence[torch.device]) -> list[Tensor]:
-    """Return the generator states of the CPU and of these devices."""
+    """Return the states of the default random number generators of the CPU and of `devices`."""
     others = [torch.get_device_module(device).get_rng_state(device) for device in devices]
     return [torch.get_rng_state(), *others]
 
@@ -179,7 +183,11 @@ def _set(devices: Sequence[torch.device], states: Sequence[Tensor]) -> None:
 
 @contextmanager
 def _buffers(stand_ins: Sequence[tuple[nn.Module, str, Tensor]]) -> Generator[None]:
-    """Replace buffers by these copies while the context is open."""
+    """While open, replace buffers of modules by other tensors.
+
+    Args:
+        stand_ins: Each module, the name of its buffer, and the tensor to use instead.
+    """
     originals = [(module, name, _buffer(module, name)) for module, name, _ in stand_ins]
     try:
         for module, name, copy in stand_ins:

@@ -1,7 +1,7 @@
 """`Chained`: an `nn.Sequential` that runs by a schedule for its chain of stages.
 
-It measures its stages for each kind of input, and asks a planner for a schedule. `_frame.py` runs
-the schedule.
+`Chained` measures its stages for each new shape and type of input, and asks a planner for a
+schedule. `_frame.py` runs the schedule.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Reshape = Literal["measure", "refuse"]
 
 
 def total(output: Any) -> Tensor:
-    """Return a loss for measurements: the sum of all outputs that can be differentiated."""
+    """Return a loss for measurements: the sum of all output tensors that require a gradient."""
     return torch.stack([t.float().sum() for t in tensors_of(output) if t.requires_grad]).sum()
 
 
 def is_chain(model: object) -> bool:
-    """Return True if `model` calls its children in order; a subclass may do anything else."""
+    """Return True if `model` has the forward of `nn.Sequential`: it calls its children in order."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
@@ -73,7 +73,7 @@ class Chained(nn.Sequential):
 
     @property
     def overhead(self) -> float:
-        """Predicted recomputation over the time of running everything once."""
+        """Predicted time of recomputation, as a fraction of the time without recomputation."""
         return self.schedule.overhead
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:  # type: ignore[override]
@@ -114,7 +114,7 @@ class Chained(nn.Sequential):
 
 
 def _key(x: Any, model: nn.Module) -> Any:
-    """Return all that costs depend on: inputs, mode, autocast, frozen parameters."""
+    """Return a key for the schedules: input shapes, training mode, autocast, frozen parameters."""
     tensors = [(tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in tensors_of(x)]
     kinds = sorted({"cpu", *(device.type for device in devices_of(x))})
     frozen = tuple(not parameter.requires_grad for parameter in model.parameters())
@@ -123,7 +123,12 @@ def _key(x: Any, model: nn.Module) -> Any:
 
 
 def _beside(measured: Measured, there: Bytes) -> Measured:
-    """Count gradients that exist before the pass as fixed memory, not as made by stages."""
+    """Return `measured` with gradients that exist before the forward pass as fixed memory.
+
+    Args:
+        measured: Costs of the stages, each with the bytes of the gradients that it makes.
+        there: Bytes of the gradients that exist already; 0 leaves `measured` as it is.
+    """
     if not there:
         return measured
     stages = tuple(replace(stage, weights=0) for stage in measured.stages)

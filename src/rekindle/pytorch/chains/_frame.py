@@ -1,13 +1,13 @@
 """Run the schedule of a chain with saved-tensor hooks, one forward and backward pass at a time.
 
-Each stage runs with gradients enabled, in one ordinary autograd graph; stages differ only in what
-the graph saves. A stage that the schedule tapes saves tensors. Any other stage saves `Holder`s,
-and its activations are freed when it ends. When the backward pass unpacks a holder, the frame
-performs the schedule up to the backward of that stage. It runs stages again from a kept input,
-without saving, until it reaches the stage itself, and fills its holders.
+All stages run with gradients enabled, in one ordinary autograd graph; they differ only in what the
+graph saves. A stage that the schedule tapes saves tensors. Any other stage saves empty `Holder`s,
+and its activations are freed when its forward ends. When the backward pass unpacks a holder, the
+frame performs the schedule up to the backward of that stage. The frame runs stages again, without
+saving tensors, from the last kept input up to that stage. Then it fills the holders of that stage.
 
-So the graph, its hooks, the order in which gradients are summed, `torch.autograd.grad`, frozen and
-tied parameters are PyTorch's own.
+Autograd itself is unchanged: hooks, the order in which gradients are summed, `torch.autograd.grad`,
+frozen parameters and tied parameters work as in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Holder:
-    """The handle that the graph keeps in place of a tensor. Empty until the stage runs again."""
+    """The object that autograd saves in place of a tensor; empty until the stage runs again."""
 
     __slots__ = ("__weakref__", "dtype", "frame", "shape", "stage", "tensor")
 
@@ -48,14 +48,14 @@ class Holder:
 
 @final
 class Frame:
-    """One forward pass and its backward; it lives as long as a holder in the graph."""
+    """The state of one forward pass and its backward pass. The holders in the graph own it."""
 
     def __init__(self, stages: Sequence[Stage], operations: Sequence[Operation]) -> None:
         self.stages = stages
         loss = next(n for n, each in enumerate(operations) if each.kind is Kind.LOSS)
         self._first = operations[:loss]
         self._later = operations[loss + 1 :]
-        self._position = 0  # index into `_later` of the next operation
+        self._position = 0  # index in `_later` of the next operation to perform
         self._inputs: dict[int, Any] = {}
         self._versions: dict[int, list[int]] = {}
         self._moments: dict[int, Moment] = {}
@@ -103,7 +103,7 @@ class Frame:
     # -- backward ---------------------------------------------------------------------------------
 
     def bring_back(self, stage: int) -> None:
-        """Fill the holders of `stage`, by the schedule if it can be followed."""
+        """Recompute `stage` to fill its holders; follow the schedule if it leads to `stage`."""
         self._forget_beyond(stage)
         if torch._C._current_graph_task_id() >= 0:
             engine: Any = torch.autograd.Variable._execution_engine
@@ -115,7 +115,8 @@ class Frame:
             for operation in steps:
                 if operation.kind is not Kind.BACK:
                     self._perform(operation.kind, operation.stage)
-        # The schedule does not lead here in a second or partial backward over a retained graph.
+        # The schedule does not contain this stage again if the program runs a second or a partial
+        # backward pass over a retained graph. Then run from the nearest kept input.
         if stage not in self._back:
             start = max(kept for kept in self._inputs if kept <= stage)
             for between in range(start, stage):
@@ -144,7 +145,7 @@ class Frame:
         self._current = number + 1, detached(output)
 
     def _forget_beyond(self, stage: int) -> None:
-        """Free what later stages needed, since their backward passes are over."""
+        """Free tensors and inputs kept for stages after `stage`, whose backward is over."""
         for later in [each for each in self._back if each > stage]:
             self._back.discard(later)
             self._empty(later)
@@ -168,7 +169,8 @@ class Frame:
 class _Fill:
     """Puts the tensors that a second run of `stage` saves into the holders of the first run.
 
-    It also checks that both runs save the same tensors. Without holders it discards them.
+    It also checks that both runs save tensors of the same number, shapes and dtypes. If `holders`
+    is None, it discards the saved tensors.
     """
 
     def __init__(self, stage: Stage, holders: list[weakref.ref[Holder]] | None) -> None:

@@ -1,8 +1,8 @@
 """Cut an `nn.Sequential` into stages that can run again, and measure each of them.
 
-The state of the program is restored: generators are reset, buffers are copies while it runs, and
-gradients come from `torch.autograd.grad`, which fills no `.grad`. Hooks of modules and parameters
-and other Python side effects of the modules do run.
+Measuring changes no state of the program: generators are reset afterwards, stages write into copies
+of buffers, and `torch.autograd.grad` computes gradients without filling `.grad`. But hooks of
+modules and parameters run, and so do other Python side effects of the modules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from rekindle.planners._costs import Stage as Costs
 from rekindle.pytorch.chains._again import Stage, detached, devices_of, undisturbed
 from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
 
-_REPEATS = 3  # timed runs, of which the median counts; sizes take one less, and the largest counts
+#: Number of timed runs, of which the median counts. There is one run less to measure bytes, of
+#: which the largest count.
+_REPEATS = 3
 
 
 def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
@@ -35,7 +37,7 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
 
     Args:
         model: The chain.
-        sample: An input such as training brings.
+        sample: An example input, of the shape and type that training uses.
 
     Raises:
         Unsupported: The chain is empty, or a layer writes into the input of the chain.
@@ -69,14 +71,16 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
 
 
 def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
-    """Run `stage` once or more, without lasting effects.
+    """Run `stage` up to `_REPEATS` times, and restore generators and buffers afterwards.
 
     Returns:
-        True if it writes into its input, True if it returns a view of it, and its output.
+        True if the stage writes into its input, True if its output is a view of its input, and the
+        output.
     """
     wrote, viewed, output = False, True, x
     with undisturbed(stage, x), torch.no_grad():
-        for _ in range(_REPEATS):  # a layer that is skipped at random returns its input sometimes
+        # A layer that is skipped at random (stochastic depth) returns its input only sometimes.
+        for _ in range(_REPEATS):
             versions = [t._version for t in tensors_of(x)]
             output = stage(x)
             wrote = versions != [t._version for t in tensors_of(x)]
@@ -115,16 +119,16 @@ def measure(
     fixed: Bytes,
     watch: Callable[[int, int], None] | None = None,
 ) -> Measured:
-    """Measure times and bytes of every stage, each with a graph of its own.
+    """Measure times and bytes of every stage, each with an autograd graph of its own.
 
-    No more than one stage is in memory at any time.
+    The activations of only one stage are in memory at any time.
 
     Args:
         stages: The stages of the chain.
         sample: An input of the chain.
         loss: Computes the loss from the output of the chain.
-        fixed: Bytes that are in memory all the time.
-        watch: Called with the number of stages measured and of all stages.
+        fixed: Bytes that are in memory all the time, such as parameters.
+        watch: Called after each stage with the number of stages measured so far and of all stages.
     """
     x = detached(sample)
     owned: set[int] = set()
@@ -139,7 +143,7 @@ def measure(
             watch(number + 1, len(stages))
     fixed += 2 * bytes_of([m._buffers[name] for stage in stages for m, name in stage.moving()])
     loss_ns, loss_extra, loss_bytes = _measure_loss(loss, x)
-    fixed += 2 * loss_bytes  # with its gradient
+    fixed += 2 * loss_bytes  # the loss and its gradient
     return Measured(tuple(costs), fixed, bytes_of(sample), gradient, loss_ns, loss_extra)
 
 
@@ -168,9 +172,10 @@ def _measure_stage(stage: Stage, x: Any, owned: set[int]) -> tuple[Costs, Any]:
 
 
 def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes, ...], Any]:
-    """Return the bytes of the tape and of three transients, and the output.
+    """Return four sizes in bytes, and the output of the stage.
 
-    The transients are peaks above what remains: of a taped run, an untaped run, the backward pass.
+    The first size is that of the tape: output and saved tensors. The others are peaks above the
+    memory that remains: of a taped forward, of a forward without saving, of the backward pass.
     """
     with Meter() as meter:
         meter.see((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))
@@ -218,7 +223,7 @@ def _now(devices: Sequence[torch.device]) -> Nanoseconds:
 
 
 class _End(torch.autograd.Function):
-    """Ends a graph with a number. Only autograd holds the gradients that its backward makes."""
+    """Makes a scalar from outputs; its backward makes gradients of ones, held by autograd alone."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> Tensor:
@@ -247,9 +252,9 @@ def _backward(
     """Run the backward pass.
 
     Args:
-        end: The end of the graph.
-        wanted: Tensors to differentiate with respect to.
-        arrived: Called with each gradient of a parameter when it is computed.
+        end: The scalar to differentiate; None if no output requires a gradient.
+        wanted: Tensors to differentiate `end` with respect to.
+        arrived: Called with each gradient of a parameter when autograd has computed it.
     """
     if end is None or not wanted:
         return
@@ -266,9 +271,10 @@ def _backward(
 
 
 def _measure_loss(loss: Callable[[Any], Tensor], output: Any) -> tuple[Nanoseconds, Bytes, Bytes]:
-    """Return the time (ns) of the loss and its backward, and two sizes in bytes.
+    """Measure the loss and its backward: return a time in ns and two sizes in bytes.
 
-    The first is the peak above the output and its gradient, the second is of the loss alone.
+    The first size is the peak of both, without `output` and its gradient. The second size is that
+    of the loss tensor.
     """
     wanted = [each for each in tensors_of(output) if each.requires_grad]
     if not wanted:

@@ -1,4 +1,4 @@
-"""`with rekindle.budget(...)`: the context that puts the rooms together, and its report."""
+"""`with rekindle.budget(...)`: the context that opens a budget, and the report of a run."""
 
 from rekindle.pytorch.context._auto import amount_of as amount_of
 from rekindle.pytorch.context._auto import available as available

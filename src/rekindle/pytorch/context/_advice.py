@@ -1,6 +1,6 @@
-"""Write the advice of a report: sentences on what to change, where the figures suggest it.
+"""Write the advice in a report: sentences on how the user can save memory or time.
 
-`context/_report.py` calls it. It changes nothing in the run.
+The advice depends only on the figures of the run. `context/_report.py` calls these functions.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.native import Kept
 from rekindle.pytorch.online import KEPT, OPTIMIZER, PROGRAM
 
-#: Fraction of the peak above which a category of memory is worth a sentence.
+#: Fraction of the peak. A category of memory above it gets a sentence of advice.
 _MUCH = 0.2
 
 
 def advice_on(
     peak: Bytes, categories: Mapping[str, Bytes], device: torch.device
 ) -> tuple[str, ...]:
-    """Return sentences of advice on the memory at the peak, the largest amount first.
+    """Return sentences of advice on the memory at the peak, the largest category first.
 
     Args:
         peak: Memory (bytes) in use at the peak.
         categories: Bytes in use at the peak, by category.
-        device: Device of the budget; on an accelerator its allocator's figures count too.
+        device: Device of the budget. On CUDA, figures of PyTorch's allocator add advice.
     """
     found = list(_on_categories(peak, categories))
     if is_accelerator(device):
@@ -52,7 +52,7 @@ def on_shortfall(times: int, budget: Bytes) -> tuple[str, ...]:
     """Return a sentence if the device ran out of memory below the budget, else nothing.
 
     Args:
-        times: How often the device was out of memory although the budget was not.
+        times: How often the device ran out of memory while the budget still had room.
         budget: The budget (bytes) that Rekindle lowered itself to.
     """
     if not times:
@@ -66,7 +66,12 @@ def on_shortfall(times: int, budget: Bytes) -> tuple[str, ...]:
 
 
 def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[str, ...]:
-    """Sentences on what is never recomputed although it might have been, the most bytes first."""
+    """Return sentences on results that are kept in memory because recomputing them is not safe.
+
+    Args:
+        operators: Operators that are not recomputed, each with the reason and the bytes kept.
+        functions: By name of a custom `autograd.Function`, why it is not recomputed.
+    """
     sentences = [
         f"{each.operator} is not recomputed: {each.why} ({each.calls} call"
         f"{'s' * (each.calls != 1)}, {format_bytes(each.nbytes)} of results so far)."
@@ -109,7 +114,7 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
 
 
 def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
-    """Advise on memory that CUDA's caching allocator reserved but did not hand out."""
+    """Advise on memory that CUDA's caching allocator reserved but did not give to tensors."""
     reserved: Bytes = stats.get("reserved_bytes.all.peak", 0)
     allocated: Bytes = stats.get("allocated_bytes.all.peak", 0)
     idle = reserved - allocated

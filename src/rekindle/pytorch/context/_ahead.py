@@ -1,7 +1,8 @@
-"""Let an `OutOfBudget` name a budget for whole steps, found by a rehearsal on shapes.
+"""Let an `OutOfBudget` name a budget that suffices for whole steps, found by a rehearsal.
 
-The error names what one operator needed. `rekindle.budget` calls `look_ahead` when such an error
-leaves the context. The rehearsal itself runs only when `error.rehearse()` is called.
+At first the error names only the budget that one operator needed. `rekindle.budget` calls
+`look_ahead` when such an error leaves the context. `error.rehearse()` then runs the step on fake
+tensors, which have shapes but no memory, and simulates it within smaller and smaller budgets.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rekindle.pytorch.rehearsed import Known, forecast
 
 
 class _TookTooLong(Exception):
-    """The rehearsal ran out of its time."""
+    """The rehearsal took longer than its time limit."""
 
 
 def look_ahead(
@@ -40,17 +41,17 @@ def look_ahead(
     policy: Policy,
     within_another: Callable[[], bool],
 ) -> None:
-    """Have `error.rehearse()` run the models that were called, on shapes.
+    """Prepare `error.rehearse()`: it runs the models that the program called, on fake tensors.
 
-    The rehearsal runs only on request, and never inside another budget, which would count it.
+    The rehearsal does not run inside another budget, which would count its tensors.
 
     Args:
         error: The error that left the budget.
-        traceback: Its traceback, to find a call of a model that was interrupted.
-        owners: The calls of models that the budget saw.
+        traceback: Traceback of the error, to find the call of a model that the error interrupted.
+        owners: Has the last call of each model that ran within the budget.
         device: Device of the budget.
-        policy: Policy of the budget.
-        within_another: Returns True while a budget is active.
+        policy: Policy of the budget, for the simulation.
+        within_another: Returns True while any budget is active.
     """
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
@@ -69,10 +70,10 @@ def _rehearse(
     error: OutOfBudget,
     seconds: float,
 ) -> bool:
-    """Name the budget for whole steps in `error`.
+    """Rehearse `calls`, and write the budget that whole steps need into `error`.
 
     Returns:
-        False if the rehearsal took more than `seconds`: a longer one may find more.
+        False if the rehearsal was cut off after `seconds`: one with more time may find a budget.
     """
     if within_another():
         return False
@@ -99,7 +100,10 @@ def _rehearse(
 
 
 def _known() -> Known:
-    """Return the cost (ns) and workspace (bytes) of each call so far, by signature."""
+    """Return the cost (ns) and workspace (bytes) of operators measured so far.
+
+    The keys are the name of the operator and the sizes of its tensor arguments.
+    """
     found: Known = {}
     for name, sizes, cost, workspace in signatures_seen():
         before = found.get((name, sizes), (0, 0))

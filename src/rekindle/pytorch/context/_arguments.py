@@ -1,7 +1,7 @@
 """Check the arguments of `rekindle.budget` when they are given, before anything runs.
 
-`rekindle.budget` makes one `Arguments`. It also answers questions that depend on several arguments
-at once, for example if steps are planned.
+`rekindle.budget` makes one `Arguments`. The class also derives settings that depend on several
+arguments at once, for example if plans are learned.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rekindle.pytorch.held import can_make_placeholders, flag_of_reading
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
 
-#: Bytes. A bare number below is less than one parameter takes: its unit is missing.
+#: Bytes. A smaller number without a unit is refused: the user probably forgot the unit.
 _LEAST_WITHOUT_UNIT = 100
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of `rekindle.budget`, checked. Checking does not query the device."""
+    """The checked arguments of `rekindle.budget`. The check does not ask the device for memory."""
 
     amount: str | Bytes | None
     policy: Policy | type[Policy] | str | None
@@ -91,10 +91,10 @@ class Arguments:
 
     @property
     def learns_by_itself(self) -> bool:
-        """True if plans are made without a request, once steps look alike.
+        """True if `learn="auto"` plans steps, once they look alike.
 
-        Not with `record`, which must show the decisions of the policy. Not with a policy other than
-        the default. Not without the solver (highspy) that makes the plans.
+        It does not with `record`, which must show the decisions of the policy, nor with a policy
+        other than the default, nor without the solver (highspy) that makes the plans.
         """
         unsaid = self.learn == "auto" and self.evict != "anything"
         unsaid = unsaid and policy_of(self.policy) == DEFAULT
@@ -102,21 +102,24 @@ class Arguments:
 
     @property
     def lends(self) -> bool:
-        """True if tensors that variables hold may be evicted when nothing else is left.
+        """True if user-held tensors may be evicted when nothing else is left (`evict="auto"`).
 
-        Not with `swap`, since swapped-in copies cannot restore such tensors, nor with a torch that
-        cannot make a placeholder for their storage.
+        False with `swap`, since swapped-in copies cannot restore such tensors. False also with a
+        version of torch in which a tensor cannot keep a storage without memory.
         """
         return self.evict == "auto" and self.swap is None and can_make_placeholders()
 
     def bytes_on(self, device: torch.device) -> Bytes | None:
-        """Return the budget in bytes, or None without a limit. "auto" queries the device."""
+        """Return the budget in bytes, or None without a limit.
+
+        For "auto", it asks `device` how much memory it has.
+        """
         if self.amount is None:
             return None
         return amount_of(self.amount, device)
 
     def uses_arena(self, device: torch.device) -> bool:
-        """Return True if memory comes from the arena: only with a limit, and on a CPU."""
+        """Return True if CPU memory comes from Rekindle's arena: only with a limit, on a CPU."""
         return self.arena and self.amount is not None and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:

@@ -1,7 +1,8 @@
-"""`rekindle.budget("auto")`: the memory that the device has for tensors, less a margin.
+"""`rekindle.budget("auto")`: the memory that the device has for tensors, less a margin of 10 %.
 
-On a CPU the least of four limits counts: the machine's free memory, control groups, `ulimit -v` and
-`ulimit -d`. The environment variable `REKINDLE_BUDGET` takes precedence over the device.
+On a CPU the smallest of four amounts counts: the machine's free memory, and what control groups,
+`ulimit -v` and `ulimit -d` leave. If the environment variable `REKINDLE_BUDGET` is set, it is the
+budget instead.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online import Step
 from rekindle.pytorch.tensors import homes_of, living_tensors
 
-#: Fraction left free: workspaces, fragmentation, the program's other memory.
+#: Fraction of memory that "auto" leaves for fragmentation and for memory outside of tensors.
 MARGIN = 0.1
 
-#: Fraction of the budget. A smaller correction is not worth losing the plans learned so far.
+#: Fraction of the budget. A smaller correction is left out: it would discard the learned plans.
 WORTH_IT = 0.01
 
 _MEMINFO = Path("/proc/meminfo")
@@ -33,14 +34,14 @@ _STATUS = Path("/proc/self/status")
 _MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups that this process is in
 _GROUPS = Path("/sys/fs/cgroup")
 
-#: File names of limit and usage, by version of control groups.
+#: By version of control groups, names of the files with the limit and with the usage (bytes).
 _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     2: ("memory.max", "memory.current"),
 }
 
 
-#: Environment variable with the budget that "auto" then means: a limit set outside the program.
+#: Environment variable that sets the budget for "auto" from outside the program.
 CAP = "REKINDLE_BUDGET"
 
 
@@ -68,19 +69,20 @@ def is_auto(amount: object) -> bool:
 
 
 def amount_of(amount: str | Bytes, device: torch.device) -> Bytes:
-    """Return `amount` in bytes; "auto" means `REKINDLE_BUDGET`, else what the device has."""
+    """Return `amount` in bytes; for "auto", `REKINDLE_BUDGET` or else `available(device)`."""
     found = resolved(amount)
     return available(device) if found is None or is_auto(found) else parse_bytes(found)
 
 
 def available(device: torch.device, ranks: int | None = None) -> Bytes:
-    """Return the bytes that tensors may take on `device`: now in use plus free, less the margin.
+    """Return the bytes that tensors of this process may take on `device`.
 
-    On CUDA, memory that PyTorch's allocator has reserved counts as in use. On a CPU the free memory
-    is the least of what the machine, the control groups and `ulimit` leave.
+    They are the bytes in use by tensors now and the free bytes, less the margin. On CUDA, memory
+    that PyTorch's allocator has reserved counts as in use. On a CPU the free memory is the smallest
+    of the amounts that the machine, the control groups and `ulimit` leave.
 
     Args:
-        device: The device whose memory is meant.
+        device: A CPU or a CUDA device.
         ranks: The number of processes that share the free memory. Default: as many as `torchrun`
             started for each device of this machine.
 
@@ -101,14 +103,14 @@ def available(device: torch.device, ranks: int | None = None) -> Bytes:
 
 
 def measured_again(run: Run, device: torch.device) -> None:
-    """Correct the budget of `run` to what `device` has after the first step.
+    """After the first step, set the budget of `run` to the memory that `device` has then.
 
     By then libraries have loaded their kernels and allocated workspaces, other processes have
-    taken their share, and fragmentation shows. The new budget is never below what cannot be
-    evicted.
+    taken their share, and fragmentation shows. The new budget is never below the memory that
+    cannot be evicted.
     """
 
-    reference = weakref.ref(run)  # the run keeps its listeners: no cycle
+    reference = weakref.ref(run)  # weak: `run` refers to `correct`, so a strong one is a cycle
 
     def correct(step: Step) -> None:
         run = reference()
@@ -155,10 +157,10 @@ def _free_in_machine() -> Bytes | None:
 
 
 def _control_groups() -> Iterator[tuple[Path, Path]]:
-    """Yield the files with limit and usage of each group of this process, and of their parents.
+    """Yield the files with limit and usage of each control group of this process and its parents.
 
-    A container may not see the groups that /proc/self/cgroup names. Their parents include the root,
-    which then counts.
+    A container may not see the groups that /proc/self/cgroup names. Then only the files of the root
+    group exist, which is among the parents.
     """
     groups = {(_GROUPS, 2): Path(), (_GROUPS / "memory", 1): Path()}
     with suppress(OSError):
@@ -198,11 +200,17 @@ def _left_in_group(limit: Path, usage: Path) -> Bytes | None:
 
 
 def _cache(usage: Path) -> Bytes:
-    """Return the bytes of cached files, which count as used but are freed under pressure."""
+    """Return the bytes of cached files in a control group.
+
+    They count as used, but the system frees them when memory is short.
+
+    Args:
+        usage: The file with the usage of the group.
+    """
     with suppress(OSError):
         lines = (usage.parent / "memory.stat").read_text().splitlines()
         found = dict(line.split(" ", 1) for line in lines if " " in line)
-        # Includes the groups inside; version 2 reports that sum under the shorter name.
+        # Both figures include the groups inside; version 2 uses the shorter name for that sum.
         return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
     return 0
 

@@ -1,7 +1,8 @@
 """`with rekindle.budget("6GiB"):` - open and close a budget around a program.
 
-It makes the driver and the runtime, installs hooks on whatever reveals memory (modules, optimizers,
-threads, autograd), and removes them again. It decides nothing: the engine does.
+It starts the native core, which tracks storages and decides what to evict. It also installs hooks
+(on modules, optimizers, threads, autograd) that report tensors to the core, and removes them at the
+end.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class budget:
 
     Args:
         amount: The budget in bytes: an int, or text with a unit ("512MB", "6GiB"). It counts every
-            tensor that is made or seen inside: parameters, gradients, optimizer state, batches,
-            activations. "auto" takes what the device has free, less a tenth, or the amount in the
-            environment variable `REKINDLE_BUDGET`. None measures without a limit.
+            tensor that is made or used inside: parameters, gradients, optimizer state, batches,
+            activations. "auto" takes the memory that the device has for tensors, less a tenth, or
+            the amount in the environment variable `REKINDLE_BUDGET`. None measures without a limit.
         policy: Selects the storage to evict: one of `rekindle.policies`, or its name ("dtr",
             "lru"). Default: `Thrifty()`.
         device: The device whose memory is meant. Default: CUDA if the program uses it, else the
@@ -78,19 +79,19 @@ class budget:
             steps, if the extra `plan` is installed and `record` is off. True begins at once. "wait"
             begins at once and waits for each plan, so that runs are reproducible. False never
             plans. Plans change what is evicted, never what is computed.
-        swap: Also copy values to the host when that is quicker than recomputing them: the most
-            bytes to use there, or a `rekindle.policies.Swap`.
+        swap: Also copy values to host memory when that is quicker than recomputing them: the most
+            bytes of host memory to use, or a `rekindle.policies.Swap`.
         swap_directory: The directory of the swap file on a CPU. Default: `$TMPDIR`, else
             `/var/tmp`.
         evict: Which tensors may be evicted. "saved": those that only autograd holds. "auto": also
             those that your variables hold, if nothing else is left and they were computed with grad
-            mode on. "anything": also those that your variables hold, at any time. A tensor returns
-            when something reads it, and all of them return at the end. "auto" means "saved" with
-            `swap` and before torch 2.12; "anything" is refused there.
+            mode on. "anything": also those that your variables hold, at any time. An evicted tensor
+            is recomputed when something reads it, and all of them at the end. With `swap` and
+            before torch 2.12, "auto" means "saved", and "anything" is refused.
         of: On CUDA, the bytes that the amount limits. "allocated": those that tensors have.
-            "reserved": those that PyTorch's allocator takes of the device for them, as `nvidia-smi`
-            shows; free pieces between tensors count, so a little more is evicted. Small tensors
-            and the first step may pass it by some MiB. It changes nothing on a CPU.
+            "reserved": those that PyTorch's allocator takes from the device, as `nvidia-smi` shows.
+            Free pieces between tensors count then, so a little more is evicted. Small tensors and
+            the first step may exceed the budget by some MiB. On a CPU it changes nothing.
         cache: Keep learned plans in `~/.cache/rekindle` (or `REKINDLE_CACHE`) for later processes.
         arena: On a CPU, take PyTorch's memory from an arena that returns freed memory to the
             system, so that the process stays near the budget too. False leaves it to the C library.
@@ -195,7 +196,7 @@ class budget:
             )
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
-        # Only now: since `__init__` the program may have moved to CUDA or changed its device.
+        # Choose the device only now: since `__init__` the program may have started to use CUDA.
         device = accelerator.with_index(device_of(self._arguments.device))
         run, runtime = self._begin(device)
         with ExitStack() as stack:
@@ -209,7 +210,7 @@ class budget:
         return run
 
     def _begin(self, device: torch.device) -> tuple[Run, NativeRuntime]:
-        """Make the driver, runtime and run of one budget. No hook is installed yet."""
+        """Make the native core's objects for one budget, and its `Run`. It installs no hook."""
         given = self._arguments
         amount, host, policy = given.bytes_on(device), given.host(device), policy_of(given.policy)
         core = native_core_for(device)
@@ -297,7 +298,8 @@ class budget:
         self, error: OutOfBudget, traceback: TracebackType | None, driver: NativeDriver
     ) -> None:
         given = self._arguments
-        # The rehearsal assumes recomputation alone; these two ways need less memory.
+        # The rehearsal only knows recomputation. With `evict="anything"` or `swap` steps need less
+        # memory, so it would name too large a budget.
         if given.evict != "anything" and given.swap is None:
             device, policy = driver.device, policy_of(given.policy)
             active = lambda: budget._active is not None  # noqa: E731
@@ -305,12 +307,12 @@ class budget:
 
     @contextmanager
     def _in_thread(self, driver: NativeDriver, steps: OptimizerSteps) -> Iterator[None]:
-        """Run a thread that started inside with the hooks of the thread that entered."""
+        """Give a thread that the program started inside the budget the hooks of the budget."""
         its_steps = steps.of_this_thread()
         self._over.append(its_steps.over)
         try:
             with known_natively(driver.lending), seen_in_thread(driver):
-                del driver, steps  # this thread may outlive them
+                del driver, steps  # keep neither alive: this thread may outlive the budget
                 yield
         finally:
             its_steps.leave()
@@ -321,8 +323,8 @@ class budget:
 def _is_within_transform() -> bool:
     """Return True inside a transform of `torch.func`.
 
-    Asking functorch for its interpreter would create its state in this thread, and autograd would
-    then copy that state at each node of every later backward pass. The dispatch key costs nothing.
+    It reads a dispatch key, which costs nothing. Asking functorch for its interpreter would create
+    thread-local state, which autograd copies at each node of every later backward pass.
     """
     front = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
     return torch._C._dispatch_tls_is_dispatch_key_included(front)
@@ -336,12 +338,15 @@ def _leave() -> None:
 
 
 def _leave_in_child() -> None:
-    """Leave the budget in a forked process (a `DataLoader` worker): it has its own memory."""
+    """Leave the budget in a forked process, such as a `DataLoader` worker.
+
+    The budget counts only the memory of the process that entered it.
+    """
     active = budget._active
     if active is None or active._stack is None:
         return
     budget._active = None
-    active._runtime.driver.lending = None  # the native core has its own handler and has left
+    active._runtime.driver.lending = None  # the native core leaves in a fork handler of its own
 
 
 if hasattr(os, "register_at_fork"):

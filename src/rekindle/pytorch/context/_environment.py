@@ -1,4 +1,4 @@
-"""Describe what PyTorch and its devices are here, for `rekindle doctor`."""
+"""Describe the installed PyTorch, its devices and the native core, for `rekindle doctor`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CUDA_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_C
 @final
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """PyTorch, devices and native core as a budget would find them, in words.
+    """Texts that describe the installed PyTorch, the devices and the native core.
 
     Attributes:
-        torch: Version, commit, and the CUDA or ROCm that it was built for.
-        devices: Each device with the bytes that a budget of "auto" would take.
-        core: Reason why there is no compiled native core, or empty.
-        remedy: How to get a missing native core, or empty.
+        torch: Version and commit of torch, and the CUDA or ROCm that it was built for.
+        devices: One text per device, with the bytes that a budget of "auto" would have.
+        core: Why there is no compiled native core; empty if there is one.
+        remedy: How to get the missing native core; empty if there is one.
         refuses: Operators and features that the native core refuses with this torch, or empty.
         settings: Environment variables of PyTorch's allocators, as NAME=VALUE.
     """
@@ -41,7 +41,7 @@ class Environment:
 
 
 def environment() -> Environment:
-    """Describe PyTorch and its devices. Compiles nothing."""
+    """Describe PyTorch, its devices and the native core, without compiling the core."""
     commit = str(torch.version.git_version)[:10]
     built_for = torch.version.cuda and f", CUDA {torch.version.cuda}"
     built_for = built_for or (torch.version.hip and f", ROCm {torch.version.hip}") or ""

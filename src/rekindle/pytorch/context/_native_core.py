@@ -1,4 +1,4 @@
-"""Get the native core for a budget, or say why there is none and what to do."""
+"""Load the native core (C++) for a budget, or raise an error that says how to get it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Warn when a program starts training processes inside a budget, where they have none.
+"""Warn when a program starts training processes inside a budget: it does not apply to them.
 
-Workers of a `DataLoader` and processes of `multiprocessing` are outside a budget by design, and no
-warning is given. `torch.multiprocessing.spawn` starts ranks that train: without the warning, their
-memory would silently have no limit.
+`torch.multiprocessing.spawn` starts ranks that train. Without the warning, users would believe that
+the budget limits their memory. Workers of a `DataLoader` and other processes of `multiprocessing`
+are outside a budget by design, and start without a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from warnings import warn
 @contextmanager
 def spawned_said() -> Iterator[None]:
     """While open, have `torch.multiprocessing.spawn` warn that its processes have no budget."""
-    # By name: `torch.multiprocessing.spawn` as an attribute is the function, not the module.
+    # The attribute `torch.multiprocessing.spawn` is a function; only the import gives the module.
     starting: Any = import_module("torch.multiprocessing.spawn")
     start: Any = starting.start_processes
 

@@ -1,4 +1,8 @@
-"""Make a `Report` from the figures of a driver: peak, holders, timeline, advice."""
+"""Make the `Report` of a run: peak memory, what held it, memory over time, advice.
+
+`Run.report` calls `report_of`. The figures come from the driver, the Python object for one budget
+of the native core.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +42,9 @@ def report_of(
     Args:
         driver: The driver of the budget.
         budget: The budget in bytes, or None without a limit.
-        trace: The trace of the run. With it the report shows memory over time and by module.
-        record: The record of the same run; needed with `trace`.
+        trace: The trace of the run, if it was recorded. The report then shows memory over time
+            and by module.
+        record: The evictions and recomputations of the same run; needed with `trace`.
     """
     engine, places, at_peak = driver.engine, driver.places, driver.at_peak
     report = Report(
@@ -72,7 +77,7 @@ def _on_shortfall(driver: NativeDriver, budget: Bytes | None) -> tuple[str, ...]
 
 
 def _sampled(steps: Steps) -> Timeline:
-    """Return memory over the last steps, at the moments when it was sampled."""
+    """Return the samples of memory in use that were taken during the last steps."""
     clock, memory, recompute_ns = steps.samples()
     if len(clock) < 2:
         return Timeline()
@@ -84,7 +89,7 @@ def _sampled(steps: Steps) -> Timeline:
 
 
 def swapped_by(driver: NativeDriver) -> Swapped | None:
-    """Return bytes swapped out and in, and the time it took; None without swapping."""
+    """Return bytes swapped out and in, and the time of the transfers; None without swapping."""
     host, transfers = driver.engine.host, driver.transfers
     if host is None or transfers is None:
         return None
@@ -104,7 +109,8 @@ def _holders(peak: Snapshot, places: Places | None) -> Holders:
         return places.parameters.get(holder.parameter, place.module)
 
     def line(place: Place, holder: Holder) -> str:
-        outside = holder.parameter or holder.category == INPUTS  # made outside: no line is known
+        # No source line is known of tensors that were made outside the budget.
+        outside = holder.parameter or holder.category == INPUTS
         return f"({holder.category})" if outside else place.line
 
     return Holders(
@@ -121,7 +127,13 @@ def _holders(peak: Snapshot, places: Places | None) -> Holders:
 
 
 def _sums(peak: Snapshot, places: Places, key: Callable[[Place, Holder], str]) -> dict[str, Bytes]:
-    """Return bytes by `key` of each storage, the largest first."""
+    """Return the bytes of all storages at the peak, summed by `key`, the largest sum first.
+
+    Args:
+        peak: The snapshot at the peak.
+        places: Module and source line of each operator.
+        key: Returns the name to sum under, for a storage and the operator that made it.
+    """
     nowhere = Place(OUTSIDE, "")
     sums: Counter[str] = Counter()
     for holder in peak.holders.values():

@@ -1,4 +1,4 @@
-"""`Run`: the state and figures of one `rekindle.budget(...)`, for the user to read."""
+"""`Run`: the object that `with rekindle.budget(...) as run` gives the user to read figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rekindle.trace import Trace
 
 @final
 class Run:
-    """The run of one `rekindle.budget(...)`; stays readable after the context.
+    """The figures of a run within `rekindle.budget(...)`; readable after the context too.
 
     Attributes:
         policy: The policy that decides what to evict.
@@ -69,23 +69,23 @@ class Run:
                 driver.limit(self._budget)
                 raise
         self._budget, self._most = nbytes, max(nbytes, self._most)
-        # The watcher is None after the context: then no step is left to plan for.
+        # `driver.watcher` is None after the context has ended: then no further step needs a plan.
         if self._learner is not None and driver.watcher is not None:
             self._learner.within(nbytes)
 
     @property
     def peak(self) -> Bytes:
-        """The most bytes in use at any moment."""
+        """The largest number of bytes in use at any moment so far."""
         return self._driver.steps.peak
 
     @property
     def memory(self) -> Bytes:
-        """The bytes in use now."""
+        """The bytes that count against the budget now."""
         return self._driver.engine.memory
 
     @property
     def steps(self) -> int:
-        """The number of optimizer steps so far."""
+        """The number of optimizer steps that ended so far."""
         return self._driver.steps.number
 
     @property
@@ -117,7 +117,8 @@ class Run:
         """Call a function after each optimizer step.
 
         Args:
-            listener: A function of one argument, the `Step` with the figures since the last step.
+            listener: A function of one argument: the `Step`, with the figures of the step that
+                just ended.
         """
         checks.function(listener, "run.on_step({})", "lambda step: print(step.overhead)", "step")
         self._driver.steps.listeners.append(listener)
@@ -143,32 +144,32 @@ class Run:
 
     @property
     def evictions(self) -> int:
-        """How often a value was evicted that could still be needed."""
+        """How often a value was evicted that the program or autograd might still read."""
         return self._driver.evictions
 
     @property
     def recomputations(self) -> int:
-        """How many operators ran again."""
+        """How many operator calls were repeated to recompute evicted values."""
         return self._driver.recomputations
 
     @property
     def compute_ns(self) -> Nanoseconds:
-        """Time (ns) in operators that the program called, at their measured costs."""
+        """Sum of the measured costs (ns) of the operators that the program called."""
         return self._driver.engine.compute_ns
 
     @property
     def recompute_ns(self) -> Nanoseconds:
-        """Time (ns) in recomputed operators, at their measured costs."""
+        """Sum of the measured costs (ns) of recomputed operators."""
         return self._driver.engine.recompute_ns
 
     @property
     def lost_ns(self) -> Nanoseconds:
-        """Time lost (ns): recomputed operators, and choosing, evicting and rebuilding."""
+        """Time (ns) that the budget cost: recomputing, choosing what to evict, and evicting."""
         return self._driver.lost_ns
 
     @property
     def record(self) -> Record:
-        """The run as data. With `budget(..., record=True)` it holds every action."""
+        """The figures of the run as data; with `record=True`, also every action of the engine."""
         recorder = self._driver.recorded()
         now = self.compute_ns, self.recompute_ns, self.evictions, self.recomputations
         return Record(
@@ -197,36 +198,37 @@ class Run:
         with driver.lock:
             trace = driver.whole.trace()
         if driver.places is not None:
-            # Places of the last operators are otherwise noted when the next operator runs.
+            # Module and line of an operator are noted when the next one runs; here none follows.
             driver.places.note(len(trace.ops))
         return trace
 
     @property
     def steps_followed(self) -> int:
-        """How many steps followed a learned plan from beginning to end."""
+        """The number of steps that followed a learned plan from beginning to end."""
         return self._learner.followed if self._learner is not None else 0
 
     @property
     def steps_left(self) -> int:
-        """How many steps began along a learned plan and then left it."""
+        """The number of steps that followed a learned plan at first and then deviated from it."""
         return self._learner.left if self._learner is not None else 0
 
     def wait_for_plan(self, timeout: float | None = None) -> bool:
-        """Wait until the background process has made its plan.
+        """Wait until the background process has finished the plan that it is making.
 
         Args:
             timeout: The most seconds to wait. Default: no limit.
 
         Returns:
-            True if no plan is being made any more. The next step follows the plan.
+            True if the plan is finished, so that the next step can follow it. False after a
+            timeout.
         """
         return self._learner is None or self._learner.wait(timeout)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Pin a tensor: its memory is never evicted.
+        """Pin a tensor: its storage is never evicted.
 
         Args:
-            tensor: The tensor to keep.
+            tensor: The tensor to pin.
 
         Returns:
             The same tensor.
@@ -238,10 +240,10 @@ class Run:
         return tensor
 
     def report(self) -> Report:
-        """Return the report: peak, holders of memory at the peak, evictions, time lost.
+        """Return the report: peak memory and what held it, evictions, time lost.
 
-        With `record=True` the report also has memory over time, and holders of memory and
-        recomputation by module and line.
+        With `record=True` the report also shows memory over time, and memory and recomputation
+        by module and source line.
 
         Returns:
             A `Report`. Print it, `show()` it in color, or save it with `to_html()` or `to_json()`.

@@ -1,7 +1,8 @@
-"""Extend a budget to threads that start inside it: hooks and dispatch state belong to a thread.
+"""Extend a budget to Python threads that the program starts inside it.
 
-This covers `torch.nn.DataParallel` and thread pools made inside. It does not cover a thread that an
-operator starts while it runs, such as the body of a custom one: operators inside are not tracked.
+Saved-tensor hooks and dispatch state belong to one thread, so a new thread needs its own. This
+covers `torch.nn.DataParallel` and thread pools made inside the budget. It does not cover threads
+that a custom operator starts while it runs: the budget does not track operators in them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ def inherited(
     """While the context is open, run new threads within the budget.
 
     Args:
-        inside: Returns True if the calling thread is inside the budget. Its new threads join.
-        within: Makes the context that the body of such a thread runs in. A thread may run on after
-            the budget; it then stays in that context.
+        inside: Returns True if the calling thread is inside the budget. Threads that it starts
+            then are inside too.
+        within: Makes the context in which a new thread runs. A thread that runs on after the budget
+            stays in that context.
     """
     start, begin = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     children: set[threading.Thread] = set()
-    enter = [within]  # cleared at the end: frames of a child may outlive the budget
+    enter = [within]  # a list, to be cleared at the end: a thread may outlive the budget
     del within
 
     def start_inside(thread: threading.Thread) -> None:

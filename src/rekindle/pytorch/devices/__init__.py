@@ -1,4 +1,4 @@
-"""All that is asked of an accelerator, in the one file that names `torch.cuda`."""
+"""Functions that query and control an accelerator, in the only file that names `torch.cuda`."""
 
 from rekindle.pytorch.devices import _cuda as accelerator
 from rekindle.pytorch.devices._cuda import is_accelerator as is_accelerator

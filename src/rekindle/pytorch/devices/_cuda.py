@@ -1,7 +1,8 @@
-"""The interface to CUDA. Support for another accelerator would be another such file.
+"""The interface to CUDA. Another accelerator would need another file with the same functions.
 
 It uses `torch.cuda`, because `torch.accelerator` has no timed events, no page-locked host memory
-and no generator states. It looks attributes up at each call, so that tests can replace them.
+and no generator states. Each call looks up its function in `torch.cuda`, so that tests can replace
+these functions.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 
 KIND = "cuda"
-IS_BUILT = torch.backends.cuda.is_built()  #: True if this PyTorch was built for such a device
+IS_BUILT = torch.backends.cuda.is_built()  #: True if this PyTorch was built with CUDA
 
 #: The same as `torch.cuda.current_stream`, ten times as fast; None in a CPU-only PyTorch.
 _current: Callable[[int], tuple[int, int, int]] | None = getattr(
     torch._C, "_cuda_getCurrentStream", None
 )
 
-#: Errors of libraries in place of `torch.OutOfMemoryError`: cuBLAS, the driver, cuDNN, NCCL.
+#: Messages by which cuBLAS, the CUDA driver, cuDNN and NCCL report that memory is exhausted.
+#: PyTorch raises them as other errors than `torch.OutOfMemoryError`.
 _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -35,21 +37,21 @@ _OUT_OF_MEMORY = (
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Return True if `device` runs asynchronously and has an allocator with statistics."""
+    """Return True if `device` is a CUDA device."""
     return device.type == KIND
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if memory of the device or of the host was exhausted.
+    """Return True if `error` says that the device or the host is out of memory.
 
-    A host that overcommits memory refuses only absurd sizes.
+    A host that overcommits memory raises such an error only for absurd sizes.
     """
     return is_full(error) or (type(error) is RuntimeError and "can't allocate memory" in str(error))
 
 
 def is_full(error: BaseException) -> bool:
-    """Return True if the device is out of memory, by PyTorch's allocator or by a library."""
-    if isinstance(error, OutOfBudget):  # only the budget is exhausted
+    """Return True if `error` of PyTorch or of a library says that the device is out of memory."""
+    if isinstance(error, OutOfBudget):  # the budget is exhausted, not the device
         return False
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -61,22 +63,22 @@ def is_full(error: BaseException) -> bool:
 
 
 def available() -> bool:
-    """Return True if there is a device."""
+    """Return True if there is a CUDA device."""
     return torch.cuda.is_available()
 
 
 def in_use() -> bool:
-    """Return True if this process has used a device."""
+    """Return True if this process has used CUDA."""
     return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
 def count() -> int:
-    """Return the number of devices."""
+    """Return the number of CUDA devices that this process sees."""
     return torch.cuda.device_count()
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return `device` as its tensors name it: "cuda" means the current device."""
+    """Return `device` with its index; "cuda" becomes the current device, such as "cuda:0"."""
     if not is_accelerator(device) or device.index is not None:
         return device
     return torch.device(device.type, torch.cuda.current_device())
@@ -91,30 +93,29 @@ def name_of(device: torch.device) -> str:
 
 
 def allocated(device: torch.device) -> Bytes:
-    """Return the bytes that the allocator has handed out in this process.
+    """Return the bytes that PyTorch's allocator has given to tensors of this process.
 
     The nested statistics take a tenth of the time of `torch.cuda.memory_allocated`, which sorts all
-    figures first. They exclude memory that was freed while another stream may still read it
-    (`record_stream`). Such memory becomes free without eviction, and counting it made programs
-    fail that run well without a budget.
+    figures first. They exclude freed memory that another stream may still read (`record_stream`):
+    it becomes available soon, so evicting for it is unnecessary.
     """
     return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
 
 
-#: Granularity of PyTorch's allocator in bytes. For large blocks it may hand out up to a MiB more,
-#: a rest too small for other tensors; that cannot be known before.
+#: PyTorch's allocator rounds sizes up to a multiple of this (bytes). A large block may be up to
+#: 1 MiB larger than that, if the rest is too small to split off; this cannot be predicted.
 GRAIN: Final = 512
 
 
 def rounded(nbytes: Bytes, device: torch.device) -> Bytes:
-    """Return the bytes that a storage of `nbytes` takes on `device`."""
+    """Return the bytes that the allocator takes on `device` for a storage of `nbytes`."""
     return -(-nbytes // GRAIN) * GRAIN if is_accelerator(device) else nbytes
 
 
 def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:
-    """Return the free bytes of the device, and the bytes that this process has reserved.
+    """Return the free bytes of the device, and the bytes that this process has reserved on it.
 
-    Free pieces of blocks in use do not count, because only small tensors fit there.
+    Free pieces of reserved blocks that are partly in use do not count: they fit small tensors only.
     """
     free, _ = torch.cuda.mem_get_info(device)
     stats = torch.cuda.memory_stats(device)
@@ -123,12 +124,12 @@ def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:
 
 
 class Piece(NamedTuple):
-    """A block of the allocator.
+    """A block of device memory that PyTorch's allocator manages.
 
     Attributes:
-        address: Where it begins.
+        address: The address of its first byte.
         nbytes: Its size.
-        used: True if it is handed out.
+        used: True if a tensor has it, or may still read it in another stream.
     """
 
     address: int
@@ -137,13 +138,14 @@ class Piece(NamedTuple):
 
 
 def segments(device: torch.device) -> list[list[Piece]]:
-    """Return all blocks of the allocator, by segment, in the order of addresses.
+    """Return all blocks of PyTorch's allocator on `device`, in the order of addresses.
 
     This is slow ("potentially VERY expensive", says PyTorch), so call it only after an allocation
     has failed.
 
     Returns:
-        One list for each segment; nothing if the allocator does not report blocks.
+        One list of blocks for each segment (a piece of memory that the allocator got from CUDA).
+        Empty if the allocator does not report blocks.
     """
     index = with_index(device).index
     try:
@@ -161,9 +163,9 @@ def segments(device: torch.device) -> list[list[Piece]]:
 
 
 def ranks_beside(ranks: int) -> int:
-    """Return how many of `ranks` processes on this machine share a device, if each uses one.
+    """Return how many processes share each device, if `ranks` on this machine use one device each.
 
-    A process that sees a single device by `CUDA_VISIBLE_DEVICES` is taken for its only user.
+    If `CUDA_VISIBLE_DEVICES` shows this process a single device, it is taken to be the only user.
     """
     if torch.cuda.device_count() == 1 and os.environ.get("CUDA_VISIBLE_DEVICES"):
         return 1
@@ -176,7 +178,7 @@ def identity(device: torch.device) -> str:
 
 
 def allocator_figures(device: torch.device) -> Mapping[str, Any]:
-    """Return the allocator's statistics."""
+    """Return the statistics of PyTorch's allocator (`torch.cuda.memory_stats`)."""
     return torch.cuda.memory_stats(device)
 
 
@@ -186,7 +188,7 @@ def empty_cache() -> None:
 
 
 def pinned(nbytes: Bytes) -> Tensor:
-    """Return page-locked host memory, which the device copies from and to asynchronously."""
+    """Return page-locked host memory, between which and the device copies run asynchronously."""
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
@@ -194,7 +196,7 @@ def pinned(nbytes: Bytes) -> Tensor:
 
 
 def event() -> Any:
-    """Return a timed event, not recorded yet."""
+    """Return a new CUDA event with timing, not recorded yet."""
     return torch.cuda.Event(enable_timing=True)
 
 
@@ -203,7 +205,7 @@ def new_stream(device: torch.device) -> Any:
 
 
 def stream(stream_id: int, device: int, kind: int) -> Any:
-    """Return the stream with these numbers."""
+    """Return the existing stream with this id, device index and device type."""
     return torch.cuda.Stream(stream_id=stream_id, device_index=device, device_type=kind)
 
 
@@ -224,7 +226,7 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 
 
 def is_capturing() -> bool:
-    """Return True if kernels are captured into a graph, when no synchronization is allowed."""
+    """Return True during CUDA graph capture, in which synchronization is not allowed."""
     return torch.cuda.is_current_stream_capturing()
 
 
@@ -242,7 +244,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def generator_states() -> list[Tensor]:
-    """Return the states of the default generators of all devices."""
+    """Return the states of the default random number generators of all CUDA devices."""
     return torch.cuda.get_rng_state_all()
 
 

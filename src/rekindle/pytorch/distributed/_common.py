@@ -1,7 +1,7 @@
 """Agree on one budget for all ranks before the first step.
 
-Ranks that evict at different places take different times, and all wait for the slowest. A rank that
-cannot keep its budget ends the step of all ranks. So ranks compare their memory in advance.
+All ranks wait for the slowest one, and a rank that runs out of its budget ends the step of all
+ranks. So ranks compare their memory before they train, and use the same budget.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class _Rank:
     """The memory of one rank, as sent to the other ranks.
 
     Attributes:
-        asked: The amount that its program asked for.
-        place: The memory that it uses; ranks with the same place share it.
-        least: Bytes that no eviction can free.
+        asked: The budget that the program of this rank asked for.
+        place: Name of the host and device of this rank. Ranks with equal names share memory.
+        least: Bytes of this rank that no eviction can free; 0 if not estimated.
     """
 
     asked: str | Bytes
@@ -46,15 +46,15 @@ def common_budget(
     device: str | torch.device | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Bytes:
-    """Agree on one budget for all ranks: what the poorest rank can give.
+    """Agree on one budget for all ranks: the smallest of the amounts that they can give.
 
     All ranks call it before training. It takes two collectives of a few bytes.
 
     Args:
-        amount: The most that this rank can give, in bytes or as text. "auto" asks the
-            device; ranks on one device share it evenly.
-        estimate: The `rekindle.estimate(...)` of this rank, to compare the neediest rank with the
-            budget.
+        amount: The largest budget that this rank can give, in bytes or as text. "auto" asks the
+            device; ranks on one device share its memory evenly.
+        estimate: The `rekindle.estimate(...)` of this rank. With it, a budget below the memory
+            that a rank cannot evict is refused before training.
         device: The device of this rank. Default: CUDA if the program uses it, else the CPU.
         group: The process group. Default: all ranks.
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def gathered(mine: T, group: dist.ProcessGroup | None) -> list[T]:
-    """Return the objects of all ranks of `group`, in order of rank.
+    """Exchange `mine` with all ranks of `group`, and return their objects in order of rank.
 
     It takes two collectives of a few bytes. Without a process group it returns `[mine]`.
     """

@@ -1,9 +1,10 @@
-"""`guard()`: end all ranks when one fails, as the others would wait in their next collective.
+"""`guard()`: end all ranks when one fails; otherwise they would wait in their next collective.
 
-The rank that fails writes the reason into the store of the process group. A thread of each other
-rank polls the store every half second. It must, because an NCCL collective does not return, and one
-of gloo fails with an error that does not name the reason. A process then gets a few seconds to end,
-and is ended if it does not: exit handlers of process groups may wait for ranks that have ended.
+The rank that fails writes the reason into the store of the process group. In each other rank a
+thread polls the store every half second. Without that thread an NCCL collective would never return,
+and a gloo collective would fail with an error that does not name the reason. Each process then gets
+a few seconds to end. After them the thread ends the process, because exit handlers of process
+groups may wait forever for ranks that have ended.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _LOOK_S: Final = 0.5
 def guard(*, grace_s: float = 5.0) -> Iterator[None]:
     """End the job within seconds, and with a reason, when one rank fails inside.
 
-    Every rank enters it after `init_process_group`. The rank that fails prints why, writes
-    torchelastic's error file, aborts its collectives and raises on. The other ranks print which
-    rank it was and exit with code 1, so that torchrun ends or restarts the job. Without a process
-    group it does nothing.
+    Every rank enters it after `init_process_group`. The rank that fails prints the reason, writes
+    torchelastic's error file, aborts its collectives and raises the error on. The other ranks print
+    which rank failed and exit with code 1, so that torchrun ends or restarts the job. Without a
+    process group it does nothing.
 
     Args:
-        grace_s: Seconds until a process that has not ended is ended without its exit handlers. Save
-            checkpoints before.
+        grace_s: Seconds between the failure and the end of the process without its exit handlers.
+            A checkpoint after a failure must be saved within this time.
 
     Example:
         ```python
@@ -57,7 +58,7 @@ def guard(*, grace_s: float = 5.0) -> Iterator[None]:
 
 @final
 class _Watch(threading.Thread):
-    """Polls the store for the failure of another rank."""
+    """The thread of one rank that polls the store for the failure of another rank."""
 
     def __init__(self, grace_s: float) -> None:
         super().__init__(name="rekindle-guard", daemon=True)
@@ -66,7 +67,7 @@ class _Watch(threading.Thread):
         self._grace_s = grace_s
         store: Any = dist.distributed_c10d._get_default_store()
         self._store = store
-        self._looking = store.clone()  # its own connection, since the first may be blocked
+        self._looking = store.clone()  # a second connection, since a collective may block the first
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     @property
@@ -77,7 +78,7 @@ class _Watch(threading.Thread):
         while not self.over.wait(_LOOK_S):
             try:
                 reason = self._reason()
-            except RuntimeError:  # the rank with the store has ended, so collectives fail as well
+            except RuntimeError:  # rank 0 with the store has ended, so collectives fail too
                 return
             if reason:
                 self._tell(f"{reason}. Rank {self._rank} waited for it, and ends")
@@ -85,7 +86,10 @@ class _Watch(threading.Thread):
                 return
 
     def failed(self, error: Exception) -> None:
-        """Publish the failure of this rank, print the first failure, and end the process soon."""
+        """Write the failure of this rank into the store, print the reason, and end the process.
+
+        If another rank has failed before, its failure is the reason.
+        """
         self.over.set()
         first = str(error).partition("\n")[0]
         mine = f"rank {self._rank} failed: {type(error).__name__}: {first}"

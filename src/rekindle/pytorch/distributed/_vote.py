@@ -1,4 +1,4 @@
-"""Raise the budget of all ranks between steps, by a vote, if one rank needs more."""
+"""Raise the budget of all ranks between two steps if one rank votes for a larger one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _Vote:
     """The vote of one rank, as sent to the other ranks. All figures are bytes.
 
     Attributes:
-        budget: Its budget now.
-        limit: The most that it accepts.
-        needed: The least that suffices for it.
-        wanted: The amount that it asks for.
+        budget: The budget of this rank now.
+        limit: The largest budget that this rank accepts.
+        needed: The smallest budget that suffices for this rank; 0 if the present one does.
+        wanted: The budget that this rank votes for; 0 without a wish.
     """
 
     budget: Bytes
@@ -45,20 +45,21 @@ def agree(
 ) -> Bytes:
     """Raise the budget of all ranks if one of them needs more.
 
-    All ranks call it after each step, when no other collective runs. A rank votes for more if it
-    ran out of its budget. It also does if recomputation took a large share of its last step,
-    because all other ranks waited for it. Budgets are raised, never lowered.
+    All ranks call it after each step, when no other collective runs. A rank votes for a larger
+    budget if it ran out of its budget. A rank also does so if it spent much of its last step on
+    recomputation, because all other ranks wait for it. Budgets are raised, never lowered.
 
     Args:
         run: The run of this rank.
-        limit: The most bytes that any vote may ask for; the lowest limit of all ranks holds.
-        failed: The `OutOfBudget` that ended the step of this rank. All ranks then repeat the step.
-        overhead: The share of recomputation above which a rank votes for more.
-        growth: The factor by which it then votes to raise its budget.
-        group: The process group. A group of gloo does not wait for the device.
+        limit: The largest budget that a vote can lead to. The smallest limit of all ranks counts.
+        failed: The `OutOfBudget` that ended the step of this rank, if one did. All ranks should
+            then repeat the step.
+        overhead: Recomputation time over compute time. A rank above it votes for a larger budget.
+        growth: The factor by which such a rank votes to raise its budget.
+        group: The process group. Default: all ranks. A gloo group does not wait for the device.
 
     Returns:
-        The budget that all ranks have at least, the same on every rank.
+        A budget that every rank has now, or more; the same number on every rank.
 
     Raises:
         OutOfBudget: One rank needs more than the limit; raised on all ranks.
@@ -98,7 +99,8 @@ def agree(
     return max(wanted, min(vote.budget for vote in votes))
 
 
-_judged: Final[WeakKeyDictionary[Run, int]] = WeakKeyDictionary()  # the last step that was judged
+#: By run, the number of the last step whose overhead was compared with the limit in a vote.
+_judged: Final[WeakKeyDictionary[Run, int]] = WeakKeyDictionary()
 
 
 def _vote_of(

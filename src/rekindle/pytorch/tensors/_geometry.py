@@ -1,4 +1,7 @@
-"""The geometry of a tensor in its storage: all that is needed to make an equal view again."""
+"""`Geometry`: shape, strides, offset, dtype and flags of a tensor in its storage.
+
+From a geometry and a storage an equal tensor can be made.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from torch import Tensor
 
 from rekindle.pytorch.tensors._private import privately
 
-#: Most geometries and signatures in memory, so that programs with ever new shapes or integers do
-#: not make the tables grow without limit.
+#: Most geometries, and most call signatures, that are kept in memory. Programs with ever new shapes
+#: or integer arguments would otherwise make these tables grow without limit.
 MOST_KEPT = 20_000
 
 
@@ -19,14 +22,14 @@ class Geometry:
     """The geometry of a tensor in its storage.
 
     Attributes:
-        size: Its shape.
-        stride: Its strides.
-        offset: Its offset, in elements.
-        dtype: Its dtype.
-        negative: True if memory has the opposite sign, as under `conj().imag`.
-        conjugate: True if memory has the complex conjugate.
+        size: The shape.
+        stride: The strides, in elements.
+        offset: The offset in the storage, in elements.
+        dtype: The dtype.
+        negative: True for a tensor with the negative bit, such as `x.conj().imag`.
+        conjugate: True for a tensor with the conjugate bit.
         requires_grad: True if the tensor requires a gradient.
-        span: Bytes of the storage from its start if the tensor covers them without gaps, else -1.
+        span: Bytes of the tensor if it fills the storage from byte 0 without gaps, else -1.
     """
 
     __slots__ = (
@@ -62,7 +65,7 @@ class Geometry:
         self.span = dtype.itemsize * count if offset == 0 and reach == count else -1
 
     def of(self, storage: torch.UntypedStorage) -> Tensor:
-        """Return the tensor of this geometry in `storage`, made without any dispatch mode."""
+        """Return a tensor of this geometry in `storage`. Dispatch modes do not see it made."""
         with privately():
             tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
             tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
@@ -76,7 +79,7 @@ class Geometry:
         return torch.ops.aten._neg_view(tensor) if self.negative else tensor
 
 
-#: The dtypes with complex conjugates.
+#: The complex dtypes, whose tensors may have the conjugate bit.
 COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 
 geometries: dict[Any, Geometry] = {}

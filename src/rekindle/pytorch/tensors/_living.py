@@ -1,4 +1,4 @@
-"""Find the live objects of the program through Python's garbage collector, and their storages."""
+"""Find the live objects of the program in Python's garbage collector, and storages of tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.pytorch.tensors._private import privately
 
 T = TypeVar("T")
 
-#: The original method. Inside a budget `Tensor.untyped_storage` is replaced, to inspect its caller.
+#: The original method. A budget replaces `Tensor.untyped_storage` to notice who takes addresses.
 _storage_of = torch._C.TensorBase.untyped_storage
 _NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 
@@ -22,7 +22,7 @@ _NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[att
 def living_objects(*kinds: type[T]) -> list[T]:
     """Return every live object of one of these classes.
 
-    It checks `type(thing)`, because `isinstance` runs code of proxy objects.
+    It checks `type(thing)`, because `isinstance` may run code of proxy objects.
     """
     wanted: dict[type, bool] = {}
     found: list[Any] = []
@@ -50,7 +50,7 @@ _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], ...]] = {
 
 
 def parts_of(sparse: Tensor) -> list[Tensor]:
-    """Return the strided tensors that a sparse tensor consists of; nothing for a dense one."""
+    """Return the strided tensors that make up a sparse tensor; an empty list for a dense one."""
     if sparse.layout is torch.strided or type(sparse) is not Tensor:
         return []
     with privately(), torch.no_grad():
@@ -58,11 +58,11 @@ def parts_of(sparse: Tensor) -> list[Tensor]:
 
 
 def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Return the storage of each tensor that has one of its own.
+    """Return the storages of `tensors`.
 
-    It skips wrapper subclasses and tensors inside a transform such as vmap, which a failed trace
-    may leave behind: their storages belong to inner tensors. It does not call Python code of
-    subclasses, as an uninitialized lazy parameter would raise.
+    It skips tensors without a storage of their own: wrapper subclasses, and tensors inside a
+    transform such as vmap, whose storages belong to inner tensors. It runs no Python code of
+    subclasses, because that of an uninitialized lazy parameter would raise.
     """
     with torch._C.DisableTorchFunctionSubclass():
         return [

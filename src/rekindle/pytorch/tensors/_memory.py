@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Flags of contents that cannot be read as plain bytes without a closer look.
-EXOTIC = 1  #: quantized, without memory, ...: geometry alone does not describe its tensors
-UNWRITTEN = 2  #: made by `empty`, and not written since
-ZEROED = 4  #: made by `zeros`, and not written since
+# Flags of a new storage.
+EXOTIC = 1  #: shape and strides do not describe its tensors: quantized, without memory, ...
+UNWRITTEN = 2  #: made by `torch.empty`, and not written since
+ZEROED = 4  #: made by `torch.zeros`, and not written since
 
 
 def whole(home: torch.UntypedStorage) -> Tensor:
-    """Return the bytes of `home` as a tensor."""
+    """Return a uint8 tensor that covers all bytes of the storage `home`."""
     return torch.empty(0, dtype=torch.uint8, device=home.device).set_(home)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Measure memory with or without a budget: bytes of storages from first use until freed."""
+"""Measure memory in use without a budget: count storages from first use until they are freed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from rekindle._types import Bytes
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of live storages that operators made or were given.
+    """Counts the bytes of live storages that operators make or read while the mode is on.
 
-    A weak reference to a storage dies when the storage is freed. This takes a few microseconds per
-    operator. It works for fake tensors too, which have storages with sizes but without memory.
+    A weak reference to each storage tells when it is freed. This takes a few microseconds per
+    operator. It works for fake tensors too, whose storages have sizes but no memory.
 
     Attributes:
-        alive: Bytes of the live storages.
+        alive: Bytes of the storages that are alive now.
         peak: The largest value of `alive` since the last `restart`.
-        peak_birth: Storages with a later number did not exist at the peak.
+        peak_birth: Number of storages counted up to the peak. A storage with a larger number did
+            not exist then.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def see(self, values: Any) -> None:
-        """Count the tensors in `values`, with the sizes that their storages have now."""
+        """Count the storages of the tensors in `values`, with the sizes that they have now."""
         for tensor in tensors_of(values):
             if tensor.device.type != "meta" and tensor.layout is torch.strided:
                 self._count(tensor.untyped_storage())
@@ -51,7 +52,7 @@ class Meter(TorchDispatchMode):
             self.peak, self.peak_birth = self.alive, self._births
 
     def restart(self) -> None:
-        """Forget the peak so far."""
+        """Set the peak to the bytes that are alive now."""
         self.peak, self.peak_birth = self.alive, self._births
 
     def disregard(self, tensor: Tensor) -> None:
@@ -64,7 +65,7 @@ class Meter(TorchDispatchMode):
             self._disregarded.add(key)
 
     def at_peak(self, tensors: Iterable[Tensor]) -> Bytes:
-        """Return the bytes of those among `tensors` that existed at the peak."""
+        """Return the bytes of the storages of `tensors` that existed at the peak."""
         keys = {each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided}
         seen = (self._sizes[key] for key in keys if key in self._sizes)
         return sum(size for _, size, birth in seen if birth <= self.peak_birth)

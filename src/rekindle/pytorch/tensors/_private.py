@@ -1,4 +1,4 @@
-"""Run Rekindle's own operators on the program's tensors without anything observing them."""
+"""Hide operators that Rekindle itself runs from dispatch modes and from the native core."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import torch
 
 _C: Any = torch._C
 
-#: Keys that observe operators: dispatch modes, subclasses, and the native core once it is loaded.
+#: Dispatch keys of observers of operators: dispatch modes, tensor subclasses, and the native core
+#: once it is loaded.
 _seeing: list[Any] = [
     _C.DispatchKeySet(_C.DispatchKey.Python) | _C.DispatchKeySet(_C.DispatchKey.PythonTLSSnapshot)
 ]
 
 
 def privately() -> AbstractContextManager[Any]:
-    """While open, hide operators of this thread from modes, subclasses and the native core."""
+    """While open, hide operators of this thread from dispatch modes and from the native core."""
     return _C._ExcludeDispatchKeyGuard(_seeing[0])
 
 
 def sees(keys: Any) -> None:
-    """Add dispatch keys of an observer, which `privately` then excludes."""
+    """Add the dispatch keys of another observer, from which `privately` then hides operators."""
     _seeing[0] |= keys
