@@ -48,7 +48,7 @@ def look_ahead(
     Args:
         error: The error that left the budget.
         traceback: Traceback of the error, to find the call of a model that the error interrupted.
-        owners: Has the last call of each model that ran within the budget.
+        owners: Has the first call of each model that ran within the budget.
         device: Device of the budget.
         policy: Policy of the budget, for the simulation.
         within_another: Returns True while any budget is active.

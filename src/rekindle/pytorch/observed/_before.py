@@ -1,10 +1,11 @@
 """Restore the state of a program, so that a step can run again as if for the first time.
 
-`Before` finds live tensors, modules and optimizers through the garbage collector; callers list
-nothing. It copies a storage to the CPU just before an operator first writes it, so memory that a
-step only reads costs nothing. It also restores gradients of leaves, random number generators, and
-the attributes of modules, optimizers, schedulers and scalers, with the dicts, lists and sets in
-them. It does not restore other objects and globals of the program, iterators, or files.
+`Before` finds live tensors, modules and optimizers through the garbage collector, so callers do
+not list them. It copies a storage to the CPU just before an operator first writes that storage, so
+memory that a step only reads is not copied. `Before` also restores gradients of leaves, random
+number generators, and the attributes of modules, optimizers, schedulers and scalers, with the
+dicts, lists and sets in these attributes. It does not restore other objects and globals of the
+program, iterators, or files.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ _WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)
 class Before:
     """The state of the program when this object was made.
 
-    `restore()` returns to it, any number of times. In between, the caller must announce every
-    operator with `about_to_run`.
+    `restore()` sets that state again, any number of times. The caller must call `about_to_run`
+    before every operator of the program.
 
     Attributes:
-        modules: Live modules.
-        optimizers: Live optimizers.
-        copies: By address of the storage, each storage written since and its old contents.
+        modules: The `nn.Module`s that were alive.
+        optimizers: The optimizers that were alive.
+        copies: By address, each storage that an operator has written since, and its old contents.
     """
 
     def __init__(self) -> None:
-        gc.collect()  # otherwise dead objects are found too
+        gc.collect()  # otherwise unreachable objects are found too
         alive = living_objects(Tensor, *_WITH_ATTRIBUTES)
         tensors = [each for each in alive if isinstance(each, Tensor)]
         self.modules = [each for each in alive if isinstance(each, nn.Module)]
@@ -55,7 +56,7 @@ class Before:
         leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
         self._gradients = [(weakref.ref(leaf), leaf.grad) for leaf in leaves]
         tensors += [grad for _, grad in self._gradients if grad is not None]
-        #: Storages that existed. Weak, as are leaves: a step may free them.
+        #: By address, the storages that existed. References are weak, so that a step can free them.
         self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
         self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         seen: dict[int, PutBack] = {}
@@ -79,7 +80,7 @@ class Before:
                 yield leaf, grad
 
     def about_to_run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Save what the next operator writes: contents of storages, states of generators."""
+        """Save the storages and generator states that the next operator will overwrite."""
         facts = operator(func)
         if facts.writes:
             for home in homes_of(written_by(facts, args, kwargs)):
@@ -97,7 +98,7 @@ class Before:
                 self.copies[key] = home, whole(home).cpu().clone()
 
     def restore(self) -> None:
-        """Return everything to the state of when this object was made."""
+        """Set the program to the state that it had when this object was made."""
         with privately(), torch.no_grad():
             for home, copy in self.copies.values():
                 if home.nbytes() != copy.numel():
@@ -127,7 +128,7 @@ def _materialized_no_more(lazy: Any) -> PutBack:
 
 
 def _generators() -> list[PutBack]:
-    """Return functions that reset the generators of torch, Python and numpy to their state now."""
+    """Return functions that set the generators of torch, Python and numpy to their state now."""
     found: list[PutBack] = []
 
     def remember(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:

@@ -1,7 +1,7 @@
-"""Measure the time that the runtime itself takes: recording, deciding, evicting, recomputing.
+"""Measure the time that Rekindle itself takes for each operator: recording, deciding, evicting.
 
-It depends on the machine, not on the program. It is measured once per process, on a chain of
-operators so small that they take hardly any time themselves.
+This overhead depends on the machine, not on the program. It is measured once per process, with a
+chain of operators so small that the operators themselves take hardly any time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ROUNDS = 5
 
 
 class Prices(NamedTuple):
-    """Overhead of the runtime (ns), without the cost of the operators themselves.
+    """Time (ns) that Rekindle adds to an operator, without the cost of the operator itself.
 
     Attributes:
-        operator: For each operator that a program calls.
-        again: For each recomputed operator, including the eviction that made it necessary.
+        operator: Overhead of each operator that a program calls.
+        again: Overhead of each recomputed operator, with that of evicting its result before.
     """
 
     operator: Nanoseconds
@@ -36,7 +36,7 @@ class Prices(NamedTuple):
 
 @functools.cache
 def prices() -> Prices:
-    """Return the least overhead of a few rounds. The first call takes about 0.1 s."""
+    """Return the smallest overhead of a few measurements. The first call takes about 0.1 s."""
     weight = torch.full((_WIDTH,), 0.5, requires_grad=True)
     roomy = budget.unlimited(device="cpu")
     _chain(weight, roomy)  # warm-up: first calls of a signature take longer

@@ -19,26 +19,27 @@ from rekindle.pytorch.observed._observe import Key, Names, left_behind
 
 @final
 class Failed(Exception):
-    """The second way raised where the plain one does not. `__cause__` is the error."""
+    """Step `other` raised an error where step `plain` did not. `__cause__` is that error."""
 
 
 def differing(
     plain: Callable[[], object], other: Callable[[], object], budget: Bytes
 ) -> tuple[Key, ...]:
-    """Run a step as `plain` and as `other`; return the names of what differs, bit for bit.
+    """Run `plain` and `other` from the same state, and return the names of tensors that differ.
 
-    Results, gradients, buffers and generators are compared. The state of the program is restored.
+    It compares results, gradients, buffers and generators bit for bit. Afterwards it restores the
+    state of the program.
 
     Args:
-        plain: The step as eager code. It runs online within a budget.
-        other: The step in another way, perhaps compiled. It runs without a budget.
-        budget: Bytes for `plain`. If they do not suffice, the smallest budget that does is used.
+        plain: The step as eager code. It runs within `rekindle.budget`.
+        other: The same step in another form, perhaps compiled. It runs without a budget.
+        budget: Bytes for `plain`. If they do not suffice, `plain` runs again with more.
 
     Returns:
-        Pairs of kind and name, one for each difference.
+        One pair (kind, name) for each tensor or number that differs.
 
     Raises:
-        Failed: `other` raised. An error of `plain` is raised as it is.
+        Failed: `other` raised an error. An error of `plain` is raised as it is.
     """
     before = Before()
     names = Names(before)
@@ -61,7 +62,7 @@ def _within(
         try:
             with budget_context(budget):
                 result = _run(step, before)
-            return left_behind(result, before, names)  # after exit: evicted values are restored
+            return left_behind(result, before, names)  # after the budget, nothing is evicted
         except OutOfBudget as error:
             budget = max(error.rehearse(), budget + 1)
         before.restore()
@@ -78,7 +79,7 @@ def _run(step: Callable[[], object], before: Before) -> object:
 
 @final
 class _Onlooker(TorchDispatchMode):
-    """Announce every operator to `before`, including those below compiled code."""
+    """Call `before.about_to_run` for every operator, including those inside compiled code."""
 
     supports_higher_order_operators = True
 

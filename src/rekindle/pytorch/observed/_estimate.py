@@ -1,8 +1,8 @@
 """`rekindle.estimate`: predict the peak memory of a training step without allocating it.
 
 The step runs on fake tensors (`torch._subclasses.FakeTensorMode`), which have shapes and storage
-sizes but no contents. It runs twice, because only the second step finds the optimizer's state.
-Where the program reads a number from a tensor, it gets a made-up one, and `assumed` names the line.
+sizes but no contents. It runs twice, because the first step creates the optimizer's state. Where
+the program reads a number from a tensor, it gets 1 or False, and `assumed` names the source line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ACTIVATIONS = "activations and temporaries"
 @final
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a step: its name, its peak (bytes), and the bytes held then by category."""
+    """A part of a step: its name, its peak (bytes), and the bytes at the peak by category."""
 
     name: str
     peak: Bytes
@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """The relative error of the estimate: 0.02 means 2 % too high."""
+        """The relative error: 0.02 means that the estimate is 2 % above the measured peak."""
         return self.estimated / self.measured - 1
 
     def __str__(self) -> str:
@@ -65,11 +65,11 @@ class Comparison:
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated peak of a training step, by phase, once the optimizer has its state.
+    """The estimated peak of a training step that finds optimizer state, for each phase.
 
     Attributes:
-        phases: Each phase with its name, its peak (bytes), and the bytes held then by category.
-        assumed: Source lines that asked for a number or a condition, and got 1 or False.
+        phases: Each phase with its name, its peak (bytes), and the bytes at the peak by category.
+        assumed: Source lines that read a number or a condition from a tensor. They got 1 or False.
     """
 
     phases: tuple[Phase, ...]
@@ -82,7 +82,7 @@ class Estimate:
 
     @property
     def least(self) -> Bytes:
-        """Bytes that no eviction can free: everything but activations."""
+        """The bytes at the peak that cannot be evicted: everything except activations."""
         return max(phase.peak - phase.held.get(ACTIVATIONS, 0) for phase in self.phases)
 
     def fits(self, amount: str | int) -> bool:
@@ -135,11 +135,13 @@ def estimate(
             arguments. Only shapes and types count, so tensors on "meta" suffice.
         optimizer: An optimizer of `model`, or a function that makes one from parameters, such as
             `torch.optim.AdamW`. Default: no optimizer.
-        loss: From the output of the model to a scalar. Default: its attribute `loss`, else a sum.
-        device: Where the step is to run. Default: where the model is; the CPU for "meta".
+        loss: A function from the output of the model to a scalar. Default: the attribute `loss` of
+            the output if there is one, else the sum of the output.
+        device: The device on which the step is to run. Default: that of the model, but the CPU for
+            a model on "meta".
 
     Returns:
-        An `Estimate`: the peak of each phase, by category.
+        An `Estimate`, with the peak of each phase by category.
 
     Raises:
         Unsupported: A shape depends on data; `rekindle.capture` a real step instead.
@@ -171,7 +173,7 @@ def _default_loss(output: Any) -> Tensor:
 
 @final
 class _Rehearsal:
-    """A training step on fake copies of model, inputs and optimizer."""
+    """Runs a training step on fake copies of the model, its inputs and its optimizer."""
 
     def __init__(self, model: nn.Module, inputs: Any, device: torch.device) -> None:
         self._fakes = Fakes(device)
@@ -218,7 +220,7 @@ class _Rehearsal:
         return self.model(self._inputs)
 
     def _phase(self, name: str, optimizer: Optimizer | None) -> Phase:
-        """Return the peak since the last phase and its holders, and start a new phase."""
+        """Return the phase that ends now, with its peak by category, and start the next one."""
         meter = self._meter
         parameters = list(self.model.parameters())
         state = [*tensors_of(list(optimizer.state.values()))] if optimizer is not None else []
@@ -236,7 +238,7 @@ class _Rehearsal:
 
 @final
 class _FakeMeter(Meter):
-    """Measure memory, and answer reads of data with made-up numbers."""
+    """Counts bytes of fake tensors, and returns made-up numbers where the program reads data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +268,10 @@ def _check_optimizer(optimizer: object, model: nn.Module) -> None:
 
 
 def _possible(device: object) -> torch.device:
-    """Return a device of a kind that this PyTorch was built for; it need not exist here."""
+    """Return `device` as a `torch.device`; raise if this PyTorch was not built for its type.
+
+    The device need not exist on this machine.
+    """
     built = torch.accelerator.current_accelerator()
     kinds = ("cpu",) if built is None else ("cpu", built.type)
     try:
@@ -285,7 +290,7 @@ def _possible(device: object) -> torch.device:
 
 
 def _number(value: object) -> Tensor:
-    """Return `value` if it is one number with a gradient, else raise `InvalidArgument`."""
+    """Return `value` if it is a loss: a single number that requires a gradient. Else raise."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
         return value
     if not isinstance(value, Tensor):

@@ -1,7 +1,7 @@
-"""Run a step and describe its outcome: results of operators, and the state it leaves behind.
+"""Run a step and describe its outcome: results of operators, and the state after the step.
 
-`rekindle.verify` and `observed/_compare.py` compare such outcomes. Contents are kept as
-fingerprints, not as copies.
+`rekindle.verify` and `observed/_compare.py` compare such outcomes. An outcome has fingerprints
+(hashes) of tensors, not copies.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from rekindle.pytorch.operators import (
 )
 from rekindle.pytorch.tensors import UNWRITTEN, homes_of
 
-# Kinds of things that are compared, used as headings.
+# Kinds of tensors and numbers that are compared; also the row names in the table of `verify`.
 RESULTS, GRADIENTS = "results", "gradients"
 PARAMETERS, BUFFERS, STATE = "parameters", "buffers", "optimizer state"
 OTHER, GENERATORS, CALLS = "other tensors", "random numbers", "forward and hook calls"
 KINDS = (RESULTS, GRADIENTS, PARAMETERS, BUFFERS, STATE, OTHER, GENERATORS, CALLS)
 
-Key = tuple[str, str]  # kind and name
+Key = tuple[str, str]  # kind and name of a tensor or number that is compared
 _HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
     "_forward_hooks": "forward hook",
@@ -55,8 +55,8 @@ class Outcome:
     """The outcome of one run of a step.
 
     Attributes:
-        left: The state that the step left behind, as fingerprints.
-        operators: Each operator that the step called and the fingerprints of its results, in order.
+        left: By kind and name, fingerprints of the results and of the state after the step.
+        operators: Each operator that the step called, in order, with fingerprints of its results.
     """
 
     left: dict[Key, object]
@@ -65,7 +65,7 @@ class Outcome:
 
 @final
 class _Watch(TorchDispatchMode):
-    """Record the operators of the program and fingerprints of their results."""
+    """Records each operator that the program calls, with fingerprints of its results."""
 
     supports_higher_order_operators = True
 
@@ -102,7 +102,13 @@ def observe(step: Callable[[], object], before: Before) -> Outcome:
 
 
 def left_behind(result: object, before: Before, names: Names) -> dict[Key, object]:
-    """Return fingerprints of the results of a step and of all that it changed since `before`."""
+    """Return fingerprints of the result of a step, and of the state that it changed.
+
+    Args:
+        result: The return value of the step.
+        before: The state of the program before the step.
+        names: Names of the tensors of the program.
+    """
     left: dict[Key, object] = {}
     for name, value in _walk("result", result):
         left[RESULTS, name] = value
@@ -144,7 +150,7 @@ def _state_of_optimizers(before: Before, names: Names) -> Iterator[tuple[Key, ob
 
 @final
 class Names:
-    """Names of parameters, buffers and other tensors, for people."""
+    """Readable names of parameters, buffers, optimizer state and modules of the program."""
 
     def __init__(self, before: Before) -> None:
         children = {id(child) for module in before.modules for child in module.children()}
@@ -190,7 +196,7 @@ def _type(module: nn.Module) -> str:
 
 @contextmanager
 def _counting_calls(before: Before, names: Names) -> Iterator[Counter[str]]:
-    """Count forward passes by module and calls of hooks, until the context is left."""
+    """While open, count the forward passes of each module and the calls of each hook."""
     counts: Counter[str] = Counter()
     changed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
 
@@ -224,7 +230,7 @@ def _counting_calls(before: Before, names: Names) -> Iterator[Counter[str]]:
 
 @final
 class _Counted:
-    """A hook that counts its calls."""
+    """Replaces a hook: it counts the call, and then calls the hook."""
 
     def __init__(self, hook: Callable[..., Any], name: str, counts: Counter[str]) -> None:
         self._hook, self._name, self._counts = hook, name, counts

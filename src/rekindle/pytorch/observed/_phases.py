@@ -1,9 +1,9 @@
 """Find the smallest budgets for the phases of a run: training, evaluation, and the whole run.
 
-The run is cut into parts, at places that no graph crosses: at each optimizer step, and at a call of
-a model with no more memory in use than at the call before. Each part is recorded and simulated,
-unless earlier parts show that it cannot need more. A part without gradients is evaluation (or
-sampling); the others are training.
+The run is cut into parts, at moments when no autograd graph is alive: after each optimizer step,
+and at a call of a model if no more memory is in use than at the call before. Each part is recorded
+as a trace and simulated within small budgets, unless earlier parts show that it needs no larger
+one. A part without gradients is evaluation (or sampling); the others are training.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from rekindle.trace import Trace
 
 TRAINING: Final = "training"
 EVALUATION: Final = "evaluation"
-#: Name of parts before the first call of a model. They count only for the whole run.
+#: Name of the phase before the first call of a model. It counts for the whole run only.
 _BEFORE: Final = ""
 
 MOST_PARTS: Final = 64
-"""Most parts of a phase to simulate. Later ones are simulated only if their peak is a new one."""
+"""Most parts of a phase to simulate. After that, only parts with a new largest peak are."""
 
 
 @final
 @dataclass(slots=True)
 class _Phase:
-    """Needs of the parts of one phase, found by simulation.
+    """The memory that the parts of one phase need, found by simulation.
 
     Attributes:
-        smallest: The smallest budget (bytes) that suffices for each part, by simulation.
-        peak: The largest peak (bytes) of a part.
+        smallest: The smallest budget (bytes) within which all parts so far run.
+        peak: The largest peak (bytes) of a part without a limit.
         parts: The number of parts that were simulated.
-        seen: Peak and start (bytes) of each simulated part; an equal part is skipped.
-        hardest: Trace of the part that needed `smallest`.
+        seen: For each simulated part, its peak and the memory at its start (bytes). A part with
+            equal figures is not simulated.
+        hardest: Trace of the part that needs the budget `smallest`.
     """
 
     smallest: Bytes = 0
@@ -61,13 +62,13 @@ class _Phase:
 
 @final
 class Phases:
-    """Observe the phases of a run that has no limit, or one that is never reached."""
+    """Finds budgets for a run that runs without a limit, or with one that it does not reach."""
 
     MARGIN: Final = 0.05
     """Fraction added to the simulated budget.
 
-    The simulator knows one part at a time, and cannot evict memory that an earlier part left
-    behind.
+    The simulator knows one part at a time. It does not know how an earlier part left memory to the
+    next one.
     """
 
     def __init__(self, run: Run) -> None:
@@ -112,13 +113,14 @@ class Phases:
         return max((phase.named for phase in self._phases.values()), default=0)
 
     def other_budgets(self, points: int) -> list[tuple[Bytes, float]]:
-        """Return budgets for the hardest part of training, each with its relative extra time.
+        """Simulate the part of training that needs the most memory within several budgets.
 
         Args:
-            points: How many budgets to simulate.
+            points: The number of budgets to simulate.
 
         Returns:
-            Pairs of a budget (bytes) and recomputation time over plain time.
+            Pairs of a budget (bytes) and the time of recomputation within it, as a fraction of the
+            time without recomputation.
         """
         phase = self._phases.get(TRAINING) or self._phases.get(_BEFORE)
         trace = None if phase is None else phase.hardest
@@ -165,7 +167,7 @@ class Phases:
             self._part = driver.also_capture()
 
     def _end(self, peak: Bytes) -> None:
-        """End the part and judge it. `peak` bounds the memory (bytes) that it used."""
+        """End the present part and simulate it. `peak` is the most memory (bytes) it can need."""
         part, self._part = self._part, None
         if part is None:
             return
@@ -175,7 +177,7 @@ class Phases:
         self._judge(self._phases.setdefault(self._now, _Phase()), part, peak)
 
     def _judge(self, phase: _Phase, part: Any, peak: Bytes) -> None:
-        """Simulate the part, if it may need more than earlier parts."""
+        """Simulate `part` if it may need a larger budget than the earlier parts of `phase`."""
         seen = peak, self._start
         larger, phase.peak = peak > phase.peak, max(peak, phase.peak)
         if peak <= phase.smallest or seen in phase.seen:

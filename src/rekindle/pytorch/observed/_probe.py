@@ -1,4 +1,4 @@
-"""Test if steps fit within a budget, and restore the state of the program afterwards."""
+"""`Probe`: test if steps fit within a budget, and restore the state of the program afterwards."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rekindle.trace import Trace
 
 
 class Tried(NamedTuple):
-    """The result of a step within a budget.
+    """The result of testing a step within a budget.
 
     Attributes:
-        shortage: The error if the step did not fit the budget or the device, else None.
-        slowdown: Time of the step over the time of its operators without recomputation.
+        shortage: The error if the step ran out of the budget or of device memory, else None.
+        slowdown: Time of the step with recomputation, divided by the time without.
     """
 
     shortage: Exception | None
@@ -33,7 +33,7 @@ class Tried(NamedTuple):
 
 @final
 class Probe:
-    """One budget in bytes, to test steps that each start from the same state of the program."""
+    """Tests steps within one budget. Each test starts from the same state of the program."""
 
     def __init__(
         self, amount: str | Bytes, policy: Policy, device: str | torch.device | None
@@ -44,7 +44,7 @@ class Probe:
         self._undo = Undo()
 
     def tried(self, step: Callable[[], object]) -> Tried:
-        """Run `step` twice, since only the second finds the optimizer's state."""
+        """Run `step` twice within the budget, as the first run creates the optimizer's state."""
         try:
             with budget(self.budget, policy=self._policy, device=self.device) as run, self._undo:
                 step()
@@ -63,5 +63,5 @@ class Probe:
         return Tried(None, 1 + (lost + again * prices().again) / max(1, computed))
 
     def trace(self, step: Callable[[], object]) -> Trace:
-        """Return the trace of `step`, recorded without a limit."""
+        """Return the trace of `step`, recorded without a memory limit."""
         return trace_of(step, self.device, self._undo)

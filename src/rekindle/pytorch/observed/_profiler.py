@@ -1,11 +1,12 @@
-"""Measure a step for `rekindle.profile`: memory, time and overhead. The state is restored.
+"""Measure memory, time and overhead of a step, for `rekindle.profile`; then restore the program.
 
-1. Warm up: two steps within the budget. The first makes the optimizer's state, the second has the
-   peak.
-2. Time steps, alternating between the budget and plain PyTorch; the difference is the overhead of
-   bookkeeping. The first step of a context is slower than all others, so it is not timed. The
-   fastest sample counts once another confirms it: on a busy machine most samples are too slow.
-3. Record one more step within the budget, with a snapshot of the holders of memory at its peak.
+1. Warm up: run two steps within the budget. The first creates the optimizer's state, the second
+   shows the peak.
+2. Time further steps, alternating between the budget and plain PyTorch; the difference is the
+   overhead of bookkeeping. The first step in a budget is slower than later ones, so it is not
+   timed. The fastest time counts once a second step comes close to it: on a busy machine most
+   steps are too slow.
+3. Record one more step within the budget, with a snapshot of the tensors in memory at its peak.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from rekindle.report._report import Report
 from rekindle.trace import Trace
 
 PATIENCE: Final = 4
-"""Most timed steps, as a multiple of `repeats`."""
+"""The most steps that are timed, as a multiple of `repeats`."""
 ALIKE: Final = 0.1
-"""Relative difference below which two samples agree."""
+"""Relative difference below which two timed steps agree."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The measurements of one step. Times are less what eviction and recomputation cost.
+    """The measurements of one step. Times exclude eviction and recomputation.
 
     Attributes:
         trace: The trace of the step.
         report: The report of the step.
         plain_ns: Time (ns) without Rekindle; estimated from `kept_ns` if a budget was given.
-        kept_ns: Time (ns) with bookkeeping but without eviction.
-        noise: How much longer the slowest timed step took than the fastest, as a fraction.
+        kept_ns: Time (ns) with Rekindle's bookkeeping but without eviction.
+        noise: The time by which the slowest timed step exceeds the fastest, as a fraction.
     """
 
     trace: Trace
@@ -67,15 +68,15 @@ def observe(
     """Run `step` several times and return its trace, report and times.
 
     Args:
-        step: The step; everything that it changes is restored.
+        step: The step. The state of the program that it changes is restored at the end.
         amount: The budget. Default: no limit.
         policy: The policy of the budget.
-        device: The device whose memory is meant.
-        repeats: How many timed steps to take, or up to `PATIENCE` times as many while they
-            disagree. With 0 the step runs once, nothing is restored, and times are sums of the
-            costs of operators.
+        device: The device whose memory is measured.
+        repeats: The number of timed steps; up to `PATIENCE` times as many while their times
+            disagree. With 0 the step runs once, the state is not restored, and the times are sums
+            of the costs of operators.
         clock: Returns the time in ns.
-        watch: Called with a text before each stage.
+        watch: Called with a text on the progress, such as "warming up".
     """
 
     def timed(run: Run) -> Nanoseconds:
@@ -125,13 +126,13 @@ def observe(
 
 
 def _is_confirmed(times: list[Nanoseconds]) -> bool:
-    """Return True if the next sample is nearly as fast as the fastest, or there is only one."""
+    """Return True if the two fastest of `times` are close, or if there are fewer than two."""
     quickest, *others = sorted(times) or [0]
     return not others or others[0] <= (1 + ALIKE) * quickest
 
 
 def trace_of(step: Callable[[], object], device: str | torch.device | None, undo: Undo) -> Trace:
-    """Return the trace of a step in the middle of training: with optimizer state and gradients."""
+    """Return the trace of a step that finds optimizer state and gradients, as later steps do."""
     try:
         warm = _warm(step, budget.unlimited(device=device), undo)
         context = budget.unlimited(device=device, record=True)
@@ -143,7 +144,13 @@ def trace_of(step: Callable[[], object], device: str | torch.device | None, undo
 @final
 @dataclass(frozen=True, slots=True)
 class _Warm:
-    """State that a step leaves to the next one, and the peak (bytes) of a step."""
+    """What two warm-up steps show.
+
+    Attributes:
+        peak: The peak (bytes) of the second step.
+        constants: Tensors that the program still holds after the second step.
+        optimizers: The optimizers that stepped.
+    """
 
     peak: Bytes
     constants: list[weakref.ref[Tensor]]
@@ -151,7 +158,7 @@ class _Warm:
 
 
 def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
-    """Run two steps: the first makes the optimizer's state, the second has the peak."""
+    """Run two steps: the first creates the optimizer's state, the second shows the peak."""
     with context as run, undo:
         step()
         run._driver.steps.forget_peak()
@@ -160,10 +167,10 @@ def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
 
 
 def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _Warm) -> Run:
-    """Run one recorded step, with an exact snapshot at its peak."""
+    """Run one step in `context`, which records it, and take a snapshot at its peak."""
     with context as run, undo:
         driver = run._driver
-        driver.core.predict_in_place(driver.handle)  # `undo` is a mode
+        driver.core.predict_in_place(driver.handle)  # the dispatch mode `undo` hides it
         driver.owners.optimizers.update(warm.optimizers)
         _meet(driver, warm)
         driver.peak.expect(int(0.98 * warm.peak))  # the two peaks may differ a little
@@ -189,15 +196,15 @@ def _synchronize(run: Run) -> None:
 
 
 def _constants(run: Run) -> list[weakref.ref[Tensor]]:
-    """Return tensors that the program still holds after a step; the next step starts with them."""
+    """Return the tensors that the program still holds after a step, and reads in the next one."""
     return [weakref.ref(tensor) for tensor in run._driver.program_tensors()]
 
 
 def _meet(driver: Any, warm: _Warm) -> None:
-    """Count the tensors of the last step from the start, as in the middle of training.
+    """Register the tensors that the last step left with the budget, before the next step runs.
 
-    The optimizer's state comes last and in its own order. Otherwise the order would depend on what
-    the process ran before.
+    The optimizer's state comes last, in the order of the optimizer. Otherwise the order in the
+    trace would depend on what the process ran before.
     """
     of_optimizers = [
         entry

@@ -15,20 +15,20 @@ from rekindle.trace import Trace
 
 
 def capture(step: Callable[[], object], *, device: str | torch.device | None = None) -> Trace:
-    """Run a step once and return the trace of it.
+    """Run a step once and return its trace.
 
-    A first step creates gradients and optimizer state that later steps find. Capture the second
-    step for a picture of training.
+    The first step of a program creates gradients and optimizer state, later ones find them. To
+    see typical training, capture the second step.
 
     Args:
         step: A function without arguments: forward, backward, optimizer, any control flow. It runs
             as usual; its return value is ignored.
-        device: The device whose memory is meant. Default: CUDA if the program uses it, else the
+        device: The device whose memory is recorded. Default: CUDA if the program uses it, else the
             CPU.
 
     Returns:
         A `Trace`: every operator with its inputs, outputs, bytes and measured cost (ns), and the
-        moments at which the program and autograd release values. `rekindle.trace.formats.save`
+        moments at which the program and autograd release tensors. `rekindle.trace.formats.save`
         writes it to a file; `rekindle.simulate` replays it.
     """
     checks.step(step, "rekindle.capture({})")
@@ -40,15 +40,16 @@ def capture(step: Callable[[], object], *, device: str | torch.device | None = N
 def capture_modules(
     step: Callable[[], object], model: nn.Module, *, device: str | torch.device | None = None
 ) -> tuple[Trace, list[str]]:
-    """Capture a step, and the module of each operator.
+    """Capture a step as `capture` does, with the `nn.Module` that called each operator.
 
     Args:
         step: As for `capture`.
-        model: The model whose modules are named.
+        model: The model whose submodules are looked for.
         device: As for `capture`.
 
     Returns:
-        The trace, and for each operator of the forward pass the path of its module in `model`.
+        The trace, and for each operator of the forward pass the path of its module in `model`,
+        such as "layers.0.mlp".
     """
     checks.kind(model, nn.Module, "a model", "rekindle.export({}, step, budget)", "model")
     with _stack_of(model) as stack, budget.unlimited(device=device, record=True) as run:
@@ -61,7 +62,7 @@ def capture_modules(
 
 @contextmanager
 def _stack_of(model: nn.Module) -> Generator[list[str]]:
-    """Keep a stack of the paths of running modules, the innermost last."""
+    """While open, keep a list of the paths of the submodules whose forward runs, innermost last."""
     names = {module: name for name, module in model.named_modules()}
     stack: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Run training steps and restore the program afterwards: weights, state, generators."""
+"""`Undo`: a dispatch mode that restores weights, optimizer state and generators after steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rekindle.pytorch.observed._before import Before
 
 @final
 class Undo(TorchDispatchMode):
-    """While entered, save what operators overwrite; `restore()` writes it back (see `Before`)."""
+    """While entered, save storages before operators overwrite them; `restore()` writes them back.
+
+    See `Before` for the state that it restores.
+    """
 
     def __init__(self) -> None:
         super().__init__()

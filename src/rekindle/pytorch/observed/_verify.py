@@ -17,7 +17,7 @@ from rekindle.pytorch.observed._before import Before
 from rekindle.pytorch.observed._observe import KINDS, Key, Outcome, observe
 from rekindle.pytorch.online import Site
 
-_SHOWN = 5  # most names of differences to show, of each kind
+_SHOWN = 5  # most names to show of things that differ, for each kind
 _KEEP_IT = (
     "its result depends on more than its arguments. Keep it: run it in "
     "`with rekindle.never_recompute():`"
@@ -31,20 +31,21 @@ _SAME_EACH_TIME = (
 @final
 @dataclass(frozen=True)
 class Verification:
-    """The result of `rekindle.verify`: true if nothing differs, and a table when printed.
+    """The result of `rekindle.verify`. It is true if nothing differs; printed, it is a table.
 
     Attributes:
         budget: The budget in bytes.
         peak: The peak of the run within the budget, in bytes.
-        evictions: How often a value was evicted that could still be needed.
-        recomputations: How many operators ran again.
+        evictions: How often a value was evicted that the step might still read.
+        recomputations: How many operator calls were repeated to recompute evicted values.
         operators: How many operators the step called.
-        compared: How many things of each kind were compared.
-        differing: The things that differ with and without the budget, as (kind, name).
-        unstable: The things that differ between the two runs without a budget, as (kind, name).
+        compared: How many tensors and numbers of each kind were compared.
+        differing: Kind and name of each tensor or number that differs with and without the budget.
+        unstable: Kind and name of each tensor or number that differs between the two runs without a
+            budget.
         recomputed_differently: Operators whose recomputation gave another result, in order.
-        first_unstable: The first operator that differs between the two runs without a budget.
-        first_differing: The first operator whose result within the budget differs.
+        first_unstable: The first operator whose result differs between the runs without a budget.
+        first_differing: The first operator whose result differs with and without the budget.
     """
 
     budget: Bytes
@@ -61,14 +62,14 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """True if nothing differs and every recomputation gave the first result."""
+        """True if nothing differs and every recomputation gave the same result as the first run."""
         return not (self.differing or self.unstable or self.recomputed_differently)
 
     def __bool__(self) -> bool:
         return self.ok
 
     def raise_if_different(self) -> None:
-        """Raise an error with the table as its message if something differs.
+        """Raise an error if something differs, with the table as its message.
 
         Raises:
             VerificationFailed: `ok` is False.
@@ -141,7 +142,7 @@ def verify(
         A `Verification`. It is true if nothing differs; printed, it is a table.
 
     Raises:
-        OutOfBudget: The step does not fit; everything is restored.
+        OutOfBudget: The step does not fit in the budget. The state of the program is restored.
 
     Example:
         ```python
@@ -186,7 +187,7 @@ def _differing(one: Outcome, other: Outcome) -> tuple[Key, ...]:
 
 
 def _first(one: Outcome, other: Outcome) -> Site | None:
-    """Return the first operator of `other` that is missing or has other results in `one`."""
+    """Return the first operator at which the two runs differ, or None if they are equal."""
     for (_, given), (site, there) in zip(one.operators, other.operators, strict=False):
         if given != there:
             return site

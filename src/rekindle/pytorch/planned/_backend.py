@@ -1,8 +1,8 @@
 """`torch.compile(model, backend=rekindle.backend("6GiB"))`: plan each graph within the budget.
 
-Several graphs (after graph breaks) share the budget. Each graph gets what the graphs compiled
-before it leave while all are in flight: the budget less their saved values, parameters and
-gradients. Compiling a graph again for other inputs replaces it.
+If graph breaks split a model into several graphs, they share the budget. A graph may use the budget
+less the saved values, parameters and gradients of the graphs that were compiled before it. If a
+graph is compiled again for other inputs, only the new version counts.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ Shapes = Literal["replan", "error"]
 @final
 @dataclass(frozen=True)
 class Planned:
-    """One graph and its plan.
+    """The plan of one graph that torch.compile captured.
 
     Attributes:
-        plan: The plan of the planner.
+        plan: The result of the planner.
         trace: The trace of the forward and the backward pass.
-        saved: Bytes that the graph keeps between its passes.
-        parameters: Bytes of the parameters that it reads.
-        gradients: Bytes of the gradients of these.
-        spared: Bytes of generator states that the trace counts, but that no recomputation needs.
-        segments: The segment of each call of one in the trace.
+        saved: Bytes that the graph keeps from its forward to its backward pass.
+        parameters: Bytes of the parameters that the graph reads.
+        gradients: Bytes of the gradients of these parameters.
+        spared: Bytes of generator states that the trace counts but the plan does not save, as it
+            does not recompute these random operators.
+        segments: The compiled segments that the trace calls, in order, one entry per call.
     """
 
     plan: Plan
@@ -72,11 +73,11 @@ class Backend:
         budget: The budget in bytes for all graphs together.
         inner: "inductor" compiles light operators in segments; "eager" runs each operator.
         shapes: "replan" plans for each shape of inputs; "error" refuses a second one.
-        reserve: Bytes of the budget that are for something else.
+        reserve: Bytes of the budget that the plan leaves unused, for memory outside the graphs.
         graphs: By frame of torch.compile, the last graph compiled for that frame.
-        last: The last graph planned, with or without success.
-        rehearsing: While True, graphs are compiled, and raise `Rehearsed` instead of running.
-        when_compiled: Called after a graph was compiled, or could not be.
+        last: The last graph that was planned, even if no plan fits the budget.
+        rehearsing: While True, graphs are compiled but not run: a call raises `Rehearsed`.
+        when_compiled: Called after each attempt to compile a graph, successful or not.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Backend:
         self.when_compiled: Callable[[], None] = lambda: None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: tuple[Bytes, Bytes] = (0, 0)
-        self._segments: dict[Segment, None] = {}  # keeps the segments of all graphs alive
+        self._segments: dict[Segment, None] = {}  # used as a set; keeps segments alive
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._same_shapes(module, inputs)
@@ -121,7 +122,7 @@ class Backend:
         try:
             compiled = self._compiled(module, inputs)
         except BaseException:
-            self.graphs.pop(_frame(), None)  # it never runs, so other graphs get its memory
+            self.graphs.pop(_frame(), None)  # it never runs: it needs no share of the budget
             raise
         finally:
             self.when_compiled()
@@ -146,7 +147,7 @@ class Backend:
             return tangents.of(compiler(module, inputs))
 
     def _elsewhere(self) -> Bytes:
-        """Return the bytes that the other graphs hold while this one runs."""
+        """Return the bytes that the other graphs keep in memory while the present graph runs."""
         frame = _frame()
         return sum(
             graph.saved + graph.parameters + graph.gradients
@@ -166,7 +167,8 @@ class Backend:
                 put_channels_last(module, num_fwd_outputs)
             lay_out(module, self._price)
             joint = self._joint(module, num_fwd_outputs)
-            # Compiled segments must be the same for all budgets, so that results are too.
+            # With compiled segments, slices are copied for every budget: segments, and so the bits
+            # of results, must not depend on the budget.
             is_tight = self.inner == "inductor" or keep_all_peak(joint.trace) > self._budget_left()
             if is_tight and copy_late_slices(module):
                 joint = self._joint(module, num_fwd_outputs)
@@ -196,7 +198,10 @@ class Backend:
         return boxed(module)
 
     def _in_segments(self, joint: Joint, forward_outputs: int) -> Joint:
-        """Cut the graph of `joint` into segments, except those slower than their operators."""
+        """Cut the graph of `joint` into segments for Inductor.
+
+        A segment that is slower than its operators one by one is left out.
+        """
         if self._report is not None:
             time, peak = format_ns(joint.trace.compute_ns), format_bytes(keep_all_peak(joint.trace))
             self._report(f"before compilation {time} and {peak} a step, nothing evicted")
@@ -208,7 +213,7 @@ class Backend:
                 return found
 
     def _compile(self, segments: Iterable[Segment]) -> None:
-        """Compile all segments. Inductor's cache keeps their kernels across processes."""
+        """Compile `segments`. Inductor's cache on disk keeps the kernels for later processes."""
         distinct = dict.fromkeys(segments)
         self._segments.update(distinct)
         for number, segment in enumerate(distinct):
@@ -251,7 +256,7 @@ class Backend:
 
 
 class Rehearsed(Exception):
-    """A graph was compiled and would run now."""
+    """Raised in place of running a graph, while the backend is `rehearsing`."""
 
 
 def _frame() -> object:
@@ -265,7 +270,7 @@ def _bytes_of(tensors: Sequence[Tensor]) -> Bytes:
 
 
 def _saved_bytes(joint: Joint, partition: Partition) -> Bytes:
-    """Return the bytes that live from the forward to the backward pass, inputs excluded."""
+    """Return the bytes saved from the forward to the backward pass, without graph inputs."""
     trace = joint.trace
     sources = {joint.value[node, 0] for node in [*joint.primals, *joint.constants()]
                if (node, 0) in joint.value}  # fmt: skip

@@ -1,8 +1,8 @@
-"""Turn a graph into a Python function that holds no tensor longer than necessary.
+"""Turn an fx graph into a Python function that holds no tensor longer than necessary.
 
-The function empties its list of arguments, runs each operator by its plain overload, and deletes
-each name after its last use. Only what the graph saves and returns remains.
-`torch.fx.Interpreter` does the same, but takes many times as long.
+The function empties its list of arguments, calls the overload of each operator, and deletes each
+variable after its last use. At the end only the results are left. `torch.fx.Interpreter` does the
+same, but takes many times as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from rekindle.pytorch.planned._segments import Segment
 
 
 def boxed(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], list[Any]]:
-    """Return the function of `module`: it empties a list of arguments and returns a list."""
+    """Return a function that runs `module`.
+
+    The function takes a list of arguments, which it empties, and returns a list of results.
+    """
     writer = _Writer(module)
     source = writer.source()
     scope = dict(writer.scope)
@@ -79,7 +82,10 @@ class _Writer:
                 return [f"{name} = {self._constant(target)}({', '.join(arguments)})"]
 
     def _segment(self, node: fx.Node, gone: list[str]) -> list[str]:
-        """Call a segment with its arguments in a list only, so that its code can free them."""
+        """Return the lines that call a segment.
+
+        Only the list that is passed refers to dead arguments, so the segment's code can free them.
+        """
         assert isinstance(node.target, Segment)
         lines = [f"given = {self._text(list(node.args))}"]
         if gone:
@@ -104,13 +110,13 @@ class _Writer:
 
 
 def _run_and_save(func: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-    """Run `func` and return the state of its generator before, and its result."""
+    """Run `func`; return the state that its random number generator had before, and the result."""
     generator = _generator(args, kwargs)
     return generator.get_state(), func(*args, **kwargs)
 
 
 def _run_with(state: torch.Tensor, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run `func` from `state` of its generator, and reset the generator afterwards."""
+    """Run `func` with its generator in `state`; then set the generator to its present state."""
     generator = _generator(args, kwargs)
     now = generator.get_state()
     generator.set_state(state)
@@ -124,7 +130,7 @@ def _generator(args: Any, kwargs: dict[str, Any]) -> torch.Generator:
     return generator_of(tensors_in(args), [], kwargs.get("device"))
 
 
-#: Replacements of higher-order operators, which do not run below a dispatch mode.
+#: Plain functions in place of higher-order operators, which cannot run inside a dispatch mode.
 _PLAIN: dict[Any, Any] = {
     run_and_save_rng_state: _run_and_save,
     run_with_rng_state: _run_with,

@@ -1,9 +1,9 @@
-"""Put images into the channels-last layout, in which convolutions are fastest.
+"""Put images in a graph into the channels-last layout, in which convolutions are fastest.
 
-A library that gets channels-first images converts them to channels-last and back at each
-convolution. Here images are converted once, where they enter, and everything computed from them
-keeps the layout, as in Inductor. It is only for compiled plans, which do not promise eager's bits:
-sums are taken in another order.
+With channels-first images, convolution libraries convert to channels-last and back at every call.
+Here an image is converted once, before its first convolution, and the results computed from it
+keep the layout, as in Inductor. Only compiled plans do this. They do not promise the same bits as
+eager PyTorch, since another layout changes the order of sums.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import fx
 from rekindle.pytorch.planned._layouts import result_of
 
 _aten = torch.ops.aten
-#: Positions of the arguments that are converted.
+#: By operator, positions of the arguments to convert.
 _WANT = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def put_channels_last(module: fx.GraphModule, forward_outputs: int) -> None:
-    """Convert the images of `module`; results of the forward pass keep their old layout.
+    """Convert the images in `module`; results of the forward pass keep the layout of the model.
 
     Args:
         module: The joint graph; changed in place.
-        forward_outputs: The number of its outputs that belong to the forward pass.
+        forward_outputs: The number of outputs of the graph that belong to the forward pass.
     """
     graph = module.graph
     strides = {node: _stride(node) for node in graph.nodes}
@@ -69,10 +69,13 @@ def _clone(node: fx.Node, layout: torch.memory_format) -> fx.Node:
 
 
 def _as_before(output: fx.Node, node: fx.Node, stride: tuple[int, ...]) -> fx.Node:
-    """Copy a result to its old strides, with which AOTAutograd takes views of it."""
+    """Copy the result `node` into a tensor with `stride`.
+
+    AOTAutograd takes views of results, and expects the strides of the original graph.
+    """
     fake = node.meta["val"]
     before = fake.new_empty_strided(fake.shape, stride)
-    # Only strides of dimensions of size one differ: any layout will do.
+    # If both are contiguous, only strides of dimensions of size one differ, which do not matter.
     if fake.is_contiguous() and before.is_contiguous():
         return node
     with output.graph.inserting_before(output):

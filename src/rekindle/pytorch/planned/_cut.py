@@ -1,24 +1,25 @@
-"""Cut a joint graph into segments, which Inductor compiles. Planning comes after it.
+"""Cut a joint graph into segments, which Inductor compiles. The planner runs afterwards.
 
-A cut is a barrier to Inductor, and the only reliable one: it reorders what it compiles together.
-So the planner gets each segment as one operator, and decides what is kept, freed and recomputed
-between segments. Segments depend on the graph alone, not on the budget: code compiled for one
-budget serves all of them, and gives the same bits.
+Inductor reorders the operators that it compiles together. So the planner treats each segment as one
+operator, and decides what to keep, free and recompute between segments. Segments depend on the
+graph alone, not on the budget. So the same compiled code, with the same bits, serves all budgets.
 
-The model counts bytes moved, because light operators are bound by memory bandwidth:
+Cuts are chosen by counting the bytes that operators read and write, because light operators are
+bound by memory bandwidth:
 
-- Products, convolutions, attention and whatever else Inductor leaves to a library stand alone, and
-  so do random operators, writes and routing decisions. Nothing can be fused with them.
-- Light operators between two of these, in one pass, are a run. A run splits into operators that
-  are connected by values they make or read: only there fusion saves traffic.
-- Results that leave a segment are written in any case, so a cut behind them costs one more read. A
-  cut is made where the values that cross it are at most half as large as what they replace. An
-  example is the sum of two products, from which a norm and gates follow: to recompute the rest,
-  fewer bytes must be resident.
-- A segment is compiled if it saves enough: the bytes that its operators move one by one, less what
-  it reads and writes as a whole, must be at least `WORTH` of all bytes that light operators move.
-  This bounds time spent on useless compilation. A segment that is measured to be slower than its
-  operators is not used.
+- Operators that cannot be fused stand alone. These are matrix products, convolutions, attention and
+  others that Inductor leaves to a library, random operators, writes and routing decisions.
+- The light operators between two of these, in one pass, are a run. A run is split into groups of
+  operators that read common tensors or each other's results: only within such a group does fusion
+  save memory traffic.
+- A forward group is cut where few bytes cross. A tensor that others read is written to memory even
+  without a cut, so a cut after it costs one more read. The cut is made if the operators after it
+  then read at most half as many bytes from outside. An example is the sum of two products, from
+  which a norm and gates are computed. To recompute these, only the sum must be resident.
+- A segment is compiled only if that saves enough memory traffic. The saving is the bytes that its
+  operators move one by one, less those that the segment reads and writes as a whole. It must be at
+  least `WORTH` of all bytes that light operators move. This limits compile time.
+- A segment that is measured to be slower than its operators is not used.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from rekindle.pytorch.planned._joint import (
 )
 from rekindle.pytorch.planned._segments import Segment, segment_of
 
-WORTH = 0.004  #: smallest saving that counts, as a fraction of the bytes of all light operators
-CALL_BYTES = 8 << 10  #: bytes that could be moved in the time of a call
-MOST_OPERATORS = 32  #: in a segment: compile time and memory inside it grow with the number
-#: Light operators, in addition to those tagged as pointwise or as a reduction.
+WORTH = 0.004  #: least saving of a segment, as a fraction of the bytes of all light operators
+CALL_BYTES = 8 << 10  #: overhead of one operator call, as the bytes that it could move meanwhile
+MOST_OPERATORS = 32  #: most operators in a segment; more take more compile time and memory
+#: Names of operators that are light although they are not tagged as pointwise or as a reduction.
 LIGHT = {
     "_adaptive_avg_pool2d",
     "_log_softmax",
@@ -96,9 +97,9 @@ class _Group:
 
     Attributes:
         nodes: The operators, in order.
-        inputs: Tensors that they read and do not make.
-        outputs: Tensors that they make and others read.
-        segment: The segment; None if the operators run one by one.
+        inputs: Tensors that these operators read from outside the group.
+        outputs: Tensors that these operators make and nodes outside the group read.
+        segment: The segment to call; None if the operators run one by one.
     """
 
     nodes: list[fx.Node]
@@ -109,12 +110,12 @@ class _Group:
 
 @final
 class Cut:
-    """The cut of one joint graph. It compiles nothing."""
+    """Divides one joint graph into groups of operators, and writes it with segments."""
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         self._graph = joint.module.graph
-        #: By place: its call, or the node that picks one of several results of the call.
+        #: By tensor, its node: the call that makes it, or the `getitem` that picks it from results.
         self._node_at: dict[Place, fx.Node] = {}
         self._readers: dict[Place, set[fx.Node]] = {}
         for node in self._graph.nodes:
@@ -129,7 +130,7 @@ class Cut:
         self._choose(self._all())
 
     def write(self) -> None:
-        """Replace light operators by calls of segments in the module of the joint graph."""
+        """In the module of the joint graph, replace groups of operators by calls of segments."""
         writer = _Writer(self, self._graph)
         writer.write(self._passes[0], self._joint.forward_results)
         writer.write(self._passes[1], self._joint.backward_results)
@@ -138,16 +139,16 @@ class Cut:
         self._joint.module.recompile()
 
     def leave_out_slow(self, written: Joint) -> bool:
-        """Drop segments that are slower than their operators run one by one.
+        """Remove segments that are slower than their operators run one by one.
 
-        The decision holds for the whole process, because a change between compiled code and
-        operators from plan to plan would change bits.
+        The decision for a segment holds for the whole process. Two plans, one with compiled code
+        and one with single operators, would otherwise give different bits.
 
         Args:
-            written: The joint graph with the segments, and their costs.
+            written: The joint graph with the segments, and with their measured costs.
 
         Returns:
-            True if any segment was dropped.
+            True if any segment was removed, so that `write` must run again.
         """
         cost = {call.target: written.cost(call) for call in written.calls_of_segments()}
         slow: set[Segment] = set()
@@ -167,7 +168,7 @@ class Cut:
     # -- reads and writes -------------------------------------------------------------------------
 
     def _bases(self, nodes: Iterable[fx.Node]) -> Iterator[Place]:
-        """Yield where the storages that `nodes` read, perhaps as views, were made."""
+        """Yield the tensors of `nodes`; for a view, yield the tensor that owns its storage."""
         for node in nodes:
             maker, index = place_of(node)
             if is_call(maker) and self._joint.is_view(maker):
@@ -176,13 +177,13 @@ class Cut:
                 yield maker, index
 
     def reads(self, nodes: Sequence[fx.Node]) -> list[Place]:
-        """Return the places that `nodes` read and do not make."""
+        """Return the tensors that `nodes` read and that are made outside `nodes`."""
         inside = set(nodes)
         places = (place for node in nodes for place in self._bases(node.all_input_nodes))
         return [place for place in dict.fromkeys(places) if place[0] not in inside]
 
     def leaves(self, nodes: Sequence[fx.Node]) -> list[Place]:
-        """Return the results of `nodes` that other nodes read."""
+        """Return the results of `nodes` that nodes outside `nodes` read."""
         inside = set(nodes)
         made = ((node, index) for node in nodes for index in range(len(_fakes(node))))
         return [place for place in made if self._readers.get(place, set()) - inside]
@@ -200,7 +201,7 @@ class Cut:
         return halves
 
     def _groups(self, calls: Sequence[fx.Node], is_forward: bool) -> list[_Group]:
-        """Group all of `calls`, in an order in which the groups can run."""
+        """Divide all of `calls` into groups, in an order in which the groups can run."""
         found: list[list[fx.Node]] = []
         run: list[fx.Node] = []
         for node in calls:
@@ -231,14 +232,21 @@ class Cut:
                 yield from self._of_size(part)
 
     def _ties(self, node: fx.Node) -> set[Place]:
-        """Return the places that connect `node` with others: its results, its largest inputs."""
+        """Return the tensors that connect `node` with other operators of a run.
+
+        They are its results, and its inputs of at least half the size of the largest.
+        """
         read = [place for place in self._bases(node.all_input_nodes) if is_call(place[0])]
         largest = max((_bytes(place) for place in read), default=0)
         ties = {place for place in read if 2 * _bytes(place) >= largest}
         return ties | {(node, index) for index in range(len(_fakes(node)))}
 
     def _at_waists(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Split where all that crosses is written anyway, and replaces reads of twice its size."""
+        """Split `nodes` where few bytes cross.
+
+        A split is made if all tensors that cross are written to memory in any case, and if they
+        replace reads of at least twice their bytes.
+        """
         begun = 0
         for end in range(1, len(nodes)):
             made, rest = nodes[begun:end], nodes[end:]
@@ -254,7 +262,7 @@ class Cut:
         yield nodes[begun:]
 
     def _of_size(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Split what has too many operators, where the fewest bytes cross."""
+        """Split `nodes` if they are more than `MOST_OPERATORS`, where the fewest bytes cross."""
         if len(nodes) <= MOST_OPERATORS:
             yield nodes
             return
@@ -270,7 +278,10 @@ class Cut:
     # -- worthwhile segments ----------------------------------------------------------------------
 
     def _choose(self, groups: Sequence[_Group]) -> None:
-        """Give a segment to each group that saves enough, together with equal groups."""
+        """Give a segment to each group whose fusion saves enough memory traffic.
+
+        Groups with equal operators share a segment, and their savings are added.
+        """
         moved = 0
         saved: Counter[Segment] = Counter()
         for group in groups:
@@ -302,7 +313,7 @@ class Cut:
             given[place].meta = {"val": _fake(place)}
 
         def copy_of(node: fx.Node) -> fx.Node:
-            """Copy `node` into the segment; views are taken inside, which costs nothing."""
+            """Copy `node` into the segment, with the views that it reads; views cost nothing."""
             if place_of(node) in given:
                 return given[place_of(node)]
             if node not in copies:
@@ -318,7 +329,7 @@ class Cut:
 
 @final
 class _Writer:
-    """Writes the joint graph again, with calls of segments."""
+    """Writes a new joint graph that calls segments in place of their operators."""
 
     def __init__(self, parts: Cut, graph: fx.Graph) -> None:
         self.new = fx.Graph()
@@ -362,12 +373,17 @@ class _Writer:
             self._made[place] = made
 
 
-#: By key of a segment: True if its operators are faster one by one.
+#: By key of a segment: True if its operators, run one by one, are faster than the segment.
 _is_slow: dict[str, bool] = {}
 
 
 def _connected(nodes: Sequence[fx.Node], ties: Sequence[set[Place]]) -> Iterator[list[fx.Node]]:
-    """Split `nodes` into connected groups, ordered by the last node of each."""
+    """Split `nodes` into groups without common ties, ordered by the last node of each group.
+
+    Args:
+        nodes: Operators in order.
+        ties: For each node, the tensors that connect it with others.
+    """
     groups: list[tuple[set[Place], list[fx.Node]]] = []
     for node, places in zip(nodes, ties, strict=True):
         tied = [group for group in groups if not group[0].isdisjoint(places)]

@@ -20,21 +20,22 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
 
-Saved = frozenset[tuple[str, int]]  #: names of operators, and the index of the call in a block
+#: Operator calls whose results are saved: name of the operator, and which call of it in the block.
+Saved = frozenset[tuple[str, int]]
 
 
 @final
 @dataclass(frozen=True)
 class Export:
-    """Which blocks to wrap in `torch.utils.checkpoint`. Bytes and ns are predictions.
+    """The blocks of a model to wrap in `torch.utils.checkpoint`. Bytes and ns are predictions.
 
     Attributes:
         budget: The budget in bytes.
-        peak: The peak with the checkpoints.
-        keep_all_peak: The peak without any.
-        recompute_ns: Time (ns) that the checkpoints recompute.
-        compute_ns: Time (ns) of the step without any.
-        blocks: Paths of the modules, and the results that their policy saves.
+        peak: The peak (bytes) of a step with the checkpoints.
+        keep_all_peak: The peak (bytes) of a step without checkpoints.
+        recompute_ns: Time (ns) of recomputation in a step with the checkpoints.
+        compute_ns: Time (ns) of a step without checkpoints.
+        blocks: By path of a module in the model, the operator calls whose results are saved.
     """
 
     budget: Bytes
@@ -46,7 +47,7 @@ class Export:
 
     @property
     def fits(self) -> bool:
-        """True if checkpoints of whole blocks reach the budget."""
+        """True if the predicted peak with the checkpoints is within the budget."""
         return self.peak <= self.budget
 
     @property
@@ -55,7 +56,10 @@ class Export:
         return max(0, self.peak - self.budget)
 
     def policy(self, block: str) -> Callable[..., CheckpointPolicy]:
-        """Return a fresh `policy_fn` for one forward pass of `block` and its recomputation."""
+        """Return a `policy_fn` for selective checkpointing of `block`.
+
+        It counts operator calls, so each forward pass and its recomputation need a new one.
+        """
         return _Policy(self.blocks[block])
 
     def contexts(self, block: str) -> Any:
@@ -65,8 +69,8 @@ class Export:
     def apply(self, model: nn.Module) -> Callable[[], None]:
         """Wrap the blocks of `model` in place.
 
-        Parameters and names stay. `torch.utils.checkpoint` runs the forward of a block twice, so
-        batch norm moves its statistics twice.
+        Parameters and their names do not change. `torch.utils.checkpoint` runs the forward of a
+        block twice, so a batch norm in it updates its running statistics twice.
 
         Args:
             model: The model.
@@ -86,7 +90,7 @@ class Export:
         return undo
 
     def code(self) -> str:
-        """Return the lines to paste after `model` is made; they do not need Rekindle."""
+        """Return Python code to paste after the line that makes `model`; it imports torch only."""
         if any(self.blocks.values()):
             raise Unsupported(
                 "a selective export keeps a table of operators: save it with pickle and use "
@@ -111,7 +115,10 @@ class Export:
 
 @final
 class _Policy:
-    """Policy that saves the listed calls, counted separately for forward and recomputation."""
+    """The `policy_fn` that saves the results of certain operator calls.
+
+    It counts calls of each operator, separately in the forward pass and in the recomputation.
+    """
 
     def __init__(self, saved: Saved) -> None:
         self._saved = saved
@@ -129,7 +136,14 @@ class _Policy:
 
 
 def candidates(model: nn.Module, ran: set[str]) -> list[str]:
-    """Return the outermost children of lists and sequentials that ran and have weights."""
+    """Return the paths of modules of `model` that may be checkpointed as a block.
+
+    They are the outermost children of `nn.ModuleList`s and `nn.Sequential`s that have parameters.
+
+    Args:
+        model: The model.
+        ran: Paths of the modules whose forward ran in the step.
+    """
     found: list[str] = []
     for name, module in model.named_modules():
         in_list = isinstance(

@@ -1,8 +1,9 @@
 """Describe a joint forward-backward graph of AOTAutograd as a trace.
 
-Parameters, buffers, batches and tangents are sources held to the end. So are gradients, and results
-of the forward pass from when they are made. Everything else is released after its last reader. The
-graph is functional: no operator writes what another reads.
+Inputs of the graph (parameters, buffers, batches, tangents) are sources: values without a recipe,
+which the program holds to the end. The program also holds the gradients and the results of the
+forward pass, once they are made. All other values are released after their last reader. The graph
+is functional: no operator overwrites a tensor that another one reads.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ CPU_STATE_BYTES = torch.default_generator.get_state().nbytes
 
 @final
 class Joint:
-    """A joint graph, its trace, and the maps between operators and nodes, values and places.
+    """A joint graph and its trace, with maps from nodes to operators and from tensors to values.
 
     Attributes:
         module: The graph module.
-        tangents: Placeholders of the gradients of the forward results.
+        tangents: Placeholders for the gradients of the forward results.
         primals: All other placeholders: parameters, buffers, batches.
         output: The output node.
         forward_results: Results of the forward pass, nodes or constants.
-        backward_results: Results of the backward pass.
+        backward_results: Results of the backward pass, nodes or constants.
         nodes: The node of each operator of the trace; None for memory outside the graph.
-        value: By place, its value in the trace.
-        place: By value, its place.
-        mutations: By input that the forward pass overwrites, the node with its new contents.
-        trace: The trace.
+        value: By tensor of the graph, its value in the trace.
+        place: By value of the trace, its tensor in the graph.
+        mutations: By input that the forward pass overwrites, the node with the new contents.
+        trace: The trace of the forward and the backward pass.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class Joint:
         Args:
             module: The joint graph.
             forward_outputs: The number of outputs that belong to the forward pass.
-            prices: Returns costs and sizes of calls.
-            besides: From the bytes of the sources, returns bytes in memory outside the graph.
+            prices: Returns measured costs and sizes of operator calls.
+            besides: From the bytes of the inputs, returns the bytes in memory outside the graph.
             name: The name of the trace.
         """
         self.module = module
@@ -100,7 +101,7 @@ class Joint:
 
     @staticmethod
     def places(arguments: Any) -> Iterator[Place]:
-        """Yield the tensors among the arguments of a node, in order."""
+        """Yield the tensors in the arguments of a node, in order."""
         for leaf in pytree.tree_leaves(arguments, is_leaf=lambda x: isinstance(x, fx.Node)):
             if isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), Tensor):
                 yield place_of(leaf)
@@ -109,7 +110,7 @@ class Joint:
         return (node for node in self.module.graph.nodes if node.op == "get_attr")
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segment of each call of one, in order."""
+        """Return the compiled segments that the graph calls, in order, one entry per call."""
         return tuple(call.target for call in self.calls_of_segments())  # type: ignore[misc]
 
     def calls_of_segments(self) -> list[fx.Node]:
@@ -186,7 +187,14 @@ class Joint:
         return int(node.meta["val"].untyped_storage().nbytes())
 
     def _source(self, node: fx.Node, homes: dict[int, ValueId]) -> None:
-        """Add an input to the trace. One that shares a storage is a view of the first of them."""
+        """Add an input of the graph to the trace.
+
+        An input that shares a storage with an earlier one becomes a view of that input.
+
+        Args:
+            node: The placeholder or constant.
+            homes: By address of the storage, the value of the first input in it.
+        """
         fake = node.meta.get("val")
         if not isinstance(fake, Tensor):
             return
@@ -212,7 +220,7 @@ class Joint:
         aliases = [inputs[each.alias] if each.alias >= 0 else None for each in price.results]
         self.nodes.append(node)
         results = price.results
-        if mutates(node):  # it returns what it wrote, which is no new value
+        if mutates(node):  # its result is the argument that it wrote into, not a new value
             for index, alias in enumerate(aliases):
                 if alias is not None:
                     self.value[node, index] = alias
@@ -242,7 +250,7 @@ class Joint:
         return self._price[node].cost
 
     def may_run_again(self, node: fx.Node) -> bool:
-        """Return True if the call gives the same result whenever it runs."""
+        """Return True if the call gives the same bits again when it is recomputed."""
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
             name = target._schema.name
@@ -264,7 +272,7 @@ class Joint:
 
 
 def _may_differ(node: fx.Node) -> bool:
-    """Return True if the node may give other bits when it runs again."""
+    """Return True if the kernel of the node may give other bits when it is recomputed."""
     args = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in node.args]
     tensors = [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor)]
     doubt = doubt_of(node.target._schema)  # type: ignore[union-attr]
@@ -276,7 +284,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def is_call(node: fx.Node) -> bool:
-    """Return True if the node runs something: not an input, not the choice of one result."""
+    """Return True if the node calls an operator or a segment, not an input or a `getitem`."""
     return node.op == "call_function" and node.target is not operator.getitem
 
 
@@ -285,14 +293,14 @@ def mutates(node: fx.Node) -> bool:
 
 
 def makes_statistics(node: fx.Node) -> bool:
-    """Return True for a batch norm in training: its running statistics are new results."""
+    """Return True for a batch norm in training, which returns new running statistics."""
     if isinstance(node.target, Segment):
         return node.target.makes_statistics
     where = _STATISTICS.get(getattr(node.target, "name", str)())
     return where is not None and (where < 0 or bool(node.args[where]))
 
 
-#: Position of the argument that says if statistics are made; negative: they always are.
+#: By batch norm operator, position of its argument `training`; -1 if it has none and always trains.
 _STATISTICS = {
     "aten::_native_batch_norm_legit_functional": 5,
     "aten::_batch_norm_with_update_functional": -1,
@@ -305,23 +313,26 @@ def is_random(node: fx.Node) -> bool:
         return False
     name = target._schema.name
     if name.startswith("prims::inductor_"):
-        return False  # deterministic, from a seed that another operator drew and that is kept
+        return False  # deterministic: its seed is an argument, which another operator drew
     return torch.Tag.nondeterministic_seeded in target.tags or name in UNTAGGED_RANDOM
 
 
-#: Operators that draw the seeds of Inductor's random numbers: a few bytes, kept.
+#: Operators that draw the seeds of Inductor's random numbers. Seeds are small, and are kept.
 _SEEDS = {"prims::inductor_seed", "prims::inductor_seeds"}
 
 
 def state_bytes(node: fx.Node) -> Bytes:
-    """Return the bytes of the generator state from which a random call can be repeated."""
+    """Return the bytes of the generator state that is saved to recompute the random call `node`."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None)
     return 16 if device is not None and is_accelerator(device) else CPU_STATE_BYTES
 
 
 def place_of(node: fx.Node) -> Place:
-    """Return where the tensor of `node` is made: at itself, or at the call it is picked from."""
+    """Return the tensor of `node` as a pair: the call that makes it, and its index there.
+
+    For a `getitem` this is the call whose result it picks; otherwise it is `node` itself.
+    """
     path: list[int] = []
     while node.op == "call_function" and node.target is operator.getitem:
         path.insert(0, int(node.args[1]))  # type: ignore[arg-type]
@@ -332,7 +343,12 @@ def place_of(node: fx.Node) -> Place:
 
 
 def index_of(node: fx.Node, path: list[int]) -> int:
-    """Return the index, among the tensors that `node` returns, of the one at `path`."""
+    """Return the index of one tensor among all tensors that `node` returns.
+
+    Args:
+        node: A call that returns nested tuples or lists.
+        path: The indices that lead to the tensor, outermost first.
+    """
     numbered = iter(range(1 << 30))
     tree = pytree.tree_map(
         lambda leaf: next(numbered) if isinstance(leaf, Tensor) else None, node.meta["val"]
@@ -344,7 +360,10 @@ def index_of(node: fx.Node, path: list[int]) -> int:
 
 
 def paths_of(node: fx.Node) -> list[tuple[int, ...]]:
-    """Return the path to each tensor in the result of `node`; empty if it is the result."""
+    """Return the indices that lead to each tensor in the nested result of `node`.
+
+    If the result is one tensor, its path is empty.
+    """
     leaves, _ = pytree.tree_flatten_with_path(node.meta.get("val"))
     return [
         tuple(getattr(key, "idx", 0) for key in path)
@@ -354,10 +373,10 @@ def paths_of(node: fx.Node) -> list[tuple[int, ...]]:
 
 
 def _without_blanks(module: fx.GraphModule) -> None:
-    """Remove the empty tensors that CPU dropout fills.
+    """Remove the `empty_like` tensors that CPU dropout fills with random numbers.
 
-    In the functional graph such a tensor is only read for its size. The tensor that it is like
-    has the same size, and takes no additional memory.
+    In the functional graph such a tensor is only read for its size and strides. So the argument of
+    `empty_like` replaces it, and no memory is needed for it.
     """
     aten = torch.ops.aten
     drawn = (aten.bernoulli.p, torch.ops.rekindle.bernoulli_like.default)
@@ -372,7 +391,7 @@ def _without_blanks(module: fx.GraphModule) -> None:
 
 
 def refuse_symbols(module: fx.GraphModule) -> None:
-    """Raise `Unsupported` for a graph that serves more than one size."""
+    """Raise `Unsupported` if the graph has symbolic sizes (dynamic shapes)."""
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (

@@ -1,9 +1,9 @@
 """Copy slices of a gradient that are read long after the rest of it, so that the rest can be freed.
 
-The gradient of a concatenation is cut into slices, views of one storage. In a U-Net one slice is
-read at once. The other waits until the encoder's backward pass adds it to another gradient, and
-keeps the whole storage alive meanwhile: no planner can free half a storage. Eager PyTorch has the
-same cost (U-Net: 7 % of all activations at once).
+The gradient of a concatenation is cut into slices, which are views of one storage. In a U-Net, the
+decoder reads one slice at once. The other is read much later, when the encoder's backward pass adds
+it to another gradient. Until then it keeps the whole storage alive, because no planner can free
+half a storage. Eager PyTorch has the same cost (in a U-Net, 7 % of all activations).
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from torch import Tensor, fx
 from rekindle._types import Bytes
 from rekindle.pytorch.operators import operator
 
-#: Least number of calls between the last other reader and the first reader of the slice. The copy
-#: takes memory itself, so a short gap (a residual block of two layers) saves nothing.
+#: Least number of operator calls between the last other reader of the gradient and the first reader
+#: of the slice. The copy takes memory too, so it saves nothing if the slice is read soon, as in a
+#: residual block of two layers.
 _LONG = 12
 
 
 def copy_late_slices(module: fx.GraphModule) -> bool:
-    """Copy the slices of `module` that keep more memory alive than they have.
+    """Copy slices in `module` that keep a larger storage alive for a long time.
 
-    Only slices that are added to something are copied: an addition rounds the same wherever its
-    arguments lie, but a matrix product may choose another kernel for another stride.
+    Only slices that are read by additions are copied. An addition gives the same bits for any
+    strides, but a matrix product may choose another kernel for other strides.
 
     Returns:
-        True if anything was copied.
+        True if a slice was copied.
     """
     position = {node: index for index, node in enumerate(module.graph.nodes)}
     late = [
@@ -55,7 +56,7 @@ def _is_late(node: fx.Node, position: dict[fx.Node, int]) -> bool:
 
 
 def _readers(node: fx.Node, *, without: fx.Node) -> set[fx.Node]:
-    """Return the readers of `node`, direct or through views, other than through `without`."""
+    """Return the nodes that read `node`, directly or through views, except through `without`."""
     found: set[fx.Node] = set()
     for user in node.users:
         if user is not without:

@@ -1,9 +1,10 @@
-"""Correct the layouts of a traced program to those of eager PyTorch.
+"""Correct the strides in a traced graph to those of eager PyTorch.
 
-Layout matters for bits: random numbers fill memory in its order, kernels sum in an order that
-depends on it, and a reshape copies or not. Fake tensors are sometimes laid out differently from the
-results of real kernels. Every operator runs on real tensors to be priced anyway; where it shows
-another layout, the trace is corrected, with all that follows from it.
+The layout (strides) of tensors affects bits: random numbers fill memory in its order, the order of
+sums in kernels depends on strides, and so does whether a reshape copies. Tracing uses fake tensors,
+whose strides sometimes differ from those of real kernels. Every operator runs on real tensors to
+measure its cost. Where this run shows other strides, the graph is corrected, with all results that
+depend on them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rekindle.pytorch.planned._joint import is_call
 from rekindle.pytorch.planned._prices import Price
 
 _aten = torch.ops.aten
-#: Operators that a reshape is traced as if it need not copy.
+#: Operators that tracing records for a reshape that does not have to copy.
 VIEWS = {_aten.view.default, _aten._unsafe_view.default}
 _LIBRARY = torch.library.Library("rekindle", "FRAGMENT")
 _LIBRARY.define(
@@ -38,14 +39,16 @@ _LIBRARY.impl("bernoulli_like", _bernoulli_like, "CompositeExplicitAutograd")
 def lay_out(
     module: fx.GraphModule, prices: Callable[[list[fx.Node]], dict[fx.Node, Price]]
 ) -> None:
-    """Correct the fake tensors in `module`, and views that their layouts do not allow.
+    """Correct the strides of fake tensors in `module`.
+
+    A view that is impossible with the correct strides becomes a reshape, which copies.
 
     Args:
         module: The joint graph; changed in place.
-        prices: Returns the measured results of calls.
+        prices: Returns the measured costs and results of operator calls.
     """
     _spread(module.graph, _masks(module.graph))
-    while True:  # each pass corrects at least one more operator, and all before it stay correct
+    while True:  # each round corrects the first wrong operator at least, so the loop ends
         calls = [node for node in module.graph.nodes if is_call(node)]
         found = prices(calls)
         wrong = {
@@ -57,10 +60,10 @@ def lay_out(
 
 
 def _masks(graph: fx.Graph) -> dict[fx.Node, Any]:
-    """Replace the masks of CPU dropout, and return their results in the right layout.
+    """Replace the operators that make masks of CPU dropout; return their results by node.
 
-    Eager dropout fills an empty tensor, in its layout. In the functional graph `aten::bernoulli`
-    makes contiguous masks, with other numbers in other places.
+    Eager dropout fills an empty tensor with the strides of its input. In the functional graph
+    `aten::bernoulli` makes a contiguous mask instead, so elements get other random numbers.
     """
     found: dict[fx.Node, Any] = {}
     for node in graph.find_nodes(op="call_function", target=_aten.bernoulli.p):
@@ -72,7 +75,7 @@ def _masks(graph: fx.Graph) -> dict[fx.Node, Any]:
 
 
 def _lies(node: fx.Node, price: Price) -> bool:
-    """Return True if a fake result of `node` has another layout than the real one."""
+    """Return True if a fake result of `node` has other strides than the measured result."""
     return any(
         tuple(fake.stride()) != tuple(result.stride)
         and any(
@@ -100,7 +103,12 @@ def _as_measured(node: fx.Node, price: Price) -> Any:
 
 
 def _spread(graph: fx.Graph, layouts: dict[fx.Node, Any]) -> None:
-    """Set the results of these nodes, and recompute the fake results of their readers."""
+    """Set fake results of some nodes, and update those of all nodes that depend on them.
+
+    Args:
+        graph: The graph to correct.
+        layouts: By node, its fake result with the correct strides.
+    """
     changed: set[fx.Node] = set()
     for node in graph.nodes:
         if node in layouts:
@@ -116,7 +124,10 @@ def _spread(graph: fx.Graph, layouts: dict[fx.Node, Any]) -> None:
 
 
 def result_of(node: fx.Node) -> Any:
-    """Return the fake result of `node`; a view that its input does not allow becomes a copy."""
+    """Run `node` on the fake tensors of its inputs, and return the fake result.
+
+    A view that the strides of its input do not allow is changed to a reshape first.
+    """
     args, kwargs = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,8 +1,9 @@
 """Turn a schedule into two graphs: one for the forward pass, one for the backward pass.
 
-Each `Compute` becomes a node; a second `Compute` of the same operator becomes another one. Values
-that the forward graph made last and the backward graph reads are saved, nothing else. A random
-operator that runs again starts from the state of the generator at its first run.
+Each `Compute` of the schedule becomes a node, also the second `Compute` of an operator, which is a
+recomputation. The forward graph saves only values that the backward graph reads before it
+recomputes them. A random operator that is recomputed starts from the generator state that it had
+when it first ran.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Partition:
         self._forward = fx.Graph()
         self._backward = fx.Graph()
         self._graph = self._forward
-        self._now: dict[ValueId, fx.Node] = {}  # the copy of each value in the current graph
-        self._before: dict[ValueId, fx.Node] = {}  # the same in the forward graph, once complete
+        self._now: dict[ValueId, fx.Node] = {}  # resident values: their nodes in the current graph
+        self._before: dict[ValueId, fx.Node] = {}  # those of the forward graph at its end
         self._saved: list[tuple[fx.Node, fx.Node]] = []  # pairs: in forward, in backward graph
         self.saved_values: list[ValueId] = []
         self._ran: set[fx.Node] = set()
@@ -64,7 +65,10 @@ class Partition:
 
     @property
     def spared(self) -> Bytes:
-        """The bytes of generator states that are not saved, as no recomputation needs them."""
+        """Bytes of the generator states of random operators that the schedule does not recompute.
+
+        The trace counts these states, but they are not saved.
+        """
         return sum(
             state_bytes(node) for node in self._ran if is_random(node) and node not in self._states
         )
@@ -115,7 +119,8 @@ class Partition:
 
     def _compute(self, node: fx.Node) -> None:
         arguments = (node.args, node.kwargs)
-        # When run again, a batch norm reads the new statistics; its other results ignore them.
+        # A recomputed batch norm reads the new running statistics, as the old ones are overwritten.
+        # In training its normalized result does not depend on them.
         if node in self._ran and makes_statistics(node):
             arguments = map_arg(arguments, lambda n: self._joint.mutations.get(n, n))
         self._ran.add(node)
@@ -124,7 +129,7 @@ class Partition:
         for index, path in enumerate(paths_of(node)):
             value = self._joint.value[node, index]
             if value in self._now or value in self._before:
-                continue  # a resident value stays
+                continue  # it is still resident
             result = made
             fake = node.meta["val"]
             for step in path:
@@ -158,7 +163,10 @@ class Partition:
         return state
 
     def _now_of(self, node: fx.Node) -> Any:
-        """Return the copy of `node` of the joint graph in the current graph."""
+        """Return the node in the current graph for the value of `node` in the joint graph.
+
+        In the backward graph, a value that only the forward graph has computed becomes a saved one.
+        """
         if not isinstance(node.meta.get("val"), Tensor):
             return node.meta["val"]  # a number: sizes are fixed
         value = self._joint.value[place_of(node)]
@@ -173,7 +181,11 @@ class Partition:
         return found
 
     def _save(self, before: fx.Node) -> fx.Node:
-        """Pass a result of the forward graph to the backward graph as a saved value."""
+        """Make `before`, a node of the forward graph, a saved tensor.
+
+        Returns:
+            Its placeholder in the backward graph.
+        """
         first = next(iter(self._backward.nodes), None)
         point = self._backward.inserting_before(first)
         with point:

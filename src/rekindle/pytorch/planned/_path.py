@@ -1,7 +1,7 @@
-"""Choose the path of a traced program that asks if it is being compiled.
+"""Let a model take its eager path while it is traced, although it asks `is_compiling()`.
 
-Many programs take another path for compilers: a scan in place of a loop, all experts in place of
-the chosen ones. Such a path gives other bits than eager PyTorch.
+Many models run other code when they are compiled: a scan in place of a loop, or all experts in
+place of the chosen ones. That code gives other bits than eager PyTorch.
 """
 
 from __future__ import annotations

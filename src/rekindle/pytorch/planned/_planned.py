@@ -30,7 +30,8 @@ class ModelPlan:
     """The plan of a model, and the module that runs it. Memory is in bytes, time in ns.
 
     The budget counts everything that one forward and backward pass holds: parameters, buffers,
-    inputs, activations, gradients. `reserve` is for the rest.
+    inputs, activations, gradients. `reserve` is the part of it for other memory, such as optimizer
+    state.
     """
 
     def __init__(self, backend: Backend, module: nn.Module, path: Path) -> None:
@@ -43,7 +44,7 @@ class ModelPlan:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the planner, for the memory without `reserve`."""
+        """The result of the planner. Its bytes do not include `reserve`."""
         return self._planned.plan
 
     @property
@@ -53,7 +54,7 @@ class ModelPlan:
 
     @property
     def status(self) -> Status:
-        """How the planner ended."""
+        """The status of the planner, such as optimal or infeasible."""
         return self.plan.status
 
     @property
@@ -70,17 +71,17 @@ class ModelPlan:
 
     @property
     def overhead(self) -> float | None:
-        """Recomputation as a share of the time of running once."""
+        """Time of recomputation, as a fraction of the time without it; None without a plan."""
         return self.plan.overhead
 
     @property
     def lower_bound(self) -> float:
-        """The overhead below which no schedule can be."""
+        """A lower bound on the overhead of any schedule within the budget."""
         return self.plan.lower_bound
 
     @property
     def gap(self) -> float | None:
-        """How far the time may be above the best, as a share of it."""
+        """The most by which the plan can be slower than the optimum, as a fraction of its time."""
         return self.plan.gap
 
     @property
@@ -96,7 +97,9 @@ class ModelPlan:
         return (self.plan.smallest_budget or self.plan.needed) + self.reserve
 
     def apply(self) -> nn.Module:
-        """Return the module that runs the plan: same class, same parameters, same flags.
+        """Return the module that runs the plan.
+
+        It has the class, parameters and flags (such as `training`) of the original.
 
         Raises:
             OutOfBudget: There is no plan within the budget.
@@ -113,7 +116,7 @@ class ModelPlan:
         return self._module
 
     def report(self) -> str:
-        """Return the figures of the plan, one a line."""
+        """Return a table with the figures of the plan, one per line."""
         plan = self.plan
         rows = [("status", str(self.status)), ("budget", format_bytes(self.budget))]
         if self.reserve:
@@ -158,7 +161,8 @@ def plan_model(
 ) -> ModelPlan:
     """Trace `model` on `example_inputs` without running it, and plan it.
 
-    The model is traced as eager code; if that fails, along its path for compilers.
+    A model may run other code if `is_compiling()` is True. It is first traced with False; if that
+    fails, with True.
 
     Args:
         model: The model.
@@ -166,8 +170,8 @@ def plan_model(
         budget: The budget in bytes.
         plan_trace: Makes a plan from a trace and a budget.
         shapes: "replan" plans for each shape of inputs; "error" refuses a second one.
-        reserve: Bytes of the budget that are for something else.
-        prices: Costs of operators. Default: those in the user's cache.
+        reserve: Bytes of the budget for memory that the plan does not count.
+        prices: Measured costs of operators. Default: those in the user's cache.
         report: Called with texts on the progress.
         compiled: Compile light operators in segments, by Inductor.
     """
@@ -185,7 +189,7 @@ def plan_model(
             report=report,
             besides=lambda counted: max(around - counted, 0),
         )
-        module = copy.copy(model)  # with its own flags and hooks, and shared parameters, children
+        module = copy.copy(model)  # own flags and hooks; shared parameters and children
         module._compiled_call_impl = _Call(module, backend, path)  # type: ignore[assignment]
         _rehearse(backend, lambda: module(*args, **kwargs))
         return ModelPlan(backend, module, path)
@@ -193,12 +197,12 @@ def plan_model(
     try:
         return planned("eager")
     except _Untraceable:
-        pass  # leaving the handler: the error is not the context of the next one
+        pass  # continue outside the handler: a later error must not have this one as its context
     return planned("compiled")
 
 
 def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
-    """Have `run` traced and planned, but not run."""
+    """Call `run` so that `backend` traces and plans its graph, but does not run it."""
     backend.rehearsing = True
     try:
         with torch.enable_grad():
@@ -220,8 +224,8 @@ def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
 def training_step(model: nn.Module, example_inputs: Any) -> Callable[[], Any]:
     """Return a function that runs a forward and a backward pass of `model` and returns its results.
 
-    The function differentiates results that are single numbers, as a loss is. If there are none, it
-    differentiates all results, from random gradients that are the same each time.
+    The backward pass starts from results that are scalars, such as a loss. If there are none, it
+    starts from all results, with random gradients that are the same in each call.
 
     Args:
         model: A plain or a planned model.
@@ -253,7 +257,7 @@ def _gradient_for(result: Tensor) -> Tensor:
 
 
 class _Untraceable(Unsupported):
-    """The model cannot be traced into one graph along this path."""
+    """The model cannot be traced into one graph, with this answer of `is_compiling()`."""
 
 
 _NOT_TRACED = (
@@ -266,7 +270,7 @@ _NOT_TRACED = (
 
 @final
 class _Call:
-    """Replacement of `module._call_impl`, compiled as one graph; unwraps errors of the backend."""
+    """Runs `module._call_impl` compiled as one graph, and raises errors of the backend as ours."""
 
     def __init__(self, module: nn.Module, backend: Backend, path: Path) -> None:
         self._path = as_if_eager if path == "eager" else nullcontext()
@@ -306,7 +310,7 @@ class _Call:
 
 
 def _loggers() -> set[Any]:
-    """Return the methods of loggers. Tracing skips their calls, so that logging models work."""
+    """Return the methods of `Logger` that tracing skips, so that models may write to a log."""
     names = ("debug", "info", "warning", "error", "log", "warning_once", "warning_advice")
     return {getattr(Logger, name) for name in names if hasattr(Logger, name)}
 
@@ -314,8 +318,8 @@ def _loggers() -> set[Any]:
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `function` and has a code object of its own.
 
-    Compiled code belongs to a code object, which holds only a limited number of versions. If plans
-    shared one, as that of `nn.Module._call_impl`, a new plan would replace another.
+    torch.compile keeps a limited number of compiled versions per code object. If all plans shared
+    the code object of `nn.Module._call_impl`, a new plan would displace an older one.
     """
 
     def planned(*args: Any, **kwargs: Any) -> Any:
@@ -344,7 +348,7 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _bytes_around(model: nn.Module, inputs: Any) -> Bytes:
-    """Return the bytes of parameters, buffers and inputs, even of those that no step reads."""
+    """Return the bytes of all parameters, buffers and inputs, also of those that no step reads."""
     given = [*model.parameters(), *model.buffers(), *_tensors_in(inputs)]
     homes = [each.untyped_storage() for each in given]
     return sum({home._cdata: home.nbytes() for home in homes}.values())

@@ -1,13 +1,13 @@
 """Measure operators on the device: cost, bytes of results, views, workspace.
 
-Each signature (operator, geometry of its tensors, plain arguments) runs a few times on real tensors
-of those shapes. In a step an operator reads some tensors written just before, and some written long
-ago. So its cost is the mean of two times: the least with warm caches, and the least after the
-caches were filled with other data. The same run shows views: a result in the storage of an argument
-is a view, whatever the schema says.
+Each signature (operator, shapes, strides and dtypes of its tensors, other arguments) runs a few
+times on real tensors. In a training step an operator reads some tensors from the processor's caches
+and others from memory. So its cost is the mean of two times: the fastest run with warm caches, and
+the fastest after the caches were filled with other data. The same run shows which results are
+views: those in the storage of an argument, whatever the schema says.
 
-One file per device and version of torch keeps the prices, so that the second plan of a model starts
-at once. It is in the folder of `rekindle._cache.cache_folder`.
+One file per device and version of torch, in `rekindle._cache.cache_folder`, keeps the measurements.
+So a second plan of a model need not measure again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memo
 from rekindle.pytorch.operators import kernels_in_words
 from rekindle.pytorch.planned._segments import Segment
 
-FEWEST_RUNS, MOST_RUNS = 2, 6  #: number of runs, warm and cold each
-ENOUGH_NS = 20_000_000  #: time for one signature; more runs hardly improve the cost
-CACHE_BYTES = 40 << 20  #: written before a cold run: about the size of a last-level cache
-SMALL_BYTES = 1 << 16  #: an operator that reads less takes the time of its call, warm or cold
-UNPRICED_BYTES_PER_NS = 4  #: assumed bandwidth for operators that cannot be run alone
+FEWEST_RUNS, MOST_RUNS = 2, 6  #: number of runs with warm caches, and of runs with cold ones
+ENOUGH_NS = 20_000_000  #: time (ns) after which a signature gets no further runs
+CACHE_BYTES = 40 << 20  #: bytes written before a cold run: about the size of a last-level cache
+SMALL_BYTES = 1 << 16  #: below these bytes of inputs, caches do not matter and are not filled
+UNPRICED_BYTES_PER_NS = 4  #: assumed bandwidth of operators that cannot run on made-up tensors
 
 Report = Callable[[str], None]
 
@@ -54,7 +54,8 @@ class Result:
 
     Attributes:
         nbytes: Bytes of its storage.
-        alias: Position among the tensor arguments of the one it is a view of; -1: none.
+        alias: If the tensor is a view, the position of its base among the tensor arguments; else
+            -1.
         stride: Its strides.
     """
 
@@ -69,9 +70,9 @@ class Price:
     """The measurements of one signature.
 
     Attributes:
-        cost: Time (ns).
-        results: The tensors returned, in order.
-        workspace: Bytes that the operator uses internally.
+        cost: Time of a call (ns).
+        results: The tensors that the operator returns, in order.
+        workspace: Bytes that the operator uses only while it runs.
     """
 
     cost: Nanoseconds
@@ -81,7 +82,11 @@ class Price:
 
 @final
 class Prices:
-    """The prices of each device, kept in `folder`; `Prices(None)` keeps them in memory only."""
+    """The measurements of operators on each device, kept in files.
+
+    Attributes:
+        folder: The folder with the files; None keeps measurements in memory only.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -89,14 +94,14 @@ class Prices:
 
     @staticmethod
     def of_user() -> Prices:
-        """Return the prices in the user's cache folder."""
+        """Return the `Prices` that keeps its files in the user's cache folder."""
         return Prices(cache_folder())
 
     def of(self, nodes: list[fx.Node], report: Report | None = None) -> dict[fx.Node, Price]:
-        """Return the price of each node, and measure those that are not known.
+        """Return the price of each node. Measure signatures that were not measured before.
 
         Args:
-            nodes: Calls whose arguments carry fake tensors in `meta["val"]`.
+            nodes: Operator calls. Their arguments have fake tensors in `meta["val"]`.
             report: Called with texts on the progress.
         """
         found: dict[fx.Node, Price] = {}
@@ -117,7 +122,7 @@ class Prices:
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
-                    price = _guess(alike[0])  # not stored: there may be memory next time
+                    price = _guess(alike[0])  # not kept: next time there may be enough memory
                 found.update(dict.fromkeys(alike, price))
         finally:
             for device in {device for device, _ in missing}:
@@ -152,7 +157,7 @@ class Prices:
         return {}
 
     def _save(self, device: str) -> None:
-        """Write the file atomically, merged with what other processes measured meanwhile."""
+        """Write the file of `device` atomically, with what other processes have added to it."""
         if self.folder is None:
             return
         known = self._known[device] = self._load(device) | self._known[device]
@@ -173,7 +178,11 @@ class Prices:
 
 
 def signature_of(node: fx.Node) -> tuple[str, str]:
-    """Return the device that runs the node, and a text that is equal for equal calls."""
+    """Return the name of the device that runs the node, and a text for its signature.
+
+    Nodes with the same operator and equal arguments (for tensors: shape, strides, dtype) have equal
+    texts.
+    """
     devices: list[torch.device] = []
 
     def text(value: Any) -> str:
@@ -189,7 +198,7 @@ def signature_of(node: fx.Node) -> tuple[str, str]:
 
     arguments = [text(value) for value in node.args]
     arguments += [f"{name}={text(value)}" for name, value in node.kwargs.items()]
-    text(node.meta.get("val"))  # an operator without tensor arguments: the device of its result
+    text(node.meta.get("val"))  # without tensor arguments, the device of the result counts
     device = devices[0] if devices else torch.device("cpu")
     where = f"{_name_of(device)}-{torch.get_num_threads()}" if device.type == "cpu" else ""
     return where or _name_of(device), f"{node.target}({', '.join(arguments)})"
@@ -202,10 +211,10 @@ def _name_of(device: torch.device) -> str:
 
 
 def measure(node: fx.Node) -> Price:
-    """Run the call of `node` on tensors made for it, and return its price.
+    """Run the call of `node` on real tensors with made-up values, and return its price.
 
-    The random number generators are left as before. An operator that cannot run on made-up values
-    gets an estimate.
+    The states of random number generators are restored. For an operator that cannot run on made-up
+    values, an estimate is returned.
 
     Raises:
         RuntimeError: The allocator's error, if there is no memory for these tensors.
@@ -247,10 +256,15 @@ def _run(node: fx.Node) -> Price:
 
 
 def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
-    """Return one `Result` for each fake result.
+    """Describe the tensors that a call returned.
 
-    Some kernels return None in place of a tensor, as the backward pass of a norm does whose input
-    needs no gradient. Such a result has no bytes.
+    Some kernels return None in place of a tensor, for example the backward of a norm whose input
+    needs no gradient. Such a result has 0 bytes.
+
+    Args:
+        node: The call, whose fake results tell how many tensors there are.
+        returned: What the call returned.
+        homes: By address of an argument's storage, the position of the argument.
     """
     told: list[Result] = []
     leaves = pytree.tree_leaves(returned)
@@ -266,7 +280,10 @@ def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, 
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """Keep the profiler from printing at each start and stop, unless the user set the variable."""
+    """While open, keep the profiler from printing messages at each start and stop.
+
+    If the user set `KINETO_LOG_LEVEL`, that level holds.
+    """
     asked = "KINETO_LOG_LEVEL" in os.environ
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the profiler is first used
     try:
@@ -277,16 +294,16 @@ def _quiet_profiler() -> Iterator[None]:
 
 
 def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
-    """Return the peak of memory allocated during `call`: results and intermediate values.
+    """Return the peak of the bytes that `call` allocates: results and workspace.
 
-    On a device it is the sum of all allocations, freed ones included.
+    On an accelerator, return the sum of all allocations instead, which is at least the peak.
     """
     if is_accelerator(device):
         before = accelerator.allocator_figures(device)["allocated_bytes.all.allocated"]
         call()
         return accelerator.allocator_figures(device)["allocated_bytes.all.allocated"] - before
     profiled = torch._C._autograd._profiler_enabled()  # type: ignore[attr-defined]
-    if profiled:  # only one profiler can run, and this one is the user's
+    if profiled:  # only one profiler can run at a time, and the user's is running
         call()
         return 0
     # The memory events come from the allocator itself; compiled code allocates past other hooks.
@@ -316,7 +333,7 @@ def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanose
         end.record()
         end.synchronize()
         return int(start.elapsed_time(end) * 1e6)
-    # The clock of a single thread stands still while other processes have the core.
+    # The clock of this thread does not count time that other processes have the core.
     clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
     began = clock()
     _call(node, args, kwargs)
@@ -340,7 +357,7 @@ def _real(value: Any) -> Any:
 
 
 def _guess(node: fx.Node) -> Price:
-    """Estimate the price of a call that cannot be run alone from fake tensors and schema."""
+    """Estimate the price of a call that cannot be measured, from the bytes of its tensors."""
     leaves = pytree.tree_leaves((_values(node.args), _values(node.kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}

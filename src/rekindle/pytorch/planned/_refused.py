@@ -1,4 +1,4 @@
-"""Check the arguments of `rekindle.plan`: errors say what was got and what to write instead."""
+"""Check the arguments of `rekindle.plan`, and raise errors that say what to write instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from rekindle._errors import InvalidArgument, Unsupported
 def checked(model: Any, example_inputs: Any) -> Generator[None]:
     """Raise `InvalidArgument` if `model` is not a model, or does not run with these inputs.
 
-    The body of the context traces the model; its errors are translated.
+    The body of the context must trace the model. Errors of the tracing are replaced by
+    `InvalidArgument`, with the reason and the shapes of the inputs.
     """
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__

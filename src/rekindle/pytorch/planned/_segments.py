@@ -1,8 +1,8 @@
-"""Compile segments: a segment is a run of light operators that is called as one operator.
+"""Compile segments: a segment is a group of light operators that is called as one operator.
 
-Segments that are equal up to names (layers of a transformer, steps of a recurrence) are one object,
-compiled once by Inductor. The first run of a segment and each recomputation run the same code on
-the same inputs, so they give the same bits, whatever the budget.
+Segments that are equal up to names (in layers of a transformer, say, or steps of a recurrence) are
+one object, which Inductor compiles once. A recomputation of a segment runs the same code on the
+same inputs as its first run. So both give the same bits, whatever the budget.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Boxed = Callable[[list[Any]], Sequence[Tensor]]
 
 @final
 class Segment:
-    """A function from tensors to tensors that computes `graph`, compiled on first use.
+    """A function from tensors to tensors, which Inductor compiles from `graph` on first use.
 
-    Placeholders and results of `graph` carry fake tensors in `meta["val"]`. No result is a view of
+    Placeholders and results of `graph` have fake tensors in `meta["val"]`. No result is a view of
     another result or of an argument.
 
     Attributes:
-        graph: The graph that it computes.
+        graph: The operators of the segment.
         key: A hash that equal segments share.
-        makes_statistics: True if it contains a batch norm in training.
+        makes_statistics: True if the graph contains a batch norm in training.
     """
 
     def __init__(self, graph: fx.Graph, key: str, *, makes_statistics: bool) -> None:
@@ -62,10 +62,10 @@ class Segment:
         return self._boxed is not None
 
     def compile(self) -> Boxed:
-        """Return the compiled code, and compile it if necessary.
+        """Return the compiled code; compile it at the first call.
 
         Raises:
-            Unsupported: Inductor cannot compile it.
+            Unsupported: Inductor cannot compile the graph.
         """
         with self._lock:
             if self._boxed is None:
@@ -81,14 +81,14 @@ class Segment:
             return self._boxed
 
     def compare(self, args: Sequence[Any], results: Sequence[Tensor]) -> None:
-        """Compare the results of compiled code with those of the operators, up to rounding.
+        """Check that the compiled code computes the same as the operators one by one.
 
         Args:
-            args: The arguments that both get.
-            results: The results of the compiled code.
+            args: Arguments of the segment.
+            results: The results of the compiled code for these arguments.
 
         Raises:
-            Unsupported: They differ by more than rounding, or in layout.
+            Unsupported: Results differ by more than rounding, or in strides.
         """
         wanted = fx.GraphModule({}, self.graph)(*args)
         for expected, found in zip(wanted, results, strict=True):
@@ -100,7 +100,10 @@ class Segment:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    """Return True if both agree in half of the digits of the largest number."""
+    """Return True if no element differs by more than rounding.
+
+    The tolerance is the square root of the dtype's epsilon, relative to the largest element.
+    """
     if not expected.is_floating_point() or not expected.numel():
         return torch.equal(found, expected)
     finite = expected.isfinite()
@@ -125,7 +128,10 @@ def segment_of(graph: fx.Graph, *, makes_statistics: bool) -> Segment:
 
 
 def _key(graph: fx.Graph) -> str:
-    """Return a hash of all that the code depends on: operators, constants, geometry, switches."""
+    """Return a hash of everything that the compiled code of `graph` depends on.
+
+    That is: operators, constants, shapes, strides, dtypes, devices and global settings.
+    """
     numbers: dict[fx.Node, int] = {}
 
     def text(value: Any) -> str:
@@ -160,7 +166,10 @@ def _name(node: fx.Node) -> str:
 
 
 def _compile(graph: fx.Graph) -> Boxed:
-    """Compile `graph` by Inductor's entry below `torch.compile`: sizes are fixed, so no guards."""
+    """Compile `graph` by Inductor's inner function, without the guards of `torch.compile`.
+
+    Guards are not needed, because the sizes are fixed.
+    """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._inductor.decomposition import select_decomp_table
@@ -191,7 +200,7 @@ def _compile(graph: fx.Graph) -> Boxed:
 
 
 def _like(fake: Tensor) -> Tensor:
-    """Return a tensor of the current mode with the geometry of `fake`."""
+    """Return a tensor with shape, strides, offset and dtype of `fake`, in the active fake mode."""
     size, stride, offset = tuple(fake.shape), fake.stride(), fake.storage_offset()
     if offset == 0:
         return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)

@@ -1,11 +1,12 @@
-"""Run a backward graph on gradients as they come, in their own layouts.
+"""Run a backward graph on the gradients that autograd gives it, missing or in other strides.
 
-AOTAutograd traces the backward graph as if every result of the forward pass got a gradient, in the
-layout of that result. At run time it fills missing gradients with zeros and copies the others into
-that layout. Eager PyTorch does neither: it does not run operators that lead to no gradient, and
-kernels see gradients as they come. That changes bits: a sum takes the layout of its first term,
-zeros or not, and kernels sum in an order that depends on the layout. So here AOTAutograd passes
-gradients on unchanged, and a graph is made for each pattern of gradients.
+AOTAutograd traces the backward graph as if every result of the forward pass got a gradient, with
+the strides of that result. At run time it fills missing gradients with zeros and copies the others
+to these strides. Eager PyTorch does neither: without a gradient it does not run the operators that
+would read it, and kernels read gradients in the strides that they have. This affects bits: a sum
+takes the strides of its first term, even if that is zeros, and the order of sums in kernels depends
+on strides. So here AOTAutograd passes gradients on unchanged, and a version of the graph is made
+for each pattern of missing gradients and other strides.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rekindle.pytorch.planned._joint import is_tangent, mutates
 from rekindle.pytorch.planned._layouts import VIEWS
 from rekindle.pytorch.planned._segments import Segment
 
-#: How a gradient comes: missing, in the traced layout, or in another layout.
+#: State of a gradient at run time: missing, with the traced strides, or with other strides.
 Comes = Literal["undefined", "expected", "otherwise"]
 
 _aten = torch.ops.aten
@@ -31,7 +32,10 @@ _aten = torch.ops.aten
 
 @final
 class Tangents:
-    """Compilers of a forward and a backward graph that pass gradients on unchanged."""
+    """Compiles the forward and the backward graph of one AOTAutograd function.
+
+    The backward function accepts missing gradients and gradients of any strides.
+    """
 
     def __init__(self) -> None:
         self._forward: Callable[..., Any] | None = None
@@ -42,9 +46,9 @@ class Tangents:
         return self._forward
 
     def backward(self, module: fx.GraphModule, _: object = None) -> Callable[..., Any]:
-        """Return the function of `module`, like `boxed`.
+        """Return a function that runs `module`, as `boxed` does.
 
-        A gradient that it is given may be None, or have another layout than traced.
+        A gradient among its arguments may be None, or have other strides than the traced one.
         """
         tangents = [
             (place, node.meta["val"])
@@ -65,7 +69,10 @@ class Tangents:
         return run
 
     def of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the function that AOTAutograd made: missing gradients are not filled with zeros."""
+        """Wrap the function that AOTAutograd made, so that missing gradients stay None.
+
+        By default, autograd fills them with zeros.
+        """
 
         def run(*args: Any) -> Any:
             results = compiled(*args)
@@ -77,7 +84,10 @@ class Tangents:
         return run
 
     def _node_behind(self, results: Sequence[Any]) -> Any:
-        """Return the autograd node of the backward graph; results may be views of its results."""
+        """Return the autograd node that runs the backward graph.
+
+        `results` may be views of the results of that node, so the search passes through views.
+        """
         for each in results:
             node = each.grad_fn if isinstance(each, Tensor) else None
             while node is not None:
@@ -90,9 +100,10 @@ class Tangents:
 
 
 def _leave_gradients_alone() -> None:
-    """Keep AOTAutograd from copying gradients into the traced layouts.
+    """Keep AOTAutograd from copying gradients to the traced strides.
 
-    Also drop its donated buffers, for which it would refuse `retain_graph`. They are not used here.
+    Also clear its list of donated buffers, which are not used here. With donated buffers
+    AOTAutograd would refuse `retain_graph=True`.
     """
     context = TracingContext.try_get()
     metadata = context and context.fw_metadata
@@ -111,7 +122,13 @@ def _comes(gradient: Any, fake: Tensor) -> Comes:
 
 
 def _cut(module: fx.GraphModule, places: Sequence[int], comes: Sequence[Comes]) -> fx.GraphModule:
-    """Return a copy of `module` for gradients that come like this."""
+    """Return a version of the backward graph `module` for one pattern of gradients.
+
+    Args:
+        module: The backward graph.
+        places: Positions of the gradients among the placeholders.
+        comes: The state of each of these gradients at run time.
+    """
     if set(comes) <= {"expected"}:
         return module
     graph = fx.Graph()
@@ -138,7 +155,7 @@ def _led_to_by(graph: fx.Graph, sources: Any) -> set[fx.Node]:
 
 
 def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
-    """Replace views of gradients by reshapes, which copy if needed, as autograd's formulas do."""
+    """Replace views of gradients by reshapes, which work for any strides, as in eager PyTorch."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node not in gradients:
             continue
@@ -151,7 +168,7 @@ def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
 
 
 def _lay_out_gradients(graph: fx.Graph, gradients: Sequence[fx.Node]) -> None:
-    """Copy gradients into the traced layout, the only one that compiled code accepts."""
+    """Copy gradients to the traced strides, the only ones that compiled segments accept."""
     behind = graph.find_nodes(op="placeholder")[-1]
     for node in gradients:
         with graph.inserting_after(behind):
@@ -166,7 +183,16 @@ def _laid_out_as(node: fx.Node, other: fx.Node) -> fx.Node:
 
 
 def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
-    """Leave out operators whose gradients are all undefined; a sum becomes its other term."""
+    """Remove the operators that read only missing gradients, as eager PyTorch does not run them.
+
+    A sum of a missing and another gradient becomes the other one. Elsewhere zeros replace a
+    missing gradient.
+
+    Args:
+        graph: The backward graph; changed in place.
+        undefined: Placeholders of the missing gradients; nodes that are removed are added.
+        tangents: Placeholders of all gradients.
+    """
     gradients = set(tangents)
     for node in list(graph.nodes):
         read = [each for each in node.all_input_nodes if each in gradients]
@@ -197,7 +223,7 @@ def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
 
 
 def _is_cut(graph: fx.Graph) -> bool:
-    """Return True if the graph contains compiled code, which accepts one layout only."""
+    """Return True if the graph contains compiled segments, which accept the traced strides only."""
     return any(isinstance(node.target, Segment) for node in graph.nodes)
 
 
@@ -228,7 +254,7 @@ def _laid_out(source: Tensor, size: Any, stride: Any) -> Tensor:
 
 @final
 class _Any:
-    """An object that is equal to anything."""
+    """An object that is equal to every other object."""
 
     def __eq__(self, other: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Run steps on shapes alone, to learn what they need before there is memory for them."""
+"""Run steps on fake tensors, to find the memory that they need without allocating it."""
 
 from rekindle.pytorch.rehearsed._fakes import Fakes as Fakes
 from rekindle.pytorch.rehearsed._fakes import MadeUp as MadeUp

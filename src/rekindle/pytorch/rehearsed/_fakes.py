@@ -1,7 +1,7 @@
 """Copy models, inputs and optimizers to fake tensors, which have shapes but no memory.
 
 Fake tensors (`torch._subclasses.FakeTensorMode`) have storages with sizes but no contents. Where a
-program reads a number from a tensor, `MadeUp` answers with a made-up one.
+program reads a number from a fake tensor, `MadeUp` returns a made-up number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fakes:
         return self.copy(model)
 
     def inputs(self, inputs: Any) -> Any:
-        """Return a fake copy of tensors and of the containers that hold them."""
+        """Return a copy of `inputs` (nested containers of tensors) with fake tensors."""
         for tensor in tensors_of(inputs):
             self._memo[id(tensor)] = self.like(tensor)
         return self.copy(inputs)
@@ -61,10 +61,10 @@ class Fakes:
 
 @final
 class MadeUp:
-    """Answers reads of data with made-up numbers.
+    """Returns made-up numbers where a program reads the contents of a fake tensor.
 
     Attributes:
-        assumed: The places of these reads, as `where()` names them.
+        assumed: Texts from `where()` that name the source lines of these reads.
     """
 
     def __init__(self, where: Any) -> None:
@@ -72,21 +72,21 @@ class MadeUp:
         self.assumed: dict[str, None] = {}
 
     def knows(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Return True if the call reads a number that a fake tensor does not have."""
+        """Return True if the operator call reads a number from a fake tensor without contents."""
         if func is not torch.ops.aten._local_scalar_dense.default:
             return False
         return getattr(args[0], "constant", None) is None
 
     def answer(self, asked: Tensor) -> bool | float | int:
-        """Return 1, or False for a condition."""
+        """Return 1, or False for a bool tensor."""
         self.assumed[self._where()] = None
         return False if asked.dtype is torch.bool else 1.0 if asked.is_floating_point() else 1
 
 
 def as_on_device(optimizer: Optimizer | None, device: torch.device) -> None:
-    """Have the optimizer use its multi-tensor code, as it does for real parameters on `device`.
+    """Make the optimizer of fake parameters use `foreach`, as it does for real ones on `device`.
 
-    On an accelerator, `foreach` is the default for plain parameters only, not for fake ones.
+    On an accelerator, PyTorch's default for real parameters is `foreach`, for fake ones it is not.
     """
     for group in optimizer.param_groups if optimizer is not None else ():
         if is_accelerator(device) and "foreach" in group and not group.get("fused"):

@@ -1,8 +1,9 @@
 """Forecast the budget that a whole step needs, after `OutOfBudget` in the first step.
 
-The step is rehearsed on shapes with the arguments of the last call of the model. The trace is then
-simulated with ever smaller budgets. It is a forecast, because three things are unknown: what the
-program does outside its model, how it computes the loss, and the cost of operators that never ran.
+The step runs on fake tensors, with the shapes of the arguments of an earlier call of the model. Its
+trace is then simulated within smaller and smaller budgets. The result is only a forecast, because
+three things are unknown: what the program does outside its model, how it computes the loss, and the
+cost of operators that never ran.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ from rekindle.simulator import smallest_budget
 from rekindle.trace import Trace, keep_all_peak
 
 Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
-"""By operator and sizes of its tensors: its cost (ns) and its workspace (bytes)."""
+"""By name of an operator and sizes of its tensors: measured cost (ns) and workspace (bytes)."""
 
-#: Margin: real costs differ from simulated ones, so other values are evicted.
+#: Factor on the simulated budget. Real costs differ from simulated ones, so a real run evicts other
+#: values and may need a little more.
 _SPARE: Final = 1.05
 _HALF: Final = (torch.float16, torch.bfloat16)
 
@@ -60,18 +62,18 @@ def forecast(
     known: Known,
     report: Callable[[str], None] = lambda text: None,
 ) -> Bytes | None:
-    """Return the smallest budget for whole steps of a model.
+    """Return the smallest budget within which whole steps of a model should run.
 
     Args:
-        call: The call of the model that is rehearsed.
-        held: Bytes that could not be evicted when the budget was exceeded, by category.
+        call: The call of the model that is repeated on fake tensors.
+        held: Bytes that could not be evicted when the program ran out of its budget, by category.
         device: The device of the budget.
         policy: The policy of the budget.
         known: Costs and workspaces of operators that ran before.
         report: Called with texts on the progress; it may raise to stop the rehearsal.
 
     Returns:
-        The budget in bytes, or None if the model is gone or ranks of a process group take part.
+        The budget in bytes. None if the model no longer exists, or inside a process group.
     """
     model = call.model()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -90,13 +92,18 @@ def forecast(
 
 
 def _beside(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
-    """Return the bytes that were held in addition to those of the model: of other models, say."""
+    """Return the bytes in `held` that do not belong to the model, but perhaps to another one.
+
+    Args:
+        own: Bytes of the model, by category.
+        held: Bytes of the whole program that cannot be evicted, by category.
+    """
     return sum(max(0, held.get(name, 0) - nbytes) for name, nbytes in own.items())
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence warnings, and the log in which PyTorch reports what fake tensors cannot do."""
+    """While open, silence warnings and PyTorch's log of operators without fake implementation."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -108,10 +115,10 @@ def _quietly() -> Iterator[None]:
 
 
 def _drop_listeners(module: nn.Module) -> None:
-    """Remove the program's hooks, which must see real calls only.
+    """Remove forward and backward hooks of the program from `module`: they expect real tensors.
 
-    Hooks that come with the library of the module stay, because the module may need them. So do
-    hooks before a call, which may make weights.
+    Hooks from the package that defines the module's class stay, because the module may need them.
+    Forward pre-hooks stay too, because they may make weights.
     """
     package = type(module).__module__.partition(".")[0]
     for hooks in (module._forward_hooks, module._backward_hooks):
@@ -124,10 +131,10 @@ def _drop_listeners(module: nn.Module) -> None:
 
 @final
 class _Step:
-    """A training step of a fake copy of `model`.
+    """A training step of a copy of `model` with fake tensors.
 
     Attributes:
-        held: Bytes of the model, its gradients, its optimizer and its inputs, by category.
+        held: Bytes of the copy's parameters, gradients, optimizer state and inputs, by category.
     """
 
     def __init__(
@@ -154,7 +161,7 @@ class _Step:
         self.held: dict[str, Bytes] = {}
 
     def rehearse(self) -> Trace:
-        """Run the optimizer, which makes its state, then forward and backward; return the trace."""
+        """Run the optimizer (to create its state), forward and backward, and return the trace."""
         on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
         with self._fakes.mode, on_device:
             tracer = Tracer(self._fakes, self._made_up, self._take)
@@ -189,7 +196,7 @@ class _Step:
 
     def _run(self) -> None:
         args, kwargs = self._inputs
-        output = self._model(*args, **kwargs)  # alive to the end: the program may keep it
+        output = self._model(*args, **kwargs)  # alive to the end: the program may hold it
         loss = _loss_of(output)
         if loss is not None:
             loss.backward()
@@ -197,7 +204,16 @@ class _Step:
     def _take(
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], made: Bytes
     ) -> tuple[Nanoseconds, Bytes]:
-        """Return cost and workspace of a call as measured before, else an estimate from bytes."""
+        """Return cost (ns) and workspace (bytes) of an operator call.
+
+        They are those measured before for such a call, or else estimated from bytes.
+
+        Args:
+            facts: The operator.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            made: Bytes of the storages that the call makes.
+        """
         self._report("rehearsing the step on shapes, for a budget that does for all of it")
         tensors = tensors_in([*args, *kwargs.values()])
         found = self._known.get((facts.name, tuple(tuple(each.size()) for each in tensors)))
@@ -210,12 +226,12 @@ class _Step:
 
 
 def _shape_of(fake: Tensor) -> Tensor:
-    """Return a meta tensor with the geometry of a fake one, to compute a signature from."""
+    """Return a meta tensor with shape, strides and dtype of `fake`, for the call's signature."""
     return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device="meta")
 
 
 def _loss_of(output: Any) -> Tensor | None:
-    """Return the loss of `output`, or a stand-in that takes as much memory as a cross entropy."""
+    """Return the loss in `output`, or a stand-in that takes as much memory as a cross entropy."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss if loss.requires_grad else None
@@ -225,7 +241,7 @@ def _loss_of(output: Any) -> Tensor | None:
 
 
 def _optimizer_of(model: nn.Module) -> Optimizer | None:
-    """Return a live optimizer of parameters of `model`, if there is one."""
+    """Return a live optimizer that has parameters of `model`, or None."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in living_objects(Optimizer):
         if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
@@ -234,9 +250,10 @@ def _optimizer_of(model: nn.Module) -> Optimizer | None:
 
 
 def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
-    """Estimate the workspace (bytes) of an operator that never ran: its inputs and results again.
+    """Estimate the workspace (bytes) of an operator that never ran: as its inputs and results.
 
-    CPUs compute half precision in single precision, so a workspace may be twice as large there.
+    On a CPU it is 0 for operators without workspace, and twice as large for half precision, which
+    CPUs compute in single precision.
     """
     on_host = not is_accelerator(device)
     if on_host and not is_roomy_on_host(signature.operator.name):

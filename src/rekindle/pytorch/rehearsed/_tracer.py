@@ -1,8 +1,8 @@
-"""Record the trace of a program that runs on fake tensors, as a budget would see a real run.
+"""Record the trace of a program that runs on fake tensors, like that of a real run in a budget.
 
-Values that the program holds are dropped when their fake storage is freed. Autograd must not hold
-values, as in a real run: the hook saves only a shape, and makes another fake tensor from it when
-the backward pass unpacks. No content is lost, as fake tensors have none.
+A value is user-held in the trace until its fake storages are freed. So autograd must not hold fake
+tensors: the saved-tensor hook gives it a handle with only a shape. When the backward pass unpacks
+the handle, the hook makes another fake tensor of that shape.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rekindle.pytorch.tensors import Geometry, geometry_of
 from rekindle.trace import Trace, TraceBuilder, taking_over
 
 Take = Callable[[Operator, tuple[Any, ...], dict[str, Any], Bytes], tuple[Nanoseconds, Bytes]]
-"""Returns cost and workspace of a call, from its arguments and the bytes that it makes."""
+"""Returns cost (ns) and workspace (bytes) of a call, from its arguments and the bytes it makes."""
 
 
 @final
 class _Saved:
-    """The handle that autograd gets in place of a saved tensor."""
+    """The object that autograd holds in place of a saved tensor."""
 
     def __init__(self, tracer: Tracer, value: ValueId, geometry: Geometry) -> None:
         self.value, self.geometry = value, geometry
@@ -45,17 +45,17 @@ class _Saved:
 
 @final
 class Tracer(TorchDispatchMode):
-    """Record operators on fake tensors of one device, while entered."""
+    """While entered, records the operators that run on fake tensors of one device."""
 
     def __init__(self, fakes: Fakes, made_up: MadeUp, take: Take) -> None:
         super().__init__()
         self._fakes, self._made_up, self._take = fakes, made_up, take
         self.trace = TraceBuilder("rehearsal", held=True)
         self._values: dict[int, ValueId] = {}  # by address of the storage
-        self._alive: Counter[ValueId] = Counter()  # number of storages that hold the value
+        self._alive: Counter[ValueId] = Counter()  # live storages that have the value
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lost: set[ValueId] = set()  # values without a recipe
-        self._in_place: dict[OpId, ValueId] = {}  # inputs that an operator may write over
+        self._in_place: dict[OpId, ValueId] = {}  # first input, if it may be overwritten
         self._within = ExitStack()
 
     def __enter__(self) -> Tracer:
@@ -67,14 +67,13 @@ class Tracer(TorchDispatchMode):
         self._within.close()
 
     def build(self) -> Trace:
-        """Return the trace so far. Values that are alive now are alive at its end."""
+        """Return the trace so far. Values that are alive now stay alive at its end."""
         return taking_over(self.trace.build(), self._in_place)
 
     def meet(self, tensor: Tensor) -> ValueId | None:
-        """Return the value of a tensor, a new source if it was not seen before.
+        """Return the value of `tensor` in the trace; None if it has no memory on this device.
 
-        Returns:
-            The value, or None if the tensor has no memory on this device.
+        A tensor that no recorded operator made becomes a source: a value without a recipe.
         """
         if not self._is_here(tensor):
             return None
@@ -125,9 +124,9 @@ class Tracer(TorchDispatchMode):
     def _overwritten_by(
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[int, ValueId]:
-        """Return the recomputable values that the operator overwrites, by address.
+        """Return the values with a recipe that the operator overwrites, by address of the storage.
 
-        A source that is overwritten, such as a weight, stays the same source.
+        A value without a recipe, such as a weight, remains the same value when it is overwritten.
         """
         if not facts.writes:
             return {}
@@ -136,7 +135,7 @@ class Tracer(TorchDispatchMode):
         return {address: value for address, value in found.items() if value not in self._lost}
 
     def _made_in(self, result: Any) -> list[torch.UntypedStorage]:
-        """Return the new storages in the result, each once."""
+        """Return the storages of tensors in `result` that the operator made, each once."""
         tensors = [each for each in tensors_in(result) if self._is_here(each)]
         homes = {home._cdata: home for home in (each.untyped_storage() for each in tensors)}
         return [home for address, home in homes.items() if address not in self._values]
