@@ -91,7 +91,10 @@ def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
 
 
 def _leaves(model: nn.Sequential, prefix: str) -> list[tuple[str, nn.Module]]:
-    """Return the modules in order. A nested sequential with hooks stays one module."""
+    """Return the modules of `model` by name, in order, with nested sequentials flattened.
+
+    A nested sequential with hooks stays one module, because its hooks must run.
+    """
     found: list[tuple[str, nn.Module]] = []
     for name, child in model._modules.items():
         assert child is not None

@@ -56,7 +56,7 @@ def look_ahead(
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
-        with suppress(TypeError, RuntimeError, NotImplementedError):  # arguments cannot be copied
+        with suppress(TypeError, RuntimeError, NotImplementedError):  # uncopyable arguments
             calls = [ModelCall(frame)]
     if calls:
         error.can_rehearse(partial(_rehearse, calls, device, policy, within_another))

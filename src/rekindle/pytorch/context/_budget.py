@@ -71,7 +71,7 @@ class budget:
             the amount in the environment variable `REKINDLE_BUDGET`. None measures without a limit.
         policy: Selects the storage to evict: one of `rekindle.policies`, or its name ("dtr",
             "lru"). Default: `Thrifty()`.
-        device: The device whose memory is meant. Default: CUDA if the program uses it, else the
+        device: The device whose memory is limited. Default: CUDA if the program uses it, else the
             CPU. A program that moves to another device is stopped.
         record: Keep every action in `run.record` and the source line of every operator. Memory for
             this grows with the run.
@@ -86,7 +86,7 @@ class budget:
         evict: Which tensors may be evicted. "saved": those that only autograd holds. "auto": also
             those that your variables hold, if nothing else is left and they were computed with grad
             mode on. "anything": also those that your variables hold, at any time. An evicted tensor
-            is recomputed when something reads it, and all of them at the end. With `swap` and
+            is recomputed when something reads it, and all of them at the end. With `swap`, or
             before torch 2.12, "auto" means "saved", and "anything" is refused.
         of: On CUDA, the bytes that the amount limits. "allocated": those that tensors have.
             "reserved": those that PyTorch's allocator takes from the device, as `nvidia-smi` shows.

@@ -40,7 +40,7 @@ def report_of(
     """Return the report of the run so far.
 
     Args:
-        driver: The driver of the budget.
+        driver: The Python object of the native core for this budget.
         budget: The budget in bytes, or None without a limit.
         trace: The trace of the run, if it was recorded. The report then shows memory over time
             and by module.
@@ -155,7 +155,7 @@ def _kinds(driver: NativeDriver, trace: Trace) -> list[str]:
         if op.name == "source":
             for storage in trace.new_storages(op):
                 kinds[storage] = INPUTS
-    for look in (now, *driver.looks):  # later snapshots win; the last one is of the peak
+    for look in (now, *driver.looks):  # a later snapshot overrides an earlier one
         for storage, holder in look.holders.items():
             if holder.category not in (IN_USE, SAVED) and storage < len(kinds):
                 kinds[storage] = holder.category

@@ -169,7 +169,7 @@ class Run:
 
     @property
     def record(self) -> Record:
-        """The figures of the run as data; with `record=True`, also every action of the engine."""
+        """The figures of the run as data; with `record=True`, also evictions and computations."""
         recorder = self._driver.recorded()
         now = self.compute_ns, self.recompute_ns, self.evictions, self.recomputations
         return Record(

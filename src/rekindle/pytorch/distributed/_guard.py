@@ -3,7 +3,7 @@
 The rank that fails writes the reason into the store of the process group. In each other rank a
 thread polls the store every half second. Without that thread an NCCL collective would never return,
 and a gloo collective would fail with an error that does not name the reason. Each process then gets
-a few seconds to end. After them the thread ends the process, because exit handlers of process
+a few seconds to end. After them `os._exit` ends the process, because exit handlers of process
 groups may wait forever for ranks that have ended.
 """
 
@@ -86,7 +86,7 @@ class _Watch(threading.Thread):
                 return
 
     def failed(self, error: Exception) -> None:
-        """Write the failure of this rank into the store, print the reason, and end the process.
+        """Write the failure of this rank into the store, print the reason, and end within seconds.
 
         If another rank has failed before, its failure is the reason.
         """

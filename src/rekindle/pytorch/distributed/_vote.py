@@ -25,7 +25,7 @@ class _Vote:
         budget: The budget of this rank now.
         limit: The largest budget that this rank accepts.
         needed: The smallest budget that suffices for this rank; 0 if the present one does.
-        wanted: The budget that this rank votes for; 0 without a wish.
+        wanted: The budget that this rank votes for; 0 if it asks for no larger one.
     """
 
     budget: Bytes
@@ -50,7 +50,7 @@ def agree(
     recomputation, because all other ranks wait for it. Budgets are raised, never lowered.
 
     Args:
-        run: The run of this rank.
+        run: The `Run` of the budget of this rank.
         limit: The largest budget that a vote can lead to. The smallest limit of all ranks counts.
         failed: The `OutOfBudget` that ended the step of this rank, if one did. All ranks should
             then repeat the step.

@@ -18,7 +18,7 @@ from rekindle._types import Nanoseconds
 from rekindle.pytorch.context import Run, budget
 
 _LENGTH, _WIDTH = 120, 256
-_TIGHT = 30 * 4 * _WIDTH  # bytes: a quarter of the chain
+_TIGHT = 30 * 4 * _WIDTH  # budget in bytes: a quarter of all results of the chain
 _ROUNDS = 5
 
 

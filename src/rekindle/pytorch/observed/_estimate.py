@@ -125,9 +125,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the peak memory of a training step without running it.
 
-    The model runs on shapes: no memory, no data. The estimate assumes that the caller holds the
-    output until the backward pass ends and that gradients are None before the next step. It leaves
-    out workspaces of operators and fragmentation.
+    The model runs on fake tensors, which have shapes but no memory and no data. The estimate
+    assumes that the caller holds the output until the backward pass ends, and that gradients are
+    None before the next step. It leaves out workspaces of operators and fragmentation.
 
     Args:
         model: The model, on any device; on "meta" it need not fit anywhere. It is not changed.
@@ -144,7 +144,8 @@ def estimate(
         An `Estimate`, with the peak of each phase by category.
 
     Raises:
-        Unsupported: A shape depends on data; `rekindle.capture` a real step instead.
+        Unsupported: The size of a result depends on data. Record a real step with
+            `rekindle.capture` instead.
     """
     line = "rekindle.estimate({}, batch)"
     checks.kind(model, nn.Module, "a model (an nn.Module)", line, "model")

@@ -144,7 +144,7 @@ def trace_of(step: Callable[[], object], device: str | torch.device | None, undo
 @final
 @dataclass(frozen=True, slots=True)
 class _Warm:
-    """What two warm-up steps show.
+    """Findings of two warm-up steps.
 
     Attributes:
         peak: The peak (bytes) of the second step.
@@ -196,12 +196,12 @@ def _synchronize(run: Run) -> None:
 
 
 def _constants(run: Run) -> list[weakref.ref[Tensor]]:
-    """Return the tensors that the program still holds after a step, and reads in the next one."""
+    """Return the tensors that the program still holds after a step, for the next step to read."""
     return [weakref.ref(tensor) for tensor in run._driver.program_tensors()]
 
 
 def _meet(driver: Any, warm: _Warm) -> None:
-    """Register the tensors that the last step left with the budget, before the next step runs.
+    """Register with the budget the tensors that the last step left, before the next step runs.
 
     The optimizer's state comes last, in the order of the optimizer. Otherwise the order in the
     trace would depend on what the process ran before.

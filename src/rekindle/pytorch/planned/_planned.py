@@ -169,7 +169,7 @@ def plan_model(
         example_inputs: A tuple of arguments, a mapping of keyword arguments, or one tensor.
         budget: The budget in bytes.
         plan_trace: Makes a plan from a trace and a budget.
-        shapes: "replan" plans for each shape of inputs; "error" refuses a second one.
+        shapes: "replan" plans for each shape of inputs; "error" refuses a second shape.
         reserve: Bytes of the budget for memory that the plan does not count.
         prices: Measured costs of operators. Default: those in the user's cache.
         report: Called with texts on the progress.
@@ -270,7 +270,10 @@ _NOT_TRACED = (
 
 @final
 class _Call:
-    """Runs `module._call_impl` compiled as one graph, and raises errors of the backend as ours."""
+    """Runs `module._call_impl` compiled as one graph.
+
+    It raises Rekindle's own errors without the error that torch.compile wraps around them.
+    """
 
     def __init__(self, module: nn.Module, backend: Backend, path: Path) -> None:
         self._path = as_if_eager if path == "eager" else nullcontext()

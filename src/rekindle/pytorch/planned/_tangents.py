@@ -254,7 +254,7 @@ def _laid_out(source: Tensor, size: Any, stride: Any) -> Tensor:
 
 @final
 class _Any:
-    """An object that is equal to every other object."""
+    """Equals every object: stands for any size or strides in AOTAutograd's metadata."""
 
     def __eq__(self, other: object) -> bool:
         return True

@@ -14,7 +14,8 @@ from rekindle.pytorch.tensors._private import privately
 
 T = TypeVar("T")
 
-#: The original method. A budget replaces `Tensor.untyped_storage` to notice who takes addresses.
+#: The original method. A budget replaces `Tensor.untyped_storage` by one that reports the caller's
+#: access to the storage.
 _storage_of = torch._C.TensorBase.untyped_storage
 _NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 

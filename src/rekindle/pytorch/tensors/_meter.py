@@ -1,4 +1,4 @@
-"""Measure memory in use without a budget: count storages from first use until they are freed."""
+"""Measure memory, with or without a budget: count storages from first use until freed."""
 
 from __future__ import annotations
 
