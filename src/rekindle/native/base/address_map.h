@@ -13,8 +13,8 @@ namespace rekindle {
 template <class T>
 class AddressMap final {
 public:
-    // Return the entry at `key`, or null if there is none. Valid until the next insertion or
-    // removal.
+    // Return the entry at `key`, or null if there is none. The pointer is valid until the next
+    // insertion or removal.
     T* find(const void* key) noexcept {
         for (std::size_t i = ideal(key);; i = (i + 1) & mask()) {
             if (slots_[i].key == key) {
@@ -38,7 +38,7 @@ public:
         return place(key, T{});
     }
 
-    // Set the entry at `key`.
+    // Set the entry at `key` to `thing`. Replace an earlier entry.
     void put(const void* key, T thing) { at(key) = std::move(thing); }
 
     // Remove the entry at `key`, if there is one.

@@ -1,4 +1,5 @@
-// Internal checks. They are compiled in only with REKINDLE_CHECKED; release builds skip them.
+// Assertions about internal state. Only builds with REKINDLE_CHECKED contain them; release builds
+// skip them.
 #pragma once
 
 #ifdef REKINDLE_CHECKED

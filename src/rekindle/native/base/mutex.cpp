@@ -9,7 +9,7 @@ namespace rekindle {
 
 namespace {
 
-// True if `about_to_fork` locked the mutex. Guarded by the mutex.
+// True while `about_to_fork` holds the session mutex. Guarded by that mutex.
 bool taken_to_fork = false;
 
 void take_leaves() noexcept {
@@ -51,7 +51,8 @@ void Mutex::Opening::close() noexcept {
     *at = next_;
 }
 
-// Record a visit in each opening of other code, because this thread now holds the mutex.
+// Tell each open `Opening` that a thread took the mutex. Called by the thread that has just taken
+// it. An opening that this thread is closing is skipped.
 void Mutex::visit() noexcept {
     for (Opening* each = first_opening_; each != nullptr; each = each->next_) {
         if (each->thread_ == pthread_self() && each->closing_) {

@@ -18,13 +18,12 @@
 // which takes the GIL back with the mutex held, and the host copies of `memory/host_store.h`.
 //
 // 3. User code never runs with the session mutex held: kernels, recomputed operators, policies,
-// Python callbacks, finalizers. Such code may start threads and wait for them, and those threads
-// may need the mutex. `Unlocked` and `Mutex::Opening` release the mutex around it.
+// Python callbacks, finalizers. User code may start threads and wait for them, and those threads
+// may need the mutex. `Unlocked` and `Mutex::Opening` release the mutex around user code.
 //
-// 4. Destructors that can run in any thread and under any lock only enqueue: deleters of storages
-// (`torch/free_queue.h`), saved-tensor handles (`dispatch/saved_tensor_handle.h`), the last
-// reference to a session
-// (`memory/deferred_releases.h`).
+// 4. Destructors that can run in any thread and under any lock only enqueue. These are the deleters
+// of storages (`torch/free_queue.h`), saved-tensor handles (`dispatch/saved_tensor_handle.h`), and
+// the last reference to a session (`memory/deferred_releases.h`).
 //
 // 5. fork() takes every lock first, so that no other thread holds one in the child
 // (`about_to_fork`, `leaf`).
@@ -42,7 +41,8 @@
 
 namespace rekindle {
 
-// Leaf lock. Hold it for a few instructions, and take no other lock meanwhile.
+// Leaf lock (see NOTE [Lock discipline]). Hold a leaf lock only for a few instructions, and take no
+// other lock meanwhile.
 class SpinLock final {
 public:
     void lock() noexcept {
@@ -59,7 +59,7 @@ private:
     std::atomic_flag flag_;
 };
 
-// All leaf locks, by the structure that each guards.
+// Names of the leaf locks. Each lock is named after the structure that it guards.
 enum class Leaf : std::uint8_t { active, allocations, arena, free_queue, parked };
 
 inline constexpr std::size_t LEAVES = 5;
@@ -73,13 +73,13 @@ inline SpinLock& leaf(Leaf which) noexcept {
     return made[static_cast<std::size_t>(which)];
 }
 
-// Mutex that stores its owner's thread id. It is not recursive. A thread gives the GIL up while it
-// waits, because the owner may be about to run an operator that is written in Python.
+// Mutex that stores its owner's thread id. It is not recursive. A waiting thread releases the GIL,
+// because the owner of the mutex may be about to run an operator that is written in Python.
 class Mutex final {
 public:
-    // Scope in the middle of an event during which the owner releases the mutex, because foreign
-    // code runs: a recomputed operator or a policy. The owner holds the mutex again afterwards. The
-    // scope records whether any thread took the mutex meanwhile.
+    // Scope in the middle of an event in which the owner releases the mutex, because foreign code
+    // runs: a recomputed operator or a policy. At the end of the scope the owner takes the mutex
+    // again. The scope records whether any thread took the mutex meanwhile.
     class Opening {
     public:
         Opening(const Opening&) = delete;
@@ -96,8 +96,8 @@ public:
 
         void open() noexcept;
         void close() noexcept;
-        // Called once, by the first visitor, right after it took the mutex and before it does
-        // anything.
+        // Called once, by the first thread that takes the mutex during the scope. That thread holds
+        // the mutex and has not done anything yet.
         virtual void is_visited() noexcept = 0;
 
     private:
@@ -106,11 +106,12 @@ public:
         Mutex& mutex_;
         const pthread_t thread_;
         Opening* next_ = nullptr;
-        bool closing_ = false;  // Read by its own thread only.
+        // True while the thread of the scope takes the mutex back. Read by that thread only.
+        bool closing_ = false;
         bool visited_ = false;
     };
 
-    // Take the mutex. Throw if this thread holds it already.
+    // Take the mutex. Throw if this thread already holds it.
     void lock() {
         pthread_t other{};
         if (!taken(other)) {
@@ -124,7 +125,8 @@ public:
         }
     }
 
-    // Take the mutex again after a temporary release by this thread. Does not check for recursion.
+    // Take the mutex again after this thread released it temporarily. Unlike `lock`, it does not
+    // check whether this thread already holds the mutex.
     void lock_again() noexcept {
         pthread_t other{};
         if (!taken(other)) {
@@ -133,13 +135,14 @@ public:
     }
 
     void unlock() noexcept {
-        // A plain store could be reordered after the check for waiting threads in notify_one().
+        // A plain store could be reordered after the check for waiting threads in notify_one(), so
+        // this is an exchange.
         owner_.exchange({});
         owner_.notify_one();
     }
 
-    // Lock in order to read, or to change state that no event depends on. Openings do not count it
-    // as a visit.
+    // Take the mutex to read state, or to change state that no event depends on. An `Opening` does
+    // not record this as a visit.
     void lock_to_look() noexcept {
         pthread_t other{};
         if (!taken(other, false)) {
@@ -147,7 +150,7 @@ public:
         }
     }
 
-    // Lock if the mutex is free. Return false if any thread, this one included, holds it.
+    // Take the mutex if it is free. Return false if any thread, this one included, holds it.
     bool try_lock() noexcept {
         pthread_t other{};
         return taken(other);
@@ -158,7 +161,7 @@ public:
     bool mine() const noexcept { return owner_.load(std::memory_order_relaxed) == pthread_self(); }
 
 private:
-    // Try to lock. Return true on success; otherwise set `other` to the owner.
+    // Try to take the mutex. Return true on success; otherwise set `other` to the owner.
     bool taken(pthread_t& other, bool visits = true) noexcept {
         other = {};
         if (!owner_.compare_exchange_strong(other, pthread_self())) {
@@ -177,21 +180,22 @@ private:
     Opening* first_opening_ = nullptr;  // Guarded by the mutex.
 };
 
-// Return the one mutex of the process. One is enough: budgets do not nest, and finished ones have
-// little left to do.
+// Return the session mutex; the process has one. One is enough: budgets do not nest, and sessions
+// that have ended do little.
 inline Mutex& the_mutex() noexcept {
     static constinit Mutex made;
     return made;
 }
 
-// Prepare for fork() by taking the mutex, unless this thread holds it. Otherwise another thread
+// Prepare for fork(): take the session mutex, unless this thread holds it. Otherwise another thread
 // could be in the middle of an event, which would stay unfinished in the child process.
 void about_to_fork();
 // Release the mutex that `about_to_fork` took. If fork() ran without `about_to_fork`, reset the
-// mutex in the child, where its owner does not exist.
+// mutex in the child process, where the thread that owned it does not exist.
 void forked(bool in_child) noexcept;
 
-// Lock the mutex unless this thread holds it already. For functions that are called in both states.
+// Take the session mutex unless this thread already holds it. For functions that are called with
+// and without the mutex held.
 inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
     if (the_mutex().mine()) {
         return {};
@@ -200,8 +204,8 @@ inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
     return {the_mutex(), std::adopt_lock};
 }
 
-// Scope that holds the mutex for a look (`Mutex::lock_to_look`), unless this thread holds it
-// already.
+// Scope that holds the session mutex for reading (`Mutex::lock_to_look`). Does nothing if this
+// thread already holds it.
 class Looking final {
 public:
     Looking() noexcept : mine_(the_mutex().mine()) {
@@ -225,7 +229,7 @@ private:
     const bool mine_;
 };
 
-// Scope that holds the mutex. It can release and take the mutex in between.
+// Scope that holds the session mutex. `Unlocked` can release the mutex within the scope.
 class Locked final {
 public:
     Locked() { the_mutex().lock(); }
@@ -264,8 +268,7 @@ private:
     bool held_ = true;
 };
 
-// Scope that releases the mutex of a `Locked`. However the scope ends, the mutex is held
-// afterwards.
+// Scope that releases the mutex of a `Locked` and takes it back at the end, also after an error.
 class Unlocked final {
 public:
     explicit Unlocked(Locked& lock) : lock_(lock) { lock_.unlock(); }

@@ -1,9 +1,9 @@
-// Counted pointers for the storages and calls of one engine. The counts are plain integers: the
-// lock that guards the engine guards them.
+// Reference-counted pointers to the storages and calls of one engine. The counts are plain
+// integers, guarded by the lock that guards the engine.
 //
 // An object whose count drops to zero is not destroyed at once. It is linked into a
 // `DeferredDeletes`, which the ledger empties at the end of an event. So chains of thousands of
-// objects are freed without recursion, and plain pointers stay valid during an event.
+// objects are destroyed without recursion, and plain pointers stay valid during an event.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,9 @@ struct Counted {
     Counted& operator=(Counted&&) = delete;
 
     union {
-        DeferredDeletes<T>* graveyard;  // While the object is alive.
-        T* next_dead;                   // Once it is dead.
+        // List to enter when the count drops to zero. Used while the object is alive.
+        DeferredDeletes<T>* graveyard;
+        T* next_dead;  // Next object in that list. Used once the object is dead.
     };
 
     std::uint32_t count = 0;
@@ -46,7 +47,7 @@ public:
         first_ = &dead;
     }
 
-    // Remove one dead object from the list and return it; null if the list is empty.
+    // Remove one dead object from this list and return it; null if the list is empty.
     T* take() noexcept {
         T* found = first_;
         if (found != nullptr) {
@@ -59,7 +60,8 @@ private:
     T* first_ = nullptr;
 };
 
-// Increment or decrement the count of `object`. `Ref` pairs the two.
+// `hold` increments the reference count of `object`, and `release` decrements it. `Ref` calls both
+// in pairs.
 template <class T>
 void hold(T& object) noexcept {
     ++object.count;
@@ -74,7 +76,7 @@ void let(T& object) noexcept {
 }
 
 template <class T>
-// Owning pointer to a counted object, or null.
+// Owning pointer to a reference-counted object, or null.
 class Ref {
 public:
     Ref() = default;

@@ -1,5 +1,5 @@
-// Pooled memory for many small objects of one type. Pages are reused and returned when the pool
-// dies. This file is the only place that calls new and delete directly.
+// Memory pools for many small objects of one type. Freed slots are reused, and the pages are freed
+// when the pool is destroyed. This file is the only place that calls new and delete directly.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace rekindle {
 
-// Pool of objects of type `T`. An object never moves.
+// Pool of objects of type `T`. An object stays at its address until it is destroyed.
 template <class T>
 class Slab {
 public:
@@ -25,7 +25,7 @@ public:
     Slab& operator=(Slab&&) = delete;
     ~Slab() = default;  // Does not destroy live objects: their owner must do so.
 
-    // Make an object. The reference stays valid until `drop`.
+    // Make an object. The returned reference stays valid until `drop`.
     template <class... Arguments>
     T& make(Arguments&&... arguments) {
         if (free_ == nullptr) {
@@ -54,7 +54,7 @@ public:
     std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(Slot); }
 
 private:
-    // Slots. Small, so that small programs need little memory.
+    // Slots per page. The number is small, so that small programs need little memory.
     static constexpr std::size_t PAGE = 32;
     static constexpr std::size_t LINE = 64;  // Size of a cache line in bytes.
 
@@ -63,7 +63,7 @@ private:
         alignas(T) std::array<std::byte, sizeof(T)> memory;
     };
 
-    // Prefetch a slot, so that it is cached when the next object is made.
+    // Prefetch a slot into the processor's cache, because the next object is made there.
     static void fetch(const Slot* slot) noexcept {
         if (slot == nullptr) {
             return;

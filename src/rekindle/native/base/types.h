@@ -1,4 +1,5 @@
-// Units shared by all rooms; twin of rekindle._types. All are integers, so that equality is exact.
+// Integer types for bytes, nanoseconds and ids, shared by all folders of the native core; twin of
+// rekindle._types. Integers make comparisons exact.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,11 @@
-// Releases the GIL while a thread waits. Declared apart from torch/gil.h because `base` includes no
-// Python.
+// Releases Python's GIL while a thread waits. This is separate from torch/gil.h because `base`
+// includes no Python headers.
 #pragma once
 
 namespace rekindle {
 
-// Scope without the GIL. Releases it if this thread holds it, and takes it back at the end.
+// Scope in which this thread does not hold the GIL. It releases the GIL if this thread holds it,
+// and takes it back at the end.
 class WithoutGil final {
 public:
     WithoutGil();

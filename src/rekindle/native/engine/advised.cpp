@@ -61,7 +61,8 @@ void AdvisedChooser::unready(Storage& storage) noexcept {
     }
 }
 
-// Remove the gaps once they outnumber the members, so that the list does not grow with each change.
+// Remove the null entries of `ready_` once they outnumber its storages, so that the vector does not
+// grow with each mark.
 void AdvisedChooser::close_gaps() {
     if (ready_.size() < 2 * n_ready_ + 16) {
         return;

@@ -1,5 +1,5 @@
-// Wraps a policy so that a plan is followed first: storages that the plan has marked as unneeded
-// are evicted before the policy is asked. Twin of rekindle.policies._advised.
+// Wraps a policy so that a plan comes first: storages that the plan does not need for now are
+// evicted before the policy is asked. Twin of rekindle.policies._advised.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,21 @@
 
 namespace rekindle {
 
-// Evicts marked storages in the order in which they became candidates; otherwise asks the wrapped
-// policy.
+// Chooser that evicts marked storages first, in the order in which they became candidates. If there
+// is none, it asks the wrapped policy.
 class AdvisedChooser final : public Chooser {
 public:
     explicit AdvisedChooser(std::unique_ptr<Chooser> chooser) : chooser_(std::move(chooser)) {}
 
-    // Mark `storage`: the plan does not need its value until the plan recomputes it.
+    // Mark `storage` as not needed by the plan until the plan recomputes it.
     void mark(Storage& storage);
-    // Remove the mark: the plan needs the value from now on.
+    // Remove the mark of `storage`, because the plan needs its value from now on.
     void unmark(Storage& storage);
-    // Remove all marks. The policy, which was not asked meanwhile, processes its pending updates.
+    // Remove all marks. If marks decided evictions since the policy was last asked, the policy
+    // first processes the updates that it deferred.
     void clear(Nanoseconds now);
-    // Return the bytes of marked candidates, without those that `inputs` read. `mark` is a fresh
-    // mark of the graph.
+    // Return the bytes of all marked candidates except those that `inputs` read. `mark` is a new
+    // mark of the graph (`Graph::new_mark`), which this function sets on the inputs.
     Bytes spare_beside(std::span<const Edge> inputs, std::uint64_t mark) const;
 
     void add(Storage& storage) override;
@@ -56,12 +57,13 @@ private:
     void close_gaps();
 
     std::unique_ptr<Chooser> chooser_;
-    std::uint32_t age_ = 1;        // A storage is marked if its `standing.marked` equals this.
-    std::vector<Storage*> ready_;  // Marked candidates, in that order; null is a gap.
-    std::size_t first_ready_ = 0;  // Index before which there are only gaps.
+    std::uint32_t age_ = 1;  // A storage is marked if its `standing.marked` equals this.
+    // Marked candidates, in the order in which they are evicted; null where one was removed.
+    std::vector<Storage*> ready_;
+    std::size_t first_ready_ = 0;  // All entries before this index are null.
     std::size_t n_ready_ = 0;
-    Bytes spare_ = 0;      // Bytes of `ready_`.
-    bool behind_ = false;  // True if marks decided since the policy was asked last.
+    Bytes spare_ = 0;      // Bytes of the storages in `ready_`.
+    bool behind_ = false;  // True if marks decided an eviction since the policy was last asked.
 };
 
 }  // namespace rekindle

@@ -1,4 +1,4 @@
-// Stands in for the policy until the first eviction. A program that fits into memory then pays
+// Stand-in for the policy until the first eviction. A program that fits into the budget then pays
 // nothing for the policy's bookkeeping. Twin of rekindle.engine._null_chooser.
 #pragma once
 

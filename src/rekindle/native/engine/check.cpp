@@ -1,4 +1,4 @@
-// Invariants of an engine between events, for tests. Twin of rekindle.engine._check.
+// Checks the invariants of an engine between two events, for tests. Twin of rekindle.engine._check.
 #include "ledger.h"
 
 namespace rekindle {

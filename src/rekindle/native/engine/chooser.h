@@ -1,5 +1,5 @@
-// Interface between the engine and a policy: events that the policy sees, and the choice that it
-// returns. Twin of rekindle.policies._base.
+// Interface between the engine and an eviction policy: the events that the engine reports to the
+// policy, and the storage that the policy chooses to evict. Twin of rekindle.policies._base.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 
 namespace rekindle {
 
-// State of a policy during one run. Events that only some policies need have an empty default.
+// State of an eviction policy during one run. Events that only some policies need do nothing by
+// default.
 class Chooser {
 public:
     Chooser() = default;
@@ -25,31 +26,32 @@ public:
     // current candidates. Such a policy is active from the start.
     virtual bool remembers() const { return false; }
 
-    // `storage` became a candidate.
+    // `storage` became a candidate for eviction.
     virtual void add(Storage& storage) = 0;
-    // `storage` is no candidate any more: it is locked, user-held, evicted or dead.
+    // `storage` is not a candidate for eviction any more: it is locked, user-held, evicted or dead.
     virtual void remove(Storage& storage) = 0;
     // Return the storage to evict at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;
 
-    // Process the updates that are deferred until the next `choose`, because no choice was needed
-    // for a while.
+    // Process the updates that are deferred until the next `choose`. Called when evictions were
+    // decided without `choose` for a while.
     virtual void catch_up(Nanoseconds now) { choose(now); }
 
     // Return the estimated time (ns) to recompute `storage`.
     virtual Nanoseconds recompute_ns(Storage& storage) { return storage.cost; }
 
-    // Return the loss from evicting `storage` at clock `now`, regardless of its size.
+    // Return the loss from evicting `storage` at clock `now`: its score, but regardless of its
+    // size.
     virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
-    // A call in progress will make `storage`, which counts as evicted until then. Only with
-    // `Rules::quirks`.
+    // A call in progress will make `storage`, which counts as evicted until the call has run.
+    // Reported only with `Rules::quirks`.
     virtual void expected(Storage& /*storage*/) {}
 
     // `storage` was evicted and can be recomputed.
     virtual void evicted(Storage& /*storage*/) {}
 
-    // `storage` is resident again, or was made as `expected` announced.
+    // `storage` is resident again, or the call that `expected` announced has made it.
     virtual void returned(Storage& /*storage*/) {}
 
     // The evicted `storage` will never be needed again.
@@ -58,25 +60,26 @@ public:
     // The last access of the candidate `storage` changed.
     virtual void touched(Storage& /*storage*/) {}
 
-    // The cost or the parents of `storage` changed, because a view of it was made.
+    // The cost or the parents of `storage` changed, because the program made a view of it.
     virtual void repriced(Storage& /*storage*/) {}
 
     // `storage` is about to be destroyed.
     virtual void disposed(Storage& /*storage*/) noexcept {}
 
 protected:
-    // Return the storage's own cost divided by its staleness.
+    // Return the storage's own cost (without evicted neighbors) divided by its staleness.
     static double own_loss(const Storage& storage, Nanoseconds now) noexcept {
         const auto staleness = std::max<Nanoseconds>(1, now - storage.last_access);
         return static_cast<double>(storage.cost) / static_cast<double>(staleness);
     }
 };
 
-// Costs that a score includes, as in rekindle.policies._neighborhood. `classes` is not implemented
-// here.
+// Costs that a policy's score includes besides the storage's own, as in
+// rekindle.policies._neighborhood. This core does not implement `classes`.
 enum class Costs : std::uint8_t { nothing, local, classes, exact, ancestors, capped };
 
-// A score, cost / (bytes * staleness), or one of its ablations. The lowest score is evicted.
+// Policy with the score cost / (bytes * staleness), or a variant of it that leaves a factor out.
+// The storage with the lowest score is evicted.
 struct Policy final {
     Costs costs = Costs::capped;
     bool by_size = true;

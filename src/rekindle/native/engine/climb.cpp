@@ -1,19 +1,22 @@
-// The part of `Engine` that runs calls, for the first time and again.
+// The part of `Engine` that runs calls of operators, for the first time and to recompute evicted
+// values.
 //
 // NOTE [Recomputation without recursion]
 //
-// To recompute a value, its evicted inputs are recomputed first, and so on. Chains are thousands of
-// calls long, so `climb` uses explicit stacks instead of recursion. `frames_` holds the calls in
-// progress, `pending_` their missing inputs, and `locked_` the inputs that must stay resident.
+// To recompute a value, the engine first recomputes the evicted inputs of its call, then their
+// evicted inputs, and so on. Chains are thousands of calls long, so `climb` uses explicit stacks
+// instead of recursion. `frames_` holds the calls in progress, `pending_` their missing inputs, and
+// `locked_` the inputs that must stay resident.
 //
-// `Performer::compute` may release the session's mutex. Other threads can then run events that
-// evict, overwrite or free anything that is not locked. `visits_` counts them. If it changed, the
-// climb restarts from the value that was asked for, because its plan may be stale. `MOST_BEGUN`
-// bounds the restarts.
+// `Performer::compute` may release the session's mutex. Other threads can then run events (visits)
+// that evict, overwrite or free anything that is not locked. `visits_` counts them. If it changed,
+// the climb restarts from the value that was asked for, because its stacks may be outdated.
+// `MOST_BEGUN` bounds the restarts.
 //
-// The first attempt locks resident inputs early (`Locks::early`). If no room is left, those locks
-// may be the reason. The second attempt (`Locks::late`) then evicts everything that it can and
-// locks each input only when its turn comes.
+// The first attempt locks all resident inputs of a call before it recomputes the missing ones
+// (`Locks::early`). If the budget does not suffice, those locks may be the reason. The second
+// attempt (`Locks::late`) first evicts everything that it can. It locks each input only when all
+// inputs before it are resident.
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -24,7 +27,8 @@ namespace rekindle {
 
 namespace {
 
-// Restarts of a climb per call in the graph. A climb that makes progress never needs as many.
+// Largest number of restarts of one climb, per call in the graph. A climb that makes progress never
+// needs as many.
 constexpr std::size_t MOST_BEGUN = 100;
 
 }  // namespace
@@ -53,7 +57,8 @@ void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     }
 }
 
-// Add `call` and its outputs to memory and to the graph after the first run.
+// After the first run of `call`, count its outputs in `memory`, and link `call` and its outputs
+// into the graph.
 void Engine::enter(Call& call, bool held) {
     call.ran = true;
     clock += call.cost;
@@ -91,7 +96,7 @@ void Engine::enter(Call& call, bool held) {
     }
 }
 
-// Link `call` into the graph, and set cost and recipe of the storages that it made.
+// Link `call` into the graph, and update cost and recipe of the storages of its outputs.
 void Engine::link(Call& call) {
     graph.link(call);
     for (Value* value : call.outputs()) {
@@ -101,7 +106,7 @@ void Engine::link(Call& call) {
             value->storage->replayable = call.replayable;
         }
     }
-    if (call.views()) {  // Views are part of a storage that existed before.
+    if (call.views()) {  // A view belongs to a storage that existed before this call.
         const std::uint64_t mark = graph.new_mark();
         for (Value* value : call.outputs()) {
             Storage& storage = *value->storage;
@@ -170,8 +175,8 @@ void Engine::Interlude::give_back(const Call& call) {
     }
 }
 
-// Treat the storages that `call` overwrites as evicted. Only this call needs them; an event that
-// does in the meantime must recompute them.
+// Treat the storages that `call` is overwriting as evicted. Only `call` needs them; an event of
+// another thread that needs one meanwhile must recompute it.
 void Engine::lend(const Call& call) {
     for (const Overwrite& pair : call.overwrites()) {
         Storage& storage = *pair.source->storage;
@@ -183,7 +188,8 @@ void Engine::lend(const Call& call) {
 
 // -- recomputation --------------------------------------------------------------------------------
 
-// Restore `value`, by a transfer or by recomputation. Repeat while visitors evict it again.
+// Make `value` resident, by swapping it in or recomputing it. Repeat while other threads evict it
+// again.
 void Engine::require_quietly(Value& value) {
     touch(*value.storage);
     const std::uint64_t visits = visits_;
@@ -206,12 +212,14 @@ void Engine::require_quietly(Value& value) {
     } while (!value.defined && visits != visits_);
 }
 
-// Return true if `value` is not defined and can be recomputed. Other threads may have changed both.
+// Return true if `value` is not in memory and can be recomputed. Other threads may have changed
+// both.
 bool Engine::is_missing(const Value& value) noexcept {
     return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
 
-// Run `call`: a climb with early locks, and if there is no room, one with late locks.
+// Run `call` after recomputing its evicted inputs: one attempt with early locks and, if there is no
+// room, one with late locks.
 void Engine::materialize(Call& call, Value* wanted, bool held) {
     if (rules.quirks && !call.ran) {
         link(call);
@@ -235,8 +243,8 @@ void Engine::materialize(Call& call, Value* wanted, bool held) {
     }
 }
 
-// The calls in progress of one climb. The destructor closes those that are left, also after an
-// error.
+// The calls in progress of one `climb`. The destructor removes the unfinished ones from the
+// engine's stacks, also after an error.
 class Engine::Climb final {
 public:
     explicit Climb(Engine& engine) : engine_(engine), base_(engine.frames_.size()) {}
@@ -254,7 +262,8 @@ public:
         }
     }
 
-    // Unlock all inputs, and free those that are not needed any more.
+    // Remove all calls in progress and unlock their inputs. Free the inputs that nothing needs any
+    // more.
     void undo_and_prune() {
         std::vector<Ref<Storage>> had;
         had.reserve(engine_.locked_.size());
@@ -268,8 +277,8 @@ public:
         }
     }
 
-    // Restart after visits: other events may have changed which values are resident, and how the
-    // others are computed. Return false if `wanted` need not be recomputed any more.
+    // Restart the climb, because other threads may have changed which values are resident and how
+    // the others are computed. Return false if `wanted` need not be recomputed any more.
     bool begin_again(Call& call, Value* wanted, Locks locks) {
         undo_and_prune();
         if (wanted == nullptr || !is_missing(*wanted)) {
@@ -298,7 +307,8 @@ private:
     std::size_t begun_ = 1;
 };
 
-// Visit the inputs depth first and in their order, with a stack instead of recursion.
+// Recompute the missing inputs of `call` depth first and in their order, then run `call`. Uses
+// stacks instead of recursion.
 void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     Climb progress(*this);
     open(call, wanted, locks);
@@ -340,7 +350,8 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     }
 }
 
-// Push a call in progress. Lock its resident inputs (with early locks) and queue the others.
+// Push `call` on the stack of calls in progress. With early locks, lock its resident inputs. Add
+// the other inputs to `pending_`.
 void Engine::open(Call& call, Value* wanted, Locks locks) {
     if (frames_.size() > graph.n_calls()) {  // The first call may not be linked yet.
         throw Cyclic();
@@ -361,7 +372,8 @@ void Engine::open(Call& call, Value* wanted, Locks locks) {
     std::reverse(first, pending_.end());
 }
 
-// Lock the resident inputs in order. Return the first that is missing; null if there is none.
+// Lock the inputs of the topmost call in order, up to the first that is not resident. Return that
+// input; null if there is none.
 Value* Engine::next_missing() {
     const std::size_t first = frames_.back().pending;
     while (pending_.size() > first) {
@@ -376,8 +388,8 @@ Value* Engine::next_missing() {
     return nullptr;
 }
 
-// Unlock the inputs of a finished call. If all are locked, use the order of the inputs, because
-// they become candidates in that order.
+// Unlock the inputs of a call that left the stack. If all inputs are locked, unlock them in the
+// order of the arguments, because they become candidates in the order of unlocking.
 void Engine::close(const Frame& frame) {
     // A call that another event removed from the graph meanwhile has no inputs any more.
     if (pending_.size() == frame.pending && frame.call->n_inputs == locked_.size() - frame.locked) {
@@ -393,7 +405,7 @@ void Engine::close(const Frame& frame) {
     locked_.resize(frame.locked);
 }
 
-// Return true if only this call needs the inputs that it overwrites.
+// Return true if nothing but this call needs the inputs that it overwrites.
 bool Engine::may_consume(const Frame& frame) const {
     for (const Overwrite& pair : frame.call->overwrites()) {  // NOLINT(readability-use-anyofallof)
         const Storage& storage = *pair.source->storage;
@@ -407,7 +419,8 @@ bool Engine::may_consume(const Frame& frame) const {
     return true;
 }
 
-// Return the bytes that `call` needs in addition to `memory` while it runs.
+// Return the bytes that `call` needs while it runs, in addition to those already counted in
+// `memory`.
 Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     Bytes taken_over = 0;
     if (in_place) {
@@ -418,8 +431,8 @@ Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     return call.nbytes - taken_over + workspace_of(call);
 }
 
-// Return true if the call, which ran before, must still run, and its inputs are resident. Visitors
-// may have changed either.
+// Return true if the topmost call must still run again and all its inputs are resident. Other
+// threads may have changed either.
 bool Engine::can_run(const Frame& frame) {
     const Call& call = *frame.call;
     const bool wanted = frame.wanted == nullptr || is_missing(*frame.wanted);
@@ -427,7 +440,7 @@ bool Engine::can_run(const Frame& frame) {
            std::ranges::all_of(call.inputs(), [](const Edge& edge) { return edge.value->defined; });
 }
 
-// Make room for the call on top, run it, and record its results.
+// Make room for the topmost call, run it, and update the engine's state with its results.
 void Engine::run(const Frame& frame, bool held) {
     Call& call = *frame.call;
     const bool overwrites = call.n_overwrites != 0;
@@ -435,7 +448,7 @@ void Engine::run(const Frame& frame, bool held) {
     const std::uint64_t visits = visits_;
     make_room(bytes_beside(call, in_place), &call);
     if (visits != visits_ && call.ran) {
-        // Visitors may need the input that it would overwrite.
+        // Other threads may need the input that this call would overwrite.
         if (in_place && !may_consume(frame)) {
             in_place = false;
             make_room(bytes_beside(call, in_place), &call);
@@ -453,13 +466,15 @@ void Engine::run(const Frame& frame, bool held) {
         free_all();
         return;
     }
-    // A visitor overwrote an input, so the contents that the call read are unknown.
+    // Another thread overwrote an input during the run, so the call may have read wrong contents:
+    // discard its results.
     if (visits != visits_ && !(call.replayable && call.linked)) {
         clock += call.cost;
         recompute_ns += call.cost;
         return;
     }
-    // Sibling outputs that still have a copy on the host: they need not stay resident.
+    // Other outputs of this call that have a copy on the host. They are evicted again below,
+    // because no event asked for them.
     std::vector<Storage*> copied;
     for (const Value* value : call.outputs()) {
         Storage& storage = *value->storage;
@@ -497,7 +512,8 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
             continue;
         }
         Storage& storage = *value->storage;
-        if (storage.resident) {  // It was resident already, so the second copy is freed at once.
+        // This output was resident already, so its recomputed duplicate is freed at once.
+        if (storage.resident) {
             memory -= storage.nbytes;
         } else {
             storage.resident = true;
@@ -516,7 +532,8 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
     });
 }
 
-// Free the outputs that were recomputed as siblings and that left the graph.
+// Free outputs that were recomputed together with the wanted one although they already left the
+// graph.
 void Engine::drop_unasked(Call& call) {
     for (Value* value : call.outputs()) {
         if (is_root(*value) && !value->storage->listed) {
@@ -528,11 +545,12 @@ void Engine::drop_unasked(Call& call) {
     free_all();
 }
 
-// Move the memory of the source to the output. Return its size.
+// Count the memory of the overwritten input as memory of the output. Return its size.
 Bytes Engine::take_over(const Overwrite& overwrite) {
     Storage& old = *overwrite.source->storage;
     Storage& made = *overwrite.output->storage;
-    made.held = made.held || old.held;  // `made` may already be held by the program, and evicted.
+    // The program may already hold `made`, although it was evicted.
+    made.held = made.held || old.held;
     old.held = false;
     made.pinned = old.pinned;
     old.pinned = false;

@@ -9,7 +9,7 @@ namespace rekindle {
 
 namespace {
 
-// Return the index of `value` in its storage; the root is 0.
+// Return the position of `value` among the values of its storage; the root is 0.
 std::int64_t index_of(const Value& value) {
     std::int64_t index = 0;
     for (const Value* at = &value.storage->root; at != &value; at = at->next) {
@@ -61,7 +61,7 @@ void Engine::use(Value& value) {
     }
     if (value.defined) {
         hold_by_program(*value.storage);
-    }  // Otherwise it left the graph, and no event can need it.
+    }  // A value that left the graph stays undefined; no later event can need it.
 }
 
 void Engine::pin(Value& value) {
@@ -109,7 +109,7 @@ void Engine::gone(Storage& storage) {
     note_event(Entry::Kind::gone, storage.id);
     const Event event(*this);
     storage.held = false;
-    if (!storage.resident || !storage.consumed()) {  // The engine may have evicted it before.
+    if (!storage.resident || !storage.consumed()) {  // The engine may have evicted it already.
         prune(storage);
     } else {
         memory -= storage.nbytes;
@@ -126,7 +126,8 @@ void Engine::forget(Storage& storage) {
     forget_quietly(storage);
 }
 
-// Locks the values that were saved. The destructor unlocks them, also after an error.
+// Keeps storages locked, so that they stay resident. The destructor unlocks them, also after an
+// error.
 class Engine::Saved final {
 public:
     explicit Saved(Engine& engine) : engine_(engine) {}
@@ -152,11 +153,13 @@ private:
     std::vector<Storage*> storages_;
 };
 
-// Restore and lock the referenced values that can only be computed from `storage`.
+// Make the values that can only be computed from `storage` resident, if they are referenced, and
+// lock them.
 void Engine::save_from(Storage& storage, Saved& saved) {
     std::vector<Storage*> needy;
     graph.made_through(storage, needy);
-    for (Storage* made : needy) {  // Otherwise restoring one could evict another.
+    // Lock the resident ones first: restoring one value could evict another.
+    for (Storage* made : needy) {
         if (made->resident) {
             saved.save(*made);
         }
@@ -171,13 +174,13 @@ void Engine::save_from(Storage& storage, Saved& saved) {
     }
 }
 
-// Save all values that depend on `storage`, then remove its consumers' recipes. Sources that become
-// useless by that are processed in the same way.
+// Make all values that depend on `storage` resident, then remove the recipes of the calls that read
+// it. Sources that only those recipes needed are processed in the same way.
 void Engine::forget_quietly(Storage& storage) {
     {
         Saved saved(*this);
         std::uint64_t visits = 0;
-        do {  // Visitors may have computed more values from it meanwhile.
+        do {  // Meanwhile other threads may have computed more values from `storage`.
             visits = visits_;
             save_from(storage, saved);
         } while (visits != visits_);
@@ -219,7 +222,7 @@ void Engine::spoil(Storage& storage) {
     note_event(Entry::Kind::spoil, storage.id);
     const Event event(*this);
     if (lent_) {
-        if (!storage.resident) {  // Otherwise a visitor has recomputed it.
+        if (!storage.resident) {  // If it is resident, another thread has recomputed it.
             free(storage);
         }
         prune(storage);

@@ -2,9 +2,9 @@
 // recompute. Twin of rekindle.engine._engine, action by action; differences from the paper are
 // explained there.
 //
-// Events are calls of the methods below; actions are calls of a `Performer`. The engine has no
-// torch, no clock and no lock of its own. Its time is the sum of the costs of the calls that ran,
-// and the session's mutex guards it.
+// The program's events are calls of the methods below; the engine acts by calling a `Performer`.
+// The engine has no torch, no clock and no lock of its own. Its time is the sum of the costs of the
+// calls that ran. The session's mutex guards it.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace rekindle {
 
-// Keeps `memory` within `budget` bytes. This class handles events and recomputation; its base
-// `Ledger` evicts. Each event may throw the performer's errors, `NoRoom` or `Thrashed`. The
-// invariants hold afterwards.
+// Keeps `memory` within `budget` bytes. This class handles the program's events and recomputes
+// values; its base class `Ledger` evicts. Each event may throw the performer's errors, `NoRoom` or
+// `Thrashed`. The invariants hold after an error as well.
 class Engine final : public Ledger {
 public:
     // Make an engine with a budget of `most` bytes.
     //
-    // `advised`: the policy can be overruled by marks, as a `Follower` needs. `own`: chooser that
-    // replaces `policy`. The performer, and the slabs in which it keeps storages and calls, must
-    // outlive the engine. No `Ref` may outlive it.
+    // `advised`: marks can overrule the policy, as a `Follower` needs. `own`: chooser that replaces
+    // `policy`. The performer, and the slabs in which it keeps storages and calls, must outlive the
+    // engine. No `Ref` may outlive the engine.
     Engine(
         Bytes most,
         Performer& performer,
@@ -39,14 +39,15 @@ public:
     Engine& operator=(Engine&&) = delete;
     ~Engine() = default;
 
-    // Scope inside `Performer::compute` in which the engine accepts other events, of other threads
-    // or of the running call. Meanwhile the memory of the call counts as in flight, and storages
-    // that it overwrites in place count as evicted. If there were visitors, the interrupted event
-    // collects again what it lost.
+    // Scope inside `Performer::compute` in which the engine accepts other events (visits), from
+    // other threads or from the running call. During the scope the memory of the running call
+    // counts as in flight, and storages that it overwrites in place count as evicted. After a
+    // visit, the interrupted event makes evicted inputs resident again.
     class Interlude final {
     public:
         Interlude(Engine& engine, const Call& call, bool in_place);
-        // Scope around a call of a user's policy: nothing is in flight or overwritten.
+        // Scope around a call of the user's own policy: no memory is in flight and no storage is
+        // being overwritten.
         explicit Interlude(Engine& engine);
         Interlude(const Interlude&) = delete;
         Interlude& operator=(const Interlude&) = delete;
@@ -54,11 +55,11 @@ public:
         Interlude& operator=(Interlude&&) = delete;
         ~Interlude();
 
-        // Report that another event ran in this scope.
+        // Report that another event ran during this scope.
         void visited() noexcept { ++engine_.visits_; }
 
-        // Report that the call failed before it wrote anything and without visitors. The storages
-        // to be overwritten are resident again.
+        // Report that the call failed before it wrote anything and without visits. The storages
+        // that it was to overwrite become resident again.
         void give_back(const Call& call);
 
     private:
@@ -73,58 +74,62 @@ public:
 
     // -- events ---------------------------------------------------------------------------------
 
-    // The program runs `call` for the first time. Restores its evicted inputs.
+    // The program runs `call` for the first time. Evicted inputs are restored first. `held`: the
+    // program's variables hold the outputs.
     void call(Call& call, bool held);
-    // `call` ran for the first time, and the caller had made room for it. Links its outputs.
+    // The program has run `call` for the first time, in room that the caller made. Links its
+    // outputs into the graph.
     void admit(Call& call, bool held);
-    // The program reads `value`. Restores it if it is evicted; it counts as user-held from now on.
+    // The program reads `value`. Restores the value if it is evicted. The value counts as user-held
+    // from now on.
     void use(Value& value);
-    // Restore `value` and pin it.
+    // Restore `value`, and pin it: it stays resident while it is referenced.
     void pin(Value& value);
-    // Add a reference that permits eviction.
+    // Add a reference to `storage` that permits eviction.
     void retain(Storage& storage);
-    // Remove such a reference.
+    // Remove a reference that `retain` added.
     void release(Storage& storage);
-    // The program's variables do not hold `storage` any more.
+    // The program's variables no longer hold `storage`.
     void drop(Storage& storage);
-    // The program freed the memory of `storage`, and no other reference to it exists. Frees what
-    // only this storage needed, too.
+    // The program freed the memory of `storage`, and no other reference to it exists. Also frees
+    // the storages that nothing but `storage` needed.
     void gone(Storage& storage);
-    // The source `storage` is about to be overwritten. Recomputes and pins the evicted values that
-    // depend on its contents (R4, sources).
+    // The program is about to overwrite the source `storage`. Recomputes and pins the evicted
+    // values that depend on its contents (R4, sources).
     void forget(Storage& storage);
-    // Drop the recipe of the resident `storage`, because its contents were written in an unknown
-    // way. It is a source from now on.
+    // Forget the recipe of the resident `storage`, because its contents were written in an unknown
+    // way. It is a source (a storage without a recipe) from now on.
     void seal(Storage& storage);
-    // A call failed halfway while it overwrote the dead `storage`: its contents are lost. Called
+    // A call failed while it was overwriting the dead `storage`, whose contents are lost. Called
     // inside `Performer::compute`, or as an event.
     void spoil(Storage& storage);
-    // An operator ran without recorded results. `nbytes` changes the memory that is only counted;
-    // it may be negative.
+    // An operator ran whose results are not in the graph. `nbytes` is the change of memory that is
+    // counted by size only; it may be negative.
     void account(Nanoseconds cost, Bytes nbytes = 0, Bytes workspace = 0);
-    // The program resized `storage`, which it holds.
+    // The program resized `storage`, which its variables hold.
     void resize(Storage& storage, Bytes nbytes);
-    // Restore `value` if it is evicted, for the caller to read.
+    // Restore `value` if it is evicted, because the caller reads it.
     void require(Value& value);
 
     // -- copies on the host ---------------------------------------------------------------------
 
-    // Report from inside `Performer::swap_in` that the copy of `storage` could not be read. The
-    // copy is forgotten. Return true if `storage` can be recomputed. Otherwise the value is lost,
-    // and the performer should throw.
+    // Report from inside `Performer::swap_in` that the host copy of `storage` could not be read.
+    // The copy is forgotten. Return true if `storage` can be recomputed. Otherwise its value is
+    // lost, and the performer should throw.
     bool swap_in_failed(Storage& storage);
-    // A copy that the performer had reported as started never arrived. Called between any two
-    // actions. A storage that is not resident must be recomputed. The current usage of the host
-    // becomes its limit, as after `swap_out_failed`.
+    // A host copy that the performer had reported as started was never completed. Call this between
+    // any two actions. If `storage` is not resident, it must be recomputed. The host's current
+    // usage becomes its limit, as after `swap_out_failed`.
     void copy_lost(Storage& storage);
-    // Swap in values ahead of use, the most recently used first, while the budget has room. Called
-    // after an operator of a backward pass, which needs the values in that order. Takes at most
-    // `room` bytes, evicts nothing for it, and leaves some room for the next operators. A
-    // prefetched value is locked until it is used, unless nothing else can be evicted.
+    // Swap in values before they are needed, the most recently used first, while the budget has
+    // room. Called after an operator of a backward pass, which needs the values in that order. Uses
+    // at most `room` bytes, evicts nothing, and leaves some room for the next operators. A
+    // prefetched value is locked until its first use, unless nothing else can be evicted.
     void prefetch(Bytes room = UNLIMITED);
 
 private:
-    // When a call locks its resident inputs: before or after its missing inputs are restored.
+    // Time at which a call locks its resident inputs: before or after its missing inputs are
+    // restored.
     enum class Locks : std::uint8_t { early, late };
 
     class Climb;
@@ -161,9 +166,10 @@ private:
     void outputs_but_last(Call& call, const Value* wanted, F&& visit);
 
     std::vector<Frame> frames_;     // Calls in progress.
-    std::vector<Value*> pending_;   // Their inputs that are not resident yet.
-    std::vector<Storage*> locked_;  // Storages locked for them.
-    bool lent_ = false;  // True if the last interlude treated the overwritten storages as evicted.
+    std::vector<Value*> pending_;   // Inputs of those calls that are not locked yet.
+    std::vector<Storage*> locked_;  // Storages locked for those calls.
+    // True if the last `Interlude` treated the overwritten storages as evicted.
+    bool lent_ = false;
 };
 
 }  // namespace rekindle

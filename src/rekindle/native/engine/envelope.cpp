@@ -9,8 +9,9 @@ namespace rekindle {
 
 namespace {
 
-// Twice the worst relative error of a benefit, which is a product and a quotient of integers. A
-// line predicted to stay on top then really does, even among lines that are equal but for rounding.
+// Twice the worst relative rounding error of a benefit, which is a product and a quotient of
+// integers. With this margin, a line stays on top as long as predicted, even among lines that
+// differ only by rounding.
 constexpr double ERROR = 4 * std::numeric_limits<double>::epsilon();
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();
@@ -83,8 +84,8 @@ void Envelope::reprice(Slot slot, double cost, Nanoseconds now_ns) {
     change(at, static_cast<double>(now_ns));
 }
 
-// The line in `slot` changed. A node below whose top it stays needs no search, only an earlier time
-// at which the line may overtake the top.
+// The line in `slot` changed. A node whose top line is still greater need not be searched again;
+// only the time at which the changed line may overtake that top becomes earlier.
 void Envelope::change(std::size_t slot, double now) {
     double until = NEVER;
     const double here = benefit(slot, now);
@@ -106,7 +107,7 @@ void Envelope::change(std::size_t slot, double now) {
     }
 }
 
-// All nodes above the line in `slot` are searched again, from `level` on.
+// Let the next search visit all nodes above the line in `slot`, from `level` on.
 void Envelope::mark(std::size_t slot, std::size_t level) noexcept {
     std::size_t i = slot / WIDTH;
     for (std::size_t below = 0; below < level; ++below) {

@@ -1,5 +1,5 @@
-// Finds the greatest of many lines at a time that only increases, without evaluating all of them.
-// Twin of rekindle.policies._envelope; it finds the same line with narrower rows.
+// Finds the line with the greatest value at the current time without evaluating all lines. Time
+// only increases. Twin of rekindle.policies._envelope, which finds the same line with wider nodes.
 //
 // The benefit of an eviction, bytes * (now - last) / cost, is a line in time. Lines are the leaves
 // of a tree whose nodes have few children. Each node stores the top line below it, and the time
@@ -21,17 +21,18 @@ class Envelope final {
 public:
     using Slot = std::int32_t;
 
-    // If not `moving`, the benefit is bytes / cost.
+    // `moving`: benefits grow with time. Otherwise the benefit is bytes / cost.
     explicit Envelope(bool moving) : moving_(moving) {}
 
-    // Add a line and return its slot. The line takes part after the first `renew`.
+    // Add a line and return its slot. Searches ignore the line until the first `renew`.
     Slot add(double cost);
     void remove(Slot slot);
-    // Set all of a line but its cost. Like all that follows: `now_ns` is no earlier than it was in
-    // the call before.
+    // Set the bytes, last access and order of a line. Here and in the functions below, `now_ns`
+    // must not decrease from call to call.
     void renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order, Nanoseconds now_ns);
     void reprice(Slot slot, double cost, Nanoseconds now_ns);
-    // Return the slot of the greatest line at `now_ns`. There must be at least one line.
+    // Return the slot of the line with the greatest benefit at `now_ns`. There must be at least one
+    // line.
     Slot best(Nanoseconds now_ns);
 
 private:
@@ -68,7 +69,8 @@ private:
     std::vector<double> slope_;  // nbytes / cost
     std::vector<double> last_;
     std::vector<std::int64_t> order_;
-    std::vector<std::vector<Node>> levels_;  // The first is above the lines, the last is the root.
+    // The nodes of the first level have the lines as children; the last level is the root.
+    std::vector<std::vector<Node>> levels_;
 };
 
 }  // namespace rekindle

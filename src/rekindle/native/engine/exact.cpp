@@ -5,7 +5,7 @@
 namespace rekindle {
 
 Exact::~Exact() {
-    // The storages may outlive this object, so drop the references that it counts first.
+    // The storages may outlive this object, so release the references to them first.
     back_.clear();
     back_parents_.clear();
     lost_.clear();
@@ -54,8 +54,8 @@ void Exact::walk_children(Storage& storage) {
     each_child(storage, [&](const Storage& child) { walk_from(child); });
 }
 
-// Find all storages that can be reached. Return the sum of their costs; stop once it reaches
-// `most`.
+// Add all evicted storages that can be reached from `found_` in direction `way` to `found_`. Return
+// the sum of their costs; stop once it reaches `most`.
 Nanoseconds Exact::walk(Way way, Nanoseconds most) {
     Nanoseconds total = 0;
     for (std::size_t i = 0; i < found_.size() && total < most; ++i) {
@@ -86,7 +86,8 @@ Nanoseconds Exact::again(Storage& storage) {
     return storage.cost + walk(Way::up);
 }
 
-// Return the cost of the evicted descendants, or at most 2/3 of the own cost (`capped`).
+// Return the cost of the evicted descendants of `storage`. With `capped`, count at most 2/3 of the
+// storage's own cost.
 Nanoseconds Exact::cost_below(Storage& storage) {
     begin_walk();
     walk_children(storage);
@@ -113,7 +114,8 @@ void Exact::expected(Storage& storage) {
     evicted(storage);
 }
 
-// Make all storages that reach `storage` downwards include the expected storages below them.
+// From now on, let the cost of each storage that has `storage` among its evicted descendants
+// include expected storages.
 void Exact::notice(Storage& storage) {
     neighbor(storage).noticed = age_;
     begin_walk();
@@ -167,12 +169,12 @@ void Exact::returned(Storage& storage) {
     if (own.expected) {
         own.expected = false;
         if (--n_expected_ == 0) {
-            ++age_;  // Invalidates all `noticed`.
+            ++age_;  // Invalidates the `noticed` of all storages.
         }
     } else if (n_expected_ != 0) {
         notice(storage);
     }
-    // Otherwise no cost was computed while it was evicted.
+    // If no cost was computed while `storage` was evicted, no cost can contain its own.
     if (own.evicted && remove(own) < asked_) {
         add_back(own);
     }
@@ -181,7 +183,8 @@ void Exact::returned(Storage& storage) {
 void Exact::forgotten(Storage& storage) {
     Neighbor& own = neighbor(storage);
     double lost = static_cast<double>(storage.cost) + remove_lost(own);
-    // It connected other storages, so the cost behind it is lost as well, whatever it was.
+    // `storage` connected its descendants to its parents, so their costs fall by an unknown amount
+    // as well.
     if (own.down != nullptr) {
         lost = std::numeric_limits<double>::infinity();
         for (const Link* link = own.down; link != nullptr; link = link->next_down) {
@@ -200,7 +203,7 @@ void Exact::repriced(Storage& storage) {
 
 // -- links ----------------------------------------------------------------------------------------
 
-// Add a link to the lists of both storages.
+// Link `lower`, which needs `upper` to be recomputed, to `upper`.
 void Exact::connect(Neighbor& lower, Neighbor& upper) {
     Link& link = links_.make(Link{&lower, &upper});
     link.next_up = lower.up;
@@ -228,7 +231,7 @@ void Exact::disconnect(Link& link) noexcept {
     links_.drop(link);
 }
 
-// Remove all links of a storage. Return its `since`.
+// Remove a storage from the graph of evicted storages. Return its `since`.
 std::int64_t Exact::remove(Neighbor& gone) noexcept {
     while (gone.up != nullptr) {
         disconnect(*gone.up);
@@ -242,7 +245,7 @@ std::int64_t Exact::remove(Neighbor& gone) noexcept {
 
 // -- cost decreases -------------------------------------------------------------------------------
 
-// Note that a storage returned, together with its current parents.
+// Record that a storage became resident again, together with its current parents.
 void Exact::add_back(Neighbor& back) {
     const std::size_t first = back_parents_.size();
     each_parent(*back.storage, [&](Storage& parent) { back_parents_.emplace_back(&parent); });
@@ -263,7 +266,8 @@ void Exact::remove_back(Neighbor& back) noexcept {
     }
 }
 
-// Note that `storage`, and all storages above it, lost up to `lost` of their cost.
+// Record that the costs of `storage`, and of all storages that depend on it, may have fallen by up
+// to `lost`.
 void Exact::add_lost(Storage& storage, double lost) {
     Neighbor& own = neighbor(storage);
     if (own.lost_at == 0) {
@@ -285,9 +289,10 @@ double Exact::remove_lost(Neighbor& lost) noexcept {
     return lost.lost;
 }
 
-// Storages that reached a returned storage from above or below lost at most the cost on its other
-// side. A long evicted chain lies below each value that is recomputed in a tight budget. There the
-// candidates are fewer than the evicted storages: each is taken to have lost that.
+// When a storage becomes resident again, the costs of its evicted ancestors and descendants fall by
+// at most the costs on its other side. In a tight budget a long evicted chain lies below each
+// recomputed value. If a visit of that chain would exceed `most` storages, every candidate is
+// assumed to have lost that much.
 double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most) {
     if (back_.empty() && lost_.empty()) {
         return 0;
@@ -323,7 +328,8 @@ double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most)
     return all ? loss_below : 0;
 }
 
-// Find all that can be reached downward. Return false, and stop, if these are more than `most`.
+// Add all evicted descendants of `found_` to `found_`. Return false, and stop, if there are more
+// than `most`.
 bool Exact::walk_down_within(std::size_t most) {
     std::size_t visited = 0;
     while (visited < found_.size() && found_.size() <= most) {
@@ -335,8 +341,8 @@ bool Exact::walk_down_within(std::size_t most) {
     return found_.size() <= most;
 }
 
-// Add the storages that reach a returned one downward. Each lost `loss` at most, and no more than
-// its descendants count.
+// Add the ancestors of the storages that returned to `found`. Each cost fell by at most `loss`;
+// with `capped`, by at most 2/3 of the storage's own cost.
 void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {
@@ -360,7 +366,7 @@ void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     }
 }
 
-// Add the storages that reach a returned one upward.
+// Add the descendants of the storages that returned to `found`. Each cost fell by at most `loss`.
 void Exact::add_below(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {

@@ -1,7 +1,8 @@
 // Cost of evicting a storage: its own cost c0 plus the exact cost of its evicted neighborhood. Twin
 // of `Exact` in rekindle.policies._neighborhood.
 //
-// The result does not depend on any order: neighborhoods are sets, and costs are sums of integers.
+// The cost does not depend on the order of events: a neighborhood is a set, and its cost is a sum
+// of integers.
 #pragma once
 
 #include <cstddef>
@@ -18,34 +19,36 @@ namespace rekindle {
 struct Link final {
     Neighbor* lower;
     Neighbor* upper;
-    Link* previous_up = nullptr;  // In the list of `lower`.
+    Link* previous_up = nullptr;  // Previous link in the list `lower->up`.
     Link* next_up = nullptr;
-    Link* previous_down = nullptr;  // In the list of `upper`.
+    Link* previous_down = nullptr;  // Previous link in the list `upper->down`.
     Link* next_down = nullptr;
 };
 
-// State of a storage that was evicted once, or has such a neighbor.
+// State of a storage that was evicted at least once, or that has such a neighbor.
 struct Neighbor final {
     Storage* storage = nullptr;
-    Link* up = nullptr;      // Links to its evicted parents.
-    Link* down = nullptr;    // Links to its evicted children.
-    std::int64_t since = 0;  // Value of `asked_` when it was evicted.
-    // Upper bound of the cost that it and all storages above it lost since the last
-    // `cost_decreases`.
+    Link* up = nullptr;      // Links to the evicted storages that it is computed from.
+    Link* down = nullptr;    // Links to the evicted storages that are computed from it.
+    std::int64_t since = 0;  // Value of `Exact::asked_` when it was evicted.
+    // Upper bound of the amount by which its cost, and the costs of storages that depend on it,
+    // fell since the last `cost_decreases`.
     double lost = 0;
-    std::uint64_t noticed = 0;  // Value of `age_` when it last included the expected storages.
-    std::uint32_t lost_at = 0;  // Position in `lost_`, from 1; 0 if it is not there.
-    std::uint32_t back_at = 0;  // Position in `back_`, from 1; 0 if it is not there.
+    // Value of `Exact::age_` when its cost last began to include expected storages.
+    std::uint64_t noticed = 0;
+    std::uint32_t lost_at = 0;  // Position in `Exact::lost_`, from 1; 0 if it is not in that list.
+    std::uint32_t back_at = 0;  // Position in `Exact::back_`, from 1; 0 if it is not in that list.
     bool evicted = false;
     bool expected = false;
 };
 
-// Keeps the graph of evicted storages. When a storage is recomputed, each storage that reached it
-// through this graph may have become cheaper. The decrease is at most the cost of the part of the
-// graph on the other side.
+// Keeps the graph of evicted storages. When a storage is recomputed, the cost of each storage that
+// was connected to it may fall. It falls at most by the cost of the part of the graph on the other
+// side of the recomputed storage.
 class Exact final : public Neighborhood {
 public:
-    // `costs`: `exact` counts all descendants, `ancestors` none, `capped` up to a limit.
+    // `costs` says which evicted descendants count: with `exact` all, with `ancestors` none, with
+    // `capped` up to a limit.
     Exact(Costs costs, Graph& graph) : descendants_(costs), graph_(graph) {}
 
     Exact(const Exact&) = delete;
@@ -69,12 +72,12 @@ public:
 private:
     enum class Way : std::uint8_t { up, down };
 
-    // A storage that returned since the last `cost_decreases`, or that was behind one that left the
-    // graph. Its parents are stored, because it may leave the graph before the next
-    // `cost_decreases`.
+    // A storage that became resident again since the last `cost_decreases`, or a child of one that
+    // left the graph. Its parents are stored here, because the storage itself may leave the graph
+    // before the next `cost_decreases`.
     struct Back final {
         Ref<Storage> storage;
-        std::size_t first;  // Range of its parents in `back_parents_`.
+        std::size_t first;  // Its parents are `back_parents_[first:last]`.
         std::size_t last;
     };
 
@@ -112,11 +115,12 @@ private:
     std::vector<Ref<Storage>> back_parents_;
     std::vector<Ref<Storage>> lost_;
     std::size_t n_expected_ = 0;
-    std::uint64_t age_ = 1;         // Incremented when no storage is expected any more.
+    std::uint64_t age_ = 1;         // Incremented each time the last expected storage was made.
     std::int64_t asked_ = 0;        // Number of costs computed so far.
-    std::uint64_t mark_ = 0;        // Mark of the walk in progress.
+    std::uint64_t mark_ = 0;        // Graph mark of the walk in progress.
     std::vector<Neighbor*> found_;  // Storages found by that walk.
-    std::vector<Neighbor*> above_;  // Those above storages that returned, in `cost_decreases`.
+    // Used by `cost_decreases`: the evicted ancestors of the storages that returned.
+    std::vector<Neighbor*> above_;
 };
 
 }  // namespace rekindle

@@ -21,12 +21,13 @@ void Ledger::measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s)
 
 // -- swapping out ---------------------------------------------------------------------------------
 
-// Evict or swap out until at most `nbytes` are in use.
+// Evict or swap out storages until at most `nbytes` are in use.
 void Ledger::send_until(Bytes nbytes) {
     while (memory > nbytes) {
         if (Storage* victim = choose(); victim != nullptr) {
             send(*victim);
-        } else if (!host->saving.empty() || !host->coming.empty()) {  // Everything else is in use.
+            // Only storages that a transfer locks are left to evict.
+        } else if (!host->saving.empty() || !host->coming.empty()) {
             land(true);
             arrived(true);
         } else {
@@ -35,7 +36,8 @@ void Ledger::send_until(Bytes nbytes) {
     }
 }
 
-// Evict `victim` in the cheaper way, or in the only possible one.
+// Swap `victim` out if that is cheaper than recomputing it, or the only way to restore it.
+// Otherwise free its memory for recomputation.
 void Ledger::send(Storage& victim) {
     if (!victim.on_host && pays(victim)) {
         make_host_room(victim.nbytes);
@@ -59,7 +61,7 @@ bool Ledger::pays(Storage& victim) {
     return host->waiting(victim, clock) < chooser_->recompute_ns(victim);
 }
 
-// Discard useless copies on the host, if `nbytes` more fit there afterwards.
+// Discard host copies of resident storages, if `nbytes` more fit on the host afterwards.
 void Ledger::make_host_room(Bytes nbytes) {
     discard_all();
     std::vector<Storage*> spare;
@@ -81,7 +83,8 @@ void Ledger::swap_out(Storage& storage) {
     copy(storage, false);
 }
 
-// Let the performer begin a transfer out, and handle a failure.
+// Let the performer begin to copy `storage` to the host, and handle a failure. `keep`: the storage
+// stays resident.
 void Ledger::copy(Storage& storage, bool keep) {
     note(Entry::Kind::swap_out, storage.id, 0, keep ? Entry::KEPT : 0);
     if (!performer_.swap_out(storage, keep) && !swap_out_failed(storage)) {
@@ -91,7 +94,8 @@ void Ledger::copy(Storage& storage, bool keep) {
 
 bool Ledger::swap_out_failed(Storage& storage) {
     note(Entry::Kind::swap_out_failed, storage.id, 0, nesting_ != 0 ? Entry::NESTED : 0);
-    if (storage.resident) {  // It was only copied ahead.
+    // The storage is still resident; it was only copied ahead of an eviction.
+    if (storage.resident) {
         host->saving.take(storage);
         host->failed(storage);
         reprice(storage);
@@ -111,8 +115,8 @@ bool Ledger::swap_out_failed(Storage& storage) {
     return true;
 }
 
-// `storage` can only be swapped, and the host has no room. Exclude it from the candidates until
-// there is room.
+// `storage` has no recipe, and the host has no room for it. Exclude it from the candidates until
+// the host has room.
 void Ledger::refuse(Storage& storage) {
     if (!host->refuses(storage)) {
         host->refused.push_back(&storage);
@@ -148,8 +152,8 @@ void Ledger::ahead() {
     host->turn = clock;
 }
 
-// Return the storage for which a copy on the host saves most per byte: the most expensive one to
-// recompute.
+// Return the candidate for which a copy on the host saves most per byte: the most expensive one to
+// recompute. With `only`, return the least recently used one.
 Storage* Ledger::worthiest() const noexcept {
     const auto worth = [](const Storage& storage) {
         return static_cast<double>(storage.cost) / static_cast<double>(storage.nbytes);
@@ -166,7 +170,8 @@ Storage* Ledger::worthiest() const noexcept {
     return found;
 }
 
-// Unlock the storages whose copies are complete, or all of them.
+// Unlock the storages whose copies to the host are complete. If `all_of_them`, do not wait for
+// completion.
 void Ledger::land(bool all_of_them) {
     std::vector<Storage*> landed;
     for (const auto& [storage, end] : host->saving) {
@@ -183,7 +188,8 @@ void Ledger::land(bool all_of_them) {
     }
 }
 
-// Unlock the prefetched storages that were used, or all of them, so that they can be evicted.
+// Unlock the prefetched storages that were used since (or all of them), so that they can be
+// evicted.
 void Ledger::arrived(bool all_of_them) {
     std::vector<Storage*> used;
     for (const auto& [storage, since] : host->coming) {
@@ -230,8 +236,8 @@ void Ledger::discard(Storage& storage) {
     performer_.discard(storage);
 }
 
-// Update the cost of `storage`: of the transfer if it has a copy or no recipe, otherwise of its
-// calls.
+// Update the cost of `storage`: that of the transfer if it has a host copy or no recipe, otherwise
+// that of its calls.
 void Ledger::reprice(Storage& storage) {
     const bool copied = storage.on_host || !storage.replayable;
     storage.cost = copied ? host->cost(storage) : recipe_ns(storage);
@@ -240,7 +246,7 @@ void Ledger::reprice(Storage& storage) {
     }
 }
 
-// All values of `storage` are resident again.
+// Mark `storage` and its values as resident again.
 void Ledger::appear(Storage& storage) {
     storage.resident = true;
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
@@ -250,7 +256,7 @@ void Ledger::appear(Storage& storage) {
 
 // -- for the rest of the ledger -------------------------------------------------------------------
 
-// Unlock `storage` if a copy in progress locks it. Return true if nothing else does.
+// Unlock `storage` if a transfer in progress locks it. Return true if no other lock is left.
 bool Ledger::abandon_copy(Storage& storage) {
     if (host == nullptr) {
         return false;
@@ -263,7 +269,7 @@ bool Ledger::abandon_copy(Storage& storage) {
     return storage.locks == 0;
 }
 
-// `storage` left the graph: its copy is not needed any more.
+// `storage` left the graph: schedule its host copy for discarding.
 void Ledger::left(Storage& storage) const {
     if (host != nullptr) {
         std::erase(host->refused, &storage);
@@ -273,7 +279,8 @@ void Ledger::left(Storage& storage) const {
     }
 }
 
-// Its cost may have decreased, so remove it from the policy and add it again.
+// Update the cost of `storage`. The cost may have decreased, so remove the storage from the policy
+// and add it again.
 void Ledger::renew(Storage& storage) {
     if (host != nullptr) {
         reprice(storage);

@@ -1,4 +1,4 @@
-// The part of `Engine` that swaps values in from the host.
+// The part of `Engine` that swaps values in from host memory.
 #include <algorithm>
 #include <cstddef>
 
@@ -8,12 +8,12 @@ namespace rekindle {
 
 namespace {
 
-constexpr double LEFT_FREE = 1.0 / 16;  // Part of the budget that prefetching leaves free.
+constexpr double LEFT_FREE = 1.0 / 16;  // Fraction of the budget that prefetching leaves free.
 
 }  // namespace
 
-// Return true if the missing `value` is restored from its copy. Recomputation is used if it is
-// faster.
+// Return true if the missing `value` should be restored from its host copy. Return false if there
+// is none or recomputation is faster.
 bool Engine::copies(const Value& value) const {
     const Storage& storage = *value.storage;
     if (host == nullptr || !storage.on_host || storage.resident) {
@@ -26,8 +26,8 @@ bool Engine::copies(const Value& value) const {
     return waiting <= climb_ns(value, waiting);
 }
 
-// Return a lower bound of the time to recompute `value`, including transfers of its inputs. Stops
-// at `limit`.
+// Return a lower bound of the time to recompute `value`, including the transfers of inputs on the
+// host. The sum stops once it reaches `limit`.
 Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
     Nanoseconds total = value.call->cost;
     std::vector<const Call*> calls{value.call};
@@ -52,12 +52,12 @@ Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
     return total;
 }
 
-// Swap `storage` in. If the driver fails, it counts as evicted.
+// Swap `storage` in. If the performer fails, the storage counts as evicted.
 void Engine::swap_in(Storage& storage) {
     const std::uint64_t visits = visits_;
     make_room(storage.nbytes, storage.root.call);
     const bool comes = storage.on_host && !storage.resident && !storage.dissolved;
-    if (visits != visits_ && !comes) {  // A visitor restored or freed it.
+    if (visits != visits_ && !comes) {  // Another thread restored or freed it.
         return;
     }
     note(Entry::Kind::swap_in, storage.id);
@@ -79,7 +79,7 @@ bool Engine::swap_in_failed(Storage& storage) {
     return forget_copy(storage);
 }
 
-// Forget the copy. Return true if `storage` can be recomputed.
+// Forget the host copy of `storage`. Return true if the storage can be recomputed.
 bool Engine::forget_copy(Storage& storage) {
     chooser_->returned(storage);
     host->drop(storage);
@@ -132,7 +132,8 @@ void Engine::prefetch(Bytes room) {
                 return;
             }
             room -= storage->nbytes;
-        } else if (room != UNLIMITED) {  // An unlimited budget has no fraction to leave free.
+            // With an unlimited budget there is no fraction to leave free.
+        } else if (room != UNLIMITED) {
             return;
         }
         touch(*storage);
@@ -144,8 +145,8 @@ void Engine::prefetch(Bytes room) {
     }
 }
 
-// Reset the call in progress at `at`, which is not the last, so that it collects all its inputs
-// again. Return the storages that it had locked.
+// Make the call in progress at position `at` (not the topmost) collect all its inputs again. Return
+// the storages that it had locked.
 std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const auto place = [](auto& stack, std::size_t index) {
         return stack.begin() + static_cast<std::ptrdiff_t>(index);
@@ -168,9 +169,9 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
     return locked;
 }
 
-// Swap out the locked inputs of the calls in progress from `first` on, except for the last. That
-// makes room for the input they wait for. Each call does so once, and then keeps its inputs. Return
-// true if there was such a call.
+// Swap out the locked inputs of the calls in progress from `first` on, except for the topmost. That
+// makes room for the input that the topmost call computes or needs. Each call gives up its inputs
+// only once. Return true if a call did.
 bool Engine::give_up(std::size_t first) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {
@@ -184,7 +185,7 @@ bool Engine::give_up(std::size_t first) {
         for (Storage* storage : locked) {
             unlock_quietly(*storage);
         }
-        // A storage that is listed twice is no candidate the second time.
+        // A storage that is in `locked` twice is no candidate any more the second time.
         for (Storage* storage : locked) {
             if (storage->order >= 0 && !storage->on_host && host->lacks(storage->nbytes) <= 0) {
                 swap_out(*storage);

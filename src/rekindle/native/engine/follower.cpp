@@ -21,7 +21,7 @@ Follower::Follower(Engine& engine, const Route& route, Host& host)
     }
 }
 
-// Note that the plan mentions `number`.
+// Record that the plan mentions the storage `number`.
 void Follower::name(std::int64_t number) {
     const std::size_t needed = static_cast<std::size_t>(number) + 1;
     if (stops_.size() < needed) {
@@ -88,7 +88,8 @@ std::span<const std::int64_t> Follower::restored_by(std::int64_t move) const {
     return std::span(route_.restored).subspan(first, last - first);
 }
 
-// Take the next move: mark a storage, or restore a group of storages that fit.
+// Take the next move of the plan: mark a storage as not needed for now, or restore the storages of
+// a group that fit.
 void Follower::move() {
     const std::int64_t move = route_.moves[static_cast<std::size_t>(position_++)];
     if (move < 0) {
@@ -119,7 +120,7 @@ void Follower::unmark(std::int64_t move) {
     }
 }
 
-// Release the storage that was kept for the plan.
+// Release the follower's reference to the storage `number`, if it has one.
 void Follower::give_up(std::int64_t number) {
     Stop& place = stop(number);
     if (place.kept) {
@@ -130,8 +131,8 @@ void Follower::give_up(std::int64_t number) {
     }
 }
 
-// Return true if `storage` can be recomputed at once, without evicting anything that the plan still
-// needs.
+// Return true if `storage` can be recomputed right now without evicting anything that the plan
+// still needs.
 bool Follower::fits(Storage& storage) {
     if (storage.dissolved || !storage.replayable) {
         return false;

@@ -1,6 +1,6 @@
-// Follows a plan while the program agrees with it. It only gives advice to the engine, so a wrong
-// plan costs time but never changes results. Twin of rekindle.engine._follower and ._route, which
-// explain it.
+// Follows a plan of evictions and recomputations while the program runs the planned operators. The
+// follower only gives advice to the engine, so a wrong plan costs time but never changes results.
+// Twin of rekindle.engine._follower and ._route, which explain plans.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,22 @@
 
 namespace rekindle {
 
-// A schedule in a form that is fast to follow. `moves[stops[i - 1]:stops[i]]` are the moves between
-// the first runs of operators i - 1 and i. A negative move ~s says that storage s is not needed
-// until it is restored. A move m >= 0 restores the storages `restored[restores[m]:restores[m + 1]]`
+// A plan in a form that is fast to follow. `moves[stops[i - 1]:stops[i]]` are the moves between the
+// first runs of operators i - 1 and i. A negative move ~s says that storage s is not needed until
+// the plan restores it. A move m >= 0 restores the storages `restored[restores[m]:restores[m + 1]]`
 // with one operator.
 struct Route final {
     std::vector<std::int64_t> stops;
     std::vector<std::int64_t> moves;
-    std::vector<std::int64_t> restores;  // One entry more than there are groups.
+    // Bounds of the groups in `restored`: one entry more than there are groups.
+    std::vector<std::int64_t> restores;
     std::vector<std::int64_t> restored;
-    // Storages to keep after they are dead, because the plan reuses them.
+    // Numbers of the storages that the follower keeps alive after the program drops them, because
+    // the plan reuses them.
     std::vector<std::int64_t> kept;
 };
 
-// Owner of the memory, as a follower needs it.
+// Interface of the owner of the memory, as far as a follower uses it.
 class Host {
 public:
     Host() = default;
@@ -34,21 +36,21 @@ public:
     Host(Host&&) = delete;
     Host& operator=(Host&&) = delete;
 
-    // Refresh which storages the program still holds, because the follower is about to restore
+    // Update which storages the program still holds. Called when the follower is about to restore
     // values and needs room.
     virtual void poll() = 0;
-    // Return the storage that replaced `storage`, or `storage`.
+    // Return the storage that replaced `storage`; `storage` itself if none did.
     virtual Storage& current(Storage& storage) = 0;
-    // Keep the memory of `storage` although the program drops it.
+    // Keep the memory of `storage` after the program drops it.
     virtual void own(Storage& storage) = 0;
-    // Undo `own`.
+    // Stop keeping the memory of `storage` (undo `own`).
     virtual void disown(Storage& storage) = 0;
 
 protected:
     ~Host() = default;
 };
 
-// One run along `route`. The engine must be advised and must outlive the follower.
+// Follows one plan, `route`, once. The engine must be advised and must outlive the follower.
 class Follower final {
 public:
     Follower(Engine& engine, const Route& route, Host& host);
@@ -58,23 +60,23 @@ public:
     Follower& operator=(Follower&&) = delete;
     ~Follower() = default;
 
-    // Return the number of moves taken.
+    // Return the number of moves of the plan taken so far.
     std::int64_t position() const noexcept { return position_; }
 
     // The program made `storage`, which has `number` in the route.
     void made(std::int64_t number, Storage& storage);
-    // Advance past all moves before `op` without making room for any of them.
+    // Take the moves before the first run of `op`, but without restoring any storage.
     void skip(std::int64_t op);
     // Take the moves that come before the first run of `op`.
     void before(std::int64_t op);
     // The program needs `storage` before `op`. Takes moves until it is resident.
     void wanting(const Storage& storage, std::int64_t op);
-    // Stop following: the route ended, or the program left it. The policy decides alone from now
-    // on.
+    // Stop following: the plan ended, or the program ran another operator than planned. From now on
+    // the policy decides alone.
     void end();
 
 private:
-    // State of one storage number of the route.
+    // State of one storage that the plan mentions.
     struct Stop final {
         Ref<Storage> storage;
         bool named = false;
@@ -96,8 +98,9 @@ private:
     const Route& route_;
     Host& host_;
     std::int64_t position_ = 0;
-    std::vector<Stop> stops_;         // Indexed by storage number.
-    std::vector<std::int64_t> kept_;  // Numbers that were kept, in that order.
+    std::vector<Stop> stops_;  // Indexed by storage number.
+    // Numbers of the storages kept so far, in the order in which they were made.
+    std::vector<std::int64_t> kept_;
 };
 
 }  // namespace rekindle

@@ -10,7 +10,8 @@
 
 namespace rekindle {
 
-// All candidates are evicted, and `needed` more bytes do not fit.
+// The budget is exceeded: all candidates for eviction are evicted, and `needed` more bytes do not
+// fit.
 struct NoRoom final : std::exception {
     NoRoom(Bytes more, Bytes there, Bytes most, Ref<Call> whose)
         : needed(more), memory(there), budget(most), call(std::move(whose)) {}
@@ -25,7 +26,7 @@ struct NoRoom final : std::exception {
     Ref<Call> call;  // Call that needs the bytes; null if there is none.
 };
 
-// Recomputation exceeded `Rules::recompute_limit`.
+// The total time of recomputation exceeded `Rules::recompute_limit`.
 struct Thrashed final : std::exception {
     Thrashed(Nanoseconds spent, Nanoseconds most) : recompute_ns(spent), limit(most) {}
 
@@ -42,7 +43,7 @@ struct Cyclic final : std::exception {
     }
 };
 
-// Other threads keep invalidating the inputs of a recomputation, so that it makes no progress.
+// Other threads keep evicting the inputs of a recomputation, so that it makes no progress.
 struct Starved final : std::exception {
     const char* what() const noexcept override {
         return "a value cannot be recomputed, because its inputs are taken away again and again: "
@@ -59,14 +60,15 @@ struct Lost final : std::exception {
     }
 };
 
-// A call in progress. Its missing inputs (in reverse order) and its locked inputs are the tops of
-// the engine's stacks, from these positions on.
+// A call in progress. Its missing inputs (in reverse order) are `Engine::pending_` from position
+// `pending` on, and its locked inputs are `Engine::locked_` from position `locked` on, up to those
+// of the next frame.
 struct Frame final {
     Call* call;
     Value* wanted;  // Value to recompute; null for a first run, which makes all outputs.
     std::size_t pending;
     std::size_t locked;
-    // True if it has unlocked its inputs once, to make room for a missing one.
+    // True if the call has unlocked its inputs once to make room for a missing one.
     bool gave_up = false;
 };
 

@@ -65,7 +65,7 @@ void Graph::add_output(Call& call, Value& value) {
     const std::uint32_t n = call.n_outputs;
     if (n == 0) {
         call.output = &value;
-    } else if (n == 1 || std::has_single_bit(n)) {  // The array is full.
+    } else if (n == 1 || std::has_single_bit(n)) {  // The array of outputs is full, so double it.
         Value** longer = outputs_.take(std::size_t{2} * n);
         const std::span<Value* const> old = call.outputs();
         std::ranges::copy(old, longer);
@@ -101,7 +101,7 @@ void Graph::consume(Call& call) {
             continue;
         }
         if (storage.last_consumer != nullptr && storage.last_consumer->call == &call) {
-            continue;  // The call is listed for another value of this storage.
+            continue;  // The call is already listed for another value of this storage.
         }
         edge.previous = storage.last_consumer;
         (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = &edge;
@@ -113,7 +113,7 @@ void Graph::consume(Call& call) {
 void Graph::unlink(Edge& edge) noexcept {
     Storage& storage = *edge.value->storage;
     if (edge.previous == nullptr && storage.first_consumer != &edge) {
-        return;  // It is not listed.
+        return;  // The edge is not in the list of consumers.
     }
     (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = edge.next;
     (edge.next != nullptr ? edge.next->previous : storage.last_consumer) = edge.previous;
@@ -163,7 +163,8 @@ void Graph::dissolve(Storage& storage) noexcept {
 }
 
 void Graph::clean(Storage& storage) noexcept {
-    if (!storage.dissolved && storage.root.call != nullptr) {  // It was never linked.
+    // A storage that has a call here was never linked into the graph.
+    if (!storage.dissolved && storage.root.call != nullptr) {
         dissolve(storage);
     }
     Value* view = storage.root.next;
@@ -175,7 +176,8 @@ void Graph::clean(Storage& storage) noexcept {
 }
 
 void Graph::clean(Call& call) noexcept {
-    call.count = 1;  // Keeps the call out of the graveyard while it is taken apart.
+    // Keeps the call from entering the list of dead objects again while it is taken apart.
+    call.count = 1;
     dissolve(call);
 }
 

@@ -1,10 +1,10 @@
-// The engine's graph of the program: storages, values in them, and the calls that made them. Twin
-// of rekindle.engine._graph.
+// The engine's graph of the program: storages, the values in them, and the calls of operators that
+// made the values. Twin of rekindle.engine._graph.
 //
 // A storage lists the calls that read it (`consumers`), and a call lists the values that it reads.
-// A linked call is held by counted references in both directions. `Ledger` takes the graph apart
-// once a storage cannot be needed any more. A driver derives one class each from `Storage` and
-// `Call`, keeps the objects in slabs of its own, and refers to them by `Ref`.
+// A linked call and its outputs hold each other by counted references. `Ledger` removes a storage
+// and its calls once no event can need them any more. A driver derives its own classes from
+// `Storage` and `Call`, keeps the objects in its own slabs, and refers to them by `Ref`.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,11 @@ struct Storage;
 struct Neighbor;  // State of a storage in a `Neighborhood`.
 class Graph;
 
-// Contents that one call wrote into a storage. It lives as long as the storage.
+// Contents that one call wrote into a storage. The object lives as long as the storage.
 struct Value final {
     Storage* storage = nullptr;
-    Call* call = nullptr;   // Counted until the storage leaves the graph.
+    // Call that made the value. Counts a reference to it until the storage leaves the graph.
+    Call* call = nullptr;
     Value* next = nullptr;  // Next view of the same storage.
     // True while the value is in memory.
     bool defined = false;
@@ -34,26 +35,28 @@ struct Value final {
 
 // One input of a call. Only the first edge to each storage is listed among the storage's consumers.
 struct Edge final {
-    Value* value;  // Counts a reference to its storage.
+    Value* value;  // Value that is read. The edge counts a reference to its storage.
     Call* call;
     Edge* previous;
     Edge* next;
 };
 
-// An output that takes over the memory of an input.
+// An output of a call that takes over the memory of an input.
 struct Overwrite final {
     Value* output;
-    Value* source;  // The input; counts a reference to its storage.
+    Value* source;  // Value of the input. Counts a reference to its storage.
 };
 
-// Data of the choosers about a storage. Other code does not read it.
+// Data about a storage that belongs to the eviction policies (`Chooser`). Other code does not read
+// it.
 struct Standing final {
     enum class News : std::uint8_t { none, candidate, removed };
 
     Neighbor* neighbor = nullptr;
-    std::int32_t slot = -1;     // Slot of its line in the envelope; negative if it has none.
-    std::uint32_t news_at = 0;  // Position among the pending updates.
-    // Position in `AdvisedChooser::ready_`, from 1; 0 if it is not there.
+    // Slot of the storage's line in the `Envelope`; negative if it has none.
+    std::int32_t slot = -1;
+    std::uint32_t news_at = 0;  // Position in `ScoredChooser::news_`.
+    // Position in `AdvisedChooser::ready_`, from 1; 0 if it is not in that list.
     std::uint32_t ready_at = 0;
     std::uint32_t marked = 0;  // Value of `AdvisedChooser::age_` if the plan marked it.
     News news = News::none;
@@ -63,43 +66,49 @@ struct Standing final {
 struct Storage : Counted<Storage> {
     Storage(Graph& graph, StorageId storage_id, Bytes size);
 
-    std::int32_t locks = 0;  // Number of calls in progress that read it.
+    // Number of locks. A locked storage stays resident, because a call in progress or a transfer
+    // uses it.
+    std::int32_t locks = 0;
     StorageId id;
     Bytes nbytes;
-    // Cost of all calls that made it, views included; with a copy on the host, cost of the
-    // transfer.
+    // Total cost (ns) of the calls that made it, views included. If it has a copy on the host, cost
+    // of the transfer.
     Nanoseconds cost = 0;
     Nanoseconds last_access = 0;
-    std::int64_t order = -1;  // Sequence number since it is a candidate; negative if it is none.
-    std::int32_t references = 0;  // References that permit eviction.
-    bool held = false;            // True if variables of the program hold it.
-    bool returns = false;         // It may be evicted while it is held; an access restores it.
-    bool reserved = false;        // Like `returns`, but only if nothing else can be evicted.
-    bool pinned = false;          // It must stay resident while it is referenced.
+    // Sequence number among the candidates for eviction; negative if it is not a candidate.
+    std::int64_t order = -1;
+    std::int32_t references = 0;  // Number of references that permit eviction (`Engine::retain`).
+    bool held = false;            // True if the program's variables hold it.
+    // True if it may be evicted while it is held, because an access restores it.
+    bool returns = false;
+    // True if it may be evicted while it is held, but only if nothing else can be evicted.
+    bool reserved = false;
+    bool pinned = false;  // True if it must stay resident while it is referenced.
     bool resident = false;
-    // It has a copy on the host, so that it can be restored without its calls.
+    // True if it has a copy on the host, from which it can be restored without its calls.
     bool on_host = false;
-    bool replayable = true;  // All calls that made it can run again.
-    bool listed = false;     // It is in the graph.
-    bool dissolved = false;  // It was in the graph and never will be again.
-    Value root;              // First value. Views are linked to it.
+    bool replayable = true;  // True if all calls that made it can run again.
+    bool listed = false;     // True while it is in the graph.
+    bool dissolved = false;  // True after it left the graph, which is final.
+    Value root;              // First value. `Value::next` leads to its views.
     // Replayable calls that read it, without those that only view it.
     Edge* first_consumer = nullptr;
     Edge* last_consumer = nullptr;
-    Storage* previous = nullptr;  // In the list of the graph's storages.
+    Storage* previous = nullptr;  // Neighbor in the list of all storages in the graph.
     Storage* next = nullptr;
     std::uint64_t mark = 0;  // Mark of the last walk that visited it.
     Standing standing;
 
-    // Return the root, which views follow in the list; null if it left the graph.
+    // Return the root, whose `next` leads to the views; null if the storage left the graph.
     Value* first_value() noexcept { return dissolved ? nullptr : &root; }
 
     bool consumed() const noexcept { return first_consumer != nullptr; }
 
-    // Return true if it can be restored after an eviction.
+    // Return true if the storage can be restored after an eviction.
     bool restorable() const noexcept { return replayable || on_host; }
 
-    // Return true if no reference is left. It may still be needed to recompute others.
+    // Return true if the program has no reference to the storage any more. Other storages may still
+    // need it to be recomputed.
     bool dead() const noexcept { return references == 0 && !held; }
 
 protected:
@@ -113,22 +122,23 @@ struct Call : Counted<Call> {
     std::uint32_t n_inputs = 0;
     OpId id;
     Nanoseconds cost;
-    Bytes nbytes = 0;  // Bytes of the storages whose root is an output.
+    Bytes nbytes = 0;  // Bytes of the storages that the call made (their root is an output).
     Edge* edges = nullptr;
 
     union {
-        Value* output = nullptr;  // If there is at most one.
+        Value* output = nullptr;  // Used if there is at most one output.
         Value** several;
     };
 
     Overwrite* overwritten = nullptr;
     std::uint32_t n_outputs = 0;
-    std::uint32_t n_made = 0;  // Outputs that are the root of their storage.
+    std::uint32_t n_made = 0;  // Number of outputs that are the root of their storage.
     std::uint16_t n_overwrites = 0;
     bool replayable;
     bool ran = false;
-    bool linked = false;         // Its outputs hold it by counted references.
-    bool has_workspace = false;  // It needs workspace. The performer knows the size.
+    bool linked = false;  // True while its outputs hold it by counted references.
+    // True if the call needs workspace. `Performer::workspace` knows the size.
+    bool has_workspace = false;
 
     std::span<Edge> inputs() const noexcept { return {edges, n_inputs}; }
 
@@ -149,7 +159,8 @@ inline bool is_root(const Value& value) noexcept {
     return &value.storage->root == &value;
 }
 
-// Builds and dissolves calls. Owns their edges, outputs and views.
+// Links calls into the graph and takes them apart. Owns the memory of their edges, outputs and
+// views.
 class Graph final {
 public:
     Graph() = default;
@@ -166,35 +177,35 @@ public:
 
     // Set the inputs of `call`, in this order. Called once.
     void reads(Call& call, std::span<Value* const> inputs);
-    // Add an output in the new `storage`.
+    // Add an output to `call`: the first value of the new `storage`.
     Value& makes(Call& call, Storage& storage);
-    // Add an output that is a view of `storage`.
+    // Add an output to `call`: a view of `storage`.
     Value& views(Call& call, Storage& storage);
-    // Set the outputs that take over memory of inputs. Called once.
+    // Set the outputs of `call` that take over the memory of inputs. Called once.
     void overwrites(Call& call, std::span<const Overwrite> pairs);
 
     // -- for the ledger -------------------------------------------------------------------------
 
-    // Make the outputs of `call` hold it.
+    // Let the outputs of `call` hold it by counted references.
     void link(Call& call);
-    // List `call` among the consumers of its inputs. A call that only views an input is not listed
-    // there.
+    // Add `call` to the consumers of the storages that it reads. A storage of which the call only
+    // makes a view is left out.
     void consume(Call& call);
-    // Remove `call` from the consumers of its inputs.
+    // Remove `call` from the consumers of the storages that it reads.
     void unconsume(Call& call) noexcept;
-    // Release all references of `call`, which is not needed any more.
+    // Release all references that `call` has, because it is not needed any more.
     void dissolve(Call& call) noexcept;
-    // Release the calls of `storage`, which left the graph.
+    // Release the calls that made `storage`, because it left the graph.
     void dissolve(Storage& storage) noexcept;
-    // Release the remaining memory of an object that is about to be destroyed.
+    // Release the memory that the graph still holds for an object that is about to be destroyed.
     void clean(Storage& storage) noexcept;
     void clean(Call& call) noexcept;
 
-    // Add the storages that cannot be recomputed without `storage`, unless a resident value helps,
-    // to `found`; oldest first.
+    // Add to `found`, oldest first, the storages whose recomputation needs `storage`. A resident
+    // value on the way ends the search.
     void made_through(Storage& storage, std::vector<Storage*>& found);
-    // Add to `found` the referenced storages that can be recomputed from the source `storage`. They
-    // are added only if all of them are resident and only the program holds them.
+    // Add to `found` the referenced storages that can be recomputed from the source `storage`. Adds
+    // them only if all of them are resident and only the program holds them.
     void ends(Storage& storage, std::vector<Ref<Storage>>& found);
     // Return true if `storage` is a dead source, and only values that the program holds anyway can
     // be recomputed from it.
@@ -206,7 +217,7 @@ public:
     // Return the number of linked calls.
     std::size_t n_calls() const noexcept { return n_calls_; }
 
-    // Return the bytes of bookkeeping for storages and calls.
+    // Return the bytes that the graph's bookkeeping of storages and calls takes.
     std::size_t nbytes() const noexcept;
 
 private:
@@ -237,7 +248,7 @@ void each_maker(Storage& storage, F&& visit) {
     }
 }
 
-// Return the cost of all calls that made `storage`, even if it has a copy.
+// Return the total cost (ns) of the calls that made `storage`, even if it has a copy on the host.
 inline Nanoseconds recipe_ns(Storage& storage) {
     Nanoseconds total = 0;
     each_maker(storage, [&](const Call& call) { total += call.cost; });

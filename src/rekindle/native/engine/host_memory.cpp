@@ -7,11 +7,12 @@ namespace rekindle {
 
 namespace {
 
-// Largest part of a transfer in that is assumed to overlap with computation. A copy is made ahead
-// only if it pays under this assumption.
+// Largest fraction of a swap-in that is assumed to overlap with computation. A copy ahead of
+// eviction is made only if it pays under this assumption.
 constexpr double MOST_HIDDEN = 0.9;
 
-// Duration of a backward pass relative to its forward pass: two products for each one.
+// Duration of a backward pass relative to its forward pass: it computes two matrix products for
+// each one.
 constexpr Nanoseconds BACKWARD = 2;
 
 }  // namespace

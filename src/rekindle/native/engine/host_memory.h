@@ -1,4 +1,4 @@
-// Copies of values in host memory, and the cost of making another one. Twin of
+// Bookkeeping of the copies of values in host memory, and the cost of making another one. Twin of
 // rekindle.engine._host.
 #pragma once
 
@@ -11,15 +11,15 @@
 
 namespace rekindle {
 
-// Storages in insertion order, with a time each. Linear search suffices: only large storages are
-// copied, so there are few.
+// Storages with a transfer in progress, in insertion order and with a time each. Linear search
+// suffices: only large storages are copied, so there are few.
 class Moves final {
 public:
     using Move = std::pair<Storage*, Nanoseconds>;
 
     void put(Storage& storage, Nanoseconds time) { moves_.emplace_back(&storage, time); }
 
-    // Remove `storage`. Return true if it was there.
+    // Remove `storage` from the list. Return true if it was in the list.
     bool take(const Storage& storage) noexcept;
     bool has(const Storage& storage) const noexcept;
 
@@ -33,7 +33,7 @@ private:
     std::vector<Move> moves_;
 };
 
-// Accounts for the copies on the host. A `Ledger` makes and discards them.
+// Counts the copies in host memory against `limit`. `Ledger` makes and discards the copies.
 class HostMemory final {
 public:
     explicit HostMemory(const Swap& swap) noexcept
@@ -46,43 +46,48 @@ public:
     ~HostMemory() = default;
 
     Bytes limit;
-    const bool only;  // Always swap, never recompute, while there is room on the host.
+    const bool only;  // True: always swap, never recompute, while there is room on the host.
     Bytes nbytes = 0;
     Bytes peak = 0;
     Bytes swapped_out = 0;  // Total bytes swapped out.
     Bytes swapped_in = 0;   // Total bytes swapped in.
     Ways ways;
-    Nanoseconds turn = 0;  // Clock when a forward pass was last seen.
+    Nanoseconds turn = 0;  // Clock when an operator of a forward pass last ran.
     std::vector<Storage*> copies;
-    // Copies that are being written ahead of eviction, with the time at which each ends.
+    // Storages that are being copied ahead of eviction, with the time at which each copy ends.
     Moves saving;
-    Moves coming;                         // Storages that were prefetched and not used since.
-    std::vector<Storage*> refused;        // Storages without a recipe, for which there was no room.
-    std::vector<Ref<Storage>> discarded;  // Storages whose copies are not needed any more.
+    // Storages that were prefetched and not used since, with the time of the prefetch.
+    Moves coming;
+    std::vector<Storage*> refused;  // Storages without a recipe, for which the host had no room.
+    std::vector<Ref<Storage>> discarded;  // Storages whose host copies are not needed any more.
 
-    // Count a copy of `storage`.
+    // Count a host copy of `storage`.
     void take(Storage& storage);
-    // Remove the copy of `storage` from the counts.
+    // Remove the host copy of `storage` from the counts.
     void drop(Storage& storage) noexcept;
-    // Undo the last `take`, because the copy failed. The current usage becomes the limit.
+    // Undo the `take` of `storage`, because its copy failed. The host's current usage becomes the
+    // limit.
     void failed(Storage& storage) noexcept;
     bool refuses(const Storage& storage) const noexcept;
 
-    // Return the bytes to free on the host before `more` bytes fit; zero or less if they fit.
+    // Return how many bytes to free on the host before `more` bytes fit; zero or less if they fit
+    // already.
     Bytes lacks(Bytes more) const noexcept {
         return limit == UNLIMITED ? 0 : nbytes + more - limit;
     }
 
-    // Add the copies of resident storages that must be discarded for `more` bytes to `found`,
-    // oldest first. Adds none if that does not suffice.
+    // Add to `found`, oldest copy first, resident storages whose copies can be discarded to make
+    // room for `more` bytes. Add none if those do not suffice.
     void spare(Bytes more, std::vector<Storage*>& found) const;
-    // Return the swapped-out storage to prefetch next, among those that can arrive before their
-    // use; null if there is none.
+    // Return the swapped-out storage to prefetch next, among those whose swap-in would end before
+    // they are needed; null if there is none.
     Storage* next_back(Nanoseconds now) const noexcept;
-    // Return the cost (ns) of swapping `storage` in, or out and in if it has no copy.
+    // Return the cost (ns) of swapping `storage` in; if it has no host copy, of swapping it out and
+    // in.
     Nanoseconds cost(Storage& storage) const noexcept;
-    // Return true if the candidate `storage` has been unused for long enough to expect that it
-    // stays unused, and its recomputation is expensive for its size.
+    // Return true if a host copy of the candidate `storage` is worth making. The storage must have
+    // been unused for long enough to expect that it stays unused, and its recomputation must be
+    // expensive for its size.
     bool worth_copying(const Storage& storage, Nanoseconds now) const noexcept;
     // Return the time (ns) that the program would wait if `storage` were swapped out now.
     Nanoseconds waiting(const Storage& storage, Nanoseconds now) const noexcept;

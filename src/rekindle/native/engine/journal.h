@@ -1,5 +1,5 @@
-// Log of events and actions, for tests, explanations and learned plans. It keeps all entries, or
-// the most recent ones in a ring. It costs nothing unless it is opened.
+// Log of the engine's events and actions, for tests, explanations and learned plans. It keeps all
+// entries, or the most recent ones in a ring buffer. It costs nothing unless it is open.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +19,15 @@ namespace rekindle {
 struct Entry final {
     enum class Kind : std::int64_t {
         // Events. `id` is a storage, unless noted.
-        reads,       // number: index of the value in the storage; the root is 0
+        reads,       // number: position of the value in its storage; the root is 0
         makes,       // number: bytes
-        views,       // number: index of the value
-        overwrites,  // number: storage whose memory it takes over
+        views,       // number: position of the value
+        overwrites,  // number: storage whose memory `id` takes over
         takes,       // id: operator; number: bytes of its workspace, if it has one
         call,        // id: operator; number: cost; flags
         admit,       // as `call`
-        use,         // number: index of the value
-        pin,         // number: index of the value
+        use,         // number: position of the value
+        pin,         // number: position of the value
         retain,
         release,
         drop,
@@ -37,30 +37,30 @@ struct Entry final {
         spoil,
         account,     // id: cost; number: bytes; flags: bytes of a workspace
         resize,      // number: bytes
-        require,     // number: which value
+        require,     // number: position of the value
         make_room,   // id: none; number: bytes
         shrink,      // as `make_room`
-        evict,       // exactly this storage
-        let_return,  // flags: 0 no, 1 yes, 2 last
+        evict,       // evict exactly this storage (`Ledger::evict_these`)
+        let_return,  // flags: 0 not while held, 1 while held, 2 only as a last resort
         lock,
         unlock,
-        mark,    // the plan does not need it for now
+        mark,    // the plan does not need the storage for now
         unmark,  //
-        clear,   // all marks
+        clear,   // removes all marks
         listen,
-        uncounted,  // memory outside any storage, of a driver whose run is recorded; number: bytes
-        // Events of copies on the host. Entries with flags may be part of another event.
+        uncounted,  // memory outside any storage that the recorded driver counts; number: bytes
+        // Events of host copies. Entries with flags may be part of another event.
         ahead,
-        prefetch,         // number: bytes
-        discards,         //
-        measured,         // id, number: bytes per second out and in; 0: unchanged; flags
+        prefetch,  // number: bytes
+        discards,  //
+        measured,  // id, number: bytes per second of swap-out and swap-in; 0: unchanged; flags
         swap_out_failed,  // flags
         swap_in_failed,   // flags
         copy_lost,        // flags
         // Actions.
         compute,  // id: operator; flags: in place
         free,
-        swap_out,  // flags: whether it also stays resident
+        swap_out,  // flags: `KEPT` if the storage also stays resident
         swap_in,
         discard,
     };
@@ -68,7 +68,7 @@ struct Entry final {
     static constexpr std::int64_t REPLAYABLE = 1;
     static constexpr std::int64_t HELD = 2;
     static constexpr std::int64_t KEPT = 1;
-    static constexpr std::int64_t NESTED = 1;  // Part of another event.
+    static constexpr std::int64_t NESTED = 1;  // The entry is part of another event.
 
     Kind kind;
     std::int64_t id;
@@ -88,7 +88,7 @@ public:
         written_ = 0;
     }
 
-    // Keep all entries from now on.
+    // Keep all entries from now on, without a limit.
     void open_whole() {
         open(0);
         length_ = ALL;
@@ -111,7 +111,7 @@ public:
     void write(const Entry& entry) noexcept {
         const std::size_t place = written_++;
         if (length_ == ALL && entries_.size() == entries_.capacity() && !grow()) {
-            return;  // Out of memory. `whole` notices that entries are missing.
+            return;  // Out of memory: drop the entry. `whole` notices that entries are missing.
         }
         if (entries_.size() < length_) {
             entries_.push_back(entry);  // Within the reserved capacity, so this does not throw.

@@ -51,7 +51,7 @@ Ledger::~Ledger() {
     dispose();
 }
 
-// Destroy unreferenced objects until none is left; destroying one can release others.
+// Destroy all unreferenced storages and calls; destroying one can release others.
 void Ledger::dispose() noexcept {
     for (;;) {
         if (Storage* storage = graph.dead_storages.take(); storage != nullptr) {
@@ -86,7 +86,7 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
         const std::uint64_t visits = visits_;
         shrink(budget_beside(nbytes));
         if (memory <= budget_beside(nbytes) || visits != visits_) {
-            continue;  // Visitors may have taken or freed memory while the policy ran.
+            continue;  // Other threads may have taken or freed memory while the policy ran.
         }
         if (reserve_.empty()) {
             throw NoRoom(nbytes + in_flight, memory, budget, Ref<Call>(call));
@@ -131,7 +131,7 @@ double Ledger::loss(Storage& storage) {
     return chooser_->loss(storage, clock);
 }
 
-// Make the storages of the reserve candidates.
+// Turn the storages of `reserve_` into candidates for eviction.
 void Ledger::give_up_reserve() {
     const std::vector<Storage*> reserve = std::exchange(reserve_, {});
     for (Storage* storage : reserve) {
@@ -360,7 +360,7 @@ void Ledger::enter_graph(Storage& storage) {
     hold(storage);
 }
 
-// Return true if an evicted value needs `storage` for its recomputation.
+// Return true if the recomputation of an evicted value needs `storage`.
 bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {
         for (const Value* value : edge->call->outputs()) {
@@ -372,8 +372,8 @@ bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
     return false;
 }
 
-// Free dead storages for good once nothing evicted needs them. Their consumers become
-// unrecomputable.
+// Free the dead storage `start` for good once no evicted value needs it, and then its inputs
+// likewise. The values computed from them can never be evicted from then on.
 void Ledger::banish(Storage& start) {
     std::vector<Storage*> unneeded{&start};
     while (!unneeded.empty()) {
@@ -446,7 +446,7 @@ void Ledger::touch(Storage& storage) {
         return;
     }
     storage.last_access = clock;
-    // It may still be a candidate: it is a view whose value is evicted, or locks come late.
+    // `storage` can be a candidate here: the value is an evicted view, or its lock comes late.
     if (storage.order >= 0) {
         chooser_->touched(storage);
     }

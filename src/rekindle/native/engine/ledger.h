@@ -1,4 +1,4 @@
-// Accounts for memory, evicts, and frees storages that left the graph. Twin of
+// Counts memory against the budget, evicts storages, and frees those that left the graph. Twin of
 // rekindle.engine._ledger and ._exchange.
 #pragma once
 
@@ -22,17 +22,17 @@ namespace rekindle {
 
 class AdvisedChooser;
 
-// A violated invariant.
+// A violated invariant of the engine, found by `Ledger::check`.
 struct Fault final {
     const char* what;
-    StorageId storage;  // Negative if it is not about one storage.
+    StorageId storage;  // Storage at fault; negative if the fault is not about one storage.
 };
 
-// Accounts for memory and evicts, or swaps values out to the host. `Engine` is the other half,
-// which restores values.
+// Counts memory against the budget, and evicts values or swaps them out to the host. The derived
+// class `Engine` restores values.
 //
-// The caller keeps other threads away. Events do not nest, but performing an action may ask for
-// room again (`shrink`).
+// The caller guards the object by a lock. Events do not nest, except that performing an action may
+// ask for room again (`shrink`).
 class Ledger {
 public:
     Ledger(const Ledger&) = delete;
@@ -43,20 +43,20 @@ public:
     const Rules rules;
     Bytes budget;
     Bytes memory = 0;
-    Bytes unlisted = 0;   // Part of `memory` that is in no storage of the graph.
-    Bytes in_flight = 0;  // Bytes outside `memory` that calls in progress take, in all threads.
+    Bytes unlisted = 0;  // Part of `memory` that belongs to no storage of the graph.
+    // Bytes, not counted in `memory`, that calls in progress use, in all threads.
+    Bytes in_flight = 0;
     Bytes peak = 0;
     Nanoseconds clock = 0;
-    Nanoseconds compute_ns = 0;    // Time of first executions.
-    Nanoseconds recompute_ns = 0;  // Time of all other executions.
+    Nanoseconds compute_ns = 0;    // Total cost of first executions.
+    Nanoseconds recompute_ns = 0;  // Total cost of recomputations.
     Graph graph;
     std::unique_ptr<HostMemory> host;  // Null if swapping is off.
-    // User-held storages that no other storage in the graph depends on.
+    // User-held storages from which no storage in the graph is computed.
     std::vector<Ref<Storage>> idle;
     Journal journal;
 
-    // Return the first storage that is resident or may be recomputed. `Storage::next` leads to the
-    // others.
+    // Return the first storage of the graph. `Storage::next` leads to the others.
     Storage* first_storage() const noexcept { return first_; }
 
     std::size_t n_storages() const noexcept { return n_storages_; }
@@ -66,7 +66,8 @@ public:
 
     // -- for drivers ----------------------------------------------------------------------------
 
-    // Return how often other events ran within an event, and may have changed the graph.
+    // Return how often events of other threads ran in the middle of an event, and may have changed
+    // the graph.
     std::uint64_t visits() const noexcept { return visits_; }
 
     // Return the bytes that `call` needs in addition to its outputs while it runs.
@@ -74,60 +75,64 @@ public:
         return call.has_workspace ? performer_.workspace(call) : 0;
     }
 
-    // Return true if `nbytes` more would fit after evicting all candidates. Evicts nothing.
+    // Return true if `nbytes` more would fit into the budget after evicting all candidates. Evicts
+    // nothing.
     bool has_room(Bytes nbytes) const noexcept;
-    // Evict until `nbytes` more fit. Throw `NoRoom` if no candidate is left.
+    // Evict until `nbytes` more fit into the budget. Throw `NoRoom` if no candidate is left.
     void make_room(Bytes nbytes, Call* call = nullptr);
     // Evict until at most `nbytes` are in use, or no candidate is left.
     void shrink(Bytes nbytes);
-    // Evict these storages, for a driver that needs free memory at certain addresses. Skips those
-    // that are no candidates or were evicted together with an earlier one.
+    // Evict `storages`, for a driver that needs free memory at certain addresses. Storages that are
+    // not candidates (any more) are skipped.
     void evict_these(std::span<const Ref<Storage>> storages);
-    // Return the policy's loss from evicting the candidate `storage` now, regardless of its size.
+    // Return the policy's loss from evicting the candidate `storage` now: its score, but regardless
+    // of its size.
     double loss(Storage& storage);
-    // Activate the policy now, before the first eviction needs it.
+    // Activate the policy now, instead of at the first eviction.
     void listen();
-    // Move the storages that lost their recipe since the last call, and that others depend on, to
-    // `found`.
+    // Add to `found` the resident storages that lost their recipe since the last call and from
+    // which others are computed.
     void take_unrecomputable(std::vector<Storage*>& found);
     // Set whether `storage` may be evicted while the program holds it.
     void let_return(Storage& storage, bool returns);
     // Let `storage` be evicted while the program holds it, but only if nothing else can be evicted.
     void let_return_last(Storage& storage);
-    // Undo all calls of `let_return_last`.
+    // Empty the list of storages passed to `let_return_last`.
     void clear_reserve() noexcept;
-    // Keep the resident `storage`, which the program reads, until `unlock`.
+    // Keep `storage`, which is resident and which the program reads, in memory until `unlock`.
     void lock(Storage& storage);
-    // Undo `lock`. Frees `storage` if it died meanwhile.
+    // Undo `lock`. Frees `storage` if it became unreferenced meanwhile.
     void unlock(Storage& storage);
 
     // -- copies on the host ---------------------------------------------------------------------
 
-    // Enable swapping. Call it before the first event that could swap.
+    // Enable swapping to the host. Call this before the first event that could swap.
     void swap_with(const Swap& swap);
-    // Set the measured bandwidths; 0 leaves one unchanged.
+    // Set the measured bandwidths of swap-out and swap-in; 0 leaves a bandwidth unchanged.
     void measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s);
-    // Copy the likely next victims to the host while the outgoing link is idle, so that their
-    // eviction need not wait for the copy. Called after an operator. Does nothing while less than
-    // half of the budget is in use, when perhaps no eviction will ever be needed.
+    // Copy the storages that will probably be evicted next to the host while the outgoing direction
+    // is idle, so that their eviction need not wait for the copy. Called after an operator. Does
+    // nothing while at most half of the budget is in use, because perhaps no eviction will be
+    // needed.
     void ahead();
-    // Discard copies that are not needed any more. Otherwise this happens when a new copy needs the
-    // room.
+    // Discard host copies that are not needed any more. Without this call, they are discarded when
+    // a new copy needs room.
     void discards();
-    // The performer had started a `swap_out` of `storage` that failed later (for example because
-    // the disk is full). The current usage of the host becomes its limit. Return true if the memory
-    // must stay, because the value cannot be recomputed or was not to be evicted yet.
+    // Report that a `swap_out` of `storage` failed after the performer had started it (for example
+    // because the disk is full). The host's current usage becomes its limit. Return true if the
+    // memory of `storage` must stay, because its value cannot be recomputed or was not to be
+    // evicted yet.
     bool swap_out_failed(Storage& storage);
 
     // -- advice, if the engine is advised -------------------------------------------------------
 
-    // Mark `storage`: the plan does not need its value until the plan recomputes it.
+    // Mark `storage` as not needed by the plan until the plan recomputes it.
     void mark(Storage& storage);
-    // Remove the mark: the plan needs the value from now on.
+    // Remove the mark of `storage`, because the plan needs its value from now on.
     void unmark(Storage& storage);
-    // Remove all marks: the policy decides alone.
+    // Remove all marks. From now on the policy decides alone.
     void clear_marks();
-    // Return the bytes of marked candidates, without those that `inputs` read.
+    // Return the bytes of all marked candidates except those that `inputs` read.
     Bytes spare_beside(std::span<const Edge> inputs);
 
 protected:
@@ -173,12 +178,13 @@ protected:
     // Free the storages in `freed_`.
     void free_all();
     void vanish(Storage& storage);
-    // Evict the dead `storage` if it may still be needed, otherwise remove it from the graph.
+    // Evict the dead `storage` if recomputations may still need it, otherwise remove it from the
+    // graph.
     void let_go(Storage& storage);
-    // Remove `start` from the graph if it will never be needed, together with what it alone needed.
-    // Adds the resident ones to `freed_`.
+    // Remove `start` from the graph if no event can need it any more, and then the storages that
+    // only its recomputation needed. Adds the resident ones to `freed_`.
     void prune(Storage& start);
-    // Mark `start`, and all calls that depend on it, as not replayable.
+    // Mark `start`, and all calls whose recomputation depends on it, as not replayable.
     void lose_recipe(Call& start);
     void touch(Storage& storage);
     void enter_graph(Storage& storage);
@@ -189,7 +195,7 @@ protected:
     void unlock_quietly(Storage& storage);
     void hold_by_program(Storage& storage);
     bool is_candidate(const Storage& storage) const noexcept;
-    // Update whether `storage` is a candidate.
+    // Add `storage` to the candidates for eviction, or remove it, according to `is_candidate`.
     void classify(Storage& storage);
     void renew(Storage& storage);
     void reprice(Storage& storage);
@@ -204,7 +210,7 @@ protected:
         }
     }
 
-    // Note an event, unless it is part of another one.
+    // Write an event into the journal, unless it is part of another event.
     void note_event(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
     ) noexcept {
@@ -213,7 +219,7 @@ protected:
         }
     }
 
-    // Return the bytes that may be in use when `nbytes` more are needed.
+    // Return how many bytes may be in use so that `nbytes` more fit into the budget.
     Bytes budget_beside(Bytes nbytes) const noexcept {
         return budget == UNLIMITED ? UNLIMITED : budget - nbytes - in_flight;
     }
@@ -225,9 +231,10 @@ protected:
     // Storages that lost their recipe while they were resident or on the host.
     std::vector<Ref<Storage>> unrecomputable_;
     std::vector<Storage*> freed_;
-    int depth_ = 0;             // Events in progress in all threads.
-    int nesting_ = 0;           // Events in progress that the next event is part of.
-    std::uint64_t visits_ = 0;  // Interludes with visitors.
+    int depth_ = 0;  // Events in progress in all threads.
+    // Events in progress that an event beginning now would be part of.
+    int nesting_ = 0;
+    std::uint64_t visits_ = 0;  // Number of interludes in which other events ran.
 
 private:
     Storage* choose();
@@ -244,7 +251,7 @@ private:
     bool abandon_copy(Storage& storage);
     void left(Storage& storage) const;
 
-    // Return true if `storage`, which has no recipe, can be swapped.
+    // Return true if `storage`, which has no recipe, can be swapped out.
     bool swappable(const Storage& storage) const noexcept {
         return host != nullptr && (storage.on_host || !host->refuses(storage));
     }
@@ -252,7 +259,8 @@ private:
     void give_up_reserve();
     void banish(Storage& start);
     bool needed_by_evicted(Storage& storage) const noexcept;
-    // Remove `storage` from the graph and add storages that may now be unneeded to `unneeded`.
+    // Remove `storage` from the graph. Add the storages that nothing may need any more to
+    // `unneeded`.
     void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);
     // Mark `call` as not replayable. Return the storages of its outputs that are in the graph.
     std::vector<Storage*> disown(Call& call);
@@ -262,11 +270,11 @@ private:
     std::optional<Fault> fault_of_host() const;
 
     std::unique_ptr<Chooser> policy_;
-    std::unique_ptr<Chooser> asleep_;  // Stand-in until the first choice.
+    std::unique_ptr<Chooser> asleep_;  // Stand-in for the policy until the first eviction.
     AdvisedChooser* advice_ = nullptr;
-    // Storages that may be evicted while held if nothing else can be.
+    // Storages that may be evicted while the program holds them, if nothing else can be evicted.
     std::vector<Storage*> reserve_;
-    std::vector<Storage*> unneeded_;  // Stack of `prune`, empty between calls.
+    std::vector<Storage*> unneeded_;  // Stack of `prune`; empty between its calls.
     std::int64_t order_ = 0;
     Storage* first_ = nullptr;
     Storage* last_ = nullptr;

@@ -1,5 +1,5 @@
-// Cost of evicting a storage: its own cost and the cost of its evicted neighborhood. Twin of
-// rekindle.policies._neighborhood, which explains it.
+// Cost of evicting a storage: its own cost plus the cost of its evicted neighborhood (ancestors and
+// descendants). Twin of rekindle.policies._neighborhood, which explains it.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,14 @@
 
 namespace rekindle {
 
-// A storage whose cost may have decreased, and by how much at most.
+// A storage whose cost of eviction may have decreased, and the largest possible decrease.
 struct CostDecrease final {
     Storage* storage;
     double fall;
 };
 
-// Computes the cost in a score, and reports the storages whose cost may have decreased.
+// Computes the cost of eviction in a policy's score, and reports storages whose cost may have
+// decreased.
 class Neighborhood {
 public:
     Neighborhood() = default;
@@ -39,15 +40,15 @@ public:
     // Return a lower bound of `cost(storage)` that is fast to compute.
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
 
-    // Add the storages whose cost may have decreased since the last call to `found`. If that would
-    // visit more than `most` evicted storages, return instead a decrease that holds for every
-    // storage, in addition to what `found` says; else return 0.
+    // Add to `found` the storages whose cost may have decreased since the last call. If that would
+    // visit more than `most` evicted storages, return a decrease that every storage may have had in
+    // addition; otherwise return 0.
     virtual double cost_decreases(std::vector<CostDecrease>& /*found*/, std::size_t /*most*/) {
         return 0;
     }
 
-    // Return the number of changes that `cost_decreases` has not reported yet. They keep storages
-    // alive.
+    // Return the number of changes that `cost_decreases` has not processed yet. Each keeps a
+    // storage alive.
     virtual std::size_t put_off() const { return 0; }
 
     virtual void expected(Storage& /*storage*/) {}

@@ -1,5 +1,6 @@
-// Interface through which the engine acts. The driver implements it. The Python engine yields its
-// actions; this one calls them. Each action is performed before the next is decided.
+// Interface through which the engine acts: it runs calls and frees or copies memory. The driver
+// implements it. The Python engine yields its actions; this one calls them. Each action is
+// performed before the engine decides the next.
 #pragma once
 
 #include "../base/types.h"
@@ -17,24 +18,26 @@ public:
     Performer(Performer&&) = delete;
     Performer& operator=(Performer&&) = delete;
 
-    // Run `call`, for the first time or again. If `in_place`, storages that it overwrites lend it
-    // their memory. An error must leave no trace. The exception is a storage that was to be
-    // overwritten: the performer first calls `spoil` for it. Other threads may act meanwhile,
-    // within an `Engine::Interlude`.
+    // Run `call`, for the first time or to recompute its outputs. If `in_place`, the outputs use
+    // the memory of the storages that the call overwrites. If the call throws, nothing must have
+    // changed, except that an overwritten storage may have lost its contents. For such a storage
+    // the performer first calls `spoil`. Other threads may act during the run, within an
+    // `Engine::Interlude`.
     virtual void compute(Call& call, bool in_place) = 0;
 
-    // Free the memory of `storage`, which may be freed already or out of the graph. Must not call
-    // the engine.
+    // Free the memory of `storage`. The memory may be freed already, and the storage may have left
+    // the graph. Must not call the engine.
     virtual void free(Storage& storage) = 0;
 
-    // Begin to copy `storage` to the host, and free its memory unless `keep`. Return true on
-    // success.
+    // Begin to copy `storage` to the host, and free its memory afterwards unless `keep`. Return
+    // true on success.
     virtual bool swap_out(Storage& storage, bool keep) = 0;
 
-    // Restore `storage` from its copy, or report the failure to the engine.
+    // Restore `storage` from its host copy, or report the failure to the engine
+    // (`Engine::swap_in_failed`).
     virtual void swap_in(Storage& storage) = 0;
 
-    // Discard the copy of `storage`. Must not call the engine.
+    // Discard the host copy of `storage`. Must not call the engine.
     virtual void discard(Storage& storage) = 0;
 
     // Return the bytes that `call` needs in addition to its outputs while it runs.

@@ -8,13 +8,14 @@
 
 namespace rekindle {
 
-// Treatment of storages that no event can ask for. `evict`: evict them at once. `ignore`: treat
-// them like others. `banish`: free them for good as soon as nothing evicted needs them.
+// Treatment of unreferenced storages, which the program can no longer use. `evict`: evict them at
+// once. `ignore`: treat them like others. `banish`: free them for good as soon as no evicted value
+// needs them.
 enum class Dead : std::uint8_t { evict, ignore, banish };
 
 struct Rules final {
     Dead dead = Dead::evict;
-    // Throw `Thrashed` once recomputation has taken longer.
+    // Throw `Thrashed` once the total time of recomputation exceeds this.
     Nanoseconds recompute_limit = std::numeric_limits<Nanoseconds>::max();
     // Imitate the simulator of the DTR paper, to reproduce its figures.
     bool quirks = false;

@@ -1,5 +1,5 @@
-// Samples of memory and recomputation time over the engine's clock, buffered until Python takes
-// them. rekindle.pytorch.online._steps chooses their distance.
+// Samples of memory and recomputation time over the engine's clock, buffered until Python collects
+// them. rekindle.pytorch.online._steps chooses the time between samples.
 #pragma once
 
 #include <array>
@@ -25,12 +25,12 @@ public:
         }
     }
 
-    // Return true if the buffer should be taken.
+    // Return true if the buffer is full, so that Python should collect it.
     bool full() const noexcept { return taken_.size() >= MOST; }
 
     std::vector<Sample> take() { return std::exchange(taken_, {}); }
 
-    // Set the time of the next sample and the distance of the following ones.
+    // Set the time of the next sample (`next`), and the time between the following ones (`every`).
     void space(Nanoseconds next, Nanoseconds every) noexcept {
         next_ = next;
         every_ = every;

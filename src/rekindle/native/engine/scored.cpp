@@ -11,18 +11,18 @@ namespace rekindle {
 
 namespace {
 
-// Stands for a cost of 0: the benefit is nearly infinite, but the order by size is kept.
+// Replaces a cost of 0. The benefit is then nearly infinite, but larger storages still come first.
 constexpr double LEAST = 1e-9;
 
-// Limit for deferred updates, because the next choice may never come. Processing them early changes
-// no choice.
+// Largest number of deferred updates. The next `choose`, which processes them, may never come.
+// Processing them early changes no choice.
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 
-// Evicted storages that are visited to find out whose cost decreased. If there are more, all costs
-// are taken to have decreased.
+// Largest number of evicted storages that are visited to find out whose cost decreased. If there
+// are more, all costs are assumed to have decreased.
 constexpr std::size_t FEW = 32;
 
-// Part of a price that is given up in advance, where all costs decrease again and again.
+// Fraction by which a price is lowered in advance, where all costs decrease again and again.
 constexpr double SLACK = 1.0 / 16;
 
 double or_least(Nanoseconds cost) {
@@ -52,7 +52,8 @@ void ScoredChooser::hear(Storage& storage, Standing::News news) {
     storage.standing.news = news;
 }
 
-// Remove a pending update. Their order does not matter, so the last one moves into the gap.
+// Remove the pending update of `storage`. The order of updates does not matter, so the last one
+// takes its place.
 void ScoredChooser::unhear(Storage& storage) noexcept {
     if (storage.standing.news != Standing::News::none) {
         news_.back()->standing.news_at = storage.standing.news_at;
@@ -77,7 +78,8 @@ void ScoredChooser::expected(Storage& storage) {
 
 void ScoredChooser::evicted(Storage& storage) {
     neighborhood_->evicted(storage);
-    if (storage.standing.slot >= 0) {  // Its line will have other values when it is resident again.
+    // The line is removed: its values will differ when the storage is resident again.
+    if (storage.standing.slot >= 0) {
         take_out(storage);
         unhear(storage);
     }
@@ -104,7 +106,8 @@ void ScoredChooser::catch_up() {
 
 void ScoredChooser::repriced(Storage& storage) {
     neighborhood_->repriced(storage);
-    if (storage.standing.slot >= 0) {  // Its cost may have decreased, too.
+    // The cost may have decreased, so start again from its lower bound.
+    if (storage.standing.slot >= 0) {
         reprice(member(storage), least(storage));
     }
     ++changes_;
@@ -194,7 +197,7 @@ void ScoredChooser::reprice(Member& member, double price) {
     lines_.reprice(member.storage->standing.slot, power(price), now_);
 }
 
-// Turn each cost that may have decreased into a lower bound again.
+// Lower the price of each storage whose cost may have decreased, so that it is a lower bound again.
 void ScoredChooser::lower() {
     cost_decreases_.clear();
     const double all = neighborhood_->cost_decreases(cost_decreases_, FEW);
@@ -219,7 +222,7 @@ void ScoredChooser::lower() {
     }
 }
 
-// Nothing is known of how much cheaper any storage became.
+// Lower all prices to their lower bounds, because the decrease of the costs is unknown.
 void ScoredChooser::lower_all() {
     for (Member& each : members_) {
         if (each.storage != nullptr) {
@@ -237,8 +240,8 @@ void ScoredChooser::lower(Member& fell, double fall) {
     fell.priced = -1;
 }
 
-// Lower the price of `member` by more than it may have lost so far, so that it stays a lower bound
-// for a while.
+// Lower the price of `member` by more than its cost may have decreased so far. So the price stays a
+// lower bound for a while.
 void ScoredChooser::give_slack(Member& member) {
     const double fell = all_fell_ - member.due;
     const double slack = SLACK * member.price;
@@ -248,7 +251,7 @@ void ScoredChooser::give_slack(Member& member) {
     }
 }
 
-// The price of `member` is a lower bound until all storages together lost `due`.
+// Record that the price of `member` is a lower bound until `all_fell_` exceeds `due`.
 void ScoredChooser::expect_fall(Member& member, double due) {
     member.due = due;
     due_.push_back({due, static_cast<std::size_t>(member.storage->standing.slot)});

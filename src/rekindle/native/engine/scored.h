@@ -1,5 +1,5 @@
-// Chooses the candidate with the lowest score of the form cost / (bytes * staleness), or an
-// ablation of it. Twin of rekindle.policies._scored, which explains the lazy cost updates.
+// Chooses the candidate with the lowest score, cost / (bytes * staleness) or a variant without one
+// of the factors. Twin of rekindle.policies._scored, which explains why costs are updated lazily.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace rekindle {
 
-// Tracks candidates. Ties go to the storage that became a candidate last.
+// Chooser that evicts by score. Among equal scores it takes the storage that became a candidate
+// last.
 class ScoredChooser final : public Chooser {
 public:
     ScoredChooser(std::unique_ptr<Neighborhood> neighborhood, const Policy& policy);
@@ -38,12 +39,12 @@ public:
     void disposed(Storage& storage) noexcept override;
 
 private:
-    // State of the line in one slot.
+    // State of the candidate whose line is in one slot of the `Envelope`.
     struct Member final {
         Storage* storage = nullptr;
         double price = 0;
-        double due = -1;  // `price` is a lower bound until `all_fell_` is more than this.
-        // Value of `changes_` when the cost was computed; negative if it is only a lower bound.
+        double due = -1;  // `price` is a lower bound of the cost until `all_fell_` exceeds this.
+        // Value of `changes_` when `price` was computed; negative if `price` is only a lower bound.
         std::int64_t priced = -1;
     };
 
@@ -79,14 +80,15 @@ private:
     std::size_t n_lines_ = 0;
     std::vector<Member> members_;
     std::int64_t changes_ = 0;
-    // Updates deferred until the next choice: storages that became candidates, were touched, or are
-    // no candidates any more. Most storages that an operator locks are candidates again before the
-    // next choice. Their costs stay valid.
+    // Storages with updates deferred until the next `choose`: they became candidates, were
+    // accessed, or are no candidates any more. Most storages that an operator locks are candidates
+    // again before the next `choose`, and their costs stay valid.
     std::vector<Storage*> news_;
     std::vector<CostDecrease> cost_decreases_;
-    Nanoseconds now_ = 0;  // Clock of the last choice.
-    // What every cost may have lost since the start, and when prices are no lower bounds any more:
-    // a heap, the earliest first, with entries that are out of date.
+    Nanoseconds now_ = 0;  // Clock of the last `choose`.
+    // `all_fell_`: upper bound of the decrease of every cost since the start. `due_`: values of
+    // `all_fell_` from which on a price is no lower bound any more; a heap with the smallest first,
+    // which may contain outdated entries.
     double all_fell_ = 0;
     std::vector<Due> due_;
 };

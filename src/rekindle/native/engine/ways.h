@@ -1,5 +1,6 @@
-// Bandwidths of the transfers to and from the host, and the times until which each direction is
-// busy. Twin of `Swap` and `Ways` in rekindle.policies.swap, which explain the decisions.
+// Bandwidths of transfers to the host (swap-out) and from it (swap-in), and the times until which
+// each direction is busy. Twin of `Swap` and `Ways` in rekindle.policies.swap, which explain the
+// decisions.
 #pragma once
 
 #include <algorithm>
@@ -18,57 +19,58 @@ struct Swap final {
     bool only = false;
 };
 
-// Both transfer directions during one run, in the engine's time.
+// State of both transfer directions during one run, in the time of the engine's clock.
 class Ways final {
 public:
     explicit Ways(const Swap& swap) noexcept
         : out_rate_(swap.out_bytes_per_s), in_rate_(swap.in_bytes_per_s) {}
 
-    // Set the measured bandwidths; 0 leaves one unchanged.
+    // Set the measured bandwidths of swap-out and swap-in; 0 leaves a bandwidth unchanged.
     void measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s) noexcept {
         out_rate_ = std::max<std::int64_t>(1, out_bytes_per_s != 0 ? out_bytes_per_s : out_rate_);
         in_rate_ = std::max<std::int64_t>(1, in_bytes_per_s != 0 ? in_bytes_per_s : in_rate_);
     }
 
-    // Return the time of one transfer out, without waiting.
+    // Return the duration of one swap-out, without the wait for earlier ones.
     Nanoseconds out_ns(Bytes nbytes) const noexcept { return takes(nbytes, out_rate_); }
 
-    // Return the time of one transfer in, without waiting.
+    // Return the duration of one swap-in, without the wait for earlier ones.
     Nanoseconds in_ns(Bytes nbytes) const noexcept { return takes(nbytes, in_rate_); }
 
-    // Return true if the outgoing direction will be idle before the next call of this, judged by
-    // the time since the last one.
+    // Return true if the outgoing direction will probably be idle before the next call of `asked`,
+    // judged by the time since the last one.
     bool idle_out(Nanoseconds now) const noexcept { return busy_out_ - now <= now - asked_; }
 
-    // Return true if a transfer in would begin at once.
+    // Return true if a swap-in would begin at once.
     bool idle_in(Nanoseconds now) const noexcept { return busy_in_ <= now; }
 
-    // Record that `idle_out` was asked now.
+    // Record the time `now` at which `idle_out` was last used.
     void asked(Nanoseconds now) noexcept { asked_ = now; }
 
-    // Queue a transfer out and return the time at which it ends.
+    // Queue a swap-out of `nbytes`. Return the time at which it ends.
     Nanoseconds send(Bytes nbytes, Nanoseconds now) noexcept {
         busy_out_ = std::max(busy_out_, now) + out_ns(nbytes);
         return busy_out_;
     }
 
-    // Queue a transfer in.
+    // Queue a swap-in of `nbytes`.
     void fetch(Bytes nbytes, Nanoseconds now) noexcept {
         busy_in_ = std::max(busy_in_, now) + in_ns(nbytes);
     }
 
-    // Return how long the program waits for a transfer in that it needs at once.
+    // Return how long the program waits for a swap-in of `nbytes` that it needs at once.
     Nanoseconds waiting_now(Bytes nbytes, Nanoseconds now) const noexcept {
         return std::max<Nanoseconds>(0, busy_in_ - now) + in_ns(nbytes);
     }
 
-    // Return out(s), how long the program waits for a transfer out, for a storage of `nbytes`.
+    // Return how long the program waits for a swap-out of `nbytes`; out(s) in
+    // rekindle.policies.swap.
     Nanoseconds waiting_out(Bytes nbytes, Nanoseconds now) const noexcept {
         return std::max<Nanoseconds>(0, busy_out_ - now) + out_ns(nbytes);
     }
 
-    // Return in(s), how long the program waits for a transfer in, for a storage of `nbytes` last
-    // used `unused` ns ago.
+    // Return how long the program waits for a swap-in of `nbytes` that were last used `unused` ns
+    // ago; in(s) in rekindle.policies.swap. `before`: bytes that are swapped in earlier.
     Nanoseconds waiting_in(Bytes nbytes, Bytes before, Nanoseconds unused) const noexcept {
         return std::max<Nanoseconds>(0, in_ns(nbytes + before) - unused);
     }
