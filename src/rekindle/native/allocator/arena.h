@@ -1,9 +1,9 @@
-// Keeps the memory of the process on the CPU within the budget.
+// Allocator that keeps the CPU memory of the whole process within the budget.
 //
 // The C library caches much of the memory that is freed, so a budget on tensors alone would not
-// bound the process. While a budget is active on the CPU, PyTorch allocates from here: small pieces
-// from `Bins`, larger ones from `Blocks`. `Blocks` returns to the system whatever exceeds the
-// budget. Memory that outlives the budget stays valid and is unmapped when it is freed.
+// bound the process. While a budget is active on the CPU, PyTorch allocates from this arena: small
+// pieces from `Bins`, larger ones from `Blocks`. `Blocks` returns memory that exceeds the budget to
+// the system. Memory that outlives the budget stays valid and is unmapped when it is freed.
 //
 // Memory that does not come from PyTorch's allocator is not affected: NumPy, shared memory,
 // page-locked memory, memory of libraries. The counting allocator calls `take` and `give` in any
@@ -19,32 +19,32 @@
 
 namespace rekindle {
 
-// The CPU memory of all budgets of the process, one at a time.
+// The CPU memory of all budgets of the process. Only one budget is active at a time.
 class Arena final {
 public:
-    // Begin a budget of `limit` bytes.
+    // Begin a budget of `limit` bytes on the CPU.
     void open(Bytes limit);
     // End the budget and return all cached memory to the system.
     void close();
     // Change the limit of the active budget, if there is one.
     void limit(Bytes limit);
 
-    // Report the bytes that the program holds, from all allocators.
+    // Report how many bytes of CPU memory the program holds, from all allocators.
     void note_counted(Bytes memory) noexcept { blocks_.note_counted(memory); }
 
     // Return `nbytes` of memory; null if no budget is active or the system has no memory.
     void* take(std::size_t nbytes);
-    // Free memory that `take` returned, in this budget or an earlier one. Return false if it is not
-    // from `take`.
+    // Free memory that `take` returned, in this budget or an earlier one. Return false if `address`
+    // is not from `take`.
     bool give(void* address);
 
-    // Return true if any memory may have come from here.
+    // Return true if a budget was ever active, so that memory may be from this arena.
     bool was_open() const noexcept { return was_open_.load(std::memory_order_relaxed); }
 
     // Return the bytes of mapped memory that the program does not use.
     Bytes cached() const noexcept { return blocks_.cached(); }
 
-    // Return the bytes of blocks that the program uses at least in part.
+    // Return the bytes of the blocks that the program uses at least in part.
     Bytes live() const noexcept { return blocks_.live(); }
 
 private:

@@ -11,9 +11,10 @@ namespace rekindle {
 namespace {
 
 constexpr std::size_t GRAIN = 64;  // PyTorch's alignment in bytes.
-constexpr std::size_t FINE = 8;    // Multiples of `GRAIN` before sizes grow by eighths.
+// Number of sizes that are multiples of `GRAIN`; larger sizes grow by eighths.
+constexpr std::size_t FINE = 8;
 
-// Round `address` down to a multiple of `length`, or to the multiple before that one.
+// Round `address` down to a multiple of `length`. If `before`, return the multiple before that one.
 const void* part_of(const void* address, std::size_t length, bool before = false) noexcept {
     const auto beyond = reinterpret_cast<std::uintptr_t>(address) % length;
     return static_cast<const char*>(address) - beyond - (before ? length : 0);
@@ -124,7 +125,7 @@ const Bins::List::iterator* Bins::slab_of(const void* address) noexcept {
     return nullptr;
 }
 
-// Take a piece from `slab`, which has a free one. The caller holds the lock.
+// Take a piece from `slab`, which has a free one. The caller holds the lock of the arena.
 void* Bins::take_from(List::iterator slab) noexcept {
     void* piece = slab->freed;
     if (piece != nullptr) {

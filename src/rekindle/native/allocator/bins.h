@@ -1,4 +1,4 @@
-// Small pieces of memory, cut from blocks of one size.
+// Allocator for small pieces of memory, cut from blocks of one size.
 //
 // A slab is a block cut into pieces of one size. When the program has freed all pieces of a slab,
 // the block returns to `Blocks`, so that small tensors do not keep memory mapped. Only `Arena`
@@ -19,7 +19,7 @@ class Bins final {
 public:
     explicit Bins(Blocks& blocks) noexcept : blocks_(blocks) {}
 
-    // Largest request in bytes that is served from here.
+    // Largest request in bytes that `Bins` serves.
     static constexpr std::size_t MOST = std::size_t{16} << 10;
 
     // Return at least `nbytes`, aligned to 64 bytes; null if the system has no memory.
@@ -28,12 +28,13 @@ public:
     bool give(void* address);
     // Return true if `address` came from `take` and was not freed.
     bool has(const void* address) noexcept;
-    // If `keeps`, keep one empty slab of each size from now on. Otherwise free all empty slabs.
+    // If `keeps`, keep one empty slab of each piece size from now on. Otherwise free all empty
+    // slabs.
     void keep_spares(bool keeps);
 
 private:
     static constexpr std::size_t SLAB = std::size_t{64} << 10;
-    // Sizes: multiples of 64 bytes, then 8 for each doubling.
+    // Number of piece sizes: multiples of 64 bytes, then 8 sizes per doubling.
     static constexpr std::size_t KINDS = 48;
 
     struct Slab final {
@@ -41,8 +42,8 @@ private:
         std::size_t piece = 0;  // Size of each piece in bytes.
         std::size_t kind = 0;
         std::size_t live = 0;
-        std::size_t cut = 0;  // Pieces given out at least once.
-        // Last freed piece; its first word holds the address of the one freed before.
+        std::size_t cut = 0;  // Number of pieces that were handed out at least once.
+        // Last freed piece. Its first word holds the address of the piece freed before it.
         void* freed = nullptr;
 
         std::size_t pieces() const noexcept { return SLAB / piece; }
@@ -57,9 +58,10 @@ private:
 
     Blocks& blocks_;
     SpinLock& lock_ = leaf(Leaf::arena);
-    std::array<List, KINDS> open_;  // Slabs with a free piece, by size.
+    std::array<List, KINDS> open_;  // Slabs with a free piece, by piece size.
     List full_;
-    // Slabs, by the aligned part of the address space, `SLAB` bytes long, in which they begin.
+    // Slabs by the part of the address space in which they begin. Parts are `SLAB` bytes long and
+    // aligned.
     AddressMap<List::iterator> by_part_;
     bool keeps_spares_ = false;
 };

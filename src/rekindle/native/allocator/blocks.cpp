@@ -28,15 +28,15 @@ char* map(std::size_t size) noexcept {
 }
 
 // Unmap a block. The system refuses to unmap part of a range when the process has too many ranges
-// (`vm.max_map_count`). Then its pages are released and only the addresses are lost.
+// (`vm.max_map_count`). In that case the pages are released, and only the addresses stay in use.
 void unmap(char* address, std::size_t size) noexcept {
     if (munmap(address, size) != 0) {
         madvise(address, size, MADV_DONTNEED);
     }
 }
 
-// Replace the pages at `to` by those at `from`. If the system is not Linux, or refuses, the pages
-// at `from` are freed and `to` keeps its own.
+// Move the pages at `from` to `to`, in place of the pages at `to`. If the system is not Linux, or
+// refuses, free the pages at `from` and leave `to` as it is.
 void move_pages(
     [[maybe_unused]] char* from, [[maybe_unused]] std::size_t size, [[maybe_unused]] char* to
 ) noexcept {
@@ -48,15 +48,15 @@ void move_pages(
     unmap(from, size);
 }
 
-// Live blocks are partly unused: by rounding up to pages, and in slabs with few live pieces. Up to
-// 1/16 of the limit is not charged for that. Otherwise a full budget would leave no room for free
-// blocks, and each eviction would cost new pages.
+// Live blocks are partly unused, because sizes are rounded up to pages and slabs have free pieces.
+// Up to 1/16 of the limit is not charged for such bytes. Otherwise a full budget would leave no
+// room for free blocks, and each eviction would cost new pages.
 constexpr Bytes UNCHARGED = 16;
 constexpr std::size_t LEAST = std::size_t{16} << 10;  // Smallest block worth keeping, in bytes.
 
 }  // namespace
 
-// Free blocks to unmap. The destructor unmaps them; it runs after the lock is released.
+// Free blocks to unmap. The destructor unmaps them; it runs after the arena's lock is released.
 struct Blocks::Evicted final {
     List blocks;
 
@@ -82,7 +82,7 @@ void* Blocks::take(std::size_t nbytes, std::size_t asked) {
     return found == nullptr ? map_new(size, asked) : found;
 }
 
-// Return the smallest free block that suffices, or a part of it; null if there is none.
+// Return the smallest free block that is large enough, or a part of it; null if there is none.
 void* Blocks::reuse(std::size_t size, std::size_t asked) {
     const std::scoped_lock guard(lock_);
     const auto fit = by_size_.lower_bound(size);
@@ -99,7 +99,8 @@ void* Blocks::reuse(std::size_t size, std::size_t asked) {
     return block->address;
 }
 
-// Map a new block. Evict free blocks to keep the limit, or move their pages into the new block.
+// Map a new block. To stay within the limit, unmap free blocks or move their pages into the new
+// block.
 void* Blocks::map_new(std::size_t size, std::size_t asked) {
     List made(1);
     Block& block = made.front();
@@ -172,8 +173,8 @@ Bytes Blocks::room() const noexcept {
     return limit_ - outside_.load(std::memory_order_relaxed) - live - cached_;
 }
 
-// If `size` new bytes exceed the limit, move the largest free blocks to `pieces`. Their pages are
-// reused for the new block.
+// If `size` new bytes exceed the limit, move the largest free blocks to `pieces`, so that the new
+// block can reuse their pages.
 void Blocks::take_pieces(std::size_t size, List& pieces) {
     std::size_t wanted = size;
     while (wanted >= LEAST && !free_.empty() && room() < static_cast<Bytes>(size)) {
@@ -194,7 +195,7 @@ void Blocks::charge(const Block& block, int times) noexcept {
     asked_ += times * static_cast<Bytes>(block.asked);
 }
 
-// Add a free block to the indexes, or remove it.
+// Add a free block to the indexes of free blocks.
 void Blocks::note_free(List::iterator block) {
     cached_ += static_cast<Bytes>(block->size);
     block->place = by_size_.emplace(block->size, block);
@@ -226,8 +227,7 @@ void Blocks::join_neighbors(List::iterator block) {
     }
 }
 
-// Turn all but the first `size` bytes of a free block into a block of its own, unless little
-// remains.
+// Split a free block after `size` bytes, unless the rest would be too small.
 void Blocks::split(List::iterator block, std::size_t size) {
     if (block->size < size + LEAST) {
         return;
@@ -239,7 +239,8 @@ void Blocks::split(List::iterator block, std::size_t size) {
     note_free(block);
 }
 
-// Move free blocks, the oldest first, or parts of one, to `evicted` until the limit holds.
+// Move free blocks to `evicted`, the oldest first, until the limit holds. The last one may be
+// split.
 void Blocks::evict(Evicted& evicted) {
     for (Bytes over = -room(); over > 0 && !free_.empty(); over = -room()) {
         split(free_.begin(), std::max(in_pages(static_cast<std::size_t>(over)), LEAST));
@@ -253,8 +254,8 @@ void Blocks::evict_oldest(Evicted& evicted) {
     evicted.blocks.splice(evicted.blocks.end(), free_, oldest);
 }
 
-// Map `size` bytes. If the system has no memory, unmap all free blocks and retry; null if that
-// fails. The caller does not hold the lock.
+// Map `size` bytes. If the system has no memory, unmap all free blocks and retry; return null if
+// that fails. The caller must not hold the arena's lock.
 char* Blocks::map_anyway(std::size_t size) {
     char* found = map(size);
     if (found == nullptr) {

@@ -1,10 +1,10 @@
-// Memory in whole pages, mapped from the system and cached when it is freed.
+// Allocator for whole pages, mapped from the system and cached when they are freed.
 //
 // A freed block stays mapped and merges with its free neighbors, so that the next request causes no
-// page faults. A request gets the smallest free block that suffices, or a part of it. Live and free
-// blocks together stay within a limit: the oldest free blocks are unmapped first. If no free block
-// suffices and the limit is near, the pages of several free blocks are moved into a new one. Fresh
-// pages would cost more, because the system clears each.
+// page faults. A request gets the smallest free block that is large enough, or a part of it. Live
+// and free blocks together stay within a limit: the oldest free blocks are unmapped first. If no
+// free block is large enough and the limit is near, the pages of several free blocks are moved into
+// a new one. Fresh pages would cost more time, because the system clears each.
 //
 // `Bins` cuts small pieces from blocks. Only `Arena` and `Bins` call this, in any thread, without
 // holding a leaf lock.
@@ -32,16 +32,17 @@ public:
     // Return true if `address` came from `take` and was not freed.
     bool has(const void* address) noexcept;
     // Set the limit in bytes for live and free blocks together. With 0, free blocks are unmapped
-    // now, and others as soon as they are freed.
+    // now, and live blocks as soon as they are freed.
     void limit(Bytes most);
 
-    // Report the bytes that the program holds. Memory from other allocators reduces the limit.
+    // Report how many bytes of CPU memory the program holds. Memory from other allocators reduces
+    // the limit.
     void note_counted(Bytes memory) noexcept {
         const Bytes outside = memory - asked_.load(std::memory_order_relaxed);
         outside_.store(outside > 0 ? outside : 0, std::memory_order_relaxed);
     }
 
-    // Add to the bytes that the program asked for within live blocks.
+    // Add `nbytes` to the bytes that the program requested within live blocks.
     void note_asked(Bytes nbytes) noexcept { asked_.fetch_add(nbytes, std::memory_order_relaxed); }
 
     // Return the bytes of free blocks, which are still mapped.
@@ -63,7 +64,7 @@ private:
         BySize::iterator place;  // Position in `by_size_` while the block is free.
     };
 
-    // Return the bytes that new blocks can take before free ones must be unmapped.
+    // Return how many bytes of new blocks fit before free ones must be unmapped.
     Bytes room() const noexcept;
     void* reuse(std::size_t size, std::size_t asked);
     void* map_new(std::size_t size, std::size_t asked);
@@ -87,11 +88,11 @@ private:
     Bytes limit_ = 0;
     std::atomic<Bytes> mapped_ = 0;   // Bytes of `live_`.
     std::atomic<Bytes> cached_ = 0;   // Bytes of `free_`.
-    std::atomic<Bytes> asked_ = 0;    // Bytes that the program asked for within `live_`.
+    std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested within `live_`.
     std::atomic<Bytes> outside_ = 0;  // Bytes that the program holds from other allocators.
 };
 
-// Return the resident memory of this process in bytes; 0 if the system does not say.
+// Return the resident memory of this process in bytes; 0 if it is unknown.
 Bytes resident_bytes() noexcept;
 
 }  // namespace rekindle

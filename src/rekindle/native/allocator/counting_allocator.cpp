@@ -19,8 +19,8 @@ namespace rekindle {
 
 namespace {
 
-// Allocations since a measurement began. Each piece is recorded with its size: sizes as the
-// allocator rounds them differ from call to call.
+// Allocations since a measurement began, with their requested sizes. Sizes after the allocator's
+// rounding would differ from run to run.
 struct Watch final {
     struct Piece final {
         Bytes bytes;
@@ -33,7 +33,7 @@ struct Watch final {
     std::uint64_t operators = 0;  // Operators measured so far.
     bool watching = false;        // True while an operator is measured.
     bool tallying = false;
-    GivenOutInside given;  // Bytes allocated during that operator.
+    GivenOutInside given;  // Bytes allocated while the measured operator runs.
     GivenOutInside tally;  // Bytes allocated since the tally began (tests only).
 
     void takes(const void* piece, Bytes bytes) {
@@ -51,7 +51,7 @@ struct Watch final {
         const std::scoped_lock guard(mutex);
         const auto found = pieces.find(piece);
         if (found == pieces.end()) {
-            return;  // It was allocated before the measurement began.
+            return;  // The piece was allocated before the measurement began.
         }
         if (watching && found->second.during == operators) {
             given.now -= found->second.bytes;
@@ -62,7 +62,7 @@ struct Watch final {
         pieces.erase(found);
     }
 
-    // Set which measurements are active.
+    // Turn the measurement of operators and the tally on or off.
     void set(bool watches, bool tallies) {
         watching = watches;
         tallying = tallies;
@@ -76,13 +76,14 @@ private:
     }
 };
 
-// Return the one tracker. It is never destroyed: memory may be freed while the process ends.
+// Return the process's `Watch`. It is never destroyed: memory may be freed while the process ends.
 Watch& the_watch() noexcept {
     static auto& made = leaky_singleton<Watch>();
     return made;
 }
 
-// Allocator that wraps the CPU allocator found at start and counts what it gives out.
+// Allocator that wraps the CPU allocator registered at import and counts the bytes that it
+// allocates.
 class CountingAllocator final : public c10::Allocator {
 public:
     explicit CountingAllocator(c10::Allocator& counted) : counted_(counted) {}
@@ -100,9 +101,9 @@ public:
         return piece;
     }
 
-    // PyTorch uses this deleter for allocations made while nothing is measured and no arena was
+    // PyTorch uses this deleter for memory allocated while nothing is measured and no arena was
     // open. Libraries such as oneDNN, which allocate without a tensor (`raw_allocate`), also ask
-    // for it when they free.
+    // for the deleter when they free memory.
     c10::DeleterFnPtr raw_deleter() const override {
         const bool watched = the_watch().on.load(std::memory_order_relaxed);
         return watched || the_arena().was_open() ? &give_back : own();
@@ -129,7 +130,7 @@ private:
     c10::Allocator& counted_;
 };
 
-// Return the wrapper. It is never destroyed: tensors keep its deleter.
+// Return the counting allocator. It is never destroyed: tensors keep its deleter.
 CountingAllocator*& the_counting() {
     static CountingAllocator* made = nullptr;
     return made;

@@ -1,7 +1,7 @@
-// Measures the workspaces of operators on the CPU: a wrapper around PyTorch's CPU allocator counts
-// what is allocated while an operator runs, in any thread. The wrapper is installed once and for
-// good. It costs nothing while nothing is measured. While a budget is active on the CPU, it
-// allocates from the arena.
+// Measures the workspaces of operators on the CPU. A wrapper around PyTorch's CPU allocator counts
+// the bytes allocated while an operator runs, in any thread. The wrapper is installed once and
+// stays installed. It costs nothing while nothing is measured. While a budget is active on the CPU,
+// the wrapper allocates from the arena.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -10,9 +10,9 @@
 
 namespace rekindle {
 
-// Bytes allocated during a measurement, as requested.
+// Bytes allocated during a measurement, before rounding by the allocator.
 struct GivenOutInside final {
-    Bytes now = 0;   // Not freed yet.
+    Bytes now = 0;   // Allocated and not freed yet.
     Bytes most = 0;  // Largest value of `now`.
 };
 
@@ -20,17 +20,18 @@ struct GivenOutInside final {
 void count_allocations();
 // Return true if the wrapper is the current allocator.
 bool allocations_are_counted() noexcept;
-// Return the deleter of the wrapped CPU allocator, and that of the wrapper. The wrapper's own
-// deleter is on memory allocated during a measurement or from the arena.
+// `allocators_own` returns the deleter of the wrapped CPU allocator; `counting_ones_own` returns
+// the deleter of the wrapper. Only memory allocated during a measurement or from the arena has the
+// latter.
 c10::DeleterFnPtr allocators_own() noexcept;
 c10::DeleterFnPtr counting_ones_own() noexcept;
-// Begin to measure an operator. One at a time.
+// Begin to measure an operator. Only one can be measured at a time.
 void watch_allocations();
-// End the measurement and return it.
+// End the measurement and return its result.
 GivenOutInside watched_allocations() noexcept;
-// For tests: begin or end a tally of all allocations, also while operators are measured.
+// For tests: begin or end a count of all allocations, even while operators are measured.
 void tally_allocations(bool tallies);
-// Return the tally so far. Its `most` restarts at each call.
+// For tests: return the count so far. Its `most` restarts at each call.
 GivenOutInside tallied_allocations() noexcept;
 
 }  // namespace rekindle

@@ -1,14 +1,14 @@
-// Tracks running backward passes.
+// Tracks which threads run a backward pass of autograd.
 #pragma once
 
 namespace rekindle {
 
-// Return true if this thread runs one.
+// Return true if this thread runs a backward pass.
 bool in_backward_pass();
-// Return true if any thread runs one.
+// Return true if any thread runs a backward pass.
 bool is_any_backward_pass() noexcept;
 
-// Scope of a backward pass.
+// Scope in which this thread counts as running a backward pass.
 class BackwardPass final {
 public:
     BackwardPass() noexcept;

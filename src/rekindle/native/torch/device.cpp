@@ -17,7 +17,7 @@ namespace rekindle {
 
 namespace {
 
-// Messages of libraries that mean out of memory: cuBLAS, the driver, cuDNN, NCCL.
+// Parts of error messages that mean out of memory: from cuBLAS, CUDA, cuDNN, NCCL.
 constexpr std::array<std::string_view, 4> OUT_OF_MEMORY{
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -113,7 +113,8 @@ void Device::about_to_step() {
     }
 }
 
-// If the memory is freed meanwhile, its block stays until the stream has read it.
+// Register the stream `here` with the allocator. If the memory is freed, its block is not reused
+// until that stream has read it.
 void Device::keep_for(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) const {
     if (keeps && !order.kept_for.has(here) && storage_impl.device_type() == which_.type()) {
         guard_->recordDataPtrOnStream(storage_impl.data_ptr(), streams.seen()[here]);
@@ -139,7 +140,7 @@ c10::CachingDeviceAllocator::DeviceStats Device::stats() const {
 
 AllocatorStats Device::given_out() const {
     const auto all = stats();
-    const auto& bytes = all.allocated_bytes[0];  // All pools.
+    const auto& bytes = all.allocated_bytes[0];  // The entry for all pools together.
     return {bytes.current, bytes.peak, bytes.freed};
 }
 

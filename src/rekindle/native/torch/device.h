@@ -3,9 +3,9 @@
 //
 // NOTE [Order among streams]
 //
-// A program orders its own work: it reads a value on another stream only after a wait.
-// Recomputation and eviction happen at other times, on whichever stream is current then, and the
-// program knows nothing of them. So with more than one stream in use:
+// A program orders its own work: it reads a value on another stream only after a wait. The runtime
+// recomputes and evicts at other times, on whichever stream is current then, and the program does
+// not know. So with more than one stream in use:
 //
 // - a recomputation waits for the streams that made its inputs;
 // - readers of a recomputed value wait for the stream that recomputed it;
@@ -31,8 +31,8 @@
 
 namespace rekindle {
 
-// The accelerator type: it has streams, an allocator with statistics, and generators with a small
-// state.
+// Device type of accelerators: they have streams, an allocator with statistics, and generators with
+// a small state.
 inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
 
 // Return true if `error` means that the device is out of memory, as reported by PyTorch's allocator
@@ -40,23 +40,24 @@ inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
 bool is_device_oom(const std::exception& error);
 // Return the message of `error` without its C++ stack trace.
 std::string message_of(const std::exception& error);
-// Parse the bytes that an allocator failed to allocate from its message `said`, rounded up by at
-// most 1 % of the printed unit. Return 0 if the message does not say.
+// Parse the size of the failed allocation from an allocator's message `said`, rounded up by at most
+// 1 % of the printed unit. Return 0 if the message does not say.
 Bytes asked_for(std::string_view said);
 
-// Statistics of a device's allocator, over all its users.
+// Statistics of a device's allocator in bytes, over all its users.
 struct AllocatorStats final {
     Bytes current;
-    Bytes peak;      // Largest `current` since the program last reset it.
+    Bytes peak;      // Largest `current` since the program last reset the peak.
     Bytes returned;  // Total bytes freed so far.
 };
 
-// The device of a budget.
+// The device of one budget.
 class Device final {
 public:
     explicit Device(c10::Device which);
 
-    // Return true for an accelerator. A CPU has no queue, and nothing to put in order.
+    // Return true for an accelerator, to which work is queued. A CPU has no queue, and nothing to
+    // order.
     bool queues() const noexcept { return guard_ != nullptr; }
 
     c10::Device which() const noexcept { return which_; }
@@ -69,20 +70,21 @@ public:
         return guard_ == nullptr ? std::nullopt : std::optional(current_stream());
     }
 
-    // Return true if a graph is being captured, when nothing may be asked of the device.
+    // Return true if a CUDA graph is being captured. Meanwhile the device's state must not be
+    // queried.
     bool is_capturing() const { return is_capturing(stream_if_any()); }
 
-    // The same for the current stream `now`.
+    // The same, for a caller that already has the current stream `now`.
     bool is_capturing(const std::optional<c10::Stream>& now) const;
 
-    // Return the index of the stream to which work is queued now.
+    // Return the index of the current stream, to which work is queued now.
     StreamIndex see() { return see(stream_if_any()); }
 
-    // The same for the current stream `now`.
+    // The same, for a caller that already has the current stream `now`.
     StreamIndex see(const std::optional<c10::Stream>& now) { return now ? streams.see(*now) : 0; }
 
-    // Run `act` so that its work comes after all work queued before and before all work queued
-    // later, on every stream.
+    // Run `act` so that the work it queues comes after all work queued before and before all work
+    // queued later, on every stream.
     template <class F>
     void in_order(F&& act) {
         const StreamIndex here = see();
@@ -100,14 +102,16 @@ public:
         streams.let_others_wait(here);
     }
 
-    // The program is about to read (or below, to write) `storage_impl` on the stream `here`.
+    // The program is about to read `storage_impl` on the stream `here`. `about_to_write` is the
+    // same for writes.
     void about_to_read(const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here) {
         if (streams.are_several()) {
             read(storage_impl, streams.order_of(storage), here);
         }
     }
 
-    // A value was recomputed on the current stream, and any other stream may read it unseen.
+    // A value was recomputed on the current stream. Any other stream may read it without a call of
+    // `about_to_read`.
     void hand_to_any_stream(const c10::StorageImpl& storage_impl) {
         if (orders_readers) {
             streams.let_others_wait(see());
@@ -121,22 +125,24 @@ public:
         }
     }
 
-    // A recomputation, of which the program does not know, is about to read (or write).
+    // A recomputation is about to read `storage_impl` on the stream `here`; the program does not
+    // know of it. `about_to_write_again` is the same for writes.
     void about_to_read_again(
         const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here
     );
     void about_to_write_again(StorageId storage, StreamIndex here);
-    // An optimizer is about to write parameters that recomputations have read, perhaps unseen.
+    // An optimizer is about to write parameters that recomputations may have read on other streams
+    // without the program's knowledge.
     void about_to_step();
 
-    // Delay the reuse of the block of `storage_impl` after it is freed, until all work that any
-    // stream has queued by then is done.
+    // After `storage_impl` is freed, do not reuse its block until all work that any stream has
+    // queued by then is done.
     void keep_until_read(const c10::StorageImpl& storage_impl) const {
         keep_until_read(storage_impl, StreamSet::all());
     }
 
-    // The same for the streams that made or read the value of `storage`, which lives in
-    // `storage_impl`.
+    // The same, but only for work of the streams that made or read the value of `storage`, whose
+    // memory is `storage_impl`.
     void keep_until_read(const c10::StorageImpl& storage_impl, StorageId storage) {
         if (streams.are_several()) {
             keep_until_read(storage_impl, streams.order_of(storage).readers);
@@ -155,14 +161,15 @@ public:
 
     // Return the bytes that the allocator uses for a request of `nbytes`.
     Bytes rounded(Bytes nbytes) const noexcept {
-        constexpr Bytes grain = 512;  // Its smallest block; all blocks are multiples of it.
+        // Smallest block of the allocator; all blocks are multiples of it.
+        constexpr Bytes grain = 512;
         return queues() ? (nbytes + grain - 1) / grain * grain : nbytes;
     }
 
-    // Return cached memory of the allocator to the device.
+    // Return the allocator's cached memory to the device.
     void empty_cache() const;
 
-    // Features that tests switch off one by one to show what each is for.
+    // Features that tests switch off one by one to show what each feature is for.
     bool learns = true;  // Measure workspaces.
     bool guesses = true;
     bool orders = true;          // A recomputation waits for the streams that made its inputs.
@@ -184,7 +191,7 @@ private:
 
     const c10::Device which_;
     const c10::impl::DeviceGuardImplInterface* guard_ = nullptr;
-    StreamSet recomputed_on_;  // Since the last optimizer step.
+    StreamSet recomputed_on_;  // Streams with recomputations since the last optimizer step.
 };
 
 }  // namespace rekindle

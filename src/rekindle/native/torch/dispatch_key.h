@@ -1,17 +1,18 @@
-// Chooses the dispatch key at which the runtime sees operators. No other file names it.
+// Chooses the dispatch key at which the runtime intercepts operators. No other file names the key.
 //
 // NOTE [The dispatch key]
 //
-// The key must come below autograd, so that the fallback sees what autograd runs and saves. From
-// torch 2.13 on it also comes below Python, so that dispatch modes and tensor subclasses run first.
-// In earlier versions the operators that those call would not be seen, and are refused.
+// The key must come after autograd in dispatch order, so that the fallback sees the operators that
+// autograd runs and the tensors it saves. From torch 2.13 on it also comes after Python, so that
+// dispatch modes and tensor subclasses run first. In earlier versions the fallback would not see
+// the operators that modes and subclasses call, so such programs are refused.
 //
 // `Fake` is such a key, and torch registers no kernel for it so far. PyTorch reserves it for a
-// FakeTensor in C++. Once that exists, `register_at_key` fails with a message, and the core does
-// not start. Two fallbacks at one key are impossible: the dispatcher refuses the second and gives
-// no access to the first.
+// FakeTensor in C++. Once torch has that, `register_at_key` fails with a message, and the native
+// core does not start. Two fallbacks at one key are impossible: the dispatcher refuses the second
+// and gives no access to the first.
 //
-// `CustomRNGKeyId`, which is free for projects outside PyTorch, is no alternative. It comes below
+// `CustomRNGKeyId`, which is free for projects outside PyTorch, is no alternative. It comes after
 // `BackendSelect` and `Sparse`, so factory functions and sparse tensors bypass it.
 #pragma once
 
@@ -23,16 +24,18 @@ namespace rekindle {
 
 inline constexpr c10::DispatchKey KEY = c10::DispatchKey::Fake;
 
-// True if dispatch modes and subclasses run before the key (since torch 2.13).
+// True if dispatch modes and tensor subclasses run before the runtime's key (since torch 2.13).
 inline constexpr bool PYTHON_COMES_FIRST =
     static_cast<int>(KEY) < static_cast<int>(c10::DispatchKey::Python);
 
 inline constexpr c10::DispatchKeySet BELOW_KEY(c10::DispatchKeySet::FULL_AFTER, KEY);
 
-// Register `fallback` for each operator without a kernel of its own at the key, in threads that
-// include the key. Call it once. Return the reason if it is impossible, otherwise an empty string.
+// Register `fallback` for every operator that has no kernel of its own at the key, in threads that
+// include the key. Call this once. Return the reason if registration is impossible, otherwise an
+// empty string.
 const char* register_at_key(torch::CppFunction&& fallback);
-// Return a library that registers kernels of single operators at the key. It is never destroyed.
+// Return a library through which kernels of single operators are registered at the key. It is never
+// destroyed.
 torch::Library& library_at_key(const char* operators);
 
 }  // namespace rekindle

@@ -9,7 +9,7 @@
 
 namespace rekindle {
 
-// All queues. Never destroyed: deleters also run while the process ends.
+// All queues of freed addresses. Never destroyed: deleters also run while the process ends.
 struct FreeListeners final {
     std::vector<FreeQueue*> listening;
 
@@ -37,7 +37,8 @@ FreeListeners& listeners() noexcept {
     return made;
 }
 
-// Queue `context` before `free` makes its address available to others.
+// Put the address `context` into all queues, then call `free`, which makes the address available to
+// others.
 template <class F>
 void notify_then(void* context, F&& free) {
     bool late = false;
@@ -51,7 +52,7 @@ void notify_then(void* context, F&& free) {
     }
 }
 
-// Usually `to` is empty, and nothing is copied.
+// Move the elements of `from` to the end of `to`. Usually `to` is empty, and nothing is copied.
 template <class T>
 void move_all(std::vector<T>& from, std::vector<T>& to) {
     if (to.empty()) {
@@ -62,8 +63,8 @@ void move_all(std::vector<T>& from, std::vector<T>& to) {
     from.clear();
 }
 
-// Replacement for the deleter that `Frees` returns. There are two instantiations: for memory of the
-// original CPU allocator and for memory of the counting wrapper.
+// Deleter that replaces the one that `Frees` returns. There are two instantiations: for memory of
+// the original CPU allocator and for memory of the counting wrapper.
 template <c10::DeleterFnPtr (*Frees)() noexcept>
 void notify_then_free(void* context) {
     notify_then(context, [&] { Frees()(context); });

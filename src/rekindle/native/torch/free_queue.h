@@ -1,14 +1,15 @@
-// Reports storages that PyTorch frees.
+// Queue through which the runtime learns that PyTorch freed a storage.
 //
 // NOTE [The queue of freed addresses]
 //
-// The runtime finds records by the address of their memory, so it must know when an address becomes
-// invalid. It replaces the deleter of each storage that it knows. The new deleter first queues the
-// address and then frees the memory. So an address is in the queue before the allocator can hand it
-// out again. Code that drains the queue before it registers an address never confuses two storages.
+// The runtime finds its records of storages by the address of their memory, so it must know when an
+// address becomes invalid. It replaces the deleter of each storage that it knows. The new deleter
+// first queues the address and then frees the memory. So an address is in the queue before the
+// allocator can hand it out again. Code that drains the queue before it registers an address never
+// confuses two storages.
 //
-// A deleter can run in any thread and under any lock. It therefore only enqueues, under a leaf
-// lock, and runs nothing else of the runtime.
+// A deleter can run in any thread and under any lock. It therefore only adds to the queue, under a
+// leaf lock, and runs nothing else of the runtime.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -23,7 +24,8 @@ namespace rekindle {
 struct FreeListeners;
 struct StorageRecord;
 
-// Queue of freed addresses and released records, oldest first, until the driver drains it.
+// Queue of freed addresses and of records whose saved tensors were released, oldest first. The
+// driver drains it.
 class FreeQueue final {
 public:
     FreeQueue();
@@ -35,32 +37,32 @@ public:
 
     bool any() const noexcept { return any_.load(std::memory_order_acquire); }
 
-    // A saved-tensor handle of `record` was destroyed.
+    // Queue `record`, because a saved-tensor handle of it was destroyed.
     void released(StorageRecord& record);
     // Move all queued entries to the end of `addresses` and `records`.
     void take(std::vector<const void*>& addresses, std::vector<StorageRecord*>& records);
 
-    // True after the budget's context has ended: then no operator drains the queue, and the deleter
-    // does so.
+    // True after the budget's context has ended. From then on no operator drains the queue, so the
+    // deleter does.
     std::atomic<bool> late{false};
 
 private:
     friend struct FreeListeners;
 
-    // Guarded by the leaf lock, unlike `late`.
+    // The members below are guarded by the leaf lock, unlike `late`.
     std::atomic<bool> any_{false};
     std::vector<const void*> addresses_;
     std::vector<StorageRecord*> records_;
 };
 
-// Replace the deleter of `storage_impl`, so that all queues get its address when it is freed.
+// Replace the deleter of `storage_impl`, so that all queues receive its address when it is freed.
 // Return false if the memory is not from PyTorch's allocator.
 bool hook_deleter(c10::StorageImpl& storage_impl) noexcept;
-// Deleter of a placeholder's token, a unique `char` in place of memory. Queues its address and
-// frees it.
+// Deleter of a placeholder's token, a unique `char` in place of memory. Queues the token's address
+// and frees the token.
 void free_placeholder(void* token);
-// Let all drivers drain their queues, unless a thread is in the middle of an event. The next event
-// does so then.
+// Let all drivers drain their queues. If a thread is in the middle of an event, the next event does
+// so instead.
 void process_pending_late() noexcept;
 
 }  // namespace rekindle

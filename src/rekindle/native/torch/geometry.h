@@ -1,5 +1,5 @@
-// Geometry of tensors in their storages, and the kinds of tensors whose memory is fully described
-// by it.
+// Geometry of a tensor: shape, strides, offset in its storage, dtype, device. Also: for which kinds
+// of tensors that is a full description of their memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,23 +19,23 @@
 
 namespace rekindle {
 
-// Position and layout of a tensor in its storage.
+// Shape, strides, offset in the storage, dtype and device of a tensor.
 struct Geometry final {
     c10::SmallVector<std::int64_t, 5> sizes;
     c10::SmallVector<std::int64_t, 5> strides;
     std::int64_t offset = 0;
     caffe2::TypeMeta dtype;
     c10::Device device{c10::DeviceType::CPU};
-    bool conjugate = false;  // The memory holds the conjugate.
+    bool conjugate = false;  // The memory holds the complex conjugates of the values.
     bool negative = false;   // The memory holds the negated values.
     bool requires_grad = false;
 
     static Geometry of(const c10::TensorImpl& tensor);
-    // Make the tensor with this geometry in `storage_impl`.
+    // Make a tensor with this geometry in the memory of `storage_impl`.
     at::Tensor in(const c10::intrusive_ptr<c10::StorageImpl>& storage_impl) const;
     std::int64_t numel() const noexcept;
     Bytes nbytes() const noexcept;
-    // Return the bytes from the start of the storage to the end of the tensor.
+    // Return the bytes from the start of the storage to the end of the tensor's last element.
     Bytes reach() const noexcept;
 };
 
@@ -53,26 +53,26 @@ inline constexpr c10::DispatchKeySet QUANTIZED_KEYS =
     c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU) |
     c10::DispatchKeySet(c10::DispatchKey::QuantizedCUDA);
 
-// Return true if the tensor has memory on the CPU or on an accelerator. Its kind may be one that
-// cannot be rebuilt.
+// Return true if the tensor has memory on the CPU or on an accelerator. The tensor may still be of
+// a kind that cannot be rebuilt from its geometry.
 inline bool has_memory(
     const c10::TensorImpl& tensor, c10::DispatchKeySet keys = PLAIN_KEYS | QUANTIZED_KEYS
 ) noexcept {
-    // Check the keys first: tensors of other kinds, such as nested ones, throw for other questions.
-    // The remaining kinds are strided.
+    // Check the dispatch keys first: tensors of other kinds, such as nested ones, throw when asked
+    // anything else. The remaining kinds are strided.
     return (tensor.key_set().raw_repr() & ~keys.raw_repr()) == 0 &&
            !tensor.has_symbolic_sizes_strides() &&
            tensor.unsafe_storage().unsafeGetStorageImpl() != nullptr &&
            (tensor.device_type() == c10::DeviceType::CPU || tensor.device_type() == ACCELERATOR);
 }
 
-// Return true if the tensor's geometry describes it fully.
+// Return true if the tensor can be rebuilt from its geometry and storage.
 inline bool is_plain(const c10::TensorImpl& tensor) noexcept {
     const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
     return has_memory(tensor, PLAIN_KEYS) && !c10::isQIntType(type) && !c10::isBitsType(type);
 }
 
-// Call `visit(position, tensor)` for each tensor in the results of an operator, in order.
+// Call `visit(position, tensor)` for each tensor among the results of an operator, in order.
 template <class F>
 void each_tensor(std::span<const c10::IValue> results, F&& visit) {
     std::uint32_t position = 0;

@@ -1,11 +1,11 @@
-// Scope with the GIL.
+// Scope in which this thread holds the GIL.
 #pragma once
 
 #include <Python.h>
 
 namespace rekindle {
 
-// Takes the GIL, also in threads that Python does not know. See NOTE [Lock discipline] in
+// Takes the GIL, also in threads that Python did not start. See NOTE [Lock discipline] in
 // base/mutex.h.
 class Gil final {
 public:

@@ -21,13 +21,14 @@ constexpr std::array PRECISE{
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::CONV),
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::RNN),
 };
-// Inherited values are resolved when they are read.
+// A precision can be inherited from a more general setting; torch resolves that when the precision
+// is read.
 constexpr std::array PRECISE_ON_DEVICE{
     std::pair(at::Float32Backend::CUDA, at::Float32Op::MATMUL),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::CONV),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::RNN),
 };
-constexpr int LEGACY = 48;  // Bit position of the precision set by the older functions.
+constexpr int LEGACY = 48;  // Bit position of the precision set by torch's older functions.
 
 bool has_device() {
     static const bool has = at::hasCUDA();
@@ -35,7 +36,8 @@ bool has_device() {
 }
 
 bool flushes_denormal() noexcept {
-// Reading the register avoids the arithmetic below, which takes as long as all other settings.
+// Read the processor's control register: the arithmetic below takes as long as reading all other
+// settings.
 #ifdef __SSE__
     constexpr unsigned results = 0x8000;
     constexpr unsigned operands = 0x0040;
@@ -91,9 +93,9 @@ void set_switches_of_device(std::int64_t word) {
     }
 }
 
-// Return one more than the precision that the older functions set. Return 0 if the program set
-// precisions by the newer functions, when the older one throws. It is called only if another
-// precision changed.
+// Return 1 + the precision that torch's older functions set. Return 0 if the program set precisions
+// by the newer functions, in which case the older getter throws. The getter is called only if
+// another precision changed.
 std::int64_t legacy_precision(std::int64_t word) {
     static std::int64_t last_word = 0;
     static std::int64_t last = 0;

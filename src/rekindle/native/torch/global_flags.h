@@ -1,21 +1,23 @@
 // Global settings of PyTorch on which the bits of a result depend.
 //
-// Default dtype, oneDNN kernels, deterministic algorithms, precision of matrix products, number of
-// threads: a program may change each between the forward pass and a recomputation. A recipe stores
-// them. A recomputation sets them, and afterwards restores those of the program.
+// These are the default dtype, oneDNN kernels, deterministic algorithms, precision of matrix
+// products, number of threads. A program may change each between the forward pass and a
+// recomputation. So a recipe stores them; a recomputation sets them and afterwards restores the
+// program's settings.
 #pragma once
 
 #include <cstdint>
 
 namespace rekindle {
 
-// Return the settings that choose kernels, packed into one word. Part of each signature.
+// Return the settings that decide which kernel runs, packed into one word. The word is part of each
+// signature.
 std::int64_t global_flags();
-// Return the precisions of matrix products, packed into one word. Part of the signatures of
-// products; never 0.
+// Return the precisions of matrix products, packed into one word, which is never 0. The word is
+// part of the signatures of matrix products.
 std::int64_t matmul_precision_flags();
 
-// Scope with the settings that were active when the program called the operator.
+// Scope in which the settings are those that were active when the program called the operator.
 class ScopedGlobalFlags final {
 public:
     ScopedGlobalFlags(std::int64_t switches_then, std::int64_t precision_then);
@@ -32,7 +34,8 @@ private:
     std::int64_t precision_then_;
 };
 
-// Return true if cuDNN times its kernels and takes the fastest, which may be another one later.
+// Return true if cuDNN times its kernels and uses the fastest one (`cudnn.benchmark`). A later run
+// may use another kernel.
 bool kernels_are_timed();
 
 }  // namespace rekindle

@@ -1,5 +1,5 @@
-// Component tensors of tensors that have no memory of their own: indices and values of a sparse
-// tensor, the buffer of a nested tensor.
+// Component tensors of a tensor without memory of its own: indices and values of a sparse tensor,
+// the buffer of a nested tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,15 +15,16 @@ namespace rekindle {
 
 using Parts = c10::SmallVector<at::Tensor, 3>;
 
-// Return the components that have memory; none for unknown kinds.
+// Return the components of `tensor` that have memory; none for unknown kinds of tensors.
 Parts parts_of(const at::Tensor& tensor);
 
-// Return the bytes of the largest nested tensor among `given` after padding. Nested tensors have no
-// shape that would say so.
+// Return the bytes that the largest nested tensor among `given` has after padding. A nested tensor
+// has no shape from which that would follow.
 Bytes largest_padded(std::span<const c10::IValue> given);
 
-// Call `visit(position, tensor, whole)` for each tensor with memory in the results of an operator.
-// `whole` is false for a component of the result. The visitor may release the tensor.
+// Call `visit(position, tensor, whole)` for each tensor with memory among the results of an
+// operator. `whole` is false if `tensor` is a component of a result. The visitor may release the
+// tensor.
 template <class F>
 void each_memory(std::span<const c10::IValue> results, F&& visit) {
     each_tensor(results, [&](std::uint32_t position, const at::Tensor& tensor) {

@@ -14,14 +14,14 @@ constexpr const char* READ =
     "way that is not seen, as a kernel of one's own that is no operator of PyTorch. Write "
     "rekindle.budget(..., evict=\"saved\"), which never touches what variables hold";
 
-// Data of a placeholder: a null pointer, and a context whose unique address is reported when it is
-// freed.
+// Return the data pointer of a placeholder: null, with a unique address as context, which is queued
+// when the placeholder is freed.
 c10::DataPtr token(c10::Device device) {
     void* made = std::make_unique<char>().release();
     return {nullptr, made, &free_placeholder, device};
 }
 
-// True if this torch can make such a storage readable again.
+// True if this torch can make a placeholder readable again.
 template <class Storage>
 constexpr bool CAN_BE_READ_AGAIN = requires(Storage& storage_impl) {
     storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());

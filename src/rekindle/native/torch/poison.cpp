@@ -22,7 +22,7 @@ bool poisons() noexcept {
 
 void poison(const StoragePtr& storage_impl) {
     if (c10::impl::cow::is_cow_data_ptr(storage_impl->data_ptr())) {
-        return;  // The memory is shared copy-on-write.
+        return;  // The memory is shared copy-on-write, so other storages still use it.
     }
     const ReplayDispatchGuard guard(false);
     whole_of(storage_impl).fill_(0xFF);

@@ -25,7 +25,7 @@ Types& types() noexcept {
 }  // namespace
 
 void set_tensor_types(PyObject* tensor, PyObject* parameter) {
-    Py_INCREF(tensor);  // Kept for good, because drivers outlive modules.
+    Py_INCREF(tensor);  // Never released, because drivers outlive Python modules.
     Py_INCREF(parameter);
     types().tensor = reinterpret_cast<PyTypeObject*>(tensor);
     types().parameter = reinterpret_cast<PyTypeObject*>(parameter);
@@ -60,7 +60,7 @@ bool has_attributes(const c10::TensorImpl& tensor) {
     const Gil gil;
     PyObject* attributes = PyObject_GenericGetDict(object, nullptr);
     if (attributes == nullptr) {
-        // The object has no attributes. No Python code ran, so no other error is lost.
+        // The tensor object has no attributes. No Python code ran, so no other error is lost.
         PyErr_Clear();
         return false;
     }

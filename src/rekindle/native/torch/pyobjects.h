@@ -1,4 +1,4 @@
-// Questions about the Python object of a tensor.
+// Functions about the Python object of a tensor: its type, its attributes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,18 +9,19 @@ struct _object;
 
 namespace rekindle {
 
-// Set the types of plain tensors and parameters. Called once.
+// Set the Python types `torch.Tensor` and `torch.nn.Parameter`. Called once.
 void set_tensor_types(_object* tensor, _object* parameter);
-// Return true if Python sees the tensor as exactly `Tensor` or `Parameter`.
+// Return true if the tensor's Python type is exactly `Tensor` or `Parameter`.
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
-// Return true if Python sees the tensor as a `Parameter` or a subclass of it.
+// Return true if the tensor's Python type is `Parameter` or a subclass of it.
 bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
 // Return the Python object of the tensor; null if there is none.
 const void* object_of(const c10::TensorImpl& tensor) noexcept;
-// Return `tensor.detach()` as Python computes it, so that a subclass is kept.
+// Return `tensor.detach()`, called through Python, so that a tensor subclass is kept.
 at::Tensor detached(const at::Tensor& tensor);
-// Return true if unpacking must return the program's own tensor object, because it has attributes
-// beyond its values. Relevant for leaves that need no gradient; for others autograd knows the leaf.
+// Return true if unpacking a saved tensor must return the program's own tensor object, because it
+// has Python attributes. Relevant for leaves that need no gradient; for other leaves autograd keeps
+// the object.
 bool has_attributes(const c10::TensorImpl& tensor);
 
 }  // namespace rekindle

@@ -25,7 +25,7 @@ OutOfMemory& out_of_memory() noexcept {
 }
 
 // Type and value of a Python error that was thrown through PyTorch's bindings, or through pybind11
-// as by kernels written in Python. Null if the error is not from Python.
+// (by kernels written in Python). Null if the error is not from Python.
 struct Raised final {
     PyObject* type = nullptr;
     PyObject* value = nullptr;
@@ -41,7 +41,8 @@ Raised raised_by_python(const std::exception& error) noexcept {
     return {};
 }
 
-// If Python raised `error`, call `ask` with its type and value, with the GIL.
+// If `error` is from Python, call `ask` with its type and value while holding the GIL, and return
+// the result.
 template <class F>
 bool ask_python(const std::exception& error, F&& ask) noexcept {
     if (Py_IsInitialized() == 0) {
@@ -62,7 +63,7 @@ int raise_now(void* object) {
 }  // namespace
 
 void set_out_of_memory_types(PyObject* full, PyObject* not_full) {
-    Py_INCREF(full);  // Kept for good.
+    Py_INCREF(full);  // Never released.
     Py_INCREF(not_full);
     out_of_memory() = {full, not_full};
 }

@@ -1,4 +1,4 @@
-// Errors on their way between Python and C++. No error is lost, and none replaces another.
+// Passes errors between Python and C++. No error is lost, and none replaces another.
 #pragma once
 
 #include <exception>
@@ -9,25 +9,25 @@ struct _object;
 
 namespace rekindle {
 
-// Set the exception types for a device out of memory (`full`) and for an exceeded budget
-// (`not_full`, a subclass of it). Called once.
+// Set the Python exception types for a device out of memory (`full`) and for an exceeded budget
+// (`not_full`, a subclass of `full`). Called once.
 void set_out_of_memory_types(_object* full, _object* not_full);
-// Return true if `error` is Python's error for a device out of memory.
+// Return true if `error` is the Python exception for a device out of memory.
 bool is_out_of_memory(const std::exception& error);
 // Return true if `error` must reach the program in any case: KeyboardInterrupt, SystemExit, and
 // others that are not an `Exception`.
 bool ends_the_program(const std::exception& error) noexcept;
-// Deliver `error` to the main thread a moment later, from a place that must not throw.
+// Raise `error` in the main thread a moment later. For a place that must not throw.
 void raise_later(const std::exception& error) noexcept;
-// Add `second`, which followed `first`, to `first` as a note. If `second` ends the program, deliver
-// it later.
+// Attach `second`, raised after `first`, to `first` as a note. If `second` ends the program, raise
+// it later instead.
 void add_note(std::exception& first, const std::exception& second) noexcept;
 
-// Set Python's error from the exception being handled. Call it in a catch block.
+// Set Python's current error from the C++ exception being handled. Call this in a catch block.
 void set_error() noexcept;
 
 // Run `f` in a place that must not throw, or where an earlier error takes precedence. Errors of `f`
-// are dropped, unless they end the program.
+// are ignored, except those that end the program.
 template <class F>
 void without_throwing(F&& f) noexcept {
     try {
@@ -39,7 +39,7 @@ void without_throwing(F&& f) noexcept {
     }
 }
 
-// Run `f` after `first` was raised. Errors of `f` become notes of `first`.
+// Run `f` after `first` was raised. Errors of `f` are attached to `first` as notes.
 template <class F>
 void after(std::exception& first, F&& f) noexcept {
     try {

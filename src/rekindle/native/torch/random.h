@@ -1,4 +1,4 @@
-// State of the random number generator from which an operator drew (R5).
+// States of random number generators, so that a recomputed operator draws the same numbers (R5).
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -13,10 +13,11 @@
 
 namespace rekindle {
 
-// Words that the generator makes at once.
+// The 624 words of state that the Mersenne twister computes at once.
 using MtWords = decltype(at::mt19937_data_pod::state_);
 
-// Remaining state of a CPU generator: the position among its words, and cached normal samples.
+// State of a CPU generator other than its words: the position among the words, and cached normal
+// samples.
 struct MtState final {
     std::uint64_t seed;
     int left;
@@ -31,7 +32,7 @@ class Random final {
 public:
     // Read the current state of `generator`.
     explicit Random(at::Generator generator);
-    // Combine stored parts of a state.
+    // Build a state from its stored parts.
     Random(at::Generator generator, const MtState& around, const MtWords& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;
@@ -39,7 +40,7 @@ public:
     Random& operator=(Random&&) = delete;
     ~Random() = default;
 
-    // Set the generator to this state.
+    // Set `generator()` to this state.
     void restore() const;
 
     const at::Generator& generator() const noexcept { return generator_; }
@@ -67,9 +68,10 @@ struct PhiloxState final {
     void restore(at::Generator generator) const;
 };
 
-// Scope in which a device's generator continues from `there`. It returns to its previous state at
-// the end. The scope swaps the state object instead of setting the state: any set makes the next
-// cuDNN RNN with dropout reseed itself from the default generator.
+// Scope in which a device's generator continues from the state `there`. At the end the generator
+// returns to its previous state. The scope swaps the generator's state object instead of setting
+// the state: setting it would make the next cuDNN RNN with dropout reseed itself from the default
+// generator.
 class ScopedPhilox final {
 public:
     ScopedPhilox(const at::Generator& generator, const PhiloxState& there);
@@ -86,11 +88,11 @@ private:
 
 using Generators = c10::SmallVector<at::Generator, 1>;
 
-// Return the default generator of a device.
+// Return PyTorch's default generator of a device.
 at::Generator default_generator(c10::Device device);
-// Return the generator among `unkeyed_args`; undefined if there is none.
+// Return the generator among an operator's arguments; undefined if there is none.
 at::Generator given_generator(std::span<const c10::IValue> unkeyed_args);
-// Return true if the state of this kind of generator can be stored.
+// Return true if states of this kind of generator can be stored.
 bool is_known(const at::Generator& generator) noexcept;
 
 }  // namespace rekindle

@@ -10,7 +10,7 @@ namespace rekindle {
 
 namespace {
 
-// All dispatch keys before ours: autograd and everything above it.
+// All dispatch keys that come before the runtime's key: autograd and everything above it.
 c10::DispatchKeySet excluded() {
     return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
            c10::DispatchKeySet(KEY) | c10::DispatchKeySet(c10::DispatchKey::Python) |

@@ -1,5 +1,5 @@
-// Thread state in which a recorded call runs again, and in which the runtime runs operators of its
-// own.
+// Dispatch state of a thread in which the runtime recomputes a recorded call or runs operators of
+// its own.
 #pragma once
 
 #include <c10/core/AutogradState.h>
@@ -7,8 +7,8 @@
 
 namespace rekindle {
 
-// Scope below autograd, autocast and dispatch modes, at the point where the fallback saw the call.
-// Sets the grad mode that the call had.
+// Scope in which operators skip autograd, autocast and dispatch modes, and enter dispatch after the
+// runtime's key. Sets the grad mode that the call had.
 class ReplayDispatchGuard final {
 public:
     explicit ReplayDispatchGuard(bool grad_mode);

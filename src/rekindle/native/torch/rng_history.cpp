@@ -8,13 +8,14 @@ namespace rekindle {
 
 namespace {
 
-constexpr int MOST = 64;             // Turns that are tried, which takes some tens of microseconds.
-constexpr int PAUSE = 8;             // Calls without following, after a failure.
-constexpr std::size_t FOLLOWED = 4;  // Stretches followed at a time.
+// Turns that are tried before giving up; all together take some tens of microseconds.
+constexpr int MOST = 64;
+constexpr int PAUSE = 8;  // Number of calls after a failure in which no stretch is followed.
+constexpr std::size_t FOLLOWED = 4;  // Number of stretches that are followed at a time.
 
 std::atomic<std::size_t> bytes_kept = 0;
 
-// Compute the next words from the current ones (Matsumoto and Nishimura 1998).
+// Compute the generator's next words from the current ones (Matsumoto and Nishimura 1998).
 void turn(MtWords& words) noexcept {
     constexpr std::size_t distance = 397;
     const std::size_t n = words.size();
@@ -26,7 +27,7 @@ void turn(MtWords& words) noexcept {
     }
 }
 
-// Return the first words for a seed.
+// Return the generator's first words for a seed.
 MtWords words_of(std::uint64_t seed) {
     return at::mt19937(seed).data().state_;
 }
@@ -91,7 +92,7 @@ std::unique_ptr<RngCheckpoint> RngHistory::note(const at::Generator& generator) 
     return std::make_unique<RngCheckpoint>(there, stretch.start, stretch.turns);
 }
 
-// Return the stretch that contains the current state. Adds one if there is none.
+// Return the stretch that contains the state `there`. If there is none, begin one.
 const RngHistory::Stretch& RngHistory::stretch_at(const Random& there) {
     const MtWords& words = there.words();
     const c10::GeneratorImpl* generator = there.generator().unsafeGetGeneratorImpl();
@@ -115,7 +116,7 @@ const RngHistory::Stretch& RngHistory::stretch_at(const Random& there) {
     return stretches_.front();
 }
 
-// Advance `stretch` to `words`. Return false if they are not on it.
+// Advance `stretch` to `words`. Return false if the next turns of the stretch do not reach `words`.
 bool RngHistory::reach(Stretch& stretch, const MtWords& words) {
     if (pause_ != 0) {
         --pause_;
@@ -134,7 +135,7 @@ bool RngHistory::reach(Stretch& stretch, const MtWords& words) {
     return false;
 }
 
-// Begin a stretch at `there`, or at its seed if that is few turns away.
+// Begin a stretch at the seed of `there` if that is few turns away, otherwise at `there`.
 RngHistory::Stretch RngHistory::begin(const Random& there) const {
     using Generator = c10::weak_intrusive_ptr<c10::GeneratorImpl>;
     Stretch made{Generator(there.generator().getIntrusivePtr()), {}, there.words(), 0};

@@ -1,17 +1,18 @@
-// Stores many states of random number generators in little memory (R5).
+// Stores many states of random number generators in little memory, for recomputation (R5).
 //
 // NOTE [Compact generator states]
 //
 // The CPU generator is a Mersenne twister (Matsumoto and Nishimura 1998): 624 words and a position
-// among them. Once all words are drawn, the next 624 are computed from them; call that a turn. A
-// full state takes 5,056 bytes, more than the mask of many a dropout. So the words are stored once
-// for a stretch of turns. A state on that stretch is stored as its number of turns from the start.
+// among them. Once all words are drawn, the next 624 are computed from them; that is called a turn.
+// A full state takes 5,056 bytes, more than the mask of many a dropout. So the words are stored
+// once for many consecutive turns, a stretch. A state on a stretch is stored as its number of turns
+// from the start of the stretch.
 //
 // To find that number, the runtime advances a copy of the generator turn by turn until it matches.
-// It gives up after `MOST` turns: the program set another seed, uses another generator, or drew
-// very much at once. In the last case the results are large, too. Several stretches are followed at
-// a time. So programs with several generators, or that reset one as checkpointing does, also store
-// few words.
+// It gives up after `MOST` turns: the program set another seed, uses another generator, or drew a
+// great many numbers at once. In the last case the results are large, too. Several stretches are
+// followed at a time. So programs with several generators, or that reset one as checkpointing does,
+// also store few words.
 //
 // States of device generators take a few bytes and are stored as they are.
 #pragma once
@@ -43,15 +44,16 @@ public:
 private:
     std::size_t nbytes() const noexcept;
 
-    const std::unique_ptr<const MtWords> words_;  // Null: derived from the seed.
+    // The words; null if they are derived from `seed_`.
+    const std::unique_ptr<const MtWords> words_;
     const std::uint64_t seed_ = 0;
 };
 
-// A stored state of a generator.
+// One stored state of a generator.
 class RngCheckpoint final {
 public:
     RngCheckpoint(const Random& there, c10::intrusive_ptr<MtBlock> start, int turns);
-    // State of a device's generator.
+    // Store the state `there` of a device's generator.
     RngCheckpoint(at::Generator generator, const PhiloxState& there);
     RngCheckpoint(const RngCheckpoint&) = delete;
     RngCheckpoint& operator=(const RngCheckpoint&) = delete;
@@ -61,36 +63,36 @@ public:
 
     const at::Generator& generator() const noexcept { return generator_; }
 
-    // Set the generator to this state.
+    // Set the generator to this stored state.
     void restore() const;
 
-    // Return the state if it is of a device's generator; otherwise null.
+    // Return the state of a device's generator; null if this is the state of a CPU generator.
     const PhiloxState* on_device() const noexcept { return start_ ? nullptr : &philox_; }
 
 private:
     const at::Generator generator_;
     const MtState around_{};
-    // Shared by states of one stretch; null for a device's generator.
+    // Start of the stretch, shared by all states of the stretch; null for a device's generator.
     const c10::intrusive_ptr<MtBlock> start_;
-    const int turns_ = 0;  // Turns since the start.
+    const int turns_ = 0;  // Turns since the start of the stretch.
     const PhiloxState philox_{};
 };
 
-// States of all generators that a call draws from, before it.
+// States that all generators of a call had before the call.
 using RngCheckpoints = c10::SmallVector<std::unique_ptr<RngCheckpoint>, 1>;
 
-// Records the states of generators, one operator after the other.
+// Records the states of generators before each operator that draws random numbers.
 class RngHistory final {
 public:
     // Record the current state of `generator`.
     std::unique_ptr<RngCheckpoint> note(const at::Generator& generator);
 
 private:
-    // A stretch that is followed.
+    // A stretch that the generator may still be on.
     struct Stretch final {
         c10::weak_intrusive_ptr<c10::GeneratorImpl> generator;
         c10::intrusive_ptr<MtBlock> start;
-        MtWords now;    // Words of its latest recorded state.
+        MtWords now;    // Words of the latest state recorded on this stretch.
         int turns = 0;  // Turns from the start to `now`.
     };
 
@@ -99,10 +101,10 @@ private:
     Stretch begin(const Random& there) const;
 
     std::vector<Stretch> stretches_;  // Most recently used first.
-    int pause_ = 0;                   // Number of calls for which no stretch is followed.
+    int pause_ = 0;                   // Number of further calls in which no stretch is followed.
 };
 
-// Return the bytes that all stored states take.
+// Return the bytes that all stored states of generators take.
 std::size_t bytes_of_positions() noexcept;
 
 }  // namespace rekindle

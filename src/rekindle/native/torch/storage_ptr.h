@@ -1,5 +1,4 @@
-// Memory of tensors: counted and weak references to storages, version counters, and functions on
-// their bytes.
+// References to the storages of tensors, version counters, and functions on the bytes of a storage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +34,8 @@ inline WeakTensor weak(const c10::TensorImpl& tensor) {
     );
 }
 
-// A version counter and its value when a recorded value was last known to be valid.
+// The version counter of a recorded value, and the count when the value was last known to be
+// unmodified.
 //
 // NOTE [Version check]
 //
@@ -44,7 +44,7 @@ inline WeakTensor weak(const c10::TensorImpl& tensor) {
 // `y.add_(1)`, then `backward()` must raise PyTorch's error.
 struct Version final {
     c10::VariableVersion counter{c10::VariableVersion::DISABLED};
-    std::int64_t expected = -1;  // Negative if the value is unknown or there is no counter.
+    std::int64_t expected = -1;  // Negative if the count is unknown or there is no counter.
 
     static std::int64_t told_by(const c10::VariableVersion& counter) {
         return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
@@ -52,17 +52,17 @@ struct Version final {
 
     std::int64_t now() const { return told_by(counter); }
 
-    // Return true if the counter changed since `look`.
+    // Return true if the counter changed since the last `look`.
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
 
     // Record the current value of the counter.
     void look() { expected = now(); }
 };
 
-// Return the key by which the table of storages knows the memory of `storage_impl`; null if it has
-// none. On the CPU it is the address of the memory, which several storages may share. On a device,
-// where frees are not reported, it is the address of the storage object, which stays unique while a
-// weak reference exists. A placeholder has a key as well.
+// Return the key of `storage_impl` in the table of storages; null if it has no memory. On the CPU
+// the key is the address of the memory, which several storages may share. On a device, where frees
+// are not reported, it is the address of the storage object, which stays unique while a weak
+// reference exists. A placeholder has a key as well.
 inline const void* address_of(const c10::StorageImpl& storage_impl) noexcept {
     const auto& data = const_cast<c10::StorageImpl&>(storage_impl)._mutable_data_ptr_no_checks();
     if (data.get() == nullptr) {
@@ -71,15 +71,15 @@ inline const void* address_of(const c10::StorageImpl& storage_impl) noexcept {
     return data.device().is_cpu() ? data.get() : &storage_impl;
 }
 
-// Return `tensor` with a new reference, for functions that need an `at::Tensor`.
+// Return an `at::Tensor` that refers to `tensor`, for functions that need one.
 at::Tensor borrowed(const c10::TensorImpl& tensor);
-// Return the bytes of `storage_impl` as a tensor.
+// Return all bytes of `storage_impl` as a tensor that shares its memory.
 at::Tensor whole_of(const StoragePtr& storage_impl);
 // Allocate `nbytes` uninitialized bytes on `where`.
 StoragePtr allocate_storage(std::size_t nbytes, c10::Device where);
-// Copy the bytes of `storage_impl` into a new storage.
+// Return a new storage with a copy of the bytes of `storage_impl`.
 StoragePtr copy_of(const StoragePtr& storage_impl);
-// Return a checksum of all bytes.
+// Return a checksum of all bytes of `storage_impl`.
 std::uint64_t checksum_of(const c10::StorageImpl& storage_impl);
 // Return true if `tensor` is a parameter of the program, or a view of one.
 bool is_weight(const c10::TensorImpl& tensor);

@@ -22,7 +22,7 @@ Bytes Streams::nbytes() const noexcept {
     );
 }
 
-// Queue a wait of `waiting` for all work that is queued on `first`.
+// Let the stream `waiting` wait for all work that is queued on `first`.
 void Streams::wait(const c10::Stream& waiting, const c10::Stream& first) {
     if (!event_) {
         event_.emplace(first.device_type());
@@ -31,7 +31,8 @@ void Streams::wait(const c10::Stream& waiting, const c10::Stream& first) {
     event_->block(waiting);
 }
 
-// Queue a wait for the work of `first` up to the time `until`, unless one was queued before.
+// Let `stream` wait for the work of `first` up to the time `until`, unless such a wait was queued
+// before.
 void Streams::wait_until(StreamIndex stream, StreamIndex first, std::uint64_t until) {
     if (stream < MOST && first < MOST) {
         comes_after_.resize(std::size_t{MOST} * MOST);

@@ -1,10 +1,11 @@
-// Streams of a program, and waits between them, for recomputed values that are read on another
-// stream. The program does not know of those.
+// Streams of a program, and waits between them for values that the runtime recomputes on one stream
+// and the program reads on another. The program does not know of recomputations, so it does not
+// wait.
 //
 // The order is kept as a vector clock (Mattern 1989): for each pair of streams, the latest point of
-// one that the other waits for. So no wait is queued twice, and no stream waits for another that
-// neither made nor read the value. Waits of the program itself are not seen; some are queued once
-// more.
+// one that the other waits for. So no wait is queued twice, and a stream waits only for streams
+// that made or read the value. The runtime does not see the program's own waits, so it repeats some
+// of them.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -26,7 +27,7 @@ using StreamIndex = std::uint32_t;
 
 inline constexpr StreamIndex ANY_STREAM = std::numeric_limits<StreamIndex>::max();
 
-// Set of streams as a bit mask. Streams beyond the first 32 are not distinguished: any of them
+// Set of streams as a bit mask. Streams beyond the first 32 are not distinguished: each of them
 // stands for all streams.
 class StreamSet final {
 public:
@@ -52,20 +53,22 @@ private:
     std::uint32_t bits_ = 0;
 };
 
-// The stream that made a value in memory, and the streams that read it. Initially unknown.
+// The stream that made the value in a storage, and the streams that read the value. Initially
+// unknown.
 struct Order final {
-    std::uint64_t made_at = 0;             // Time at which the operator that made it was queued.
-    StreamSet readers = StreamSet::all();  // Includes the maker.
-    StreamSet again_readers;               // Recomputations that read it, unknown to the program.
-    StreamSet kept_for;                    // Streams that are registered with the allocator.
+    std::uint64_t made_at = 0;  // Time at which the operator that made the value was queued.
+    StreamSet readers = StreamSet::all();  // Includes `maker`.
+    // Streams on which recomputations read the value without the program's knowledge.
+    StreamSet again_readers;
+    StreamSet kept_for;  // Streams that the allocator waits for before it reuses the memory.
     StreamIndex maker = ANY_STREAM;
-    bool again = false;  // It was recomputed, unknown to the program.
+    bool again = false;  // True if the value was recomputed without the program's knowledge.
 };
 
 // The streams of one device, in the order of first use.
 class Streams final {
 public:
-    // Return the streams seen so far.
+    // Return the streams that the program has used so far.
     const c10::SmallVector<c10::Stream, 2>& seen() const noexcept { return seen_; }
 
     bool are_several() const noexcept { return seen_.size() > 1; }
@@ -78,14 +81,15 @@ public:
         return see_another(stream);
     }
 
-    // Return the order of memory that an unknown stream writes from now on.
+    // Return the order of a value that an unknown stream has just written.
     Order unknown() noexcept {
         Order order;
         order.made_at = ++now_;
         return order;
     }
 
-    // Return the order of a value that `maker` has just queued.
+    // Return the order of a value that the stream `maker` has just queued. `again`: it was
+    // recomputed.
     Order made_by(StreamIndex maker, bool again = false) noexcept {
         Order order;
         order.made_at = ++now_;
@@ -96,8 +100,8 @@ public:
         return order;
     }
 
-    // Return the order of the value in a storage, to be changed. A value that has none yet was made
-    // before the second stream was seen, by an unknown stream.
+    // Return the order of the value in a storage, for changes. If the value has none yet, an
+    // unknown stream made it before the second stream was seen.
     Order& order_of(StorageId storage) {
         const auto [found, added] = orders_.try_emplace(storage);
         if (added) {
@@ -106,8 +110,8 @@ public:
         return found->second;
     }
 
-    // Whether the value in a storage has an order. As long as one stream was seen, only values have
-    // one that were recomputed or that a recomputation read: a second stream may follow.
+    // Return true if the order of the value in a storage is known. While only one stream was seen,
+    // that holds only for values that were recomputed or that a recomputation read.
     bool has_order(StorageId storage) const {
         return are_several() || (!orders_.empty() && orders_.contains(storage));
     }
@@ -121,28 +125,30 @@ public:
         }
     }
 
-    // The value in a storage is in other memory now, whose readers the allocator does not know.
+    // Record that the value in a storage is in other memory now, whose readers the allocator does
+    // not know.
     void moved(StorageId storage) {
         if (has_order(storage)) {
             order_of(storage).kept_for = {};
         }
     }
 
-    // The storage is freed, or nothing is known of its value.
+    // Forget the order of the value in a storage, because it was freed or its maker is unknown.
     void forget(StorageId storage) noexcept {
         if (!orders_.empty()) {
             orders_.erase(storage);
         }
     }
 
-    // Return the bytes that the orders take.
+    // Return the bytes that this bookkeeping takes.
     Bytes nbytes() const noexcept;
 
-    // Make `stream` wait for the operator that made the value.
+    // Make `stream` wait for the operator that made the value with this order.
     void wait_for_maker(StreamIndex stream, const Order& order);
     // Make `stream` wait for all work queued on `others`.
     void wait_for(StreamIndex stream, const StreamSet& others);
-    // Make `stream` wait for all other streams, or all others for `stream`.
+    // `wait_for_others` makes `stream` wait for all other streams; `let_others_wait` makes all
+    // other streams wait for `stream`.
     void wait_for_others(StreamIndex stream);
     void let_others_wait(StreamIndex stream);
 
@@ -157,7 +163,7 @@ private:
     std::uint64_t now_ = 0;
     std::uint64_t since_ = 0;  // Time at which the second stream was seen.
     std::unordered_map<StorageId, Order> orders_;
-    // Per pair of the first 32 streams: time up to which the first waits for the second.
+    // For each pair of the first 32 streams: time up to which the first waits for the second.
     std::vector<std::uint64_t> comes_after_;
     std::optional<c10::Event> event_;  // Recorded again for each wait.
 };

@@ -1,4 +1,4 @@
-// Differences between versions of torch. No other file checks the version.
+// Code that differs between versions of torch. No other file checks torch's version.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -13,8 +13,8 @@
 
 namespace rekindle {
 
-// Return true if work queued on `stream` is captured into a graph. Before torch 2.13 only the CUDA
-// runtime, which torch has loaded then, can tell.
+// Return true if work queued on `stream` is captured into a CUDA graph. Before torch 2.13 only the
+// CUDA runtime can tell, which torch has loaded.
 template <class Guard>
 bool writes_a_graph(const Guard& guard, const c10::Stream& stream) {
     if constexpr (requires { guard.isStreamCapturing(stream); }) {
