@@ -26,11 +26,11 @@ REMEDIES: Final = (
     "`dnf install gcc-c++` (Fedora), `xcode-select --install` (macOS), or `conda install "
     "cxx-compiler`"
 )
-"""What to write where there is no native core."""
+"""How to get the native core where it is missing; part of messages."""
 
 
 def engine(*, build: bool = True) -> ModuleType | None:
-    """Load the module that replays streams of events.
+    """Load the extension `_engine`, which replays streams of events.
 
     Args:
         build: Compile it if it is missing.
@@ -42,5 +42,5 @@ def engine(*, build: bool = True) -> ModuleType | None:
 
 
 def ship_engine(folder: Path) -> None:
-    """Copy that module into `folder`, under its name in a package, if it can be built."""
+    """Copy the extension `_engine` into `folder`, under its name in a wheel, if it can be built."""
     ship(ENGINE, _SOURCES, folder)

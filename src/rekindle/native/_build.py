@@ -1,10 +1,10 @@
 """Find a compiled extension, or compile it with the compiler at hand.
 
-A package may contain an extension, built from these sources for any torch of one minor version.
-Otherwise the extension is in the user's cache. Its key there is a digest of the sources, the
-compiler's version, the flags, Python, and PyTorch's version and commit. Installation paths are not
-part of it, so all environments share one extension. If several processes need it at once, one
-compiles and the others wait.
+An installed wheel may contain an extension, built from these sources for any torch of one minor
+version. Otherwise the extension is in the user's cache. Its file name there contains a digest of
+the sources, the compiler's version, the flags, Python, and PyTorch's version and commit.
+Installation paths are not part of the digest, so all environments share one extension. If several
+processes need an extension at once, one compiles and the others wait.
 
 `_compile` runs the compilers. Callers are `rekindle.native` and `rekindle.pytorch.native`.
 """
@@ -33,27 +33,27 @@ from rekindle.native import _compile
 from rekindle.native._compile import CompilerError, Job, Unit
 
 FOLDER: Final = Path(__file__).parent
-_SHIPPED: Final = "prebuilt"  # folder of extensions in the package
-_UNFINISHED: Final = "build-"  # prefix of folders of running builds
-_OBJECTS: Final = "objects"  # folder of compiled units; a changed file recompiles one of them
+_SHIPPED: Final = "prebuilt"  # folder of ready-made extensions in an installed wheel
+_UNFINISHED: Final = "build-"  # prefix of the names of folders in which a build runs
+_OBJECTS: Final = "objects"  # folder of object files; a changed source recompiles only its unit
 _WITHOUT_TORCH: Final = ("base", "engine", "replay")  # folders whose sources do not include PyTorch
 FLAGS: Final = (
     "-std=c++20",
     "-O2",
     "-DNDEBUG",  # as in PyTorch's own build; otherwise its headers' assertions are compiled in
-    "-ffp-contract=off",  # floats equal those of the Python engine, bit for bit
+    "-ffp-contract=off",  # so that floats equal those of the Python engine, bit for bit
     "-fvisibility=hidden",
     "-fPIC",
 )
 _DAY_S: Final = 24 * 3600.0
-_AGAIN_AFTER_S: Final = _DAY_S  # when a failed build is tried again: the disk may have been full
-_OLD_S: Final = 30 * _DAY_S  # unused for this long, it belongs to old sources or an old torch
-_KEPT: Final = 8  # extensions kept per name, the most recently used ones
+_AGAIN_AFTER_S: Final = _DAY_S  # until a failed build is tried again: the disk may have been full
+_OLD_S: Final = 30 * _DAY_S  # age without use after which an extension is removed
+_KEPT: Final = 8  # most recently used extensions that are kept per name
 
 
 @final
 class Unbuildable(Exception):
-    """There is no extension; the message says why, in one line."""
+    """The extension cannot be found or built; the message says why, in one line."""
 
 
 @final
@@ -64,12 +64,12 @@ class _Recipe:
     name: str
     units: tuple[Unit, ...]
     compiler: tuple[str, ...]
-    version: str  # first line of `--version`
+    version: str  # first line that the compiler prints for `--version`
     torch: _Torch | None
 
     @property
     def made_by(self) -> tuple[str, ...]:
-        """Parts of a key other than sources. Paths are left out: they do not change the result."""
+        """Inputs of the digest other than sources. Paths are left out: they change no result."""
         return (
             self.version,
             *self.compiler[1:],
@@ -78,23 +78,23 @@ class _Recipe:
         )
 
     def key(self) -> str:
-        """Return the digest in the extension's file name."""
+        """Return the digest for the extension's file name."""
         return _digest([source for unit in self.units for source in unit.sources], self.made_by)
 
     def object_key(self, unit: Unit) -> str:
-        """Return the digest in the file name of a unit's object."""
+        """Return the digest for the file name of a unit's object file."""
         made_by = self.made_by if unit.with_torch else (self.version, *self.compiler[1:], *FLAGS)
         return _digest(unit.sources, made_by)
 
     def command(self, unit: Unit, source: Path, target: Path) -> tuple[str, ...]:
-        """Return the command that compiles one unit, whose text is in `source`."""
+        """Return the command that compiles `unit`, whose text is in the file `source`."""
         flags = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"]
         if unit.with_torch and self.torch:
             flags += self.torch.flags
         return (*self.compiler, *flags, "-c", str(source), "-o", str(target))
 
     def link(self, objects: Sequence[Path], target: Path) -> tuple[str, ...]:
-        """Return the command that links the objects into a library."""
+        """Return the command that links the object files into a library at `target`."""
         links = ["-shared", "-pthread"]
         if sys.platform == "darwin":
             links += ["-undefined", "dynamic_lookup"]
@@ -106,14 +106,14 @@ class _Recipe:
 @final
 @dataclass(frozen=True, slots=True)
 class _Torch:
-    """Compiler options for the installed PyTorch."""
+    """Options for compiling and linking against the installed PyTorch."""
 
     flags: tuple[str, ...]
     links: tuple[str, ...]
-    made_by: tuple[str, ...]  # parts of the key
+    made_by: tuple[str, ...]  # inputs of the digest
 
 
-_found: dict[str, ModuleType | str] = {}  # by name: the module, or why there is none
+_found: dict[str, ModuleType | str] = {}  # by extension name: the module, or why there is none
 
 
 def _digest(sources: Sequence[Path], made_by: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ def extension(
 
 
 def compiler() -> str:
-    """Return the compiler and its version, or why there is none."""
+    """Return the compiler's command and version, or why no compiler is found."""
     try:
         found = _compiler()
         return f"{' '.join(found)}: {_version_of(found)}"
@@ -188,7 +188,7 @@ def why_not(name: str) -> str:
 def ship(
     name: str, sources: Sequence[str], folder: Path, *, with_torch: bool = False
 ) -> Path | None:
-    """Copy an extension into `folder`, under the name that it has in a package.
+    """Copy an extension into `folder`, under the name that it has in a wheel.
 
     The other arguments are those of `extension`.
 
@@ -205,9 +205,9 @@ def ship(
 
 
 def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleType | None:
-    """Load the extension in the package, if there is one for this torch that can be loaded."""
+    """Load the extension from the installed wheel. Return None if it has none for this torch."""
     folder = FOLDER / _SHIPPED
-    if not folder.exists():  # the usual case: do not read the sources for the name
+    if not folder.exists():  # the usual case; computing the name would read all sources
         return None
     path = folder / _shipped_name(name, sources, with_torch=with_torch)
     if not path.exists():
@@ -218,9 +218,9 @@ def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleTy
 
 
 def _shipped_name(name: str, sources: Sequence[str], *, with_torch: bool) -> str:
-    """Return the file name of an extension in a package.
+    """Return the file name of an extension in a wheel.
 
-    It does not depend on the compiler, nor on torch's patch version: torch keeps its binary
+    The name does not depend on the compiler, nor on torch's patch version: torch keeps its binary
     interface within a minor version.
     """
     torch = ""
@@ -249,7 +249,7 @@ def _torch() -> _Torch:
         raise Unbuildable("torch is not installed")
     import torch
 
-    home = Path(spec.origin).resolve().parent  # the same for all links to it
+    home = Path(spec.origin).resolve().parent  # the same for all symbolic links to it
     include, library = home / "include", home / "lib"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     made_by = [abi, torch.__version__, str(torch.version.git_version)]
@@ -289,7 +289,7 @@ def _python() -> str:
 
 
 def _folder() -> Path:
-    """Return the folder of compiled extensions, made if it is missing."""
+    """Return the cache folder of compiled extensions. Create it if it is missing."""
     try:
         folder = core_folder()
         (folder / _OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -299,7 +299,7 @@ def _folder() -> Path:
 
 
 def _compile_once(recipe: _Recipe, path: Path) -> None:
-    """Compile to `path`, unless another process has done so meanwhile."""
+    """Build the extension at `path`, unless another process builds it meanwhile."""
     failed = path.with_suffix(".failed")
     with _locked(_last_use(path)):
         if path.exists():
@@ -318,12 +318,12 @@ def _compile_once(recipe: _Recipe, path: Path) -> None:
 
 
 def _last_use(path: Path) -> Path:
-    """Return the file that is locked while a library is built and touched when it is loaded."""
+    """Return the lock file of the extension at `path`; its time is that of the last load."""
     return path.with_suffix(".lock")
 
 
 def _remove_old(cache: Path) -> None:
-    """Remove extensions and objects that are unused for long, and folders of killed builds."""
+    """Remove old unused extensions and object files, and the folders of killed builds."""
     now = time.time()
     with contextlib.suppress(OSError):  # another process may remove the same files
         by_name: dict[str, list[tuple[float, Path]]] = {}
@@ -344,7 +344,7 @@ def _remove_old(cache: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Hold an exclusive lock on the file `path` among processes."""
+    """Hold a lock on the file `path` that excludes other processes."""
     import fcntl
 
     try:
@@ -357,9 +357,9 @@ def _locked(path: Path) -> Generator[None]:
 
 
 def _compile_and_link(recipe: _Recipe, path: Path) -> None:
-    """Compile the units that have no object yet, and link them.
+    """Compile the units that have no object file yet, and link all units.
 
-    `path` is created atomically.
+    The extension appears at `path` in one step, so other processes never see half of it.
     """
     objects = [path.parent / _OBJECTS / f"{recipe.object_key(unit)}.o" for unit in recipe.units]
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as name:

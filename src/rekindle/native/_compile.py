@@ -1,8 +1,8 @@
-"""Compile sources into objects, in parallel and with a progress display.
+"""Compile C++ sources into object files, in parallel and with a progress display.
 
 Parsing PyTorch's headers takes longer than compiling any one source, so sources are joined into a
-few units of similar size. One compiler runs per processor core. The caller, `_build`, decides which
-units to compile, and links them.
+few translation units of similar size. One compiler process runs per processor core. The caller,
+`_build`, decides which units to compile, and links them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TextIO, final
 
-_UNIT_BYTES: Final = 240_000  # limit for the sources in a unit
+_UNIT_BYTES: Final = 240_000  # limit for the sources of one unit
 _POLL_S: Final = 0.05
-_LINE_EVERY_S: Final = 5.0  # interval of progress lines, without a terminal
-_BAR: Final = 20  # characters
+_LINE_EVERY_S: Final = 5.0  # interval of progress lines if the output is no terminal
+_BAR: Final = 20  # width of the progress bar in characters
 
 # Seconds on one core of an AMD EPYC with g++ 12. They only weigh the units against each other: the
 # first finished unit scales them to this machine.
@@ -34,7 +34,7 @@ _PER_BYTE_S: Final = 5e-5
 
 @final
 class CompilerError(Exception):
-    """The compiler failed; the message is its first complaint, in one line."""
+    """A compiler failed; the message is its first error, in one line."""
 
 
 @final
@@ -43,7 +43,7 @@ class Unit:
     """Sources that are compiled as one translation unit."""
 
     sources: tuple[Path, ...]
-    with_torch: bool  # True if they include PyTorch's headers
+    with_torch: bool  # True if the sources include PyTorch's headers
 
     @property
     def text(self) -> str:
@@ -52,7 +52,7 @@ class Unit:
 
     @property
     def cost(self) -> float:
-        """Estimated seconds to compile it, on the machine where the constants were measured."""
+        """Estimated seconds to compile the unit where `_HEADERS_S` was measured."""
         size = sum(source.stat().st_size for source in self.sources)
         return _HEADERS_S * self.with_torch + _PER_BYTE_S * size
 
@@ -97,7 +97,7 @@ def cores() -> int:
 def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
     """Run compilers in parallel, one per processor core.
 
-    An exception, Ctrl-C included, kills all of them at once.
+    An exception, Ctrl-C included, kills all running compilers at once.
 
     Args:
         jobs: Commands, in the order in which they start.
@@ -113,9 +113,7 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
         while waiting or running:
             while waiting and len(running) < cores():
                 log = folder / f"{len(waiting)}.log"
-                with (
-                    _interrupted_afterwards()
-                ):  # otherwise Ctrl-C could leave a new compiler running
+                with _interrupted_afterwards():  # Ctrl-C in here could leave a new compiler running
                     running.append(_Running(waiting.pop(), log))
             time.sleep(_POLL_S)
             for each in [each for each in running if each.process.poll() is not None]:
@@ -131,10 +129,10 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def _interrupted_afterwards() -> Generator[None]:
-    """Defer Ctrl-C until the end of the block."""
+    """Defer the effect of Ctrl-C until the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # Ctrl-C is not delivered here, or has no handler
+        yield  # Ctrl-C is not delivered to this thread, or has no handler
         return
     came: list[tuple[int, FrameType | None]] = []
     signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
@@ -199,8 +197,8 @@ def must_succeed(command: Sequence[str], status: int, output: str) -> None:
 class Progress:
     """Progress display: a bar on a terminal, otherwise a line every few seconds."""
 
-    folder: Path  # folder of the result
-    stream: TextIO | None  # None: show nothing
+    folder: Path  # folder in which the extension will be
+    stream: TextIO | None  # where to write; None: show nothing
     costs: Sequence[float]  # of the units to compile (`Unit.cost`)
     began: float = field(default_factory=time.monotonic)
     _done: int = 0
@@ -215,13 +213,13 @@ class Progress:
         return spread * (self._seconds / self._cost if self._cost else 1.0)
 
     def unit_done(self, cost: float, seconds: float) -> None:
-        """Count one finished unit."""
+        """Count one finished unit: its `Unit.cost` and the seconds that it took."""
         self._done += 1
         self._cost += cost
         self._seconds += seconds
 
     def begin(self) -> None:
-        """Announce the build, its duration, and how to avoid it, unless on a terminal."""
+        """Announce the build, its duration, and how to avoid it. Write nothing on a terminal."""
         self._said = time.monotonic()
         if self.stream is not None and not self.stream.isatty():
             self._write(
@@ -249,7 +247,7 @@ class Progress:
             self._write(f"rekindle: {units} compiled after {elapsed:.0f} s\n")
 
     def end(self) -> None:
-        """Remove the bar, or write a line with the duration."""
+        """Remove the bar, or, without a terminal, write a line with the duration."""
         if self.stream is None:
             return
         elapsed = time.monotonic() - self.began
@@ -259,7 +257,7 @@ class Progress:
 
     def _write(self, text: str) -> None:
         assert self.stream is not None
-        with contextlib.suppress(OSError, ValueError):  # the stream is closed: continue the build
+        with contextlib.suppress(OSError, ValueError):  # a closed stream does not stop the build
             self.stream.write(text)
             self.stream.flush()
 

@@ -1,5 +1,5 @@
-// Errors that the core throws. Each holds numbers; `translate_errors` (memory/program.h) turns it
-// into a Python error wherever PyTorch or Python called the core. They derive from
+// Errors that the native core throws. Each holds numbers; `translate_errors` (memory/program.h)
+// turns it into a Python error wherever PyTorch or Python called the core. The classes derive from
 // `std::exception`, because autograd's threads catch nothing else.
 #pragma once
 
@@ -18,13 +18,13 @@ namespace rekindle {
 class Driver;
 struct Facts;
 
-// Base class of the core's errors.
+// Base class of the native core's errors.
 class Error : public std::exception {
 public:
-    // `said`: the message if the error is not translated.
+    // `said`: the message in case the error is not translated.
     explicit Error(const char* said) noexcept : said_(said) {}
 
-    // Throw the error that the program sees.
+    // Throw the Python error that the program sees.
     [[noreturn]] virtual void raise(Driver& driver) const = 0;
 
     const char* what() const noexcept override { return said_; }
@@ -33,7 +33,7 @@ private:
     const char* said_;
 };
 
-// The budget has no room: `who` needs `needed` more bytes.
+// The budget has no room: the operator `who` needs `needed` more bytes.
 struct OutOfBudgetError final : Error {
     OutOfBudgetError(Bytes more, Bytes there, Bytes most, std::string whose)
         : Error("out of memory: the budget has no room for what comes next"),
@@ -50,7 +50,7 @@ struct OutOfBudgetError final : Error {
     std::string who;
 };
 
-// Run `step`. Return its `OutOfBudgetError`; none if there was room.
+// Run `step`. Return the `OutOfBudgetError` that it threw; none if there was room.
 template <class Step>
 std::optional<OutOfBudgetError> out_of_budget_of(Step&& step) {
     try {
@@ -91,8 +91,8 @@ struct RecomputeDuringCaptureError final : Error {
     const char* site;
 };
 
-// An operator is refused (R11): a collective that may write unknown memory, or an operator under a
-// dispatch mode or subclass that runs after the key.
+// The runtime refuses an operator (R11): a collective that may write unknown memory, or an operator
+// under a dispatch mode or tensor subclass that runs after the runtime's key.
 struct UnsupportedOperatorError final : Error {
     explicit UnsupportedOperatorError(const Facts& op, bool in_python = false)
         : Error("an operator is refused within a budget"), facts(&op), by_python(in_python) {}
@@ -103,7 +103,7 @@ struct UnsupportedOperatorError final : Error {
     bool by_python;
 };
 
-// A recomputed operator made `now` bytes, and `before` bytes the first time.
+// A recomputed operator made `now` bytes, but `before` bytes in the first run.
 struct ChangedSizeError final : Error {
     ChangedSizeError(const Facts* op, Bytes made, Bytes once)
         : Error("an operator made more or less when it ran again"),
@@ -118,7 +118,7 @@ struct ChangedSizeError final : Error {
     Bytes before;
 };
 
-// An input of a recomputation has `now` bytes, and had `before`.
+// An input of a recomputation has `now` bytes, but had `before` bytes in the first run.
 struct ResizedInputError final : Error {
     ResizedInputError(Bytes there, Bytes once)
         : Error("a tensor was resized that a value is computed from"), now(there), before(once) {}
@@ -129,7 +129,8 @@ struct ResizedInputError final : Error {
     Bytes before;
 };
 
-// An input of a recomputation was modified where the runtime does not see it.
+// An input of a recomputation was modified in place since the first run, without the runtime seeing
+// the write (its version counter differs).
 struct ModifiedInputError final : Error {
     ModifiedInputError(const char* maker, std::int64_t is, std::int64_t was)
         : Error("a tensor was modified that a value is computed from"),
@@ -144,7 +145,7 @@ struct ModifiedInputError final : Error {
     std::int64_t expected;
 };
 
-// An input of a recomputation was modified outside PyTorch.
+// An input of a recomputation was modified since the first run by code outside PyTorch.
 struct ExternalWriteError final : Error {
     explicit ExternalWriteError(const char* maker)
         : Error("memory that a value is computed from was written outside PyTorch"), site(maker) {}
@@ -154,7 +155,7 @@ struct ExternalWriteError final : Error {
     const char* site;
 };
 
-// The copy of a value that cannot be recomputed could not be read.
+// The host copy of a value could not be read, and the value cannot be recomputed.
 struct SwapReadError final : Error {
     explicit SwapReadError(std::string maker)
         : Error("a value that was swapped out could not be read back"), site(std::move(maker)) {}

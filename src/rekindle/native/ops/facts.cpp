@@ -23,19 +23,20 @@ struct Tables final {
     Slab<Facts> facts;
 };
 
-// Schema of a deregistered operator.
+// Schema of an operator that was removed from the dispatcher.
 struct Removed final {
     const void* schema;
     Removed* next;
 };
 
-// Stack of schemas that are not processed yet. Any thread pushes to it without a lock.
+// Stack of removed schemas that `forget_removed` has not processed yet. Any thread pushes to it
+// without a lock.
 std::atomic<Removed*>& removed() noexcept {
     static constinit std::atomic<Removed*> first;
     return first;
 }
 
-// Receives deregistrations from the dispatcher, in any thread.
+// Listener to which the dispatcher reports removed operators, in any thread.
 class Listener final : public c10::OpRegistrationListener {
 public:
     void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
@@ -48,7 +49,7 @@ public:
     }
 };
 
-// Never destroyed: operators also run while the process ends.
+// Return the tables of operators. Never destroyed: operators also run while the process ends.
 Tables& tables() {
     static auto& made = leaky_singleton<Tables>();
     return made;
@@ -83,12 +84,13 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         }
         facts.resizes = facts.resizes || argument.kwarg_only();
         const bool list = argument.type()->kind() == c10::TypeKind::ListType;
-        // It may fail after it has written part of the list.
+        // The operator may fail after it has written part of the list.
         facts.retryable_after_oom = facts.retryable_after_oom && !list;
         first = false;
     }
     facts.writes = !first;
-    if (facts.has(Traits::COLLECTIVE)) {  // Although its schema denies it.
+    // A collective writes its first argument although its schema denies it.
+    if (facts.has(Traits::COLLECTIVE)) {
         facts.written = 1;
         facts.writes = true;
     }
@@ -96,7 +98,7 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
                    !facts.has(Traits::HARMLESS);
 }
 
-// An operator with its own generator state has these arguments.
+// Find the arguments that show that an operator draws from a generator state in its arguments.
 void read_own_state(Facts& facts, const c10::FunctionSchema& schema) {
     bool own = false;
     for (std::uint32_t i = 0; i < facts.arguments && i < 64; ++i) {
@@ -124,7 +126,7 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
-// Look up the operator in the table of results that may take over the first argument.
+// Look up the operator in the table of operators whose result may take over the first argument.
 void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
     for (const auto& entry : tables().in_place) {
         if (entry->name == facts.name && entry->overload == op.operator_name().overload_name) {
@@ -138,8 +140,8 @@ void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
     }
 }
 
-// Return true if the name contains one of `parts`, or the operator is not PyTorch's and therefore
-// unknown.
+// Return true if `name` contains one of `parts`, or if the operator is not PyTorch's own, so that
+// nothing is known of it.
 bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     if (!name.starts_with("aten::")) {
         return true;
@@ -158,8 +160,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
     facts.returns = static_cast<std::uint32_t>(schema.returns().size());
     facts.traits = traits_of(facts.name);
-    // Some operators have both kernels. Then the backend's kernel runs (for example
-    // `silu_backward`).
+    // Some operators have a composite kernel and one for the backend. Then the latter runs (for
+    // example for `silu_backward`).
     facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
     facts.moves = facts.name.starts_with("aten::set_");
@@ -170,7 +172,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     read_in_place(facts, op);
     facts.marks = facts.name.starts_with("profiler::");
     facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
-    // Recomputed values are kept for all streams of the program, so its effect is not needed.
+    // `record_stream` counts as a view without effect: recomputed values are kept for all streams
+    // of the program anyway.
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
     facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
@@ -222,7 +225,8 @@ void see_removals() {
 
 namespace {
 
-// Forget deregistered operators, because a new operator may have its schema at the same address.
+// Forget the facts of removed operators, because a new operator may have its schema at the same
+// address.
 void forget_removed() {
     if (removed().load(std::memory_order_relaxed) == nullptr) {
         return;
@@ -230,7 +234,7 @@ void forget_removed() {
     std::unique_ptr<Removed> first(removed().exchange(nullptr, std::memory_order_acquire));
     while (first) {
         if (Facts** found = tables().known.find(first->schema)) {
-            (*found)->removed = true;  // Recipes may still refer to it.
+            (*found)->removed = true;  // Keep the object: recipes may still refer to it.
             tables().known.take(first->schema);
         }
         first.reset(first->next);

@@ -1,7 +1,8 @@
 // Properties of operators that the runtime needs, derived once per overload.
 //
-// Most follow from the schema. The tables of rekindle.pytorch.operators._operators complete and
-// correct it; Python passes them at start.
+// Most properties follow from the operator's schema. The tables of
+// rekindle.pytorch.operators._operators complete and correct them; Python passes the tables at
+// start.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,13 +18,13 @@
 
 namespace rekindle {
 
-// Properties of the contents of a storage. A reader must check them.
+// Properties of the contents of a storage that an operator which reads it must check.
 inline constexpr std::uint8_t UNWRITTEN = 2;  // Made by `empty`, and no operator has written to it.
 inline constexpr std::uint8_t ZEROED = 4;     // Made by `zeros`, and no operator has written to it.
 
-// Entries of the tables for one operator. `statistics` are three positions; -1 if there is none:
-// the running mean and variance, which it writes although its schema denies that, and the flag that
-// enables the writes (R6).
+// Entries of the Python tables for one operator. `statistics` are three argument positions, -1 if
+// there is none: the running mean and variance, which the operator writes although its schema
+// denies that, and the flag that enables these writes (R6).
 struct Traits final {
     static constexpr std::uint32_t ROUTING = 1;
     static constexpr std::uint32_t INDEXING = 2;
@@ -35,88 +36,99 @@ struct Traits final {
     static constexpr std::uint32_t RANDOM = 128;
     static constexpr std::uint32_t STATISTICS = 256;
     static constexpr std::uint32_t COUNTED_FIRST = 512;
-    static constexpr std::uint32_t COLLECTIVE = 1024;  // Writes its first argument.
-    // Has a name like a collective, and writes nothing.
+    // Writes its first argument, although the schema denies that.
+    static constexpr std::uint32_t COLLECTIVE = 1024;
+    // Has a name like a collective, but writes nothing.
     static constexpr std::uint32_t HARMLESS = 2048;
     static constexpr std::uint32_t REDUCED_IN_PLACE = 4096;
-    // Operators that may compute other bits when they run again on a device (`_doubtful`).
+    // Operators whose recomputation on a device may give other bits (`_doubtful`).
     static constexpr std::uint32_t ATOMICS = 8192;
     static constexpr std::uint32_t ACCUMULATES = 16384;
     static constexpr std::uint32_t TIMED = 32768;
     static constexpr std::uint32_t CONJUGATING = 65536;
-    static constexpr std::uint32_t QUERY = 131072;  // Reads no element, and makes no tensor.
-    static constexpr std::uint32_t TRIED = 262144;  // Runs again only after a trial.
+    // Reads no element of a tensor, and makes no tensor.
+    static constexpr std::uint32_t QUERY = 131072;
+    // Is recomputed only after a trial (ops/probation.h).
+    static constexpr std::uint32_t TRIED = 262144;
     static constexpr std::uint32_t DOUBT = ATOMICS | ACCUMULATES | TIMED;
 
     std::uint32_t flags = 0;
     std::array<int, 3> statistics{-1, -1, -1};
-    int accumulate = -1;  // Position of the flag that makes it accumulate; -1 if there is none.
+    // Position of the flag that makes the operator accumulate; -1 if there is none.
+    int accumulate = -1;
 };
 
-// Entry for an operator that is the whole formula of some autograd nodes: their gradient with
-// respect to one input, computed from the incoming gradient and one saved tensor.
+// Table entry for an operator that alone computes a gradient in some autograd nodes: the gradient
+// with respect to one input, from the incoming gradient and one saved tensor. Its result may
+// overwrite the incoming gradient.
 struct InPlace final {
     std::string name;
     std::string overload;
-    std::string twin;                // The overload that writes into a tensor it is given.
+    std::string twin;                // Overload that writes the result into a given tensor.
     std::vector<std::string> nodes;  // Names of the autograd nodes.
 };
 
-// Properties of one overload.
+// Properties of one operator overload. The comments say "it" for the operator.
 struct Facts final {
     std::string name;
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
     std::uint64_t written = 0;  // Bits of the first 64 arguments that it writes.
-    // Bits of arguments. If all are set, it draws from a generator state in its arguments.
+    // Bits of arguments: if the program passes all of them, it draws from a generator state among
+    // them.
     std::uint64_t rng_state_args = 0;
-    // Position of the argument that chooses the device of the result; -1 if there is none.
+    // Position of the argument that gives the device of the result; -1 if there is none.
     int device = -1;
-    int dtype = -1;  // Position of the argument with the dtype of the input; -1 if there is none.
+    // Position of the argument that gives the dtype of the input; -1 if there is none.
+    int dtype = -1;
     Traits traits;
-    std::uint8_t content = 0;      // Properties of its results until an operator writes to them.
-    bool view = false;             // Returns only views: no memory, no work.
-    bool composed = false;         // Calls other operators, which reach the fallback themselves.
-    bool moves = false;            // Gives a tensor another storage.
+    // `UNWRITTEN` or `ZEROED`: contents of its results until another operator writes to them.
+    std::uint8_t content = 0;
+    bool view = false;  // Returns only views: no memory, no work.
+    // Calls other operators, which the runtime's fallback sees on their own.
+    bool composed = false;
+    bool moves = false;            // Replaces the storage of a tensor (`set_`).
     bool returns_tensors = false;  // If false, it makes no tensor.
-    bool returns_written = false;  // Returns only tensors that it writes.
+    bool returns_written = false;  // Returns only arguments that it writes.
     bool random = false;
     bool dynamic = false;         // Sizes of its results depend on values of arguments.
     bool resizes = false;         // May change the size of a storage.
-    bool writes = false;          // Includes writes of statistics.
-    bool opaque = false;          // Never runs again.
+    bool writes = false;          // Writes an argument, running statistics included.
+    bool opaque = false;          // Must never be recomputed.
     bool differentiated = false;  // Has its own backward pass, and runs with grad mode off.
-    bool unseen = false;          // May write unknown memory (R11).
+    bool unseen = false;          // May write memory that is in no argument (R11).
     bool product = false;  // A matrix product or similar, for which a precision can be chosen.
-    bool may_use_workspace = false;   // May need more workspace than its outputs take, on a CPU.
+    bool may_use_workspace = false;   // On a CPU, may need more workspace than its outputs take.
     bool marks = false;               // Begins or ends a range of the profiler.
     bool ends = false;                // Ends a range of the profiler.
     bool retryable_after_oom = true;  // Can be called again after it ran out of memory.
-    bool region = false;   // Code compiled by Inductor (R12), which may draw from any generator.
-    bool unit = false;     // The forward pass of an autograd.Function.
-    bool talks = false;    // Talks to other processes or to the outside.
-    bool removed = false;  // The operator was deregistered, or another took its name.
-    const InPlace* in_place = nullptr;        // Null if its result never takes over an operand.
-    std::optional<c10::OperatorHandle> twin;  // Set if `in_place` is.
+    bool region = false;  // Code compiled by Inductor (R12), which may draw from any generator.
+    bool unit = false;    // The forward pass of an autograd.Function.
+    bool talks = false;   // Communicates with other processes or the outside world.
+    // The operator was removed from the dispatcher, or another took its name.
+    bool removed = false;
+    // Table entry; null if its result never takes over the memory of an operand.
+    const InPlace* in_place = nullptr;
+    std::optional<c10::OperatorHandle> twin;  // Operator `in_place->twin`; set if `in_place` is.
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };
 
-// Add an entry of the tables. Called before the first operator.
+// Add a Python table entry for the operator `name`. Called before the first operator runs.
 void learn_traits(std::string name, const Traits& traits);
-// Never run operators of this namespace again, because they have external effects (R9).
+// Never recompute operators of the namespace `name_space`, because they have external effects (R9).
 void learn_effects(std::string name_space);
-// Add a part of the names of operators that compute products.
+// Register `part`: operators whose name contains it compute matrix products.
 void learn_products(std::string part);
-// Add a part of the names of operators with large workspaces on a CPU.
+// Register `part`: operators whose name contains it have large workspaces on a CPU.
 void learn_workspace_operators(std::string part);
-// Add an operator whose result may take over its first argument.
+// Register an operator whose result may take over the memory of its first argument.
 void learn_in_place(InPlace entry);
-// Let `facts_of` notice deregistered operators. Called once.
+// Let `facts_of` notice operators that are removed from the dispatcher. Called once.
 void see_removals();
 // Return the facts of an operator. Requires the session mutex.
 const Facts& facts_of(const c10::OperatorHandle& op);
-// Return true if the operator was deregistered. Requires the session mutex.
+// Return true if the operator was removed from the dispatcher. Requires the session mutex.
 bool was_removed(const Facts& facts);
 
 }  // namespace rekindle

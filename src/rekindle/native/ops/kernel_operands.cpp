@@ -6,7 +6,7 @@ namespace rekindle {
 
 namespace {
 
-// The innermost operator of this thread; null if none runs.
+// Scope of the innermost operator that this thread runs; null if none runs.
 const KernelOperands*& innermost() noexcept {
     thread_local const KernelOperands* found = nullptr;
     return found;

@@ -1,4 +1,4 @@
-// Operands of the operators that this thread is running.
+// Records the operands of the operators that this thread is running, so that they are not evicted.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -10,9 +10,9 @@
 
 namespace rekindle {
 
-// Scope in which the operands of one operator stay resident. Its kernel may be written in Python
-// and may pass their addresses on. The kernel guarantees that no address is used afterwards, and
-// that its schema declares all writes.
+// Scope in which the operands of one operator stay resident. The operator's kernel may be written
+// in Python and may pass their addresses to other code. The kernel guarantees that no address is
+// used after the operator returns, and that its schema declares all writes.
 class KernelOperands final {
 public:
     explicit KernelOperands(std::span<const c10::TensorImpl* const> operands) noexcept;

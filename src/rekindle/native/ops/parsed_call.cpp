@@ -15,7 +15,7 @@ namespace rekindle {
 
 namespace {
 
-// Tags in a key. Higher bits describe the argument.
+// Tags that begin an argument in a signature's key. Higher bits of the word describe the argument.
 struct Mark final {
     enum : std::int64_t {
         tensor = 1,
@@ -138,14 +138,15 @@ void ParsedCall::take_tensor(const at::Tensor& tensor, bool is_written) {
               static_cast<std::int64_t>(impl.is_neg()) << 25 |
               static_cast<std::int64_t>(asks) << 26 | static_cast<std::int64_t>(sizes.size()) << 32;
     *word++ = impl.storage_offset();
-    // There are few, so a loop is faster than a call that copies them.
+    // A tensor has few dimensions, so a loop is faster than a call that copies them.
     for (std::size_t i = 0; i < sizes.size(); ++i) {
         *word++ = sizes[i];
         *word++ = strides[i];
     }
 }
 
-// A Python number: its value is copied, and its memory is not counted.
+// Parse a Python number that PyTorch wrapped into a tensor: copy its value, and do not count its
+// memory. Return false if `tensor` is not one.
 bool ParsedCall::take_wrapped(const c10::TensorImpl& tensor) {
     if (tensor.dim() != 0 || !is_plain(tensor) || !tensor.is_cpu() || tensor.is_conj() ||
         tensor.is_neg()) {
@@ -179,7 +180,8 @@ void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
     const auto items = value.toListRef();
     key.push_back(Mark::list | static_cast<std::int64_t>(items.size()) << 8);
     opaque = opaque || value.isComplexDoubleList();
-    if (value.isDoubleList()) {  // Scale factors of an interpolation, which decide the size.
+    // These are scale factors of an interpolation, which decide the size.
+    if (value.isDoubleList()) {
         for (const c10::IValue& item : items) {
             key.push_back(Mark::number);
             key.push_back(bits_of(item.toDouble()));
@@ -187,7 +189,8 @@ void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
         return;
     }
     for (const c10::IValue& item : items) {
-        // The tensor lists of a collective. They are parsed because it may write them.
+        // An item is a list: these are the tensor lists of a collective. They are parsed because
+        // the collective may write them.
         if (item.isList()) {
             opaque = true;
             take_list(item, position);
@@ -213,7 +216,7 @@ void ParsedCall::take_statistics(const torch::jit::Stack& stack) {
     const auto given = torch::jit::last(stack, facts.arguments);
     const auto [mean, variance, training] = facts.traits.statistics;
     if (mean < 0) {
-        return;  // The schema is right.
+        return;  // The operator is not in the table, so its schema is right.
     }
     written.clear();
     const auto n = static_cast<int>(facts.arguments);

@@ -1,5 +1,5 @@
-// Parses a call of an operator: the key of its signature, and the arguments that the key does not
-// contain.
+// Parses the program's call of an operator into the key of its signature and the arguments that the
+// key does not contain.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace rekindle {
 
-// One call of an operator by the program.
+// The parsed arguments of one call of an operator by the program.
 class ParsedCall final {
 public:
     explicit ParsedCall(const Facts& what) : facts(what) {}
@@ -29,19 +29,21 @@ public:
 
     // Parse the arguments on top of `stack`.
     void take(const torch::jit::Stack& stack);
-    // The result is to be written over the first argument.
+    // Record that the result is to be written over the first argument.
     void take_over();
 
     const Facts& facts;
     c10::SmallVector<std::int64_t, 64> key;
-    // Tensor arguments in order; for tensors without memory, their components.
+    // Tensor arguments in order. A tensor without memory of its own (sparse, nested) is replaced by
+    // its components.
     c10::SmallVector<c10::TensorImpl*, 8> tensors;
-    std::vector<at::Tensor> parts;  // Keeps those components alive.
+    std::vector<at::Tensor> parts;  // Keeps those components alive while they are in `tensors`.
     // Arguments that the key does not contain: doubles, generators, wrapped numbers.
     c10::SmallVector<c10::IValue, 2> unkeyed_args;
-    c10::SmallVector<std::uint32_t, 2> written;  // Indices into `tensors` of those that it writes.
-    bool takes_over = false;                     // The result is written over the first argument.
-    bool opaque = false;                         // True if an argument cannot be rebuilt.
+    // Indices into `tensors` of the tensors that the operator writes.
+    c10::SmallVector<std::uint32_t, 2> written;
+    bool takes_over = false;  // The result is written over the first argument.
+    bool opaque = false;      // True if an argument cannot be rebuilt for a recomputation.
     c10::intrusive_ptr<Signature> signature;
 
 private:

@@ -1,4 +1,4 @@
-// Measures the costs of operators on a device.
+// Measures how long operators run on an accelerator.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -11,13 +11,13 @@
 
 namespace rekindle {
 
-// Measures operators by pairs of events, and never waits for the device.
+// Measures the cost of operators by pairs of device events, without waiting for the device.
 //
-// Until the events of an operator have completed, its cost is an estimate: a microsecond for the
-// launch, and the time to move its results at 1 TB/s.
+// Until the device has passed the events of an operator, its cost is an estimate: a microsecond for
+// the launch, plus the time to move its results at 1 TB/s.
 class Prices final {
 public:
-    // Events around one call of `signature`. Other calls may come between them.
+    // Events before and after one call of `signature`. Other calls may come between the two events.
     class Pair final {
     public:
         Pair(c10::intrusive_ptr<Signature> what, const c10::Stream& stream);
@@ -27,8 +27,8 @@ public:
         c10::Event end;
     };
 
-    // Process the pairs that have completed. Return true if measuring `signature` once more is
-    // useful; too many pending pairs would be useless, because a cost needs three.
+    // Process the pairs of events that have completed. Return true if measuring `signature` once
+    // more is useful. A cost needs three measurements, so many pending pairs would be useless.
     bool wants_more(Signature& signature);
 
     void add(Pair pair) { pending_.push_back(std::move(pair)); }

@@ -1,10 +1,11 @@
-// Whether calls of one signature may be run again, where it is not certain that they give the same
-// bits: each is kept until a trial has shown that they do.
+// Decides by trials whether calls of a signature may be recomputed, for operators whose
+// recomputation may give other bits. Until a trial has shown equal bits, the results of such calls
+// are never evicted.
 //
-// A trial recomputes a call beside its first results. Equal bits: from then on the signature is
-// trusted, and its results may be evicted. Different bits, or effects beside the results: it is
-// kept for good. The switches that choose kernels are part of every signature, so what a trial
-// showed holds for the switches as they stood then.
+// A trial recomputes a call while its first results are still in memory. If the bits are equal, the
+// signature is trusted from then on, and its results may be evicted. If the bits differ, or the
+// call has side effects, its results are never evicted. The settings that choose kernels are part
+// of every signature, so a trial is valid only for the settings at that time.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +14,19 @@
 
 namespace rekindle {
 
-// What is known of one signature. Not without the core's lock.
+// State of the trials of one signature. The caller holds the session mutex.
 class Probation final {
 public:
     bool is_trusted() const noexcept { return state_ == State::trusted; }
 
     bool is_kept() const noexcept { return state_ == State::kept; }
 
-    // Why it is kept; empty: it is not, or a trial is still to come.
+    // Return why the results are never evicted; empty if they may be, or if a trial is still to
+    // come.
     const std::string& why() const noexcept { return why_; }
 
-    // A call comes that is neither trusted nor kept. Returns whether it should be tried: not each
-    // one of many, where there was no room for a trial before.
+    // Return true if the current call should be tried. Called for a call that is neither trusted
+    // nor kept. After a trial that had no room, the next calls are skipped.
     bool is_due() noexcept {
         if (waits_ > 0) {
             --waits_;
@@ -33,7 +35,7 @@ public:
         return true;
     }
 
-    // A call gave the same bits again, which `enough` of them have to.
+    // Record that a trial gave equal bits. The signature is trusted after `enough` such trials.
     void passed(int enough) noexcept {
         ++equal_;
         state_ = equal_ >= enough ? State::trusted : State::open;
@@ -44,7 +46,8 @@ public:
         why_ = std::move(why);
     }
 
-    // There was no room for a trial.
+    // Record that the budget had no room for a trial. Each time, twice as many calls are skipped,
+    // up to 64.
     void postponed() noexcept {
         constexpr int most = 64;
         pause_ = pause_ < most ? 2 * pause_ : most;

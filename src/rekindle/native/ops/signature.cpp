@@ -34,7 +34,8 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
     return hash ^ hash >> 29;
 }
 
-// Each word is multiplied independently of the one before, so that the processor overlaps them.
+// Return a hash of `words`. Each word is multiplied independently of the one before, so that the
+// processor overlaps the multiplications.
 std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
     std::uint64_t multiplier = 0x9E3779B97F4A7C15ULL;
     std::uint64_t sum = NO_WORDS;
@@ -78,7 +79,8 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
     if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
         return {Kind::extra, {}, {}};
     }
-    if (!value.isList()) {  // Otherwise the signature would keep it alive (a storage, for example).
+    // Keep only plain values: the signature would keep any other (a storage, for example) alive.
+    if (!value.isList()) {
         const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() ||
                            value.isDevice();
         return {keeps ? Kind::constant : Kind::undefined, {}, keeps ? value : c10::IValue()};
@@ -100,7 +102,7 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
         made.items.push_back(part_of(item).kind);
     }
     if (!of_tensors) {
-        made.constant = value;  // The elements that do not vary.
+        made.constant = value;  // Supplies the elements that do not vary from call to call.
     } else if (value.isOptionalTensorList() || !std::ranges::all_of(items, is_tensor)) {
         made.kind = Kind::optionals;
     }
@@ -163,7 +165,7 @@ void Signature::arguments(
 
 namespace {
 
-// Make a tensor with this geometry on the meta device.
+// Return a tensor with this geometry on the meta device, which has no memory.
 at::Tensor meta_of(const Geometry& geometry) {
     const auto itemsize = static_cast<Bytes>(geometry.dtype.itemsize());
     const std::int64_t length = geometry.reach() / std::max<Bytes>(1, itemsize);
@@ -177,7 +179,7 @@ at::Tensor meta_of(const Geometry& geometry) {
     return made;
 }
 
-// Move the arguments to the meta device.
+// Move the arguments on `stack` to the meta device.
 void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         const bool where = op.schema().arguments()[i].name() == "device";
@@ -200,13 +202,13 @@ Need Signature::predict(
         (facts.writes && facts.returns_written && !facts.resizes)) {
         return {0, true};
     }
-    if (!rebuildable_) {  // Guess: as large as the largest argument.
+    if (!rebuildable_) {  // Guess that the results are as large as the largest argument.
         Bytes most = 0;
         for (const Geometry& geometry : geometries) {
             most = std::max(most, geometry.nbytes());
         }
         const Bytes padded = largest_padded(given);
-        // Exact for pointwise operators on nested tensors.
+        // For pointwise operators on nested tensors this size is exact.
         if (padded != 0 && op.hasTag(at::Tag::pointwise)) {
             return {most, true};
         }
@@ -219,7 +221,8 @@ Need Signature::predict(
             throw;
         }
         // Invalid arguments are reported by the operator itself.
-        std::int64_t most = 0;  // Bound: coordinates of all elements of the largest argument.
+        // Upper bound: the coordinates of all elements of the largest argument.
+        std::int64_t most = 0;
         for (const Geometry& geometry : geometries) {
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
             most = std::max(most, geometry.numel() * std::max<std::int64_t>(1, dimensions));
@@ -246,7 +249,7 @@ Bytes Signature::bytes_on_meta(
     const at::DisableRecordFunctionGuard unseen;  // The program's profiler must not see this call.
     op.callBoxed(stack);
     Bytes total = 0;
-    Bytes element = 0;  // Bytes per element of a result.
+    Bytes element = 0;  // Bytes per element of the results.
     each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
         if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
             return;
@@ -264,7 +267,7 @@ Bytes Signature::bytes_on_meta(
     return total;
 }
 
-// Return the number of elements before the reduction.
+// Return the number of elements of the broadcast arguments, before a reduction.
 std::int64_t Signature::elements() const {
     at::DimVector sizes;
     for (const Geometry& geometry : geometries) {
@@ -305,7 +308,7 @@ std::int64_t Signature::number() {
             }
             hash = mixed(hash, part->size());
         }
-        // The first word is an address, which differs between processes.
+        // Skip the first word: it is an address, which differs between processes.
         for (std::size_t i = 1; i < key.size(); ++i) {
             hash = mixed(hash, static_cast<std::uint64_t>(key[i]));
         }
@@ -336,8 +339,8 @@ struct Signatures final {
     }
 
     void add(Slot slot) {
-        // The program keeps using new shapes or integers. Recipes keep the signatures that they
-        // need.
+        // So many signatures mean that the program keeps using new shapes or integers, so clear the
+        // cache. Recipes keep the signatures that they need.
         if (n > MOST_KEPT) {
             slots.assign(slots.size(), Slot{});
             n = 0;

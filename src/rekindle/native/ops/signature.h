@@ -1,9 +1,10 @@
-// Calls that differ only in the contents of their tensors share a signature.
+// Signatures of operator calls. Calls that differ only in the contents of their tensors share a
+// signature.
 //
-// A signature holds the arguments, with a geometry in place of each tensor. That is enough to
-// predict the sizes of the results, to estimate the cost, and, given tensors, to run the call
-// again. Arguments that change from call to call (doubles, generators) are stored per call as
-// extras.
+// A signature holds the arguments of a call, with the geometry (shape, strides, offset, dtype,
+// device) in place of each tensor. That suffices to predict the sizes of the results, to estimate
+// the cost, and, with the tensors, to recompute the call. Arguments that change from call to call
+// (doubles, generators) are stored per call as extras.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +27,7 @@
 
 namespace rekindle {
 
-// Bytes that the results of a call take: exact if `known`, otherwise a bound or a guess.
+// Predicted bytes of the results of a call: exact if `known`, otherwise an upper bound or a guess.
 struct Need final {
     Bytes nbytes;
     bool known;
@@ -34,7 +35,7 @@ struct Need final {
 
 class ParsedCall;
 
-// A signature and the measurements of its calls. Shared by all recipes with it.
+// A signature and the measurements of its calls. All recipes of such calls share the object.
 class Signature final : public c10::intrusive_ptr_target {
 public:
     Signature(c10::OperatorHandle called, const ParsedCall& parsed, const torch::jit::Stack& stack);
@@ -48,40 +49,40 @@ public:
     const c10::OperatorHandle op;
     const std::vector<std::int64_t> key;
     const bool takes_over;             // The result is written over the first argument.
-    std::vector<Geometry> geometries;  // Tensor arguments, in order.
-    // Bytes of the storages that a call makes, or an upper bound; negative if unknown.
+    std::vector<Geometry> geometries;  // Geometries of the tensor arguments, in order.
+    // Bytes of the new storages that a call makes, or an upper bound; negative if unknown.
     Bytes needed = -1;
     bool bound = false;                        // `needed` is an upper bound.
-    std::optional<std::vector<Bytes>> pieces;  // Bytes of each of those storages, once known.
-    // Results that have storages of their own, once known.
+    std::optional<std::vector<Bytes>> pieces;  // Bytes of each of those new storages, once known.
+    // Positions of the results that have new storages, once known.
     std::optional<std::vector<std::uint32_t>> fresh;
-    // The size is known beforehand, and the call needs no special treatment.
+    // The sizes of the results are known beforehand, and the call needs no special treatment.
     bool ordinary = false;
     bool priced = false;
     Nanoseconds cost = 0;
-    // Largest number of bytes that a call had in use in addition to its outputs.
+    // Largest workspace that a call had: bytes in use in addition to its outputs.
     Bytes workspace = 0;
     int watched = 0;  // Number of calls whose workspace was measured.
     Probation probation;
 
-    // Predict the bytes of the results with the operator's meta kernel, which computes nothing.
-    // Returns a bound if there is no meta kernel or sizes depend on values. May run Python, so the
-    // caller must not hold the session mutex.
+    // Predict the bytes of the results by the operator's meta kernel, which only computes shapes.
+    // Return a bound if there is no meta kernel or sizes depend on values. May run Python code, so
+    // the caller must not hold the session mutex.
     Need predict(
         std::span<const c10::IValue> given,
         std::span<const c10::IValue> unkeyed_args,
         const Device& device
     ) const;
-    // Record which of the tensors that a call returned have new storages, and their bytes.
+    // Record which of a call's results have new storages (`positions`), and their total bytes.
     void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool non_strided_result);
-    // Record the time of one execution. The cost is the least of the first three.
+    // Record the duration of one execution. The cost is the shortest of the first three.
     void sample(Nanoseconds elapsed) noexcept;
-    // Record that one execution had `inside` bytes of workspace. The second measurement replaces
+    // Record that one execution used a workspace of `inside` bytes. The second measurement replaces
     // the first, which may be special (cuDNN tries several kernels).
     void took(Bytes inside) noexcept;
-    // Return a number that identifies the signature in every process.
+    // Return a number that is the same for this signature in every process.
     std::int64_t number();
-    // Rebuild the arguments of one call. An undefined tensor becomes None.
+    // Push the arguments of one call on `stack`. An undefined tensor becomes None.
     void arguments(
         torch::jit::Stack& stack,
         std::span<at::Tensor> tensors,
@@ -102,7 +103,7 @@ private:
 
     struct Part final {
         Kind kind;
-        std::vector<Kind> items;  // Elements of a list.
+        std::vector<Kind> items;  // Kinds of the elements of a list.
         c10::IValue constant;
     };
 
@@ -111,19 +112,21 @@ private:
     std::int64_t elements() const;
 
     std::vector<Part> parts_;
-    bool rebuildable_;  // All arguments are in `parts_` or in extras.
+    // True if every argument can be rebuilt from `parts_` and the extras of a call.
+    bool rebuildable_;
     int samples_ = 0;
     std::int64_t number_ = -1;
 };
 
-// Return the signature of a call. It is cached until there are too many.
+// Return the signature of a call. Equal calls share one signature, until there are too many
+// signatures.
 c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const ParsedCall& parsed, const torch::jit::Stack& stack
 );
 std::size_t signatures_known() noexcept;
 std::vector<const Signature*> all_signatures();
 
-// For tests: give each signature the same cost; if negative, measure costs.
+// For tests: give every signature this cost. A negative value restores measured costs.
 void fix_costs(Nanoseconds cost) noexcept;
 
 }  // namespace rekindle

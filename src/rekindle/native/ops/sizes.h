@@ -1,4 +1,4 @@
-// Sizes of results that depend on values of the arguments.
+// Sizes of operator results that depend on values of the arguments, as for `nonzero`.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -8,10 +8,10 @@
 
 namespace rekindle {
 
-inline constexpr Bytes COUNT_BYTES = 8;  // Memory needed to compute such a size.
+inline constexpr Bytes COUNT_BYTES = 8;  // Memory that counting the elements for such a size needs.
 
-// Return the exact size of the results, or a better bound, if it can be computed quickly; otherwise
-// `UNLIMITED`. Runs operators on the arguments.
+// Return the exact bytes of the results, or a good upper bound, if they can be computed quickly;
+// otherwise `UNLIMITED`. Runs operators on the arguments.
 Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given);
 
 }  // namespace rekindle

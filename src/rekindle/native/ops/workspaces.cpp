@@ -13,18 +13,20 @@ namespace rekindle {
 
 namespace {
 
-constexpr int ENOUGH = 4;  // Signatures of a kind after which its maximum is trusted.
-// Smaller measurements are rounding, or numbers that were turned into tensors.
+// Number of measured signatures of a kind after which the kind's maximum is trusted.
+constexpr int ENOUGH = 4;
+// Smaller measurements are ignored: they come from rounding, or from numbers that became tensors.
 constexpr Bytes NOTICED = 1'024;
 
-// Measurements of operators of one kind.
+// Workspaces measured for operators of one kind.
 struct Kind final {
-    int seen = 0;  // Signatures with at least one measured call.
+    int seen = 0;  // Number of signatures with at least one measured call.
     Bytes most = 0;
-    bool copies = false;  // One of them needed about as much as its inputs and outputs take.
+    // True if an operator needed about as much workspace as its inputs and outputs take.
+    bool copies = false;
 };
 
-// By name, and by whether they ran on an accelerator.
+// Kinds by operator name, and by whether the operators ran on an accelerator.
 using Kinds = std::map<std::pair<std::string, bool>, Kind>;
 
 Kinds& kinds() {
@@ -32,7 +34,7 @@ Kinds& kinds() {
     return made;
 }
 
-// All matrix products count as one kind.
+// Return the kind of an operator: its name, but all matrix products are one kind.
 std::string_view kind_of(const Facts& facts) {
     std::string_view name = facts.name;
     while (name.ends_with('_')) {
@@ -41,7 +43,7 @@ std::string_view kind_of(const Facts& facts) {
     return name.ends_with("mm") || name.ends_with("matmul") ? "product" : name;
 }
 
-// Return the bytes of its inputs and outputs.
+// Return the bytes of the inputs and outputs of a call.
 Bytes touched_by(const Signature& signature) {
     Bytes touched = std::max<Bytes>(0, signature.needed);
     for (const Geometry& each : signature.geometries) {
@@ -50,8 +52,8 @@ Bytes touched_by(const Signature& signature) {
     return touched;
 }
 
-// Return the bytes of a copy of those. CPUs compute in single precision, so a copy of
-// half-precision numbers is larger.
+// Return the bytes of a copy of the inputs and outputs. CPUs compute in single precision, so there
+// a copy of half-precision numbers is larger.
 Bytes one_copy(const Signature& signature, const Device& device) {
     const bool wider =
         !device.queues() && std::ranges::any_of(signature.geometries, [](const auto& each) {

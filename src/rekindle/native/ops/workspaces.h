@@ -1,10 +1,10 @@
 // Measures workspaces: memory that an operator uses internally and frees before it returns.
 //
 // Examples are scratch memory of convolutions, workspaces of cuBLAS and cuDNN, and intermediate
-// results of composite operators. No dispatcher shows them, only the allocator. Calls of one
-// signature need the same workspace. So it is measured in the first calls, and room is made for it
-// before later ones. Before the first call the size is guessed, and room is made as far as
-// possible.
+// results of composite operators. PyTorch's dispatcher does not show workspaces; only the allocator
+// does. All calls of one signature need the same workspace. So the workspace is measured in the
+// first calls, and room is made for it before later ones. For the first call its size is guessed,
+// and as much of that room is made as possible.
 #pragma once
 
 #include <optional>
@@ -15,13 +15,14 @@
 
 namespace rekindle {
 
-// Memory of one call, as measured at the allocator.
+// Bytes that one call used, as measured at the allocator.
 struct WorkspaceUsed final {
-    Bytes inside;  // Peak while it ran, without the memory that remains.
-    Bytes kept;    // Memory that remains, in addition to what was there before.
+    Bytes inside;  // Peak while the call ran, without the memory that remains allocated.
+    // Memory that remains allocated after the call, in addition to what was allocated before.
+    Bytes kept;
 };
 
-// Measurement of one running call, at the device's allocator or the counting one.
+// Measurement of one running call, by the device's allocator or, on a CPU, the counting allocator.
 class WorkspaceProbe final {
 public:
     explicit WorkspaceProbe(const Device& device);
@@ -31,10 +32,10 @@ public:
     WorkspaceProbe& operator=(WorkspaceProbe&&) = delete;
     ~WorkspaceProbe();
 
-    // Return true if there is an allocator that can be measured.
+    // Return true if the device has an allocator that can be measured.
     static bool possible(const Device& device) noexcept;
 
-    // Return the measurement after the call; none if it was impossible.
+    // Return the measurement after the call; none if the allocator cannot be measured.
     std::optional<WorkspaceUsed> end() const;
 
 private:
@@ -47,12 +48,12 @@ private:
 // Measurements are kept for the lifetime of the process, as signatures are: a budget uses those of
 // earlier budgets. The functions below require the session mutex.
 
-// Record the measurement of a call.
+// Record the measured memory of a call of `signature`.
 void learn_workspace(Signature& signature, const WorkspaceUsed& used, const Device& device);
-// Return a guess for the first call of a signature. On a CPU it is 0, except for operators known
-// for workspaces.
+// Return a guess of the workspace of the first call of a signature. On a CPU it is 0, except for
+// operators known for their workspaces.
 Bytes guess_workspace(const Signature& signature, const Device& device);
-// Forget the workspaces of operators by kind.
+// Forget the workspaces measured for all kinds of operators.
 void forget_workspaces() noexcept;
 
 }  // namespace rekindle

@@ -22,14 +22,14 @@ using Words = std::span<const std::int64_t>;
 
 enum class Ending : long { passed, no_room, thrashed, fault, malformed };
 
-// Result of a run, with numbers that describe an error.
+// Result of a replay, with numbers that describe the error if it failed.
 struct End final {
     Ending ending = Ending::passed;
     std::array<std::int64_t, 4> numbers{};
     const char* what = "";
 };
 
-// Layout of the settings array.
+// Positions in the settings array that Python passes.
 enum class Setting : std::uint8_t {
     budget,  // negative: unlimited
     costs,
@@ -39,7 +39,7 @@ enum class Setting : std::uint8_t {
     dead,
     recompute_limit,  // negative: unlimited
     quirks,
-    watch,    // bits of `Player::Watch`
+    watch,    // bits of `Player::Watch`: which results to record
     journal,  // number of entries to keep
     swap,     // nonzero: values can be swapped
     host,     // bytes; negative: unlimited
@@ -115,7 +115,7 @@ End found(const rekindle::Fault& fault) {
     return {Ending::fault, {fault.storage, 0, 0, 0}, fault.what};
 }
 
-// Play the stream. Errors become part of the result.
+// Replay the stream of events. Errors become part of the result.
 End play(Player& player, Words words, std::int64_t watch) {
     End end;
     try {

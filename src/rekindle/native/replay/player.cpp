@@ -81,7 +81,8 @@ std::optional<Fault> Player::play(std::span<const std::int64_t> words) {
     position_ = 0;
     while (position_ < words_.size()) {
         const bool room = step();
-        engine_.idle.clear();  // A simulated program has no memory of its own to release.
+        // Ignore these storages: a simulated program has no memory that a driver could release.
+        engine_.idle.clear();
         if ((watch_ & check) != 0) {
             if (const std::optional<Fault> fault = engine_.check(); fault) {
                 return fault;
@@ -299,7 +300,8 @@ void Player::read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made) {
         if (known_.size() <= at) {
             known_.resize(std::max(at + 1, 2 * known_.size()));
         }
-        if (nbytes < 0) {  // It is a view, and `storage` is a value of its storage.
+        // The output is a view; `storage` is a value in the storage that it views.
+        if (nbytes < 0) {
             const Known base = known(storage);
             known_[at] = {base.storage, &engine_.graph.views(call, *base.storage)};
         } else {

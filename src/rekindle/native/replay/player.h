@@ -1,5 +1,5 @@
-// Feeds a whole stream of events to an engine and records its actions, for the simulator and for
-// tests. Nothing is computed. The stream consists of 64-bit words.
+// Feeds a recorded stream of events to an engine and collects the engine's actions, for the
+// simulator and for tests. No tensor is computed. The stream consists of 64-bit words.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace rekindle {
 
-// First word of an event; its arguments follow. The writer of the stream numbers values and
-// storages. An event about a storage names one of its values.
+// First word of an event in the stream; its arguments follow. The writer of the stream numbers
+// values and storages. An event about a storage names one of its values.
 enum class Word : std::int64_t {
     // operator, cost, flags, workspace;
     // n, then n values that it reads;
@@ -52,28 +52,29 @@ enum class Word : std::int64_t {
     fail,       // number of transfers until one fails; only transfers that can fail count
 };
 
-// The stream is invalid at `position`.
+// The stream of events is invalid at `position`.
 struct Malformed final {
     std::size_t position;
 };
 
-// A storage without memory.
+// A simulated storage, which has no memory.
 struct PlainStorage final : Storage {
     using Storage::Storage;
 };
 
-// A call without an operator.
+// A simulated call, which has no operator.
 struct PlainCall final : Call {
     using Call::Call;
 
     Bytes workspace = 0;
 };
 
-// One run. The results up to an exception are kept.
+// One replay of a stream. After an exception, the results up to that event remain.
 class Player final : public Performer, public Host {
 public:
-    // Bits. `steps_only`: record the state after each event. `check`: also check all invariants.
-    // `forgive`: continue after an event that failed for lack of room, and record that.
+    // Bits that say what to record. `steps_only`: the state after each event. `check`: also check
+    // all invariants. `forgive`: continue after an event that failed for lack of room, and record
+    // that failure.
     enum Watch : std::int64_t { steps_only = 1, check = 2, forgive = 4 };
 
     enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4 };
@@ -104,22 +105,22 @@ public:
     Player& operator=(Player&&) = delete;
     ~Player() = default;
 
-    // Play the stream. Throw `NoRoom`, `Thrashed` or `Malformed`. Return the first fault if `check`
-    // is set.
+    // Replay the stream. Throw `NoRoom`, `Thrashed` or `Malformed`. Return the first violated
+    // invariant if `check` is set.
     std::optional<Fault> play(std::span<const std::int64_t> words);
 
     const Engine& engine() const noexcept { return engine_; }
 
     Engine& engine() noexcept { return engine_; }
 
-    // Return the current bytes of bookkeeping about the program.
+    // Return the bytes that the engine's bookkeeping about the program takes now.
     std::size_t bookkeeping() const noexcept;
 
     std::vector<std::int64_t> actions;
     std::vector<Nanoseconds> clock;
     std::vector<Bytes> memory;
-    // If recorded, three words per event: number of actions so far (its bitwise complement if there
-    // was no room), memory, clock.
+    // With `steps_only` or `check`, three words per event: number of actions so far (its bitwise
+    // complement if there was no room), memory, clock.
     std::vector<std::int64_t> steps;
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
@@ -157,7 +158,7 @@ private:
     bool fails() noexcept;
     std::int64_t next();
     Known& known(std::int64_t value);
-    // Play one event. Return false if there was no room.
+    // Replay one event. Return false if there was no room.
     bool step();
     void event(Word word);
     void event_about(Word word, Known& about, std::int64_t number);
@@ -173,7 +174,7 @@ private:
     Engine engine_;
     std::optional<Follower> follower_;
     std::vector<Known> known_;
-    std::int64_t fail_in_ = -1;   // Transfers until one fails; negative if none does.
+    std::int64_t fail_in_ = -1;   // Number of transfers until one fails; negative if none does.
     std::int64_t following_ = 0;  // Next operator to run for the first time.
     std::span<const std::int64_t> words_;
     std::size_t position_ = 0;
