@@ -22,7 +22,8 @@ public:
     // Largest request in bytes that `Bins` serves.
     static constexpr std::size_t MOST = std::size_t{16} << 10;
 
-    // Return at least `nbytes`, aligned to 64 bytes; null if the system has no memory.
+    // Return a piece of at least `nbytes` bytes, aligned to 64 bytes; null if the system has no
+    // memory.
     void* take(std::size_t nbytes);
     // Free a piece that `take` returned. Return false if `address` is not such a piece.
     bool give(void* address);

@@ -24,8 +24,8 @@ namespace rekindle {
 // Cache of mapped blocks, bounded by a limit.
 class Blocks final {
 public:
-    // Return at least `nbytes`, of which the program asked for `asked`; null if the system has no
-    // memory.
+    // Return a block of at least `nbytes` bytes; null if the system has no memory. The program
+    // requested `asked` bytes.
     void* take(std::size_t nbytes, std::size_t asked);
     // Free a block that `take` returned. Return false if `address` is not such a block.
     bool give(void* address);

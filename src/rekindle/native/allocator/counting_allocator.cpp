@@ -24,7 +24,8 @@ namespace {
 struct Watch final {
     struct Piece final {
         Bytes bytes;
-        std::uint64_t during;  // Number of the measured operator that allocated it; 0 if none did.
+        // Number of the measured operator that allocated the piece; 0 if none was measured.
+        std::uint64_t during;
     };
 
     std::atomic<bool> on{false};

@@ -14,8 +14,9 @@
 // 1. The order is the session mutex, then at most one leaf lock.
 //
 // 2. A thread that waits for the session mutex first gives the GIL up (`Mutex::wait`). So the
-// holder of the mutex can take the GIL without a deadlock. Two places rely on it: `Mutex::wait`,
-// which takes the GIL back with the mutex held, and the host copies of `memory/host_store.h`.
+// holder of the mutex can take the GIL without a deadlock. Two places rely on this rule:
+// `Mutex::wait`, which takes the GIL back with the mutex held, and the host copies of
+// `memory/host_store.h`.
 //
 // 3. User code never runs with the session mutex held: kernels, recomputed operators, policies,
 // Python callbacks, finalizers. User code may start threads and wait for them, and those threads

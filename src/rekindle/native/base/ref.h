@@ -16,7 +16,7 @@ namespace rekindle {
 template <class T>
 class DeferredDeletes;
 
-// Base class of counted objects. A new object has count 0 and is not dead.
+// Base class of reference-counted objects. A new object has count 0 and is not dead.
 template <class T>
 struct Counted {
     explicit Counted(DeferredDeletes<T>& storage_impl) : graveyard(&storage_impl) {}

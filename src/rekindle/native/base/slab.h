@@ -23,7 +23,7 @@ public:
     Slab& operator=(const Slab&) = delete;
     Slab(Slab&&) = delete;
     Slab& operator=(Slab&&) = delete;
-    ~Slab() = default;  // Does not destroy live objects: their owner must do so.
+    ~Slab() = default;  // Does not destroy live objects: the owner of the pool must do so.
 
     // Make an object. The returned reference stays valid until `drop`.
     template <class... Arguments>
@@ -135,7 +135,7 @@ public:
 
 private:
     static constexpr std::size_t KINDS = 7;   // Pooled sizes: up to 64 elements.
-    static constexpr std::size_t PAGE = 128;  // Elements.
+    static constexpr std::size_t PAGE = 128;  // Elements per page.
 
     struct Page {
         alignas(T) std::array<std::byte, PAGE * sizeof(T)> memory;
@@ -155,7 +155,7 @@ private:
     std::array<void*, KINDS> free_{};
 };
 
-// Make an object that is never destroyed, because it is used while the process ends.
+// Make an object that is never destroyed. For objects that are still used while the process ends.
 template <class T, class... Arguments>
 T& leaky_singleton(Arguments&&... arguments) {
     return *new T(std::forward<Arguments>(arguments)...);

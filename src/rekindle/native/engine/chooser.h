@@ -84,7 +84,7 @@ struct Policy final {
     Costs costs = Costs::capped;
     bool by_size = true;
     bool by_staleness = true;
-    bool root = true;  // Use the square root of the staleness.
+    bool root = true;  // True: the score contains the square root of the staleness.
 
     // Make the state of the policy for one run.
     std::unique_ptr<Chooser> bind(Graph& graph) const;

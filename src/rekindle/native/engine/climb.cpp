@@ -353,7 +353,8 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
 // Push `call` on the stack of calls in progress. With early locks, lock its resident inputs. Add
 // the other inputs to `pending_`.
 void Engine::open(Call& call, Value* wanted, Locks locks) {
-    if (frames_.size() > graph.n_calls()) {  // The first call may not be linked yet.
+    // More calls are in progress than exist, so one depends on itself.
+    if (frames_.size() > graph.n_calls()) {
         throw Cyclic();
     }
     frames_.push_back({&call, wanted, pending_.size(), locked_.size()});

@@ -16,7 +16,8 @@
 
 namespace rekindle {
 
-// Lines in numbered slots. Ties go to the line with the greatest `order`.
+// Set of lines in numbered slots. Among equal benefits, the line with the greatest `order` comes
+// first.
 class Envelope final {
 public:
     using Slot = std::int32_t;
@@ -36,7 +37,7 @@ public:
     Slot best(Nanoseconds now_ns);
 
 private:
-    static constexpr std::size_t WIDTH = 8;  // Children of a node.
+    static constexpr std::size_t WIDTH = 8;  // Children per node.
 
     struct Node final {
         Slot top = 0;

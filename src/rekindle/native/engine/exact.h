@@ -25,7 +25,8 @@ struct Link final {
     Link* next_down = nullptr;
 };
 
-// State of a storage that was evicted at least once, or that has such a neighbor.
+// State of a storage that was evicted at least once, or that has such a neighbor. In the comments
+// below, "it" is the storage.
 struct Neighbor final {
     Storage* storage = nullptr;
     Link* up = nullptr;      // Links to the evicted storages that it is computed from.

@@ -63,13 +63,13 @@ public:
     // Return the number of moves of the plan taken so far.
     std::int64_t position() const noexcept { return position_; }
 
-    // The program made `storage`, which has `number` in the route.
+    // The program made `storage`, whose number in the plan is `number`.
     void made(std::int64_t number, Storage& storage);
     // Take the moves before the first run of `op`, but without restoring any storage.
     void skip(std::int64_t op);
-    // Take the moves that come before the first run of `op`.
+    // Take the moves of the plan that come before the first run of `op`.
     void before(std::int64_t op);
-    // The program needs `storage` before `op`. Takes moves until it is resident.
+    // The program needs `storage` before `op`. Takes moves of the plan until `storage` is resident.
     void wanting(const Storage& storage, std::int64_t op);
     // Stop following: the plan ended, or the program ran another operator than planned. From now on
     // the policy decides alone.

@@ -53,7 +53,7 @@ struct Starved final : std::exception {
     }
 };
 
-// While this thread waited for a value, another thread removed the last way to recompute it.
+// While this thread was recomputing a value, another thread removed the value's recipe.
 struct Lost final : std::exception {
     const char* what() const noexcept override {
         return "a value that was being recomputed cannot be any more; please report this";

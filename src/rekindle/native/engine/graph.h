@@ -62,7 +62,8 @@ struct Standing final {
     News news = News::none;
 };
 
-// A piece of memory: the unit of eviction.
+// A piece of memory, shared by a tensor and its views: the unit of eviction. In the comments below,
+// "it" is the storage.
 struct Storage : Counted<Storage> {
     Storage(Graph& graph, StorageId storage_id, Bytes size);
 
@@ -91,12 +92,12 @@ struct Storage : Counted<Storage> {
     bool listed = false;     // True while it is in the graph.
     bool dissolved = false;  // True after it left the graph, which is final.
     Value root;              // First value. `Value::next` leads to its views.
-    // Replayable calls that read it, without those that only view it.
+    // Replayable calls that read it, without those that only make a view of it.
     Edge* first_consumer = nullptr;
     Edge* last_consumer = nullptr;
     Storage* previous = nullptr;  // Neighbor in the list of all storages in the graph.
     Storage* next = nullptr;
-    std::uint64_t mark = 0;  // Mark of the last walk that visited it.
+    std::uint64_t mark = 0;  // Mark of the last walk over the graph that visited it.
     Standing standing;
 
     // Return the root, whose `next` leads to the views; null if the storage left the graph.
@@ -255,8 +256,8 @@ inline Nanoseconds recipe_ns(Storage& storage) {
     return total;
 }
 
-// Visit the storages that must be resident to recompute `storage`; none if it has a copy on the
-// host. A storage may be visited more than once.
+// Visit the storages that must be resident to recompute `storage` (its parents); none if it has a
+// copy on the host. A storage may be visited more than once.
 template <class F>
 void each_parent(Storage& storage, F&& visit) {
     if (storage.on_host) {
@@ -271,7 +272,7 @@ void each_parent(Storage& storage, F&& visit) {
     });
 }
 
-// Visit the storages that have `storage` as a parent. A storage may be visited more than once.
+// Visit the storages whose recomputation needs `storage`. A storage may be visited more than once.
 template <class F>
 void each_child(Storage& storage, F&& visit) {
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {

@@ -18,7 +18,7 @@ namespace rekindle {
 // and `takes` come before the `call` or `admit` that they belong to.
 struct Entry final {
     enum class Kind : std::int64_t {
-        // Events. `id` is a storage, unless noted.
+        // Events that reach the engine. `id` is a storage, unless noted.
         reads,       // number: position of the value in its storage; the root is 0
         makes,       // number: bytes
         views,       // number: position of the value
@@ -57,7 +57,7 @@ struct Entry final {
         swap_out_failed,  // flags
         swap_in_failed,   // flags
         copy_lost,        // flags
-        // Actions.
+        // Actions of the engine.
         compute,  // id: operator; flags: in place
         free,
         swap_out,  // flags: `KEPT` if the storage also stays resident

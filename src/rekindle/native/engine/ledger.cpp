@@ -287,7 +287,7 @@ void Ledger::prune(Storage& start) {
         return;
     }
     if (rules.quirks) {
-        return;  // The graph of the DTR authors' simulator only grows.
+        return;  // In the DTR authors' simulator nothing leaves the graph.
     }
     std::vector<Storage*>& unneeded = unneeded_;
     unneeded.push_back(&start);
@@ -395,7 +395,7 @@ void Ledger::banish(Storage& start) {
         const std::size_t known = unneeded.size();
         leave_graph(storage, unneeded);
         if (rules.quirks) {
-            unneeded.resize(known);  // The DTR authors' simulator does not check those.
+            unneeded.resize(known);  // The DTR authors' simulator does not banish inputs.
         }
     }
 }

@@ -79,7 +79,7 @@ private:
     __extension__ using Wide = __int128;
 
     static constexpr std::int64_t SECOND = 1'000'000'000;
-    // Leaves room to add times without overflow.
+    // Longest duration. It leaves room to add times without overflow.
     static constexpr Nanoseconds MOST = std::int64_t{1} << 60;
 
     static Nanoseconds takes(Bytes nbytes, std::int64_t rate) noexcept {
@@ -89,7 +89,7 @@ private:
 
     std::int64_t out_rate_;
     std::int64_t in_rate_;
-    Nanoseconds busy_out_ = 0;  // Time until which the direction is busy.
+    Nanoseconds busy_out_ = 0;  // Time until which swap-outs are queued.
     Nanoseconds busy_in_ = 0;
     Nanoseconds asked_ = 0;
 };

@@ -26,6 +26,7 @@ inline constexpr std::uint8_t ZEROED = 4;     // Made by `zeros`, and no operato
 // there is none: the running mean and variance, which the operator writes although its schema
 // denies that, and the flag that enables these writes (R6).
 struct Traits final {
+    // Flags. rekindle.pytorch.operators._traits says for which table of operators each stands.
     static constexpr std::uint32_t ROUTING = 1;
     static constexpr std::uint32_t INDEXING = 2;
     static constexpr std::uint32_t EMPTY = 4;
@@ -68,14 +69,14 @@ struct InPlace final {
     std::vector<std::string> nodes;  // Names of the autograd nodes.
 };
 
-// Properties of one operator overload. The comments say "it" for the operator.
+// Properties of one operator overload. In the comments below, "it" is the operator.
 struct Facts final {
     std::string name;
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
     std::uint64_t written = 0;  // Bits of the first 64 arguments that it writes.
-    // Bits of arguments: if the program passes all of them, it draws from a generator state among
-    // them.
+    // Bits of arguments. If the program passes all these arguments, the operator draws from a
+    // generator state that they contain.
     std::uint64_t rng_state_args = 0;
     // Position of the argument that gives the device of the result; -1 if there is none.
     int device = -1;

@@ -64,7 +64,8 @@ void ParsedCall::take(const torch::jit::Stack& stack) {
 
 void ParsedCall::take_over() {
     takes_over = true;
-    key.push_back(Mark::over);  // no call without it has as many words
+    // Only keys of calls that overwrite their first argument have this word.
+    key.push_back(Mark::over);
     written.push_back(0);
 }
 

@@ -79,7 +79,7 @@ public:
 
     enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4 };
 
-    // Actions are recorded as 8 * storage (or operator, for a `Compute`) + one of these.
+    // An action is recorded as 8 * storage (or operator, for a `Compute`) + one of these constants.
     enum Action : std::int64_t {
         freed = 0,
         computed = 1,

@@ -170,16 +170,16 @@ public:
     void empty_cache() const;
 
     // Features that tests switch off one by one to show what each feature is for.
-    bool learns = true;  // Measure workspaces.
-    bool guesses = true;
+    bool learns = true;          // The workspaces of operators are measured.
+    bool guesses = true;         // The workspaces of first calls are guessed.
     bool orders = true;          // A recomputation waits for the streams that made its inputs.
     bool orders_readers = true;  // Readers of a recomputed value wait for the recomputation.
     bool orders_writers = true;  // Writers of an input wait for recomputations that read it.
-    bool keeps = true;
-    bool doubts = true;
-    bool keeps_back = true;
-    bool has_neighbors = true;
-    bool finds_places = true;
+    bool keeps = true;           // Freed memory is not reused before all streams have read it.
+    bool doubts = true;          // Some operators are recomputed only after a trial.
+    bool keeps_back = true;      // Some memory of the device is left free.
+    bool has_neighbors = true;   // After a device OOM, storages at adjacent addresses are evicted.
+    bool finds_places = true;  // A device OOM solved by such an eviction does not lower the budget.
 
     Streams streams;  // Streams that the program uses.
 

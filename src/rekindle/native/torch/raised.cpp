@@ -87,7 +87,7 @@ void raise_later(const std::exception& error) noexcept {
         PyObject* made = whole ? Py_NewRef(raised.value) : PyObject_CallNoArgs(raised.type);
         if (made == nullptr || Py_AddPendingCall(&raise_now, made) != 0) {
             PyErr_Clear();
-            PyErr_SetInterrupt();  // Unlike a pending call, this cannot fail.
+            PyErr_SetInterrupt();  // Unlike Py_AddPendingCall(), this cannot fail.
         }
         return true;
     });

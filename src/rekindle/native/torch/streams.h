@@ -53,8 +53,8 @@ private:
     std::uint32_t bits_ = 0;
 };
 
-// The stream that made the value in a storage, and the streams that read the value. Initially
-// unknown.
+// The stream that made the value in a storage, and the streams that read the value. `Order()`
+// means: unknown.
 struct Order final {
     std::uint64_t made_at = 0;  // Time at which the operator that made the value was queued.
     StreamSet readers = StreamSet::all();  // Includes `maker`.
@@ -165,7 +165,7 @@ private:
     std::unordered_map<StorageId, Order> orders_;
     // For each pair of the first 32 streams: time up to which the first waits for the second.
     std::vector<std::uint64_t> comes_after_;
-    std::optional<c10::Event> event_;  // Recorded again for each wait.
+    std::optional<c10::Event> event_;  // One event, recorded again for each wait.
 };
 
 }  // namespace rekindle
