@@ -1,4 +1,4 @@
-"""Run a stage of a model again with the same result: random numbers, autocast, buffers.
+"""Run a stage of a model a second time with the same random numbers, autocast and buffers.
 
 A **stage** is a few `nn.Module`s in sequence. Before a stage runs, a `Moment` saves the state that
 its result depends on, other than its input and parameters. `Moment.restored` sets that state for a

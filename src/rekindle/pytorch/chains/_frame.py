@@ -1,10 +1,11 @@
 """Run the schedule of a chain with saved-tensor hooks, one forward and backward pass at a time.
 
 All stages run with gradients enabled, in one ordinary autograd graph; they differ only in what the
-graph saves. A stage that the schedule tapes saves tensors. Any other stage saves empty `Holder`s,
-and its activations are freed when its forward ends. When the backward pass unpacks a holder, the
-frame performs the schedule up to the backward of that stage. The frame runs stages again, without
-saving tensors, from the last kept input up to that stage. Then it fills the holders of that stage.
+graph saves. If the schedule has `Kind.TAPE` for a stage, the graph saves its tensors as usual. For
+any other stage it saves empty `Holder`s, and the activations are freed when the forward of the
+stage ends. When the backward pass unpacks a holder, the frame performs the schedule up to the
+backward of that stage. The frame runs stages again, without saving tensors, from the last kept
+input up to that stage. Then it fills the holders of that stage.
 
 Autograd itself is unchanged: hooks, the order in which gradients are summed, `torch.autograd.grad`,
 frozen parameters and tied parameters work as in plain PyTorch.
@@ -145,7 +146,7 @@ class Frame:
         self._current = number + 1, detached(output)
 
     def _forget_beyond(self, stage: int) -> None:
-        """Free tensors and inputs kept for stages after `stage`, whose backward is over."""
+        """Free the tensors and inputs kept for later stages, as their backward passes are over."""
         for later in [each for each in self._back if each > stage]:
             self._back.discard(later)
             self._empty(later)

@@ -1,4 +1,4 @@
-"""Cut an `nn.Sequential` into stages that can run again, and measure each of them.
+"""Cut an `nn.Sequential` into stages that can be recomputed one by one, and measure each stage.
 
 Measuring changes no state of the program: generators are reset afterwards, stages write into copies
 of buffers, and `torch.autograd.grad` computes gradients without filling `.grad`. But hooks of
@@ -30,7 +30,7 @@ _REPEATS = 3
 
 
 def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
-    """Cut `model` into the smallest stages that can run again.
+    """Cut `model` into the smallest stages that can be recomputed one by one.
 
     Nested sequentials are flattened. A layer that returns a view of its input, or writes into it,
     joins the stage that made that input.
@@ -177,8 +177,9 @@ def _measure_stage(stage: Stage, x: Any, owned: set[int]) -> tuple[Costs, Any]:
 def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes, ...], Any]:
     """Return four sizes in bytes, and the output of the stage.
 
-    The first size is that of the tape: output and saved tensors. The others are peaks above the
-    memory that remains: of a taped forward, of a forward without saving, of the backward pass.
+    The first size is that of the tape: the output and the tensors that autograd saves. The others
+    are peaks above the memory that remains: of a forward that saves tensors, of a forward that
+    saves none, and of the backward pass.
     """
     with Meter() as meter:
         meter.see((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))

@@ -1,4 +1,4 @@
-"""Warn when a program starts training processes inside a budget: it does not apply to them.
+"""Warn when a program starts training processes inside a budget, which does not limit them.
 
 `torch.multiprocessing.spawn` starts ranks that train. Without the warning, users would believe that
 the budget limits their memory. Workers of a `DataLoader` and other processes of `multiprocessing`

@@ -188,7 +188,7 @@ def empty_cache() -> None:
 
 
 def pinned(nbytes: Bytes) -> Tensor:
-    """Return page-locked host memory, between which and the device copies run asynchronously."""
+    """Return page-locked host memory, which allows asynchronous copies to and from the device."""
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 

@@ -67,8 +67,8 @@ class Phases:
     MARGIN: Final = 0.05
     """Fraction added to the simulated budget.
 
-    The simulator knows one part at a time. It does not know how an earlier part left memory to the
-    next one.
+    The simulator knows one part of the run at a time. It cannot evict memory that an earlier part
+    left behind.
     """
 
     def __init__(self, run: Run) -> None:

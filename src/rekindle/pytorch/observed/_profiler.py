@@ -170,7 +170,9 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
     """Run one step in `context`, which records it, and take a snapshot at its peak."""
     with context as run, undo:
         driver = run._driver
-        driver.core.predict_in_place(driver.handle)  # the dispatch mode `undo` hides it
+        # Autograd does not reuse the memory of gradients while the dispatch mode `undo` is on. The
+        # trace must show where it would without the mode.
+        driver.core.predict_in_place(driver.handle)
         driver.owners.optimizers.update(warm.optimizers)
         _meet(driver, warm)
         driver.peak.expect(int(0.98 * warm.peak))  # the two peaks may differ a little

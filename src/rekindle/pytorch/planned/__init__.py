@@ -1,4 +1,4 @@
-"""Plan ahead of time: a model's joint graph, partitioned by a schedule, then run or compiled."""
+"""Plan ahead of time: split a model's forward-backward graph by a schedule; run or compile it."""
 
 from rekindle.pytorch.planned._backend import Backend as Backend
 from rekindle.pytorch.planned._export import Export as Export

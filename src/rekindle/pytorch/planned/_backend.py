@@ -71,7 +71,7 @@ class Backend:
 
     Attributes:
         budget: The budget in bytes for all graphs together.
-        inner: "inductor" compiles light operators in segments; "eager" runs each operator.
+        inner: "inductor" compiles light operators in segments; "eager" runs operators one by one.
         shapes: "replan" plans for each shape of inputs; "error" refuses a second shape.
         reserve: Bytes of the budget that the plan leaves unused, for memory outside the graphs.
         graphs: By frame of torch.compile, the last graph compiled for that frame.

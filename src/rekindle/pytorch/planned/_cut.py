@@ -8,14 +8,16 @@ Cuts are chosen by counting the bytes that operators read and write, because lig
 bound by memory bandwidth:
 
 - Operators that cannot be fused stand alone. These are matrix products, convolutions, attention and
-  others that Inductor leaves to a library, random operators, writes and routing decisions.
+  others that Inductor leaves to a library, random operators, operators that write into arguments,
+  and operators that choose by value, such as `argmax`.
 - The light operators between two of these, in one pass, are a run. A run is split into groups of
   operators that read common tensors or each other's results: only within such a group does fusion
   save memory traffic.
 - A forward group is cut where few bytes cross. A tensor that others read is written to memory even
-  without a cut, so a cut after it costs one more read. The cut is made if the operators after it
-  then read at most half as many bytes from outside. An example is the sum of two products, from
-  which a norm and gates are computed. To recompute these, only the sum must be resident.
+  without a cut, so a cut after it costs one more read. The cut is made if the tensors that cross it
+  have at most half the bytes of the inputs that only the operators before it read. An example is
+  the sum of two products, from which a norm and gates are computed. With the cut, only the sum must
+  be resident to recompute these.
 - A segment is compiled only if that saves enough memory traffic. The saving is the bytes that its
   operators move one by one, less those that the segment reads and writes as a whole. It must be at
   least `WORTH` of all bytes that light operators move. This limits compile time.
@@ -244,8 +246,9 @@ class Cut:
     def _at_waists(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
         """Split `nodes` where few bytes cross.
 
-        A split is made if all tensors that cross are written to memory in any case, and if they
-        replace reads of at least twice their bytes.
+        A split is made if all tensors that cross it are written to memory in any case, because
+        others read them. They must have at most half the bytes of the inputs that only the first
+        part reads.
         """
         begun = 0
         for end in range(1, len(nodes)):

@@ -58,7 +58,8 @@ class Export:
     def policy(self, block: str) -> Callable[..., CheckpointPolicy]:
         """Return a `policy_fn` for selective checkpointing of `block`.
 
-        It counts operator calls, so each forward pass and its recomputation need a new one.
+        The function counts operator calls, so it serves only one forward pass and its
+        recomputation.
         """
         return _Policy(self.blocks[block])
 

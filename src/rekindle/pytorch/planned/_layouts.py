@@ -1,7 +1,7 @@
 """Correct the strides in a traced graph to those of eager PyTorch.
 
-The layout (strides) of tensors affects bits: random numbers fill memory in its order, the order of
-sums in kernels depends on strides, and so does whether a reshape copies. Tracing uses fake tensors,
+Strides affect bits: random numbers fill a tensor in the order of its memory, and kernels sum in an
+order that depends on strides. Strides also decide if a reshape copies. Tracing uses fake tensors,
 whose strides sometimes differ from those of real kernels. Every operator runs on real tensors to
 measure its cost. Where this run shows other strides, the graph is corrected, with all results that
 depend on them.

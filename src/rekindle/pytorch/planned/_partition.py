@@ -250,7 +250,7 @@ def _fake_state(node: fx.Node) -> Tensor:
 
 
 def _described(joint: Joint, start: int, end: int | None) -> dict[str, Any]:
-    """Return AOTAutograd's descriptions of results, in the versions of torch that have them."""
+    """Return AOTAutograd's descriptions of some results; empty if this torch makes none."""
     if "desc" not in joint.output.meta:
         return {}
     return {"desc": list(joint.output.meta["desc"][start:end])}

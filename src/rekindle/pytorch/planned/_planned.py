@@ -161,8 +161,8 @@ def plan_model(
 ) -> ModelPlan:
     """Trace `model` on `example_inputs` without running it, and plan it.
 
-    A model may run other code if `is_compiling()` is True. It is first traced with False; if that
-    fails, with True.
+    Models may run other code if `torch.compiler.is_compiling()` returns True. The model is traced
+    while that function returns False; if this fails, while it returns True.
 
     Args:
         model: The model.
@@ -257,7 +257,7 @@ def _gradient_for(result: Tensor) -> Tensor:
 
 
 class _Untraceable(Unsupported):
-    """The model cannot be traced into one graph, with this answer of `is_compiling()`."""
+    """The model cannot be traced into one graph: its path depends on data, for example."""
 
 
 _NOT_TRACED = (

@@ -51,7 +51,7 @@ def _check_signature(model: nn.Module, example_inputs: Any) -> None:
     elif isinstance(example_inputs, list | tuple):
         positional = tuple(example_inputs)
     else:
-        return  # other types are refused where the arguments are taken apart
+        return  # `plan_model` refuses other types
     try:
         inspect.signature(model.forward).bind(*positional, **keywords)
     except TypeError as error:

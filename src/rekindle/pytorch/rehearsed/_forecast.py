@@ -250,7 +250,7 @@ def _optimizer_of(model: nn.Module) -> Optimizer | None:
 
 
 def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
-    """Estimate the workspace (bytes) of an operator that never ran: as its inputs and results.
+    """Estimate the workspace (bytes) of an operator that never ran: its inputs plus its results.
 
     On a CPU it is 0 for operators without workspace, and twice as large for half precision, which
     CPUs compute in single precision.

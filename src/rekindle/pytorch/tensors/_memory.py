@@ -1,4 +1,4 @@
-"""The bytes of a storage, and flags for special contents of a new one."""
+"""View a storage as bytes, and name the flags that describe a new storage."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Meter(TorchDispatchMode):
         self.peak, self.peak_birth = self.alive, self._births
 
     def disregard(self, tensor: Tensor) -> None:
-        """Stop counting the storage of `tensor`, also when it is seen or resized later."""
+        """Stop counting the storage of `tensor`, even if an operator reads or resizes it later."""
         key = tensor.untyped_storage()._cdata
         if key in self._sizes:
             reference, size, birth = self._sizes[key]
