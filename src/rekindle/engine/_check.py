@@ -1,4 +1,4 @@
-"""The invariants of an engine, checked by tests between two events."""
+"""The invariants of an engine. Tests check them between two events of a program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.engine._rules import Rules
 
 
 class Checkable(Protocol):
-    """The part of an engine that `check` reads."""
+    """The attributes of an engine that `check` reads."""
 
     memory: Bytes
     peak: Bytes

@@ -42,21 +42,21 @@ from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._host import HostMemory
 from rekindle.schedule import Action, Compute, SwapIn
 
-_LEFT_FREE: Final = 1 / 16  # share of the budget that `prefetch` leaves free
+_LEFT_FREE: Final = 1 / 16  # share of the budget that `Engine.prefetch` leaves free
 
 
 @final
 class Engine(Exchange):
-    """The DTR algorithm: keep `memory` within `budget` bytes.
+    """The DTR algorithm: keep the program's `memory` within `budget` bytes.
 
-    This class handles the events of the program and brings evicted values back. The base class
-    `Exchange` evicts.
+    This class handles the events of the program, and brings evicted values back into memory (by
+    recomputing them or swapping them in). The base class `Exchange` evicts.
     """
 
     # -- events ---------------------------------------------------------------------------------
 
     def call(self, call: Call, *, held: bool = False) -> Iterator[Action]:
-        """Run `call` for the first time, after bringing back its missing inputs.
+        """Run `call` for the first time, after bringing its missing inputs back into memory.
 
         Args:
             call: The call, with its inputs and outputs filled in.
@@ -68,7 +68,7 @@ class Engine(Exchange):
         yield from self._materialize(call, None, held)
 
     def use(self, value: Value) -> Iterable[Action]:
-        """Bring `value` back if it is missing: a variable of the program holds it from now on."""
+        """Bring `value` into memory, and note that a variable of the program holds it now."""
         if not value.defined:
             return self._bring_back(value)
         self._touch(value.storage)
@@ -76,22 +76,22 @@ class Engine(Exchange):
         return ()
 
     def _bring_back(self, value: Value) -> Iterator[Action]:
-        """Bring the missing `value` back and mark its storage as held."""
+        """Bring the missing `value` into memory, and mark its storage as user-held."""
         yield from self.require(value)
         self._hold(value.storage)
 
     def pin(self, value: Value) -> Iterator[Action]:
-        """Bring `value` back if it is missing, and never evict it while it is needed."""
+        """Bring `value` into memory if it is missing, and never evict its storage afterwards."""
         yield from self.require(value)
         value.storage.pinned = True
         self._classify(value.storage)
 
     def retain(self, storage: Storage) -> None:
-        """Count one more reference to `storage` that permits eviction."""
+        """Count one more reference of the program to `storage` that permits its eviction."""
         storage.references += 1
 
     def release(self, storage: Storage) -> Iterable[Action]:
-        """Count one reference to `storage` less, and evict or free it if that was the last."""
+        """Undo one `retain` of `storage`, and evict or free it if that was its last reference."""
         if self.rules.dead == "ignore":
             return ()
         storage.references -= 1
@@ -104,11 +104,11 @@ class Engine(Exchange):
         return self._let_go(storage) if storage.dead else ()
 
     def gone(self, storage: Storage) -> list[Storage]:
-        """Note that the program freed the memory of `storage`, and that no other reference exists.
+        """Note that the program freed the memory of `storage` and has no reference to it left.
 
         Returns:
-            The storages that left memory: `storage` if it was resident, and those that only it
-            needed.
+            The storages that left memory: `storage` if it was resident, and the storages that were
+            kept only to recompute it.
         """
         storage.held = False
         if not storage.resident or not storage.consumers:  # not resident: it was evicted before
@@ -120,13 +120,13 @@ class Engine(Exchange):
         return [storage]
 
     def forget(self, storage: Storage) -> Iterator[Action]:
-        """Save all values that depend on the source `storage`, which is about to be overwritten.
+        """Save all values made from the source `storage`, because the program overwrites it next.
 
         Evicted storages that the program can reach and whose recomputation reads `storage` are
         recomputed first. Afterwards nothing made from `storage` can be recomputed (R4, sources).
         """
         needy = storage.made_through()
-        # They must not be evicted to make room for the others.
+        # Lock the resident storages: making room for the evicted ones must not evict these.
         saved = [made for made in needy if made.resident]
         for made in saved:
             self._lock(made)
@@ -140,7 +140,8 @@ class Engine(Exchange):
         finally:
             for made in saved:
                 self._unlock(made)
-        # Values that become sources by this may be useless: then their consumers lose their recipe.
+        # The saved values are sources now. A source that serves only to recompute values which the
+        # program keeps anyway is useless: its consumers lose their recipe, so it can be freed.
         useless = [storage]
         while useless:
             known = len(self._unrecomputable)
@@ -163,7 +164,7 @@ class Engine(Exchange):
     # -- for drivers ------------------------------------------------------------------------------
 
     def admit(self, call: Call, *, held: bool) -> list[Storage]:
-        """Enter `call` into the graph after its first run, for which room was made before.
+        """Enter `call` into the graph after its first run. The driver has made room for it before.
 
         Args:
             call: The call that ran.
@@ -209,7 +210,8 @@ class Engine(Exchange):
 
         Args:
             cost: Its duration (ns).
-            nbytes: Bytes that are only counted from now on. Negative if counted bytes were freed.
+            nbytes: Bytes of results that are counted against the budget, but have no storage in the
+                graph. Negative if such bytes were freed.
             workspace: Bytes that the operator needed while it ran.
         """
         self.clock += cost
@@ -220,7 +222,7 @@ class Engine(Exchange):
             self.peak = self.memory + workspace
 
     def resize(self, storage: Storage, nbytes: Bytes) -> None:
-        """Note that the program resized `storage`, which it holds, to `nbytes`."""
+        """Note that the program resized the user-held `storage` to `nbytes`."""
         self.memory += nbytes - storage.nbytes
         self.peak = max(self.peak, self.memory)
         storage.nbytes = nbytes
@@ -244,10 +246,10 @@ class Engine(Exchange):
             for storage in call.storages():
                 self._renew(storage)
 
-    # -- bringing back --------------------------------------------------------------------------
+    # -- bringing evicted values back into memory -----------------------------------------------
 
     def require(self, value: Value) -> Iterator[Action]:
-        """Bring `value` back if it is missing, without a variable of the program holding it."""
+        """Bring `value` into memory if it is missing. Its storage does not become user-held."""
         storage = value.storage
         self._touch(storage)
         if self._copies(value):
@@ -256,7 +258,7 @@ class Engine(Exchange):
             yield from self._materialize(value.call, value, False)
 
     def _copies(self, value: Value) -> bool:
-        """Return True if the missing `value` can be swapped in, no slower than by recomputing."""
+        """Return True if the missing `value` can be swapped in, no slower than recomputing it."""
         storage, host = value.storage, self.host
         if host is None or not storage.on_host or storage.resident:
             return False
@@ -266,10 +268,10 @@ class Engine(Exchange):
         return waiting <= self._climb_ns(value, waiting, host)
 
     def _climb_ns(self, value: Value, limit: Nanoseconds, host: HostMemory) -> Nanoseconds:
-        """Estimate the time (ns) to recompute `value`, as a lower bound.
+        """Return a lower bound of the time (ns) to recompute `value`.
 
-        Missing inputs count with their transfer if they have a copy, else with their own
-        recomputation. The search ends once the sum reaches `limit`.
+        A missing input adds its transfer time if it has a copy on the host, else its own recompute
+        time. The search through the inputs ends once the sum reaches `limit`.
         """
         total = value.call.cost
         calls = {value.call}
@@ -287,7 +289,7 @@ class Engine(Exchange):
         return total
 
     def _swap_in(self, storage: Storage) -> Iterator[Action]:
-        """Swap `storage` in from the host. If the driver fails, it calls `swap_in_failed`."""
+        """Swap `storage` in from the host. If that fails, the driver calls `swap_in_failed`."""
         yield from self.make_room(storage.nbytes, storage.values[0].call)
         self.subject = storage
         yield SwapIn(storage.id)
@@ -304,7 +306,7 @@ class Engine(Exchange):
         self._classify(storage)
 
     def swap_in_failed(self, storage: Storage) -> bool:
-        """Drop the copy of `storage`: the driver could not perform the `SwapIn` just yielded.
+        """Drop the host copy of `storage`, because the `SwapIn` just yielded failed in the driver.
 
         Returns:
             True if `storage` can be recomputed. False if its contents are lost: the driver should
@@ -321,11 +323,11 @@ class Engine(Exchange):
         return True
 
     def copy_lost(self, storage: Storage) -> None:
-        """Handle that a copy, already reported as made, never arrived on the host.
+        """Drop the host copy of `storage`, whose transfer failed after the driver reported it done.
 
         May be called between any two actions. A storage that is not resident has to be recomputed.
-        The host is assumed to be full, as in `swap_out_failed`: its limit becomes what it holds
-        now.
+        The host is assumed to be full, as in `swap_out_failed`: its limit becomes the bytes of the
+        copies that it holds now.
         """
         host = self.host
         if host is None or not storage.on_host:
@@ -345,13 +347,13 @@ class Engine(Exchange):
     def prefetch(self, room: Bytes | float = float("inf")) -> Iterator[Action]:
         """Swap in storages ahead of their use while there is room, the most recently used first.
 
-        Drivers call it after an operator of a backward pass, which reads the values saved last
-        first. Nothing is evicted for a prefetch, and some of the budget stays free for the next
-        operator. A prefetched storage stays resident until it is used or nothing else can be
-        evicted.
+        Drivers call this method after an operator of a backward pass, which reads the values saved
+        last first. Nothing is evicted for a prefetch, and some of the budget stays free for the
+        next operator. A prefetched storage stays resident until the program uses it or nothing else
+        can be evicted.
 
         Args:
-            room: The most bytes to bring back.
+            room: The most bytes to swap in.
         """
         host = self.host
         if host is None:
@@ -380,7 +382,8 @@ class Engine(Exchange):
         except NoRoom:
             if self.rules.quirks:  # the authors give up here
                 raise
-            # The locked storages may be in the way: empty the memory, and retry with late locks.
+            # The storages locked by this attempt may take the room that is missing. Evict all
+            # candidates, and retry with late locks.
             yield from self.shrink(-1)
             yield from self._climb(call, wanted, held, eager_locks=False)
 
@@ -394,10 +397,10 @@ class Engine(Exchange):
 
         Args:
             call: The call to run.
-            wanted: The value that is asked for. None if the call runs for the first time.
+            wanted: The output to recompute. None if the call runs for the first time.
             held: True if variables of the program hold the outputs.
-            eager_locks: Lock resident inputs when a call is entered. If False, lock each input only
-                when its turn comes.
+            eager_locks: Lock all resident inputs of a call before recomputing its missing inputs.
+                If False, lock each input only once all inputs before it are resident.
         """
         frames = [Frame(call, wanted)]
         calls = {call}
@@ -421,8 +424,8 @@ class Engine(Exchange):
                     else:
                         yield from self._run(frame, held)
                 except NoRoom:
-                    # Outer calls hold locked inputs. On the second attempt these may be swapped
-                    # out.
+                    # The calls that wait for this one have locked inputs. On the second attempt
+                    # (late locks) these inputs may be swapped out.
                     outer = [other for other in frames[:-1] if other.locked and not other.gave_up]
                     if eager_locks or self.host is None or not outer:
                         raise
@@ -440,10 +443,10 @@ class Engine(Exchange):
                 self._close(frame)
 
     def _give_up(self, frames: list[Frame], host: HostMemory) -> Iterator[Action]:
-        """Swap out the inputs that outer calls have locked, to make room for the innermost call.
+        """Swap out the locked inputs of waiting calls, to make room for the innermost call.
 
-        Each frame gives up its inputs once at most. When its turn comes again, it gathers them for
-        good.
+        Each frame gives up its inputs at most once. When its call is the innermost one again, its
+        inputs are brought back and then stay locked.
         """
         for frame in frames:
             frame.gave_up = True
@@ -456,7 +459,7 @@ class Engine(Exchange):
                     yield from self._swap_out(storage, host)
 
     def _open(self, frame: Frame, eager_locks: bool) -> None:
-        """Lock the resident inputs of a call (if `eager_locks`), and queue the others."""
+        """Lock the resident inputs of a call (if `eager_locks`), and queue its other inputs."""
         for value in frame.call.inputs:
             storage = value.storage
             self._touch(storage)
@@ -468,7 +471,7 @@ class Engine(Exchange):
         frame.pending.reverse()
 
     def _next_missing(self, frame: Frame) -> Value | None:
-        """Lock queued inputs that are resident, in order, and return the first that is missing."""
+        """Lock the queued inputs up to the first that is missing, and return that one."""
         while frame.pending:
             if not frame.pending[-1].defined:
                 return frame.pending[-1]
@@ -480,8 +483,8 @@ class Engine(Exchange):
     def _close(self, frame: Frame) -> None:
         """Unlock the inputs of a call.
 
-        If all are locked, they are unlocked in the order of the inputs, because that is the order
-        in which they become candidates.
+        If all inputs are locked, they are unlocked in the order of the inputs, because they become
+        candidates for eviction in the order of unlocking.
         """
         done = not frame.pending
         locked = [value.storage for value in frame.call.inputs] if done else frame.locked
@@ -489,7 +492,7 @@ class Engine(Exchange):
             self._unlock(storage)
 
     def _run(self, frame: Frame, held: bool) -> Iterator[Action]:
-        """Make room for the call of `frame`, run it, and enter its results."""
+        """Make room for the call of `frame`, run the call, and enter its results into the graph."""
         call = frame.call
         in_place = bool(call.overwrites) and (not call.ran or frame.may_consume())
         lent = sum(source.storage.nbytes for _, source in call.overwrites) if in_place else 0
@@ -526,7 +529,7 @@ class Engine(Exchange):
         if self.memory + call.workspace > self.peak:
             self.peak = self.memory + call.workspace
         for storage in call.made:
-            if storage.resident:  # its second copy is freed at once
+            if storage.resident:  # recomputed for a sibling: the driver frees this second copy
                 self.memory -= storage.nbytes
             else:
                 storage.resident = True
@@ -539,10 +542,10 @@ class Engine(Exchange):
                 self._classify(value.storage)
 
     def _take_over(self, output: Value, source: Value) -> Bytes:
-        """Let `output` take over the memory of `source`.
+        """Let `output` take over the memory of `source`, which an in-place call overwrites.
 
         Returns:
-            The size of the old storage in bytes.
+            The size of the storage of `source` in bytes.
         """
         old, new = source.storage, output.storage
         # `output` may be evicted although the program holds it (`Storage.returns`).

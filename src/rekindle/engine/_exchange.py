@@ -42,7 +42,7 @@ class Exchange(Ledger):
         self.discarded: list[Storage] = []
 
     def check(self) -> None:
-        """Assert every invariant. Call it between events, not during one."""
+        """Assert every invariant of the engine. Call this between two events, not during one."""
         check(self)
 
     def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
@@ -54,7 +54,7 @@ class Exchange(Ledger):
         return super().evict(storages) if host is None else self._send_these(storages, host)
 
     def _send_these(self, storages: Iterable[Storage], host: HostMemory) -> Iterator[Action]:
-        """Evict or swap out exactly these storages."""
+        """Evict or swap out exactly these storages, without those that are no candidates."""
         for storage in storages:
             if storage.order >= 0:
                 yield from self._send(storage, host)
@@ -66,14 +66,14 @@ class Exchange(Ledger):
             if victim is not None:
                 yield from self._send(victim, host)
             elif host.saving or host.coming:
-                # All other storages are in use: end the transfers that lock some.
+                # All other storages are in use: end the transfers, which lock their storages.
                 yield from self._land(host, all_of_them=True)
                 yield from self._arrived(host, all_of_them=True)
             else:
                 return
 
     def _send(self, victim: Storage, host: HostMemory) -> Iterator[Action]:
-        """Evict or swap out `victim`, whichever is cheaper, or the only one possible."""
+        """Evict or swap out `victim`: the cheaper of the two, or the one that is possible."""
         if not victim.on_host and self._pays(victim, host, ahead=False):
             yield from self._make_host_room(victim.nbytes, host)
             if host.lacks(victim.nbytes) <= 0:
@@ -85,14 +85,14 @@ class Exchange(Ledger):
             self._refuse(victim, host)
 
     def _pays(self, victim: Storage, host: HostMemory, *, ahead: bool) -> bool:
-        """Return True if swapping `victim` out is better than recomputing it later."""
+        """Return True if swapping `victim` out costs less time than recomputing it later."""
         if host.only or not victim.replayable:
             return True
         waiting = host.waiting(victim, self.clock, ahead=ahead)
         return waiting < self._chooser.recompute_ns(victim)
 
     def _make_host_room(self, nbytes: Bytes, host: HostMemory) -> Iterator[Action]:
-        """Discard copies of storages that are resident or dead, if that makes room for `nbytes`."""
+        """Discard host copies of resident or dead storages, if that makes room for `nbytes`."""
         yield from self.discards()
         for storage in host.spare(nbytes) or ():
             host.drop(storage)
@@ -101,7 +101,7 @@ class Exchange(Ledger):
             yield Discard(storage.id)
 
     def _swap_out(self, storage: Storage, host: HostMemory) -> Iterator[Action]:
-        """Move `storage` to the host: count the transfer and yield the action."""
+        """Move `storage` to the host: count the transfer, and yield the `SwapOut`."""
         self.memory -= storage.nbytes
         self._vanish(storage)
         host.take(storage)
@@ -114,11 +114,11 @@ class Exchange(Ledger):
     def swap_out_failed(self, storage: Storage) -> bool:
         """Undo the `SwapOut` of `storage` just yielded, which failed in the driver (a full disk).
 
-        The limit of the host becomes what it holds now.
+        The limit of the host becomes the bytes of the copies that it holds now.
 
         Returns:
-            True if the memory of `storage` must stay: it cannot be recomputed, or the copy was made
-            ahead of eviction.
+            True if the driver must keep `storage` in memory: it cannot be recomputed, or the copy
+            was made ahead of eviction.
         """
         host = self.host
         assert host is not None
@@ -141,16 +141,16 @@ class Exchange(Ledger):
         return True
 
     def _refuse(self, storage: Storage, host: HostMemory) -> None:
-        """Exclude `storage`, which has no recipe: the host has no room for a copy of it."""
+        """Exclude `storage` from eviction: it has no recipe, and the host no room for its copy."""
         host.refused[storage] = None
         self._classify(storage)
 
     def ahead(self) -> Iterator[Action]:
-        """Copy storages that are likely to be evicted next to the host while the link is idle.
+        """While the link is idle, copy storages to the host that are likely to be evicted next.
 
-        Drivers call it after an operator. A later eviction then need not wait for the copy. Nothing
-        is copied while less than half of the budget is in use, because possibly nothing will ever
-        be evicted.
+        Drivers call this method after an operator. A later eviction then need not wait for the
+        copy. Nothing is copied while less than half of the budget is in use, because possibly
+        nothing will ever be evicted.
         """
         host = self.host
         if host is None:
@@ -173,10 +173,10 @@ class Exchange(Ledger):
         host.turn = self.clock
 
     def _worthiest(self, host: HostMemory) -> Storage | None:
-        """Return the storage to copy ahead of eviction, or None if no copy is worth it.
+        """Return the storage to copy ahead of its eviction, or None if no copy is worth its cost.
 
-        It is the costliest to recompute per byte. If values are only swapped (`Swap.only`), it is
-        the least recently used.
+        The storage is the one whose recomputation costs most per byte. If values are never
+        recomputed (`Swap.only`), it is the least recently used one.
         """
         candidates = [
             storage
@@ -188,7 +188,7 @@ class Exchange(Ledger):
         return max(candidates, key=lambda storage: storage.cost / storage.nbytes, default=None)
 
     def _land(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
-        """Make storages evictable again whose copy, made ahead, is complete."""
+        """Unlock the storages whose copy ahead of eviction has arrived on the host."""
         landed = [s for s, end in host.saving.items() if all_of_them or end <= self.clock]
         for storage in landed:
             del host.saving[storage]
@@ -197,7 +197,7 @@ class Exchange(Ledger):
                 yield from self._let_go(storage)
 
     def _arrived(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
-        """Make storages evictable again that were prefetched and have been used since."""
+        """Unlock the prefetched storages that the program has used since."""
         coming = host.coming.items()
         used = [s for s, since in coming if all_of_them or s.last_access > since or s.dead]
         for storage in used:
@@ -207,10 +207,10 @@ class Exchange(Ledger):
                 yield from self._let_go(storage)
 
     def discards(self) -> Iterator[Action]:
-        """Discard the copies of dead storages.
+        """Discard the host copies of dead storages.
 
-        For drivers that want the room on the host early. It also happens before a copy needs that
-        room.
+        Drivers call this method to free host memory early. The engine calls it before it makes
+        another copy.
         """
         if not self.discarded:
             return
@@ -226,7 +226,7 @@ class Exchange(Ledger):
             self._classify(storage)
 
     def _reprice(self, storage: Storage) -> None:
-        """Set the cost of `storage`: a transfer if it has a copy or no recipe, else its recipe."""
+        """Set the cost of `storage`: a transfer if it has a copy or no recipe, else recomputing."""
         if storage.on_host or not storage.replayable:
             assert self.host is not None
             storage.cost = self.host.cost(storage)

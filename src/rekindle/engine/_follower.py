@@ -1,9 +1,9 @@
 """Follow a plan while the program runs, by giving advice to the engine.
 
-The engine keeps working as without a plan: a value that is asked for is brought back, and the
-policy evicts when room is short. The plan only says which storages to evict first, and which to
-bring back before they are asked for. A prefetch happens only if it fits into free memory plus
-memory that the plan no longer needs.
+The engine keeps working as without a plan: it brings a value back when the program uses it, and
+its policy evicts when room is short. The plan only says which storages to evict first, and which to
+bring back before the program uses them. Bringing a storage back early happens only if it fits into
+free memory plus memory that the plan does not need now.
 
 A wrong plan therefore costs time, but never correctness or memory above the budget. It may, like a
 bad policy, evict a value that takes more memory to recompute than is free. If the budget is tight,
@@ -23,7 +23,7 @@ from rekindle.schedule import Action
 
 
 class Host(Protocol):
-    """The operations that a follower needs from the owner of the memory."""
+    """The operations that a `Follower` needs from the driver, which owns the memory."""
 
     def poll(self) -> None:
         """Refresh which storages the program still holds, before a value is brought back."""
@@ -33,7 +33,7 @@ class Host(Protocol):
         ...
 
     def own(self, storage: Storage) -> None:
-        """Keep the memory of `storage` although the program drops it."""
+        """Keep the memory of `storage` although the program no longer refers to it."""
 
     def disown(self, storage: Storage) -> None:
         """Undo `own`: the memory may be freed unless other references exist."""
@@ -41,7 +41,7 @@ class Host(Protocol):
 
 @final
 class Follower:
-    """One run along a plan. The engine's policy must be `Advised`."""
+    """One run of a program along a plan. The engine's policy must be `Advised`."""
 
     def __init__(self, engine: Engine, route: Route, host: Host) -> None:
         assert engine.advice is not None, "an engine follows advice if its policy is Advised(...)"
@@ -52,7 +52,7 @@ class Follower:
         self._advice = engine.advice
         self._host = host
         self._to_keep = frozenset[int](route.kept)
-        self._kept: dict[int, Storage] = {}  # each with one reference of this object
+        self._kept: dict[int, Storage] = {}  # this object has one reference to each of them
         restored = {storage for made in route.restores for storage in made}
         self._named = restored.union(route.kept, (~move for move in route.moves if move < 0))
         self._storages: dict[int, Storage] = {}
@@ -67,10 +67,10 @@ class Follower:
                 self._kept[number] = storage
 
     def skip(self, op: OpId) -> Iterator[Action]:
-        """Advance to `op` without bringing anything back.
+        """Advance in the plan to `op` without bringing any storage back.
 
-        Evictions are still advised. Used when a running step turns out to match the plan, so that
-        the plan is joined in the middle.
+        The evictions up to `op` are still advised. Callers use this method when a running step
+        turns out to match the plan, so that they join the plan in its middle.
         """
         stop = self.route.stops[op]
         while self.position < stop:
@@ -83,26 +83,26 @@ class Follower:
                 self._unmark(move)
 
     def before(self, op: OpId) -> Iterator[Action]:
-        """Take the moves that come before the first run of `op`."""
+        """Take the moves of the plan that come before the first run of `op`."""
         stop = self.route.stops[op]
         while self.position < stop:
             yield from self._move()
 
     def wanting(self, storage: Storage, op: OpId) -> Iterator[Action]:
-        """Take moves up to `op` until `storage`, which the program asks for, is resident."""
+        """Take the plan's moves up to `op` until `storage`, which the program uses, is resident."""
         stop = self.route.stops[op]
         while self.position < stop and not storage.resident:
             yield from self._move()
 
     def end(self) -> Iterator[Action]:
-        """Leave the plan, at its end or when the program deviates: the policy decides alone."""
+        """Leave the plan, because it ended or the program deviates. The policy decides alone."""
         self._advice.clear(self._engine.clock)
         self._storages.clear()
         while self._kept:
             yield from self._give_up(next(iter(self._kept)))
 
     def _move(self) -> Iterator[Action]:
-        """Take the next move: advise an eviction, or bring storages back if they fit."""
+        """Take the plan's next move: advise an eviction, or bring storages back if they fit."""
         move = self.route.moves[self.position]
         self.position += 1
         if move < 0:
@@ -120,7 +120,7 @@ class Follower:
             self._advice.mark(storage)
 
     def _give_up(self, number: int) -> Iterator[Action]:
-        """Release the reference to storage `number` that was kept for recomputation."""
+        """Release this object's reference to storage `number`, kept for a later recomputation."""
         kept = self._kept.pop(number, None)
         if kept is not None:
             storage = self._host.current(kept)
@@ -136,7 +136,7 @@ class Follower:
         return storages
 
     def _fits(self, storage: Storage) -> bool:
-        """Return True if `storage` can come back now without evicting anything the plan needs."""
+        """Return True if `storage` fits into memory without evicting anything the plan needs."""
         if not storage.values or not storage.restorable:
             return False
         call = storage.values[0].call

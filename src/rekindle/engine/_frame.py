@@ -10,9 +10,9 @@ from rekindle.engine._graph import Call, Storage, Value
 
 @final
 class NoRoom(Exception):
-    """`needed` bytes do not fit, although everything evictable has been evicted.
+    """`needed` bytes do not fit into the budget, although all candidates have been evicted.
 
-    Drivers turn it into `OutOfBudget`, which names the memory that is in the way.
+    Drivers turn this error into `OutOfBudget`, which names the memory that is in use.
     """
 
     def __init__(self, needed: Bytes, memory: Bytes, budget: Bytes, call: Call | None) -> None:
@@ -25,7 +25,7 @@ class NoRoom(Exception):
 
 @final
 class Thrashed(Exception):
-    """Recomputation took longer than `Rules.recompute_limit`."""
+    """All recomputation of a run took longer than `Rules.recompute_limit` in total."""
 
     def __init__(self, recompute_ns: Nanoseconds, limit: Nanoseconds) -> None:
         super().__init__(f"recomputation took {recompute_ns} ns of at most {limit}")
@@ -33,7 +33,7 @@ class Thrashed(Exception):
 
 @final
 class Cyclic(Exception):
-    """A value is, directly or not, an input of the call that makes it: the graph is damaged."""
+    """A value is, directly or indirectly, an input of its own call: the graph is damaged."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -49,13 +49,13 @@ class Frame:
 
     def __init__(self, call: Call, wanted: Value | None) -> None:
         self.call = call
-        self.wanted = wanted  #: value asked for; None: first run, all outputs
+        self.wanted = wanted  #: output to recompute; None: first run, for all outputs
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
-        self.gave_up = False  #: released its locked inputs once, to make room for a missing one
+        self.gave_up = False  #: True once its locked inputs were swapped out for an inner call
 
     def may_consume(self) -> bool:
-        """Return True if only this call can ask for the inputs that it overwrites."""
+        """Return True if nothing but this call needs the inputs that it overwrites."""
         for output, source in self.call.overwrites:
             storage = source.storage
             mine = self.locked.count(storage)

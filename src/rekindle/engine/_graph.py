@@ -15,7 +15,7 @@ from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 
 @final
 class Storage:
-    """A piece of memory: the unit of eviction.
+    """A piece of memory of the program (a tensor's storage): the unit of eviction.
 
     The engine distinguishes these states:
 
@@ -50,20 +50,20 @@ class Storage:
     def __init__(self, storage_id: StorageId, nbytes: Bytes) -> None:
         self.id = storage_id
         self.nbytes = nbytes
-        #: Cost (ns) of all calls that made it (views included), or of a transfer.
+        #: Cost (ns) to bring it back: of all calls that made it (views included), or a transfer.
         self.cost: Nanoseconds = 0
         self.last_access: Nanoseconds = 0
         self.order = -1  #: rank in which it became a candidate for eviction; negative: no candidate
         self.locks = 0  #: number of calls in progress that read it
-        self.references = 0  #: number of references that permit eviction
+        self.references = 0  #: number of the program's references that permit eviction
         self.held = False  #: variables of the program keep the memory (user-held)
-        self.returns = False  #: evictable while held: it is brought back when the program asks
+        self.returns = False  #: evictable while held: the driver can bring it back on access
         self.pinned = False  #: never evicted while it is needed
         self.resident = False
         self.on_host = False  #: a copy is on the host: swapping in can replace recomputing
         self.replayable = True  #: all calls that made it can be recomputed
         self.values: list[Value] = []  #: root first, then views
-        #: Calls that made the values, each once; empty outside the graph.
+        #: Calls that made the values, each once. Empty if this storage is not in the graph.
         self.makers: list[Call] = []
         self.consumers: dict[
             Call, None
@@ -82,7 +82,7 @@ class Storage:
         ]
 
     def children(self) -> list[Storage]:
-        """Return the storages that have this one as a parent."""
+        """Return the storages whose recomputation reads this one."""
         return [
             child
             for call in self.consumers
@@ -112,12 +112,12 @@ class Storage:
 
     @property
     def recipe_ns(self) -> Nanoseconds:
-        """Cost (ns) of the calls that made it, whether or not a copy exists."""
+        """Cost (ns) to run all calls that made it, regardless of a copy on the host."""
         return sum(call.cost for call in self.makers)
 
     @property
     def dead(self) -> bool:
-        """True if nothing can ask for it any more. Recomputing others may still need it."""
+        """True if the program cannot reach it any more. Recomputing others may still need it."""
         return self.references == 0 and not self.held
 
     @property
@@ -190,7 +190,7 @@ class Call:
         self.cost = cost
         self.inputs = inputs
         self.outputs: list[Value] = []
-        self.made: list[Storage] = []  #: storages of which an output is the root
+        self.made: list[Storage] = []  #: new storages, without those of which it made a view
         self.nbytes: Bytes = 0  #: total size of `made`
         self.workspace: Bytes = 0  #: bytes needed while it runs, in addition to `nbytes`
         #: (output, input whose storage it takes over)
@@ -200,7 +200,7 @@ class Call:
         self.payload: Any = None
 
     def makes(self, storage_id: StorageId, nbytes: Bytes) -> Value:
-        """Add an output in a new storage of `nbytes`."""
+        """Add an output to this call, in a new storage of `nbytes`."""
         storage = Storage(storage_id, nbytes)
         value = Value(storage, self)
         storage.values.append(value)
@@ -211,7 +211,7 @@ class Call:
         return value
 
     def views(self, storage: Storage) -> Value:
-        """Add an output that is a view of `storage`."""
+        """Add an output to this call that is a view of `storage`."""
         value = Value(storage, self)
         storage.values.append(value)
         if storage.makers[-1] is not self:
@@ -266,7 +266,7 @@ class Call:
         return [*(value for value in self.outputs if value is not last), last]
 
     def living_outputs(self) -> Iterator[Value]:
-        """Iterate over the outputs that are in the graph, so something may still ask for them."""
+        """Iterate over the outputs whose storage is still in the graph."""
         for value in self.outputs:
             if value.storage.makers:
                 yield value

@@ -1,4 +1,4 @@
-"""Copies in host memory: which exist, and the cost of another one."""
+"""The account of swapped copies in host memory: which exist, and what another one costs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rekindle.engine._graph import Storage
 from rekindle.policies import Swap, Ways
 
 MOST_HIDDEN: Final = 0.9
-"""Largest share of a transfer in that counts as hidden when a copy is made ahead."""
+"""Largest share of a swap-in assumed to overlap with computation, if the copy was made ahead."""
 
 BACKWARD: Final = 2
-"""Assumed duration of a backward pass, in units of its forward pass.
+"""Assumed ratio of the durations of a backward pass and its forward pass.
 
 The backward pass of a matrix product is two matrix products.
 """
@@ -31,11 +31,11 @@ class HostMemory:
         self.swapped_out: Bytes = 0  #: bytes in total
         self.swapped_in: Bytes = 0  #: bytes in total
         self.ways = Ways(swap)
-        self.turn: Nanoseconds = 0  #: time at which a forward pass was last seen
+        self.turn: Nanoseconds = 0  #: time of the last operator of a forward pass
         self.copies: dict[Storage, None] = {}
-        #: Copies being made ahead of eviction, with the end of their transfer.
+        #: Storages being copied ahead of their eviction, with the end (ns) of the transfer.
         self.saving: dict[Storage, Nanoseconds] = {}
-        #: Prefetched storages, with their last access: unused since then.
+        #: Prefetched storages that are not used yet, with their last access (ns).
         self.coming: dict[Storage, Nanoseconds] = {}
         #: Storages without a recipe for which the host had no room.
         self.refused: dict[Storage, None] = {}
@@ -47,7 +47,7 @@ class HostMemory:
         self.ways.measured(out_bytes_per_s, in_bytes_per_s)
 
     def take(self, storage: Storage) -> None:
-        """Count a copy of `storage`."""
+        """Count a new copy of `storage` on the host."""
         storage.on_host = True
         self.copies[storage] = None
         self.nbytes += storage.nbytes
@@ -55,19 +55,19 @@ class HostMemory:
         self.swapped_out += storage.nbytes
 
     def drop(self, storage: Storage) -> None:
-        """Stop counting the copy of `storage`."""
+        """Stop counting the host copy of `storage`."""
         storage.on_host = False
         del self.copies[storage]
         self.nbytes -= storage.nbytes
 
     def failed(self, storage: Storage) -> None:
-        """Undo `take` after a failed copy. The limit becomes what the host holds now."""
+        """Undo `take` after a failed copy, and lower the host's limit to the bytes it holds."""
         self.drop(storage)
         self.swapped_out -= storage.nbytes
         self.limit = self.nbytes
 
     def lacks(self, nbytes: Bytes) -> Bytes:
-        """Return the bytes to discard before `nbytes` more fit (0 or less: they fit)."""
+        """Return the bytes of copies to discard before `nbytes` more fit (0 or less: they fit)."""
         return 0 if self.limit is None else self.nbytes + nbytes - self.limit
 
     def spare(self, nbytes: Bytes) -> list[Storage] | None:
@@ -111,7 +111,7 @@ class HostMemory:
     def cost(self, storage: Storage) -> Nanoseconds:
         """Return the cost (ns) of bringing `storage` back.
 
-        If it has no copy yet, the cost includes the transfer out.
+        If it has no copy on the host yet, the cost includes the swap-out.
         """
         back = self.ways.in_ns(storage.nbytes)
         if not storage.on_host:
@@ -119,10 +119,10 @@ class HostMemory:
         return min(back, storage.recipe_ns) if storage.replayable else back
 
     def worth_copying(self, storage: Storage, now: Nanoseconds) -> bool:
-        """Return True if a candidate is worth a copy made ahead.
+        """Return True if a copy of `storage` should be made ahead of its eviction.
 
-        It must have been unused for at least the duration of the transfer out. Its cost must exceed
-        the part of the transfer in that cannot be hidden.
+        The storage must have been unused for at least the duration of its swap-out. Its cost must
+        exceed the part of the swap-in that cannot overlap with computation.
         """
         unused = now - storage.last_access
         if storage.on_host or unused < self.ways.out_ns(storage.nbytes):
@@ -137,7 +137,7 @@ class HostMemory:
             storage: The storage.
             now: Current time of the engine.
             ahead: True for a copy made ahead of eviction: the program does not wait for the
-                transfer out.
+                swap-out.
         """
         before = sum(s.nbytes for s in self.away() if s.last_access > storage.last_access)
         waiting = self.ways.waiting_in(storage.nbytes, before, now - storage.last_access)

@@ -1,4 +1,4 @@
-"""The memory account: which storages are resident, which may be evicted, which leave the graph."""
+"""The memory account: which storages are resident, may be evicted, or leave the graph."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ class Ledger:
         self.rules = rules
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
-        self.unlisted: Bytes = 0  #: part of `memory` that belongs to no storage of the graph
+        self.unlisted: Bytes = 0  #: part of `memory` that is no storage of the graph
         self.peak: Bytes = 0
         self.clock: Nanoseconds = 0
         self.compute_ns: Nanoseconds = 0  #: time spent in first executions
         self.recompute_ns: Nanoseconds = 0  #: time spent in recomputation
         self.subject: Storage | Call | None = None  #: storage or call of the action just yielded
-        self.idle: list[Storage] = []  #: held storages that no value of the graph was made from
-        # Storages with contents but without a recipe, not reported yet.
+        #: User-held storages that no recomputation needs.
+        self.idle: list[Storage] = []
+        # Storages that lost their recipe and are not reported by `take_unrecomputable` yet.
         self._unrecomputable: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
             self._chooser = NullChooser(self._chooser)
-        self.reserve: dict[Storage, None] = {}  #: evictable while held, as a last resort
+        self.reserve: dict[Storage, None] = {}  #: user-held storages to evict as a last resort
         self._order = 0  # number of times that a storage became a candidate
         # All storages that are resident or may be recomputed.
         self._storages: dict[Storage, None] = {}
@@ -55,7 +56,7 @@ class Ledger:
         return list(self._storages)
 
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
-        """Evict until `nbytes` more fit.
+        """Evict until `nbytes` more fit into the budget.
 
         Raises:
             NoRoom: Nothing evictable is left, and `nbytes` do not fit.
@@ -86,10 +87,10 @@ class Ledger:
             yield from self._evict(victim)
 
     def evict(self, storages: Iterable[Storage]) -> Iterator[Action]:
-        """Evict exactly these storages, for a driver that needs particular addresses to be free.
+        """Evict exactly these storages, without those that are no candidates.
 
-        May be called between any two actions. Storages that are no candidates (any more) are
-        skipped.
+        Drivers that need a particular address range to be free call this method. They may do so
+        between any two actions.
         """
         for storage in storages:
             if storage.order >= 0:
@@ -101,7 +102,7 @@ class Ledger:
         The unit depends on the policy.
 
         Returns:
-            The cost, or None if `storage` must stay.
+            The cost, or None if `storage` may not be evicted.
         """
         if storage.order < 0:
             return None
@@ -109,13 +110,13 @@ class Ledger:
         return self._chooser.loss(storage, self.clock)
 
     def _give_up_reserve(self) -> None:
-        """Make the storages in `reserve` ordinary candidates."""
+        """Make the user-held storages in `reserve` ordinary candidates for eviction."""
         reserve, self.reserve = self.reserve, {}
         for storage in reserve:
             self._classify(storage)
 
     def _choose(self) -> Storage | None:
-        """Return the storage that the policy evicts next, or None."""
+        """Return the candidate that the policy would evict next, or None if there is none."""
         self.listen()
         victim = self._chooser.choose(self.clock)
         assert victim is None or isinstance(victim, Storage)
@@ -129,7 +130,7 @@ class Ledger:
     # -- evicting -------------------------------------------------------------------------------
 
     def _evict(self, storage: Storage) -> Iterator[Action]:
-        """Evict `storage`, and free what is not needed any more."""
+        """Evict `storage`, and remove storages from the graph that nothing needs any more."""
         self.memory -= storage.nbytes
         self._vanish(storage)
         self._chooser.evicted(storage)
@@ -137,7 +138,7 @@ class Ledger:
         yield from self._free(self._prune(storage))
 
     def _free(self, storages: Iterable[Storage]) -> Iterator[Action]:
-        """Yield a `Free` for each storage."""
+        """Yield a `Free` action for each of `storages`."""
         for storage in storages:
             self.subject = storage
             yield Free(storage.id)
@@ -160,7 +161,7 @@ class Ledger:
         return self._free(freed) if freed else ()
 
     def _prune(self, storage: Storage) -> list[Storage]:
-        """Remove `storage` from the graph if nothing needs it, then those that only it needed.
+        """Remove `storage` from the graph if nothing needs it, then the storages only it needed.
 
         A dead source or a pinned storage stays while values made from it are in the graph.
 
@@ -189,7 +190,7 @@ class Ledger:
         return freed
 
     def _leave_graph(self, storage: Storage) -> list[Storage]:
-        """Remove `storage` from the graph. Return the storages that may be superfluous now."""
+        """Remove `storage` from the graph. Return its inputs, which nothing may need any more."""
         del self._storages[storage]
         self.reserve.pop(storage, None)
         if storage.resident:
@@ -201,7 +202,7 @@ class Ledger:
         less_needed: list[Storage] = []
         for call in storage.makers:
             if len(call.made) > 1 and any(made in self._storages for made in call.made):
-                continue  # a sibling may still need the call
+                continue  # the call may still have to recompute another of its outputs
             for value in call.inputs:
                 value.storage.consumers.pop(call, None)
                 less_needed.append(value.storage)
@@ -213,7 +214,7 @@ class Ledger:
     def _banish(self, storage: Storage) -> list[Storage]:
         """Free `storage` for good if it is dead and no evicted storage needs it, then its parents.
 
-        Storages that were made from it lose their recipe (`Rules.dead == "banish"`).
+        Storages that were made from `storage` lose their recipe (`Rules.dead == "banish"`).
 
         Returns:
             The removed storages that were resident, for the driver to free.
@@ -238,12 +239,12 @@ class Ledger:
         return freed
 
     def _lose_recipe(self, call: Call) -> list[Storage]:
-        """Make `call` unrecomputable, and every evicted value that depends on it.
+        """Make `call` unrecomputable, with every evicted value whose recomputation needs `call`.
 
         Outputs that are resident or on the host become sources.
 
         Returns:
-            Removed storages that were resident, for the driver to free.
+            The resident storages that left the graph, for the driver to free.
         """
         freed: list[Storage] = []
         lost = [call]
@@ -264,9 +265,10 @@ class Ledger:
         return freed
 
     def take_unrecomputable(self) -> list[Storage]:
-        """Return the storages that became sources since the last call and have consumers.
+        """Return the resident storages that lost their recipe since this method last ran.
 
-        The recomputation of others reads them, so the driver keeps their memory.
+        Only storages with consumers are returned. Recomputing their consumers reads them, so the
+        driver keeps their memory.
         """
         if not self._unrecomputable:
             return []
@@ -278,13 +280,13 @@ class Ledger:
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
             return
         storage.last_access = self.clock
-        if storage.order >= 0:  # it may still be a candidate: a view is missing, or locks come late
+        if storage.order >= 0:  # no lock yet: one of its views is missing, or locks come late
             self._chooser.touched(storage)
 
     # -- candidates -----------------------------------------------------------------------------
 
     def _lock(self, storage: Storage) -> None:
-        """Count one more reader of `storage`, which is not evicted meanwhile."""
+        """Count one more reader of `storage`. A storage with readers is not evicted."""
         storage.locks += 1
         if storage.locks == 1:
             self._classify(storage)
@@ -295,7 +297,7 @@ class Ledger:
         Args:
             storage: The storage.
             returns: True if it may be evicted while held.
-            last: Evict it only if nothing else is left.
+            last: Evict it only if there is no other candidate.
         """
         storage.returns = returns
         if last:
@@ -325,7 +327,7 @@ class Ledger:
             self._classify(storage)
 
     def is_candidate(self, storage: Storage) -> bool:
-        """Return True if the policy may choose `storage`."""
+        """Return True if the policy may choose `storage` for eviction."""
         return (
             storage.resident
             and (storage.replayable or self._swappable(storage))
@@ -337,7 +339,7 @@ class Ledger:
         )
 
     def _swappable(self, storage: Storage) -> bool:
-        """Return True if `storage`, which has no recipe, can be brought back by a copy."""
+        """Return True if `storage`, which has no recipe, can be evicted to a copy on the host."""
         return False
 
     def _classify(self, storage: Storage) -> None:
@@ -354,7 +356,7 @@ class Ledger:
     # -- hooks for `Exchange` ----------------------------------------------------------------------
 
     def _abandon_copy(self, storage: Storage) -> bool:
-        """Unlock `storage` if only a transfer locks it. Return True if it is unlocked now."""
+        """Unlock `storage` if only transfers lock it. Return True if no lock is left."""
         return False
 
     def _left(self, storage: Storage) -> None:

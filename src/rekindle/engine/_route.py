@@ -20,7 +20,7 @@ from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use
 class Route:
     """A plan: `moves[stops[i - 1]:stops[i]]` come between the first runs of operators i - 1 and i.
 
-    The last stop is the end, after which no operator runs. A move is a number:
+    The last of the `stops` is the end of the program. A move is a number:
 
     - `~s` (negative): storage s is not needed until it is brought back, so it may be evicted.
     - an index of `restores`: bring these storages back, all by one operator or one transfer.
@@ -30,11 +30,11 @@ class Route:
     moves: tuple[int, ...]
     restores: tuple[tuple[StorageId, ...], ...]
     kept: tuple[StorageId, ...] = ()
-    """Storages that stay when they are dead, because something is recomputed from them later."""
+    """Storages to keep in memory although dead, because a later recomputation reads them."""
     recompute_ns: Nanoseconds = 0
-    """Total cost of what the schedule recomputes."""
+    """Total cost (ns) of all recomputation in the schedule."""
     bound_ns: Nanoseconds = 0
-    """Lower bound: no schedule recomputes less."""
+    """Lower bound (ns) of `recompute_ns` for every schedule of the program."""
 
     @staticmethod
     def of(trace: Trace, schedule: Schedule) -> Route:
@@ -43,7 +43,7 @@ class Route:
         moves: list[int] = []
         restores: list[tuple[StorageId, ...]] = []
         kept: dict[StorageId, None] = {}
-        untouched: set[StorageId] = set()  # in memory since they were first computed
+        untouched: set[StorageId] = set()  # storages that were never evicted so far
         death = _deaths(trace)
         for action in schedule.actions:
             match action:
