@@ -34,7 +34,7 @@ class AdvisedChooser(Chooser):
         self._marked: dict[Candidate, None] = {}
         self._ready: dict[Candidate, None] = {}  # marked storages that may be evicted now
         self.spare: Bytes = 0  #: total size of the storages in `_ready`
-        self._behind = False  # choices were made from marks since the policy was last asked
+        self._behind = False  # True if victims were marked ones since the policy was last asked
         self.recompute_ns = chooser.recompute_ns
         self.loss = chooser.loss
         self.expected = chooser.expected
@@ -52,15 +52,15 @@ class AdvisedChooser(Chooser):
             self._make_ready(storage)
 
     def unmark(self, storage: Candidate) -> None:
-        """Note that the plan needs `storage` from now on."""
+        """Note that the plan needs `storage` in memory from now on."""
         self._marked.pop(storage, None)
         self._unready(storage)
 
     def clear(self, now: Nanoseconds) -> None:
         """Remove all marks: the policy decides alone.
 
-        A policy puts off its updates until it is asked. It is asked once here, so that they do not
-        pile up.
+        A policy defers its updates until its next `choose`. `clear` calls `choose` once, so that
+        the updates do not pile up.
         """
         if self._behind:
             self._chooser.choose(now)
@@ -70,17 +70,17 @@ class AdvisedChooser(Chooser):
         self.spare = 0
 
     def spare_beside(self, needed: Iterable[Candidate]) -> Bytes:
-        """Return the bytes of marked candidates, without those in `needed`."""
+        """Return the total size of the marked candidates, without those in `needed`."""
         return self.spare - sum(each.nbytes for each in set(needed) & self._ready.keys())
 
     def _make_ready(self, storage: Candidate) -> None:
-        """Note that the marked `storage` may be evicted."""
+        """Note that the marked `storage` became a candidate for eviction."""
         if storage not in self._ready:
             self._ready[storage] = None
             self.spare += storage.nbytes
 
     def _unready(self, storage: Candidate) -> None:
-        """Note that `storage` is not marked or may not be evicted any more."""
+        """Note that `storage` lost its mark, or is no candidate any more."""
         if storage in self._ready:
             del self._ready[storage]
             self.spare -= storage.nbytes

@@ -32,16 +32,16 @@ class Candidate(Protocol):
     order: int
 
     def parents(self) -> Iterable[Candidate]:
-        """Return the other storages that the operators of this one read."""
+        """Return the other storages that the operators which made this one read."""
         ...
 
     def children(self) -> Iterable[Candidate]:
-        """Return the other storages whose operators read this one."""
+        """Return the other storages that were made by operators which read this one."""
         ...
 
 
 class Chooser(ABC):
-    """The state of a policy during one run: follow the candidates, and choose one to evict."""
+    """The state of a policy during one run: tracks the candidates, and chooses one to evict."""
 
     #: True if choices depend on events before the first choice, not only on the current state.
     remembers = False
@@ -66,13 +66,14 @@ class Chooser(ABC):
         """
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
-        """Return the time (ns) to recompute `storage`, as far as the policy knows."""
+        """Return the policy's estimate of the time (ns) to recompute `storage`."""
         return storage.cost
 
     def loss(self, storage: Candidate, now: Nanoseconds) -> float:
-        """Return what evicting `storage` costs, regardless of its size.
+        """Return the cost of evicting `storage`, regardless of its size.
 
-        An allocator that needs one contiguous piece asks for this. Default: cost over staleness.
+        An allocator that needs one contiguous piece of memory compares these costs. Default: cost
+        over staleness.
 
         Args:
             storage: A candidate.
@@ -84,16 +85,16 @@ class Chooser(ABC):
         """Note that a running call will make `storage` (only with the DTR authors' quirks)."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that `storage` was evicted and can be recomputed."""
+        """Note that `storage` was evicted. It can be recomputed or swapped in."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that `storage` is in memory again."""
+        """Note that the evicted `storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """Note that the evicted `storage` will never be needed again."""
 
     def watch(self, priced: Callable[[Candidate], None]) -> None:  # noqa: B027
-        """Call `priced` with every storage whose score is computed from now on."""
+        """From now on, call `priced` with each storage whose score the chooser computes."""
 
     def touched(self, storage: Candidate) -> None:  # noqa: B027
         """Note that the last access of the candidate `storage` changed."""

@@ -1,13 +1,14 @@
-"""A data structure for the greatest of many lines at a time that only moves forward.
+"""A data structure that finds the greatest of many lines at a time that only moves forward.
 
-The benefit of evicting a storage, bytes * (now - last access) / cost, is a line in time. The next
-victim is the storage whose line is greatest now. This file finds it without evaluating every line.
+The benefit of evicting a storage, bytes * (now - last access) / cost, is a linear function of time:
+a line. The next victim is the storage whose line is greatest now. This file finds that line without
+evaluating every line.
 
-Up to `FEW` lines are all evaluated, as one vector. More lines stand in rows of `WIDTH`. Each row
-stores which of its lines is on top, and until when. That is the time at which the first steeper
-line of the row can overtake the top, as in a kinetic heap. A search compares the tops of all rows.
-It looks inside a row only if a line of the row changed or its time is up. With n lines in rows of w
-that takes about n / w + w vectorized steps instead of n.
+Up to `FEW` lines are all evaluated, as one vector. More lines are divided into rows of `WIDTH`.
+Each row stores which of its lines is greatest (its top), and until when. The top may change when
+the first steeper line of the row can overtake it, as in a kinetic heap. A search compares the tops
+of all rows. It looks inside a row only if a line of the row changed, or if that time has come. With
+n lines in rows of w, a search takes about n / w + w vectorized steps instead of n.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import numpy.typing as npt
 from rekindle._types import Bytes, Nanoseconds
 
 WIDTH: Final = 1024  # near the square root of the largest expected number of lines
-FEW: Final = 4 * WIDTH  # evaluating so many lines is faster than finding the top of a row
+FEW: Final = 4 * WIDTH  # up to so many lines, evaluating all is faster than keeping tops of rows
 
-# Twice the worst relative error of a benefit (a product and a quotient of integers). A line said to
-# stay on top then does so, even among lines that differ by rounding only.
+#: Twice the worst relative error of a benefit (a product and a quotient of integers). With this
+#: margin, the time until which a top stays greatest is never too late because of rounding.
 _ERROR: Final = 4 * float(np.finfo(float).eps)
 
 Floats = npt.NDArray[np.float64]
@@ -31,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 @final
 class Envelope:
-    """Lines in numbered slots. A tie goes to the line with the greatest `order`."""
+    """Lines in numbered slots. Of equal lines, the one with the greatest `order` wins."""
 
     def __init__(self, *, moving: bool, few: int = FEW) -> None:
         self._moving = moving  # False: the benefit is bytes / cost, constant in time
@@ -44,7 +45,7 @@ class Envelope:
         self._grow(1)
 
     def _grow(self, rows: int) -> None:
-        """Make room for `rows` rows."""
+        """Enlarge all arrays to `rows` rows."""
 
         def longer(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> npt.NDArray[Any]:
             if old is not None:
@@ -79,13 +80,13 @@ class Envelope:
         return slot
 
     def remove(self, slot: int) -> None:
-        """Free the slot of a line."""
+        """Remove the line in `slot`."""
         self._cost[slot] = 1.0
         self.renew(slot, -1, -1, -1)
         self._vacant.append(slot)
 
     def renew(self, slot: int, nbytes: Bytes, last: Nanoseconds, order: int) -> None:
-        """Set size, last access and order of a line."""
+        """Set size, last access and order of the storage whose line is in `slot`."""
         self._bytes[slot] = nbytes
         self._last[slot] = last
         self._order[slot] = order
@@ -93,7 +94,7 @@ class Envelope:
         self._benefits = None
 
     def reprice(self, slot: int, cost: float) -> None:
-        """Set the cost of a line."""
+        """Set the cost of the storage whose line is in `slot`."""
         self._cost[slot] = cost
         self._dirty.add(slot // WIDTH)
         if self._benefits is not None:
@@ -125,7 +126,7 @@ class Envelope:
         return self._benefit(self._bytes[slots], self._last[slots], self._cost[slots], now)
 
     def _benefit(self, nbytes: Any, last: Any, cost: Any, now: Nanoseconds) -> Any:
-        """Return the benefit, with one extra rounding at most: equal scores stay equal."""
+        """Return the benefit. It rounds once more than the score at most, so ties stay ties."""
         return nbytes * (now - last) / cost if self._moving else nbytes / cost
 
     @staticmethod
@@ -147,8 +148,8 @@ class Envelope:
         self._top[rows] = rows * WIDTH + tops
         if not self._moving:
             return
-        # A steeper line overtakes the top after lead / gain. Rounding errors are counted in its
-        # favor.
+        # A steeper line overtakes the top after the time lead / gain. Rounding errors are counted
+        # in favor of the steeper line.
         slope = nbytes / cost
         slope_of_top = slope[np.arange(len(rows)), tops][:, None]
         steeper = slope > slope_of_top

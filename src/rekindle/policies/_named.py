@@ -28,8 +28,8 @@ PAPER: Final = ("dtr", "dtr-eq", "dtr-local", "lru", "largest", "msps", "random"
 def _ablations() -> Mapping[str, Policy]:
     """Return the ablation family of the DTR paper by name.
 
-    The paper writes h(s, m, c). "h-sm-eq" uses staleness, memory and union-find classes, and
-    "h-0-exact" neither staleness nor memory.
+    The paper writes h(s, m, c) for staleness, memory and cost. "h-sm-eq" uses staleness and memory,
+    and estimates the cost by union-find classes. "h-0-exact" uses only the exact cost.
     """
     found: dict[str, Policy] = {}
     for staleness, size in itertools.product((True, False), repeat=2):

@@ -8,8 +8,8 @@ storages that must be recomputed before s, found through evicted storages only. 
 the evicted storages that need s for their own recomputation. The costs of the two parts are summed
 separately, as the authors do, so a storage in both counts twice.
 
-The classes of this file know this cost in full (`Exact`), approximately (`Classes`), or not at all
-(`Local`, `Nothing`). `ScoredChooser` uses them to compute scores.
+The classes of this file compute the cost of e*(s) exactly (`Exact`), approximately (`Classes`), or
+not at all (`Local`, `Nothing`). `ScoredChooser` uses them to compute scores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
 
 
 class Neighborhood(ABC):
-    """The cost in a score.
+    """The cost in a policy's score: the numerator cost / (bytes * staleness).
 
     A neighborhood also reports which costs may have fallen, so that a chooser can keep lower bounds
     of all costs (see `_scored`).
@@ -58,11 +58,11 @@ class Neighborhood(ABC):
         return storage.cost
 
     def overdrawn(self) -> bool:
-        """Quirk: return True if a cost may be less than `least`, and even negative."""
+        """Return True if a cost may be less than `least` or even negative (with `Rules.quirks`)."""
         return False
 
     def again(self, storage: Candidate) -> Nanoseconds:
-        """Return the time (ns) to recompute `storage`, as far as the neighborhood knows it."""
+        """Return an estimate of the time (ns) to recompute `storage`."""
         return storage.cost
 
     def cost_decreases(self) -> Iterable[tuple[Candidate, float]]:
@@ -74,7 +74,7 @@ class Neighborhood(ABC):
         return ()
 
     def expected(self, storage: Candidate) -> None:  # noqa: B027
-        """Quirk: note that a running call will make `storage`, which counts as evicted so far."""
+        """Count `storage`, which a running call will make, as evicted (with `Rules.quirks`)."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """Note that `storage` left memory and can be recomputed."""
@@ -83,10 +83,10 @@ class Neighborhood(ABC):
         """Note that `storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that nothing will ask for the evicted `storage` again."""
+        """Note that the evicted `storage` left the graph, because nothing needs it any more."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that the own cost of `storage` rose. It may have more parents now."""
+        """Note that the cost of the operators of `storage` rose. It may have more parents now."""
 
 
 @final
@@ -124,7 +124,7 @@ class Nothing(Neighborhood):
 
 @final
 class Local(Neighborhood):
-    """The storage's own cost c0."""
+    """Only the storage's own cost c0, without its evicted neighborhood."""
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         return storage.cost
@@ -138,8 +138,8 @@ class Exact(Neighborhood):
     """c0 plus the exact cost of e*(s).
 
     The class maintains the graph of evicted storages. When storages return to memory, the cost of
-    everything that reached them through this graph may fall. It falls by at most their cost and the
-    cost of everything behind them.
+    every storage whose neighborhood contained them may fall. It falls by at most their cost and the
+    cost of the evicted storages that were reached through them.
 
     Args:
         descendants: Count all descendants, none, or "capped": at most 2/3 of c0 in total.
@@ -149,13 +149,13 @@ class Exact(Neighborhood):
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # the evicted children of each evicted storage
-        # Storages that returned since `cost_decreases`, with their parents at that time. They may
-        # have left the graph meanwhile.
+        # Storages that returned since the last `cost_decreases`, with their parents at that time.
+        # They may have left the graph meanwhile.
         self._back: dict[Candidate, tuple[Candidate, ...]] = {}
-        # Upper bound of the cost lost at and above each storage.
+        # By storage: upper bound of how far its cost fell when evicted descendants left the graph.
         self._lost: dict[Candidate, float] = {}
-        self._expected: dict[Candidate, None] = {}  # quirk: outputs of the running call
-        # Storages whose neighborhood shows expected outputs.
+        self._expected: dict[Candidate, None] = {}  # outputs of the running call (`Rules.quirks`)
+        # Storages whose neighborhood contains the outputs in `_expected`.
         self._noticed: dict[Candidate, None] = {}
         self._asked = 0  # number of costs computed so far
         self._since: dict[Candidate, int] = {}  # value of `_asked` at the eviction of each storage
@@ -185,7 +185,7 @@ class Exact(Neighborhood):
         self.evicted(storage)
 
     def _notice(self, storage: Candidate) -> None:
-        """Show expected outputs to all storages that have `storage` among their descendants."""
+        """Add the expected outputs to all neighborhoods that have `storage` as a descendant."""
         self._noticed[storage] = None
         for member in (storage, *_reach(self._up, storage.parents())):
             self._noticed.update((parent, None) for parent in member.parents())
@@ -193,7 +193,8 @@ class Exact(Neighborhood):
     def evicted(self, storage: Candidate) -> None:
         if storage in self._noticed:
             self._notice(storage)
-        # A return that `cost_decreases` has not reported yet: known costs may still contain it.
+        # If `cost_decreases` has not reported its last return yet, known costs may still include
+        # the storage.
         seen = self._back.pop(storage, None) is not None
         self._since.setdefault(storage, -1 if seen else self._asked)
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
@@ -215,8 +216,8 @@ class Exact(Neighborhood):
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
-        # Without this inner node, everything behind it may be unreachable, so the bound is
-        # infinite.
+        # Storages above may not reach the storages below any more without this inner node. How far
+        # their cost falls is unknown, so the bound is infinite.
         if self._down[storage]:
             lost = math.inf
             for child in self._down[storage]:
@@ -250,7 +251,8 @@ class Exact(Neighborhood):
         above = _reach(self._up, (*nearest, *lost))
         below = _reach(self._down, (c for s in back for c in s.children()))
         fall = _sum(back) + sum(lost.values())
-        # Storages above lose what returned and what lies below it; storages below, what lies above.
+        # The cost of an ancestor falls by the returned storages and those below them. The cost of a
+        # descendant falls by the returned storages and those above them.
         loss_above, loss_below = fall + _sum(below), fall + _sum(above)
         if self._descendants != "none":
             border = (s for member in above for s in member.parents())
@@ -274,12 +276,12 @@ def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
 
 
 def _sum(storages: Iterable[Candidate]) -> Nanoseconds:
-    """Return the total cost."""
+    """Return the total cost (ns) of `storages`."""
     return sum([storage.cost for storage in storages])
 
 
 def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) -> Nanoseconds:
-    """Return the total cost of what `_reach` finds, but at most `most`; stop searching there."""
+    """Return the total cost of the storages that `_reach` finds, or `most` if that is less."""
     stack = [storage for storage in start if storage in graph]
     seen = dict.fromkeys(stack)
     total = 0
@@ -294,15 +296,15 @@ def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) ->
 
 
 class _Class:
-    """A node of the union-find forest. A representative carries the figures of its class."""
+    """A node of the union-find forest. The root of a tree carries the figures of its class."""
 
     __slots__ = ("border", "fall", "members", "sum", "up")
 
     def __init__(self) -> None:
-        self.up: _Class | None = None  # None: a representative
+        self.up: _Class | None = None  # parent node; None: this is the root (representative)
         self.sum: Nanoseconds = 0  # total cost of the class
         self.members = 0  # number of evicted storages
-        self.fall: Nanoseconds = 0  # how much the sum fell since `cost_decreases`
+        self.fall: Nanoseconds = 0  # how far the sum fell since the last `cost_decreases`
         self.border: dict[Candidate, None] = {}  # resident neighbors of the class, and former ones
 
 
@@ -314,9 +316,9 @@ class Classes(Neighborhood):
     resident storage includes the sums of all classes next to it. A storage that returns takes its
     cost out of its class, but the class is not split. This is the paper's approximation.
 
-    Quirk: outputs of a running call are in classes although they added no cost, and take their cost
-    out when they are computed. A storage of which a view was made while it was evicted also takes
-    out the cost of the view. So the sum of a class may become negative.
+    With `Rules.quirks`, outputs of a running call are in classes although they added no cost, and
+    take their cost out when they are computed. A storage of which a view was made while it was
+    evicted also takes out the cost of the view. So the sum of a class may become negative.
     """
 
     remembers = True
@@ -325,7 +327,7 @@ class Classes(Neighborhood):
         self._node: dict[Candidate, _Class] = {}  # node of each evicted storage
         # Cost that each storage will take out of its class.
         self._owed: dict[Candidate, Nanoseconds] = {}
-        self._fallen: dict[_Class, None] = {}  # classes whose sum fell since `cost_decreases`
+        self._fallen: dict[_Class, None] = {}  # classes whose sum fell since last `cost_decreases`
         # Storages that may have lost a class as their neighbor.
         self._detached: dict[Candidate, None] = {}
         self._below: dict[_Class, None] = {}  # representatives of classes with a negative sum
@@ -398,14 +400,14 @@ class Classes(Neighborhood):
         self._detached.clear()
 
     def _settle(self, representative: _Class) -> None:
-        """Track whether the sum of the class is negative."""
+        """Add the class to `_below` if its sum is negative, else remove the class from `_below`."""
         if representative.sum < 0 and representative.members:
             self._below[representative] = None
         else:
             self._below.pop(representative, None)
 
     def _adjacent(self, storage: Candidate) -> list[_Class]:
-        """Return the distinct classes next to `storage`."""
+        """Return the distinct classes that contain parents or children of `storage`."""
         found: dict[_Class, None] = {}
         for neighbor in (*storage.parents(), *storage.children()):
             if neighbor in self._node:

@@ -1,6 +1,6 @@
 """Policies as numbers, for the native core.
 
-The native core implements the scores below in C++. It asks any other policy through Python.
+The native core implements the scores below in C++. For any other policy it calls Python.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Score = tuple[int, bool, bool, bool]
 
 
 def score_of(policy: Policy) -> Score | None:
-    """Describe `policy` to the native core.
+    """Describe `policy` for the native core.
 
     Returns:
         Its score, or None if the native core does not implement the policy.
     """
-    if type(policy) not in _KNOWN:  # a subclass may choose in any other way
+    if type(policy) not in _KNOWN:  # a subclass may choose differently from its base class
         return None
     match policy:
         case Thrifty():

@@ -4,11 +4,11 @@ The file computes with the inverse, the **benefit** of an eviction: bytes * stal
 candidate with the greatest benefit is evicted.
 
 Costs are computed lazily, as in the lazy greedy algorithm (Minoux 1978). For each candidate the
-chooser stores a lower bound of its cost, which gives an upper bound of its benefit. It takes the
-candidate with the greatest bound and computes its true cost. If that candidate is still the
-greatest, it is the victim. Otherwise the search continues. Evictions only raise the costs of other
-storages, so the bounds stay valid without work. When storages return, the neighborhood reports
-whose costs may have fallen, and how far.
+chooser stores a lower bound of its cost, which gives an upper bound of its benefit. The chooser
+takes the candidate with the greatest bound and computes its true cost. If that candidate is still
+the greatest, it is the victim. Otherwise the search continues. Evictions only raise the costs of
+other storages, so the bounds stay valid without work. When evicted storages return to memory, the
+neighborhood reports whose costs may have fallen, and how far.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rekindle.policies._neighborhood import Neighborhood, Watched
 
 _Number = TypeVar("_Number", int, float)
 
-# Stands for a cost of 0. The benefit is nearly infinite, and candidates still compare by size.
+#: Replaces a cost of 0. The benefit is then nearly infinite, but candidates still compare by size.
 _LEAST = 1e-9
 
 
 @final
 class ScoredChooser(Chooser):
-    """A chooser for one form of the score. A tie goes to the latest candidate."""
+    """A chooser for one form of the score. Of equal scores, the latest candidate is chosen."""
 
     def __init__(
         self, neighborhood: Neighborhood, *, by_size: bool, by_staleness: bool, root: bool = False
@@ -52,13 +52,13 @@ class ScoredChooser(Chooser):
         self._lines = Envelope(moving=by_staleness)
         self._slot: dict[Candidate, int] = {}  # slot of each candidate's line
         self._member: dict[int, Candidate] = {}  # candidate of each slot
-        self._price: dict[Candidate, float] = {}  # stored cost: exact, or a lower bound
-        # Number of changes at which the cost was exact; missing: it is a bound.
+        self._price: dict[Candidate, float] = {}  # cost of each candidate: exact, or a lower bound
+        # Value of `_changes` when the cost was computed; a missing entry means a lower bound.
         self._priced: dict[Candidate, int] = {}
         self._changes = 0  # number of events that may change costs
-        # Updates since the last choice: True for new or touched candidates, False for former ones.
-        # Most storages that an operator locks are candidates again before the next choice.
-        # Deferring updates preserves their known cost.
+        # Updates of candidates since the last `choose`: True for new or touched candidates, False
+        # for storages that are no candidates any more. Most storages that an operator locks are
+        # candidates again before the next `choose`, so deferring updates preserves their cost.
         self._news: dict[Candidate, bool] = {}
 
     def add(self, storage: Candidate) -> None:
@@ -82,7 +82,7 @@ class ScoredChooser(Chooser):
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
-        if storage in self._slot:  # it has another cost when it returns
+        if storage in self._slot:  # forget its cost, which differs when it returns to memory
             self._take_out(storage)
             self._news.pop(storage, None)
         self._changes += 1
@@ -122,7 +122,7 @@ class ScoredChooser(Chooser):
             self._reprice(storage, price)
 
     def _least_of_all(self, now: Nanoseconds) -> Candidate:
-        """Quirk: search one by one, as the authors do, where scores may be negative."""
+        """Compare all candidates as the DTR authors do, because scores may be negative here."""
         ordered = sorted(self._slot, key=lambda storage: storage.order)
         least, found = math.inf, ordered[-1]
         for storage in ordered:
@@ -147,7 +147,7 @@ class ScoredChooser(Chooser):
         return cost / math.sqrt(staleness) if self._root else cost / staleness
 
     def _listen(self) -> None:
-        """Apply the deferred updates to the lines."""
+        """Apply the deferred updates of candidates to their lines."""
         for storage, candidate in self._news.items():
             if not candidate:
                 self._take_out(storage)
@@ -168,7 +168,7 @@ class ScoredChooser(Chooser):
         self._priced.pop(storage, None)
 
     def _weight(self, storage: Candidate) -> int:
-        """Return the factor of the size in the benefit."""
+        """Return the factor by which the size of `storage` enters its benefit."""
         return self._power(storage.nbytes) if self._by_size else 1
 
     def _power(self, number: _Number) -> _Number:
@@ -180,16 +180,16 @@ class ScoredChooser(Chooser):
         return number * number if self._root else number
 
     def _least(self, storage: Candidate) -> float:
-        """Return a lower bound of the cost of `storage`."""
+        """Return a positive lower bound of the cost of `storage`."""
         return self._neighborhood.least(storage) or _LEAST
 
     def _reprice(self, storage: Candidate, price: float) -> None:
-        """Store another cost of `storage`."""
+        """Store the cost `price` of `storage`, and update its line."""
         self._price[storage] = price
         self._lines.reprice(self._slot[storage], self._power(price))
 
     def _lower(self) -> None:
-        """Turn every stored cost into a lower bound again, after some costs fell."""
+        """Lower the stored costs that may have fallen, so that all are lower bounds again."""
         for storage, fall in self._neighborhood.cost_decreases():
             if storage in self._slot and fall:
                 self._reprice(storage, max(self._least(storage), self._price[storage] - fall))

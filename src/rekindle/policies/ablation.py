@@ -21,8 +21,8 @@ class Ablation(Policy):
     Args:
         staleness: Divide by the time since the last access.
         size: Divide by the size in bytes.
-        cost: The numerator. "exact" and "classes": with the evicted neighborhood. "local": the own
-            cost. "none": 1.
+        cost: The numerator. "exact": with the evicted neighborhood. "classes": the same, estimated
+            by union-find. "local": only the storage's own cost. "none": 1.
     """
 
     staleness: bool

@@ -7,8 +7,8 @@ Source: Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021 (arXiv 2006
 m(s) its size, and staleness(s) the time since its last access. e*(s) is its evicted neighborhood:
 the evicted storages that must be recomputed to recompute s, and those that need s.
 
-The option `neighborhood` selects how the cost of e*(s) is known: "exact" in full (h_DTR), "classes"
-by union-find (h_DTR^eq), "local" not at all (h_DTR^local).
+The option `neighborhood` selects how the cost of e*(s) counts: "exact" in full (h_DTR), "classes"
+estimated by union-find (h_DTR^eq), "local" not at all (h_DTR^local).
 """
 
 from __future__ import annotations

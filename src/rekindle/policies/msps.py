@@ -1,6 +1,6 @@
 """MSPS: (c0(s) + evicted ancestors) / m(s), from Capuchin (Peng et al., ASPLOS 2020).
 
-The name means memory saving per second of recomputation. The score uses no staleness and no
+The name means memory saving per second of recomputation. The score ignores staleness and evicted
 descendants.
 """
 

@@ -1,4 +1,4 @@
-"""A random candidate: the baseline that shows what a score gains."""
+"""Evict a random candidate: the baseline that shows how much a score helps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Random(Policy):
 
 @final
 class _RandomChooser(Chooser):
-    """Chooses from a pool of all candidates."""
+    """Choose at random from a pool of all candidates for eviction."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -7,25 +7,25 @@ swap costs what does not overlap with computation) and POET (Patil et al., ICML 
 Evicting a storage s of m(s) bytes at time t makes the program wait for
 
     swap(s)      = out(s) + in(s)
-    out(s)       = max(0, busy_out - t) + m(s) / rate_out         its memory is wanted now
+    out(s)       = max(0, busy_out - t) + m(s) / rate_out         its memory is needed now
     in(s)        = max(0, (m(s) + before(s)) / rate_in - (t - last(s)))
-    recompute(s) = c0(s) + what the policy knows of its evicted ancestors
+    recompute(s) = c0(s) + cost of its evicted ancestors, as the policy estimates it
 
-and s is swapped if swap(s) < recompute(s). busy_out is the time at which the transfers out under
-way end.
+and s is swapped out if swap(s) < recompute(s). busy_out is the time at which the running swap-outs
+end.
 
 The term in(s) uses that a backward pass reads values in reverse order. The value used last is read
 first, so at least t - last(s) remains until s is read. Storages on the host that were used later
 than s, before(s) bytes in total, are transferred in before s.
 
-The policy chooses the victim by its own score. A storage with a copy on the host costs m(s) /
-rate_in there, or its own operator if that is cheaper. When the program asks for the storage, the
-cheaper of swapping in and recomputing is taken at that time.
+The policy chooses the victim by its own score. In this score, a storage with a copy on the host
+costs m(s) / rate_in, or its own operator if that is cheaper. When the program uses the storage, the
+engine takes the cheaper of swapping in and recomputing at that time.
 
-Copies are also made ahead of eviction (proactive eviction in Capuchin). While the link out is idle,
-the storage with the greatest cost per byte, c0(s) / m(s), is copied. Cheap values are then
-recomputed and costly ones swapped, and out(s) is 0 for them. In the backward pass, storages are
-swapped in ahead of use while there is room.
+Copies are also made ahead of eviction (proactive eviction in Capuchin). While the link to the host
+is idle, the storage with the greatest cost per byte, c0(s) / m(s), is copied. So costly values are
+swapped, with out(s) = 0, and cheap ones recomputed. In the backward pass, storages are swapped in
+ahead of their use while there is room.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Swap:
 
     Args:
         host: The most bytes on the host. Default: no limit.
-        out_bytes_per_s: The bandwidth of transfers out. A running program measures and corrects it.
-        in_bytes_per_s: The bandwidth of transfers in, corrected in the same way.
+        out_bytes_per_s: The bandwidth of swap-outs (bytes per second). A run measures the bandwidth
+            and replaces this figure.
+        in_bytes_per_s: The bandwidth of swap-ins, replaced in the same way.
         only: Always swap while the host has room, and never recompute.
     """
 
@@ -84,14 +85,14 @@ def speed(swap: Swap | None, line: str) -> Swap | None:
 
 @final
 class Ways:
-    """The links to the host and back during one run, on the engine's clock."""
+    """The links between device and host, one for each direction, on the engine's clock."""
 
     def __init__(self, swap: Swap) -> None:
         self._out_rate = swap.out_bytes_per_s
         self._in_rate = swap.in_bytes_per_s
-        self._busy_out: Nanoseconds = 0  # end of the last transfer out
-        self._busy_in: Nanoseconds = 0
-        self._asked: Nanoseconds = 0
+        self._busy_out: Nanoseconds = 0  # end of the last swap-out
+        self._busy_in: Nanoseconds = 0  # end of the last swap-in
+        self._asked: Nanoseconds = 0  # time of the last call of `asked`
 
     def measured(self, out_bytes_per_s: int | None, in_bytes_per_s: int | None) -> None:
         """Replace the bandwidths by measured ones. None: keep the previous figure."""
@@ -99,46 +100,52 @@ class Ways:
         self._in_rate = max(1, in_bytes_per_s or self._in_rate)
 
     def out_ns(self, nbytes: Bytes) -> Nanoseconds:
-        """Return the duration of one transfer of `nbytes` out, on an idle link."""
+        """Return the duration (ns) of a swap-out of `nbytes` on an idle link."""
         return -(-nbytes * SECOND // self._out_rate)
 
     def in_ns(self, nbytes: Bytes) -> Nanoseconds:
-        """Return the duration of one transfer of `nbytes` in, on an idle link."""
+        """Return the duration (ns) of a swap-in of `nbytes` on an idle link."""
         return -(-nbytes * SECOND // self._in_rate)
 
     def idle_out(self, now: Nanoseconds) -> bool:
-        """Return True if the link out will be idle before the next call of this method.
+        """Return True if the link to the host will be idle before it is checked again.
 
-        The next call is expected after the same interval as the last one.
+        The next check is expected after the same interval as the last one (see `asked`).
         """
         return self._busy_out - now <= now - self._asked
 
     def idle_in(self, now: Nanoseconds) -> bool:
-        """Return True if a transfer in would start at once."""
+        """Return True if a swap-in would start at once."""
         return self._busy_in <= now
 
     def asked(self, now: Nanoseconds) -> None:
-        """Note that the link was looked at now."""
+        """Note that the link to the host was checked at `now`."""
         self._asked = now
 
     def send(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """Queue a transfer of `nbytes` out. Return the time at which it ends."""
+        """Queue a swap-out of `nbytes`. Return the time (ns) at which it ends."""
         self._busy_out = max(self._busy_out, now) + self.out_ns(nbytes)
         return self._busy_out
 
     def fetch(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """Queue a transfer of `nbytes` in. Return the time at which it ends."""
+        """Queue a swap-in of `nbytes`. Return the time (ns) at which it ends."""
         self._busy_in = max(self._busy_in, now) + self.in_ns(nbytes)
         return self._busy_in
 
     def waiting_now(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """Return the wait (ns) for a transfer in of `nbytes` that the program needs at once."""
+        """Return the wait (ns) for a swap-in of `nbytes` that the program needs at once."""
         return max(0, self._busy_in - now) + self.in_ns(nbytes)
 
     def waiting_out(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """Return out(s) for a storage of `nbytes`."""
+        """Return out(s), the wait (ns) for the swap-out of a storage of `nbytes`."""
         return max(0, self._busy_out - now) + self.out_ns(nbytes)
 
     def waiting_in(self, nbytes: Bytes, before: Bytes, unused: Nanoseconds) -> Nanoseconds:
-        """Return in(s) for a storage of `nbytes` that was used `unused` ns ago."""
+        """Return in(s), the wait (ns) for the swap-in of a storage of `nbytes`.
+
+        Args:
+            nbytes: The size of the storage.
+            before: Bytes that are swapped in before it.
+            unused: Time (ns) since the last use of the storage.
+        """
         return max(0, self.in_ns(nbytes + before) - unused)

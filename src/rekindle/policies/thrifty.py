@@ -18,10 +18,10 @@ full. The two changes:
   values next to weights, and it grows without bound. MSPS ignores staleness: it is better where
   memory is tight and worse elsewhere. The square root lies between the two.
 
-Both were tuned on the DTR paper's logs and on steps of eight models. On these the policy recomputes
-18 % less than h_DTR (geometric mean; less in 22 of 24 cases). On 13 further architectures, which
-were not used for tuning, it recomputes 8 % less (less in 25 of 39 cases, more in 12;
-`benchmarks/policies.py`).
+Both changes were tuned on the DTR paper's logs and on steps of eight models. On these the policy
+recomputes 18 % less than h_DTR (geometric mean; less in 22 of 24 cases). On 13 further
+architectures, which were not used for tuning, it recomputes 8 % less (less in 25 of 39 cases, more
+in 12; `benchmarks/policies.py`).
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     score(s) = (c0(s) + cost of e*(s)) / (m(s) * staleness)
 
-The authors' simulator uses it for the runtime that banishes (`DTRUnopt`). It differs from h_DTR in
-two points. A storage that is both ancestor and descendant counts once. The staleness is that of the
-least stale storage among s and e*(s).
+The authors' simulator uses this score for the runtime that banishes (`DTRUnopt`). The score differs
+from h_DTR in two points. A storage that is both ancestor and descendant counts once. The staleness
+is that of the least stale storage among s and e*(s).
 
-Use it only to reproduce that curve: it computes all scores again for each choice.
+Use this policy only to reproduce that curve: it computes all scores again for each eviction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Unoptimized(Policy):
 
 @final
 class _Scan(Chooser):
-    """Scores all candidates for each choice."""
+    """Compute the scores of all candidates for each eviction."""
 
     def __init__(self) -> None:
         self._pool: dict[Candidate, None] = {}
