@@ -1,7 +1,7 @@
 """The Python side of one run within a budget: optimizers, owners, places, steps, errors.
 
-The C++ runtime handles operators, tensors and saved values. This room handles what happens around
-operators.
+The native core (C++) handles operators, tensors and saved values. This package handles what happens
+around operators.
 """
 
 from rekindle.pytorch.online._budget_history import too_small as too_small

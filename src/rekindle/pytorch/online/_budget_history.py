@@ -1,9 +1,9 @@
-"""Budgets that were too small, and the budget to suggest next: in this process and the next ones.
+"""Remember which budgets were too small, and compute the budget to suggest to the user next.
 
-A program is known only up to the operator where it ran out of its budget, and each attempt may cost
-a whole step. If a suggested budget failed as well, the next suggestion adds twice as much as the
-last, as in galloping search (Bentley and Yao, 1976). The number of attempts then grows with the
-logarithm of the missing bytes.
+When a program runs out of its budget, only its memory up to that operator is known, and each
+attempt may cost a whole step. If a suggested budget fails as well, the next suggestion adds twice
+as much as the last one, as in galloping search (Bentley and Yao, 1976). The number of attempts then
+grows with the logarithm of the missing bytes.
 
 Failures are stored in a file in the cache folder. A script that is started again and fails in the
 same way gets the final suggestion of an earlier process at once.
@@ -23,12 +23,12 @@ from rekindle._types import Bytes
 
 
 class Shortage(NamedTuple):
-    """A budget that failed.
+    """A budget that was too small for its program.
 
     Attributes:
-        budget: The budget.
+        budget: The budget in bytes.
         smallest: The smallest budget that gets past the operator that failed.
-        next: The budget that was suggested.
+        next: The budget that was suggested to the user instead.
     """
 
     budget: Bytes
@@ -38,16 +38,17 @@ class Shortage(NamedTuple):
 
 @final
 class BudgetHistory:
-    """The budgets of one program that failed."""
+    """The budgets that were too small for the running program."""
 
     CAP = 4  #: suggest at most `smallest` plus a quarter of it
-    FIRST = 20  #: after a failed forecast, add at least a twentieth; doubling makes that a tenth
-    MOST = 64  #: number of stored budgets, and of stored programs
+    #: If a budget from a forecast fails, the next suggestion adds a tenth: twice its 1/FIRST.
+    FIRST = 20
+    MOST = 64  #: most budgets per program, and most programs, to store
 
     def __init__(self) -> None:
         self._named: dict[Bytes, Bytes] = {}  # suggested budgets, and the stride that led to each
         self._met: dict[Bytes, Shortage] = {}
-        # Failures of earlier processes; None: not read yet.
+        # Failures in earlier processes, by budget. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None
 
     def beyond(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:
@@ -73,7 +74,7 @@ class BudgetHistory:
         return worth_trying
 
     def rather(self, budget: Bytes, worth_trying: Bytes) -> None:
-        """Note that another budget was suggested for `budget` in the end, from a forecast."""
+        """Replace the budget suggested after `budget` failed by one from a forecast."""
         found = self._met.get(budget)
         if found is not None and worth_trying > found.next:
             self._met[budget] = found._replace(next=worth_trying)
@@ -92,7 +93,7 @@ class BudgetHistory:
         return best
 
     def _stride_before(self, budget: Bytes) -> Bytes | None:
-        """Return the stride by which an earlier process came to suggest `budget`, or None."""
+        """Return the bytes that an earlier process added to suggest `budget`, or None."""
         named = (each for each in self._earlier().values() if budget in (each.smallest, each.next))
         return next((each.next - each.smallest for each in named), None)
 
@@ -103,7 +104,7 @@ class BudgetHistory:
         return self._before
 
     def _keep(self) -> None:
-        """Store the failures for later processes. Errors of the file are ignored."""
+        """Write the failures to the file, for later processes. Errors of the file are ignored."""
         program, path = _program(), _path()
         if not program or path is None:
             return
@@ -119,7 +120,7 @@ class BudgetHistory:
 
 
 def _path() -> Path | None:
-    """Return the file of failures, or None if there is no cache folder."""
+    """Return the path of the file of failures, or None if there is no cache folder."""
     folder = cache_folder()
     return None if folder is None else folder / "too-small.json"
 

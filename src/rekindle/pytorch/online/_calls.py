@@ -1,7 +1,7 @@
-"""A record of the call of a model, with shapes in place of tensors.
+"""A record of the call of a model (an `nn.Module`), with shapes in place of tensors.
 
-It keeps neither the model nor its arguments alive. A rehearsal of the step rebuilds the arguments
-from it.
+The record keeps neither the model nor its arguments alive. A rehearsal of the step rebuilds the
+arguments from the record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-_CALL: Final = nn.Module._call_impl.__code__  #: the function that runs for every call of a module
+_CALL: Final = nn.Module._call_impl.__code__  #: code that runs for every call of an `nn.Module`
 _PLAIN: Final = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
@@ -57,7 +57,7 @@ class ModelCall:
         """Rebuild the arguments of the call.
 
         Args:
-            tensor_of: Makes a tensor from a shape.
+            tensor_of: Makes a tensor from a recorded `Shape`.
 
         Returns:
             The positional and the keyword arguments.
@@ -78,7 +78,7 @@ class ModelCall:
 
 
 def running_call() -> FrameType | None:
-    """Return the frame of the outermost module call in this thread, or None."""
+    """Return the frame of the outermost `nn.Module` call in this thread, or None."""
     frame: FrameType | None = sys._getframe(1)
     found = None
     while frame is not None:
@@ -89,14 +89,14 @@ def running_call() -> FrameType | None:
 
 
 def interrupted_call(traceback: TracebackType | None) -> FrameType | None:
-    """Return the frame of the outermost module call that an error came out of, or None."""
+    """Return the frame of the outermost `nn.Module` call in an error's traceback, or None."""
     while traceback is not None and traceback.tb_frame.f_code is not _CALL:
         traceback = traceback.tb_next
     return None if traceback is None else traceback.tb_frame
 
 
 def _kept(value: Any) -> Any:
-    """Return what to record of one argument."""
+    """Return the record of one argument: a shape, the plain value, or a weak reference."""
     if isinstance(value, Tensor):
         return Shape.of(value)
     return value if isinstance(value, _PLAIN) else weakref.ref(value)

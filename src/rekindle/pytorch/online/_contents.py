@@ -19,10 +19,10 @@ def keep(value: Any) -> PutBack:
 def put_back(
     value: Any, seen: dict[int, PutBack], item_kept: Callable[[Any], PutBack] = keep
 ) -> PutBack:
-    """Record the contents of `value` and of the containers inside.
+    """Record the contents of `value` and of all containers inside `value`.
 
-    The same container objects are filled again, because handles of hooks and C++ code refer to
-    them.
+    The restoring function fills the same container objects again, because handles of hooks and C++
+    code refer to them.
 
     Args:
         value: A container, or anything else.

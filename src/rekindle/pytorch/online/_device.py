@@ -18,7 +18,7 @@ def device_of(device: str | torch.device | None) -> torch.device:
         device: The argument `device=`. None: CUDA if it is in use, else the CPU.
 
     Raises:
-        InvalidArgument: The device does not exist here or has no memory.
+        InvalidArgument: The device does not exist on this machine, or has no memory.
     """
     if device is None:
         return torch.device(accelerator.KIND if accelerator.in_use() else "cpu")
@@ -39,9 +39,9 @@ def device_of(device: str | torch.device | None) -> torch.device:
 
 
 def device_of_program() -> torch.device | None:
-    """Return the device that a program will use that has not started yet.
+    """Return the device that a program, which has not started yet, will probably use.
 
-    If CUDA is available, the program will use it, with the device of its local rank.
+    That is the CUDA device of the process's local rank (`LOCAL_RANK`).
 
     Returns:
         The device, or None if there is no accelerator.
@@ -55,7 +55,7 @@ def device_of_program() -> torch.device | None:
 
 
 def _refused(device: object, got: str) -> InvalidArgument:
-    """Return the error for a device that was not accepted."""
+    """Return the error for an argument `device=` that is refused."""
     there = ["cpu", *([accelerator.KIND] if accelerator.available() else [])]
     write = " or ".join(f'device="{name}"' for name in there)
     return InvalidArgument(f"device={str(device)!r}: got {got}; write {write}")

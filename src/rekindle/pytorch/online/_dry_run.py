@@ -1,8 +1,8 @@
 """Predict the memory of an optimizer's step by running the step on shapes.
 
 The optimizer's own code runs on stand-ins for parameters, gradients and state. Stand-ins have sizes
-but no memory. Only tensors of one element, such as the step count, are computed, on copies. Each
-operator's results and workspace are counted as the runtime counts them.
+but no memory. Only tensors of one element, such as the step count, are computed, on copies of the
+originals. Each operator's results and workspace are counted as the runtime counts them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ from rekindle.pytorch.tensors import geometry_of
 
 
 def bytes_of_step(optimizer: Any, device: torch.device) -> Bytes:
-    """Return the most bytes that `optimizer.step()` will need on `device`, in addition to now.
+    """Return the most bytes that `optimizer.step()` will need in addition to those in use now.
 
-    Works for PyTorch's own optimizers with dense gradients, whose steps run no code of the user.
+    Args:
+        optimizer: One of PyTorch's own optimizers with dense gradients, whose step runs no code of
+            the user.
+        device: The device whose bytes are counted.
     """
     with _disable_current_modes(), torch.no_grad():
         dry_run = _DryRun(device)
@@ -48,7 +51,7 @@ def bytes_of_step(optimizer: Any, device: torch.device) -> Bytes:
 
 @final
 class _StandIn(Tensor):
-    """A tensor without memory that reports any device.
+    """A tensor without memory that reports the device of the tensor that it replaces.
 
     A meta tensor holds its shape.
     """
@@ -138,13 +141,13 @@ class _DryRun(TorchDispatchMode):
         return rounded(_home(tensor).nbytes(), self._device) if on_it else 0
 
     def _needed(self, facts: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bytes:
-        """Return the bytes that the runtime would make room for before the operator."""
+        """Return the bytes that the runtime would free before it runs this operator."""
         invocation = Invocation(facts, args, dict(kwargs))
         signature = signature_of(facts, invocation.key, self._place)
         return signature.predict(invocation.extras)
 
     def _meet(self, tensor: Tensor, nbytes: Bytes) -> None:
-        """Count `nbytes` for the storage of `tensor`, if it is new, until that storage dies."""
+        """Count `nbytes` for the storage of `tensor`, unless counted already, until it is freed."""
         if tensor.layout is not STRIDED:
             return
         home = _home(tensor)
@@ -164,8 +167,8 @@ class _DryRun(TorchDispatchMode):
 def _copy_of_number(tensor: Tensor) -> Tensor:
     """Copy a tensor of one element.
 
-    The tensor may be evicted, and the native core does not see operators of the dry run. In that
-    case `tolist` brings it back.
+    If the tensor is evicted, `clone` fails, because the native core does not see operators of the
+    dry run. `tolist` makes the tensor resident first.
     """
     try:
         return tensor.detach().clone()
@@ -218,7 +221,8 @@ def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
 def _foreach(group: Mapping[str, Any]) -> dict[str, bool]:
     """Return the setting `foreach` that the step would choose.
 
-    The step chooses by the type of its parameters, and stand-ins have another type.
+    The step chooses by the type of its parameters. The stand-ins have another type, so this
+    function chooses from the original parameters.
     """
     chooses = "foreach" in group and "differentiable" in group  # not those of Adafactor and Muon
     if not chooses or group["foreach"] is not None or group.get("fused") is not None:

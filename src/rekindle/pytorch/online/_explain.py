@@ -1,4 +1,4 @@
-"""Snapshots of who holds the memory, and the texts of out-of-memory errors."""
+"""Snapshots of what holds the memory (parameters, ...), and the texts of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ PROGRAM = "held by your code"
 SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
 IN_USE = "in use by the operator"
-#: How the error describes the budget that it names.
+#: How the error text describes the budget that it suggests.
 PAST_THIS = "The smallest budget that gets past this operator, a later one may need more"
 PAST_MORE = "The last budget named was too small as well, this one has room for later operators"
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
 class Holder(NamedTuple):
-    """One storage at one moment.
+    """One storage in a snapshot.
 
     Attributes:
         category: One of `CATEGORIES`.
         nbytes: The size in bytes.
-        op: The operator that made it, or None.
-        parameter: The id of the parameter that it belongs to (the parameter itself, its gradient,
-            optimizer state), else 0.
+        op: The operator that made the storage, or None.
+        parameter: The id of the parameter whose data, gradient or optimizer state the storage
+            holds, else 0.
     """
 
     category: str
@@ -59,14 +59,14 @@ class Snapshot:
 
 
 def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes) -> OutOfBudget:
-    """Return the error for `shortage`: what was needed, who holds the rest, which budget suffices.
+    """Return the error for `shortage`, with the needed bytes, the holders and a larger budget.
 
     Args:
         shortage: The failed request.
         now: A snapshot of the memory now.
         operator: The operator that made the request.
-        evicted: Bytes of values that plain PyTorch would hold now. Limits the budget that the error
-            names to the peak of plain PyTorch.
+        evicted: Bytes of evicted values, which plain PyTorch would hold now. The suggested budget
+            is at most the memory that plain PyTorch would use.
     """
     smallest = shortage.memory + shortage.needed
     worth_trying = too_small.beyond(shortage.budget, smallest, smallest + evicted)

@@ -1,10 +1,10 @@
 """Detect that other code gets write access to a tensor's memory.
 
-NumPy arrays, DLPack capsules and writes to storages bypass the dispatcher. Inside a budget these
-functions are replaced by ones that report the memory first, so that values with recipes stay
-correct (`native/memory/external_memory.cpp`).
+Writes through NumPy arrays, DLPack capsules and storages bypass the dispatcher. Inside a budget
+this file replaces the functions that give such access. The replacements report the memory to the
+runtime first, so that values with recipes stay correct (`native/memory/external_memory.cpp`).
 
-`data_ptr()` is not among them, because kernels read through it far more often than they write.
+`data_ptr()` is not replaced, because kernels use it far more often for reading than for writing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rekindle.pytorch.operators import is_plain
 
 T = TypeVar("T")
 Wrap = Callable[[Any], Any]
-#: Called with a storage before other code may write it.
+#: Called with a storage before other code gets write access to it.
 GivenAway = Callable[[UntypedStorage], None]
 
 #: The functions behind `Tensor.__dlpack__`, by module.
@@ -48,10 +48,10 @@ _OF_STORAGES = (
 
 @final
 class Current(Generic[T]):
-    """A value that replaced functions look up when they are called.
+    """A value that the replacements of functions look up when they are called.
 
-    The replaced functions keep no reference to the budget themselves. Compiled code, for example,
-    may keep such a function forever.
+    A replacement has no reference to the budget itself, because other code may keep the replacement
+    forever (compiled code does).
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ _told = Current[GivenAway]()
 
 @contextmanager
 def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
-    """Inside the block, call `given_away` before others access a tensor's memory."""
+    """Inside the block, call `given_away` before other code gets access to a tensor's memory."""
 
     def lent(original: Any) -> Any:
         @functools.wraps(original)
@@ -100,7 +100,8 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
             for name in names:
                 if hasattr(module, name):
                     replace(stack, module, name, lent)
-        # Consumers prefer this exchange API over `__dlpack__`, which is the one that is replaced.
+        # Consumers prefer this exchange API over `__dlpack__`. Without it, they use `__dlpack__`,
+        # which is replaced.
         hide(stack, Tensor, "__dlpack_c_exchange_api__")
         for name in _OF_STORAGES:
             if hasattr(UntypedStorage, name):
@@ -109,7 +110,7 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
 
 
 def hand_out(given_away: GivenAway, tensor: Tensor) -> None:
-    """Report the memory of `tensor` to `given_away`, if it has any."""
+    """Report the storage of `tensor` to `given_away`, if the tensor has plain memory."""
     if is_plain(type(tensor)) and tensor.layout is torch.strided and tensor.device.type != "meta":
         given_away(tensor.untyped_storage())
 

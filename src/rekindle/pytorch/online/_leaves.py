@@ -1,9 +1,9 @@
 """Return saved leaf tensors from `ctx.saved_tensors` as the objects that were saved.
 
 A custom `autograd.Function` may use attributes of a saved parameter: Megatron's fused accumulation
-adds to `weight.main_grad` in `backward`. Under saved-tensor hooks PyTorch makes a new tensor from
-what the hook unpacks, without attributes. The new tensor shares the gradient accumulator of the
-saved leaf, and the accumulator refers to the leaf.
+adds to `weight.main_grad` in `backward`. Under saved-tensor hooks, PyTorch makes a new tensor from
+the unpacked one, without these attributes. The new tensor shares the gradient accumulator of the
+saved leaf, and the accumulator refers to the leaf. So this file finds the leaf.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rekindle.pytorch.tensors import geometry_of, privately
 _C: Any = torch._C
 _saved: Any = BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
 
-#: Guard that hides calls from function modes and tensor subclasses. They saw the operator when the
-#: program called it, and they never see what autograd calls.
+#: Guard that hides the calls of this file from function modes and tensor subclasses, which do not
+#: see calls of autograd either.
 unwatched: Any = _C.DisableTorchFunction
 
 
@@ -32,12 +32,12 @@ class Leaves:
         self._owners = 0
 
     def come_back(self) -> None:
-        """Count one more user, and activate the replacement."""
+        """Activate the replacement for one more budget."""
         self._owners += 1
         BackwardCFunction.saved_tensors = property(_with_leaves)  # type: ignore[attr-defined]
 
     def stay_away(self) -> None:
-        """Count one user less, and restore the original after the last."""
+        """Undo one `come_back`, and restore PyTorch's original after the last."""
         self._owners -= 1
         if not self._owners:
             del BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ leaves = Leaves()
 
 
 def _with_leaves(context: Any) -> tuple[Any, ...]:
-    """Return the saved tensors of `context`, leaves as themselves."""
+    """Return the saved tensors of `context`, with each leaf as the object that was saved."""
     found = _saved.__get__(context)
     if any(each is not None and each.requires_grad and each.is_leaf for each in found):
         return tuple([each if each is None else _leaf(each) for each in found])
@@ -58,7 +58,7 @@ def _leaf(tensor: Tensor) -> Tensor:
     """Return the leaf that was saved if `tensor` is a copy of it, else `tensor`."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return tensor
-    if _C._functorch.is_functorch_wrapped_tensor(tensor):  # of a transform, without a storage
+    if _C._functorch.is_functorch_wrapped_tensor(tensor):  # a tensor of `torch.func`, no storage
         return tensor
     with unwatched(), privately(), torch.enable_grad():
         graph: Any = tensor.view_as(tensor).grad_fn

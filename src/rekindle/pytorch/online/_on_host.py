@@ -1,4 +1,4 @@
-"""The interface of swapping, as drivers and reports see it."""
+"""The interface of the swap transfers that drivers and reports use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rekindle._types import Nanoseconds
 
 
 class TransfersOnHost(Protocol):
-    """Finished transfers, and errors of transfers."""
+    """Statistics of finished swap transfers, and errors of failed ones."""
 
     @property
     def transfer_ns(self) -> Nanoseconds:
-        """Time (ns) that transfers took."""
+        """Total duration (ns) of the transfers."""
         ...
 
     @property
@@ -22,9 +22,13 @@ class TransfersOnHost(Protocol):
         ...
 
     def add_note_to(self, out: OutOfBudget) -> None:
-        """Add a note about failed transfers to `out`, because they may be its cause."""
+        """Add a note about failed transfers to the error `out`, which they may have caused."""
         ...
 
     def lost(self, site: str) -> SwapFailed:
-        """Return the error to raise if a value lost its copy and cannot be recomputed."""
+        """Return the error for a value without a recipe whose host copy cannot be read.
+
+        Args:
+            site: The operator that made the value, and its line.
+        """
         ...

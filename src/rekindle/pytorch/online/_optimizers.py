@@ -1,10 +1,10 @@
-"""Treat the step of an optimizer as one operator: it happens as a whole or not at all.
+"""Treat `optimizer.step()` as one operator, which happens as a whole or not at all.
 
-The need of a step is known before it begins, from a dry run on shapes (`_dry_run`) or from the last
-such step. Room is made for all of it, or `OutOfBudget` is raised before any weight has changed. If
-the need cannot be predicted, a failed step is undone (`_undo`).
+The memory that a step needs is known before the step begins, from a dry run on shapes (`_dry_run`)
+or from the last equal step. Room is made for all of this memory, or `OutOfBudget` is raised before
+any weight has changed. If the needed memory cannot be predicted, a failed step is undone (`_undo`).
 
-Operators of a step are not recorded, because their results live on as sources.
+Operators of a step get no recipes, because their results (weights and state) are sources.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ KNOWN: Final = frozenset({
     optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam,
     optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
 })  # fmt: skip
-#: Optimizers whose memory does not depend on contents of tensors, except with sparse gradients.
+#: Optimizers whose memory does not depend on the contents of tensors, except with sparse gradients.
 PREDICTABLE: Final = KNOWN | {optim.Adafactor, optim.Muon}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A measured step: its kind, and the most bytes it needed in addition to what was in use."""
+    """A measured step: its kind, and the most bytes it needed beyond those in use before it."""
 
     kind: tuple[object, ...]
     needed: Bytes
@@ -48,7 +48,7 @@ class _Seen:
 @final
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The running step, and the numbers of the run before it."""
+    """The running step: its kind, its undo, and the engine's numbers before the step."""
 
     kind: tuple[object, ...] | None
     undo: Undo | None
@@ -72,10 +72,10 @@ class OptimizerSteps:
         self._threads[self._thread] = self
         self._begun: _Begun | None = None
         self._nested = 0  #: depth of steps inside the running step
-        self._last: Any = None  #: handle of a pre-step hook of the optimizer, which runs last
+        self._last: Any = None  #: handle of a pre-step hook that runs after the optimizer's own
 
     def watch(self) -> Iterator[Any]:
-        """Register the hooks.
+        """Register the hooks for all optimizers of the process.
 
         Yields:
             Handles of the hooks, for the caller to remove.
@@ -84,7 +84,7 @@ class OptimizerSteps:
         yield hooks.register_optimizer_step_post_hook(self._step_is_over)
 
     def of_this_thread(self) -> OptimizerSteps:
-        """Return an object for another thread of the program, which must call this method."""
+        """Return the object for another thread of the program. Call this in that thread."""
         return OptimizerSteps(self._runtime, self._threads)
 
     def over(self) -> None:
@@ -93,20 +93,20 @@ class OptimizerSteps:
         del self._runtime, self._driver
 
     def leave(self) -> None:
-        """Forget this thread, because it ends."""
+        """Stop handling steps of this thread, because it ends."""
         if self._threads:
             self.recover()
             del self._threads[self._thread]
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `_before` of this thread's object, if there is one."""
+        """Run `_before` of this thread's object, if the thread is part of the budget."""
         steps = self._threads.get(threading.get_ident())
         if steps is None or self._is_captured():
             return None
         return steps._before(optimizer, args, kwargs)
 
     def _step_is_over(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run `_after` of this thread's object, and count the step."""
+        """Run `_after` of this thread's object, and note that a step of the program is over."""
         steps = self._threads.get(threading.get_ident())
         if steps is not None and not self._is_captured():
             steps._after(optimizer)
@@ -117,7 +117,7 @@ class OptimizerSteps:
         return is_accelerator(self._driver.device) and accelerator.is_capturing()
 
     def recover(self) -> None:
-        """Reset the state after a step, or after a step that failed."""
+        """Reset this object after a step that ended or failed."""
         if threading.get_ident() != self._thread:
             return
         begun, self._begun, self._nested = self._begun, None, 0
@@ -154,7 +154,7 @@ class OptimizerSteps:
         return None if closure is None else ((optimizer, self._recorded(closure)), {})
 
     def _and_begin(self, closure: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
-        """Return `closure` extended by the start of the step at its end."""
+        """Return `closure` extended by a call of `_begin` at its end."""
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ class OptimizerSteps:
         return close
 
     def _recorded(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `closure` with its operators recorded, because they are part of the program."""
+        """Return `closure` with recipes recorded for its operators, unlike those of the step."""
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
@@ -182,7 +182,7 @@ class OptimizerSteps:
 
         Args:
             optimizer: The optimizer.
-            plain: True if the step is called without a closure and other arguments.
+            plain: True if the program called `step()` without any arguments.
         """
         driver, engine = self._driver, self._driver.engine
         with driver.lock:
@@ -202,8 +202,8 @@ class OptimizerSteps:
             if predictable and needed is None:
                 with self._runtime.not_of_the_program():
                     needed = bytes_of_step(optimizer, driver.device)
-            # While recording, make no room ahead if it can be made later: a replay of the trace
-            # makes it operator by operator.
+            # While a trace is recorded, make room for the whole step only if it may not fit. A
+            # replay of the trace makes room for one operator at a time.
             if needed is not None and not (driver.written_down and engine.has_room(needed)):
                 driver.make_room(needed, name)
             before = now = engine.now()
@@ -212,15 +212,15 @@ class OptimizerSteps:
                 self._runtime.undoes(undo)
                 now = engine.now()  # including the copies
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
-            self._runtime.record_without_grad(False)  # its results live on, and change in place
+            self._runtime.record_without_grad(False)  # results of the step are weights and state
             driver.stepping = True
             engine.peak = now.memory
 
     def _look_at(self, optimizer: Any) -> tuple[bool, tuple[object, ...]]:
-        """Count the tensors that the step reads.
+        """Register the tensors that the step reads, so that the budget counts them.
 
         Returns:
-            True if the need of the step is predictable, and the kind of the step.
+            True if the memory that the step needs is predictable; and the kind of the step.
         """
         driver = self._driver
         predictable = _is_predictable(optimizer)
@@ -247,12 +247,12 @@ class OptimizerSteps:
 
 
 def _changes(numbers: Numbers) -> tuple[int, int]:
-    """Return figures that change if anything was evicted or recomputed."""
+    """Return two counts of a run, which change if anything is evicted or recomputed."""
     return numbers.evictions, numbers.recomputations
 
 
 def _are_alone(optimizer: Any) -> bool:
-    """Return True if no step hooks run except those of Rekindle."""
+    """Return True if the optimizer has no step hooks except those of Rekindle."""
     before, after = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
     its_own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return len(before) == 1 and len(after) == 2 and not its_own  # the second one is that of `_warm`
@@ -276,9 +276,9 @@ def _kind_of(optimizer: Any, device: torch.device, gradients: object) -> tuple[o
 
 
 def _kind_of_setting(value: object) -> object:
-    """Return what matters of a setting for memory.
+    """Return the part of an optimizer's setting that affects the memory of its step.
 
-    The value of a number does not matter, but whether it is zero does (weight decay).
+    The value of a number has no effect, except that zero may switch a feature off (weight decay).
     """
     if type(value) in (int, float):
         return bool(value)

@@ -1,4 +1,4 @@
-"""Recognize a lost `OutOfBudget`, and explain an OOM error of the device."""
+"""Recognize an `OutOfBudget` that other code replaced, and explain an OOM error of the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rekindle.pytorch.online._explain import table_of
 from rekindle.pytorch.online._session import Driver
 
 _INTERPRETER = "The following operation failed in the TorchScript interpreter."
-#: The texts by which a pipeline stage wraps an error that occurred inside it.
+#: The texts with which torch's pipeline stages wrap an error of their module.
 _STAGE = ("Failed to run stage backward", "failed to run forward")
 
 
 def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
-    """Return the `OutOfBudget` that `error` stands for, or None.
+    """Return the `OutOfBudget` that other code replaced by `error`, or None.
 
-    Some callers replace an error by their own. `load_state_dict` keeps the text, TorchScript's
-    interpreter keeps nothing, and a pipeline stage sets the original as the cause.
+    `load_state_dict` raises an error with the same text, TorchScript's interpreter one without any
+    text. A pipeline stage raises an error whose cause is the original.
     """
     cause = error.__cause__
     if isinstance(cause, OutOfBudget) and any(text in str(error) for text in _STAGE):
@@ -34,7 +34,7 @@ def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
 
 
 def short_form(driver: Driver, budget: Bytes | None) -> str:
-    """Return a note for the device's OOM error: who held how much, and the budget to try."""
+    """Return a note for the device's OOM error: the holders at the peak, and a budget to try."""
     peak = driver.steps.peak
     smaller = max(int(0.9 * peak), 1)
     within = "" if budget is None else f" before the budget of {format_bytes(budget)} was used up"

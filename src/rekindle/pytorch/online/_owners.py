@@ -1,9 +1,9 @@
 """Track who owns memory: modules own parameters and buffers, optimizers own state.
 
-The parameters of a model that was built before the budget become known with the first one that is
-read: the running model then reports all of them, because they are in memory although they are read
-later. A model that is built inside a budget makes its parameters by operators, like any other
-value. They are known as parameters once a module registers them.
+When an operator first reads a parameter of a model that was built before the budget, all parameters
+of the running model are registered: they are in memory although they are read later. A model that
+is built inside a budget makes its parameters by operators, like any other value. They are known as
+parameters once an `nn.Module` registers them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def memory_of(model: nn.Module, device: torch.device) -> Iterator[Tensor]:
 
 
 def _those_on(device: torch.device, *tensors: Tensor | None) -> Iterator[Tensor]:
-    """Iterate over the plain strided tensors on `device`."""
+    """Iterate over the plain strided tensors among `tensors` that are on `device`."""
     for tensor in tensors:
         if (
             tensor is not None
@@ -51,10 +51,11 @@ class Owners:
     """The parameters, buffers and optimizers seen so far, as weak references."""
 
     def __init__(self, added: Callable[[Tensor, bool], None] | None = None) -> None:
-        """Begin without owners.
+        """Start with no parameters, buffers and optimizers.
 
         Args:
-            added: Called with each tensor that a module registers, and True if it is a parameter.
+            added: Called with each tensor that an `nn.Module` registers, and True if it is a
+                parameter.
         """
         self._added = added
         self.optimizers: WeakSet[Any] = WeakSet()  #: optimizers that made a step
@@ -64,22 +65,22 @@ class Owners:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The living parameters of all modules seen."""
+        """The parameters registered so far that are still alive."""
         return list(self._parameters.values())
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The living buffers of all modules seen."""
+        """The buffers registered so far that are still alive."""
         return list(self._buffers.values())
 
     def running_model(self) -> nn.Module | None:
-        """Return the outermost module that is being called in this thread, or None."""
+        """Return the outermost `nn.Module` that is being called in this thread, or None."""
         frame = running_call()
         if frame is None:
             return None
         model: nn.Module = frame.f_locals["self"]
         if len(self.calls) < _MOST_CALLS and id(model) not in self.calls:
-            # Objects that allow no weak references.
+            # Some arguments allow no weak references.
             with suppress(TypeError, RuntimeError, NotImplementedError):
                 self.calls[id(model)] = ModelCall(frame)
         return model
@@ -98,7 +99,7 @@ class Owners:
                 yield from state_of(optimizer)
 
     def watch(self, stack: ExitStack) -> None:
-        """Follow registrations of parameters and buffers until `stack` is closed."""
+        """Register each parameter and buffer that any module gets, until `stack` is closed."""
 
         def parameter(module: Any, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
@@ -113,7 +114,7 @@ class Owners:
 
     @contextmanager
     def without(self, *tensors: Tensor) -> Iterator[None]:
-        """Hold no reference to `tensors` inside the block. Add them again afterwards."""
+        """Hold no weak reference to `tensors` inside the block. Register them again after it."""
         parameters = [each for each in tensors if self._parameters.pop(id(each), None) is not None]
         buffers = [each for each in tensors if self._buffers.pop(id(each), None) is not None]
         try:
@@ -125,7 +126,7 @@ class Owners:
                 self._add(each, False)
 
     def _add(self, tensor: Tensor, parameter: bool) -> None:
-        """Register a tensor of a module, and report it."""
+        """Register a tensor of a module, and call `added` for it."""
         (self._parameters if parameter else self._buffers)[id(tensor)] = tensor
         if self._added is not None:
             self._added(tensor, parameter)

@@ -1,9 +1,9 @@
-"""Record where each operator ran: its module and its line. Active only while a run is recorded.
+"""Record where each operator ran: its `nn.Module`, and its line. Active only during a recording.
 
-An operator of the forward pass belongs to the innermost running module and to the user's line. An
-operator of the backward pass belongs to the place that made its autograd node. Autograd numbers
-nodes in the order of their creation, and the operator that a node differentiates runs right after
-the node is made.
+The place of an operator of the forward pass is the innermost running module and the user's line. An
+operator of the backward pass gets the place of the forward operator that its autograd node
+differentiates. Autograd numbers nodes in the order of their creation, and that forward operator
+runs right after the node is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTSIDE = "(outside of modules)"
 
 
 class Place(NamedTuple):
-    """A place in the program.
+    """A place in the program: an `nn.Module` and a line.
 
     Attributes:
         module: The path of the module from the outermost one ("GPT.blocks.3.out").
@@ -52,7 +52,7 @@ class Site:
 
 @final
 class Places:
-    """The places of all operators since the watch began. `of_op[i]` belongs to operator i."""
+    """The places of all operators since `watch`: `of_op[i]` is the place of operator i."""
 
     def __init__(self) -> None:
         self.of_op: list[Place] = []
@@ -66,17 +66,21 @@ class Places:
         self._made_at: list[Place] = []  # where each of these nodes was made
 
     def watch(self, stack: ExitStack) -> None:
-        """Follow which module runs until `stack` is closed."""
+        """Track which `nn.Module` is running, until `stack` is closed."""
         enters = register_module_forward_pre_hook(self._enter)
         leaves = register_module_forward_hook(self._leave, always_call=True)
         stack.callback(enters.remove)
         stack.callback(leaves.remove)
-        # A module that holds its results, whose graph refers to this object, would otherwise never
-        # be freed.
+        # The keys of `_paths` are modules. A module that holds its results, whose graph refers to
+        # this object, would otherwise never be freed.
         stack.callback(self._paths.clear)
 
     def note(self, operators: int) -> None:
-        """Assign the current place to the operators since the last call (`operators`: total)."""
+        """Record the current place for each operator that ran since the last call.
+
+        Args:
+            operators: The number of operators that ran since `watch`.
+        """
         more = operators - len(self.of_op)
         if more > 0:
             backward = torch._C._current_graph_task_id() >= 0
@@ -100,15 +104,15 @@ class Places:
         return place
 
     def _made_near(self, number: int) -> Place:
-        """Return the place where node `number` was made.
+        """Return the place where the autograd node with the sequence number `number` was made.
 
-        Views are not seen, so a view's node gets the place of the next operator.
+        Views are not operators of the core, so a view's node gets the place of the next operator.
         """
         found = bisect_left(self._nodes, number)
         return self._made_at[found] if found < len(self._nodes) else Place(OUTSIDE, users_line())
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        """Note that the forward pass of `module` begins."""
+        """Push the path of `module`, whose forward pass begins."""
         if torch.compiler.is_compiling():
             return  # compiled code is one operator of the module that contains it
         path = self._paths.get(module)
@@ -117,12 +121,12 @@ class Places:
         self._running.append(path)
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        """Note that the forward pass of `module` ends."""
+        """Pop the path of `module`, whose forward pass ends."""
         if not torch.compiler.is_compiling() and self._running:
             self._running.pop()
 
     def _discover(self, root: nn.Module) -> str:
-        """Name `root`, which is in no module named so far, and all modules inside."""
+        """Assign paths to the outermost module `root` and all modules inside. Return its path."""
         prefix = type(root).__name__
         for name, module in root.named_modules():
             path = f"{prefix}.{name}" if name else prefix

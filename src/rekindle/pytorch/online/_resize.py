@@ -1,11 +1,11 @@
-"""Detect that a storage is resized, which no dispatch key sees.
+"""Detect that a storage is resized by `UntypedStorage.resize_`, which bypasses the dispatcher.
 
 `fully_shard` (FSDP) gathers a layer's parameters before the forward pass, and frees them afterwards
-by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. For the
-runtime that is a source that is overwritten (R4).
+by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. The runtime
+treats these parameters as a source that is overwritten (R4).
 
-Invertible networks do the same to activations, which they recompute in the backward pass from the
-layer's output. For the runtime that is an in-place write (R3), and recomputation continues with the
+Invertible networks free activations in the same way, and recompute them in the backward pass from
+the layer's output. The runtime treats that as an in-place write (R3): later recomputation uses the
 new contents.
 """
 

@@ -1,8 +1,8 @@
 """Pin the results that a selective checkpoint of the program must save.
 
-A checkpoint policy that answers MUST_SAVE promises that the operator runs once. The checkpoint's
-mode keeps the result like a variable of the program. Without this file, a budget would evict it and
-run the operator again.
+If a checkpoint policy answers MUST_SAVE for an operator, the operator must run only once. The
+checkpoint's dispatch mode keeps the result like a variable of the program. Without this file, the
+runtime would evict the result and run the operator again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def must_saves_seen(keep: Callable[[Tensor], object]) -> Iterator[None]:
 
 
 def _keeping(keep: Callable[[Tensor], object], dispatch: Any) -> Any:
-    """Return `dispatch`, the method of the mode, extended to record the policy's answers."""
+    """Return the mode's method `dispatch`, extended to call `keep` for results to be saved."""
 
     @functools.wraps(dispatch)
     def seen(mode: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,5 +56,5 @@ def _keeping(keep: Callable[[Tensor], object], dispatch: Any) -> Any:
 
 
 def _must_save(answer: Any) -> bool:
-    """Return True if the policy's answer demands that the result is saved."""
+    """Return True if the policy's answer demands that the checkpoint saves the result."""
     return answer is True or answer is checkpoint.CheckpointPolicy.MUST_SAVE

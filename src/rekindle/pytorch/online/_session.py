@@ -1,4 +1,4 @@
-"""The interfaces of one run within a budget, which `pytorch/native` implements."""
+"""The interfaces of one run within a budget, as `Protocol`s. `pytorch/native` implements them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rekindle.pytorch.online._steps import Counting, Steps
 
 
 class Engine(Counting, Protocol):
-    """The engine of one run."""
+    """The engine of one run: its budget, and its counts."""
 
     @property
     def budget(self) -> Bytes | float: ...
@@ -27,7 +27,7 @@ class Engine(Counting, Protocol):
     def budget(self, nbytes: Bytes | float) -> None: ...
 
     def has_room(self, needed: Bytes) -> bool:
-        """Return True if `needed` bytes more would fit once all that may be evicted is."""
+        """Return True if `needed` more bytes would fit after evicting all candidates."""
         ...
 
 
@@ -51,7 +51,7 @@ class Driver(Protocol):
 
     @property
     def written_down(self) -> bool:
-        """True while a recording is active."""
+        """True while a trace is recorded."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class Driver(Protocol):
 
     @property
     def at_peak(self) -> Snapshot:
-        """The snapshot of the memory at the peak."""
+        """The snapshot of what held the memory at the peak."""
         ...
 
     def make_room(self, needed: Bytes, who: str) -> None:
@@ -78,7 +78,7 @@ class Driver(Protocol):
     def tensors_within(self, value: object) -> list[Tensor]:
         """Return the tensors in nested containers.
 
-        A tensor made of others (a DTensor) is replaced by those.
+        A tensor that wraps others (a DTensor) is replaced by the wrapped ones.
         """
         ...
 
@@ -87,16 +87,16 @@ class Driver(Protocol):
 
         Args:
             optimizer: The optimizer.
-            saves: Do what `save_before_step` does as well, if all its tensors are plain.
+            saves: Also do what `save_before_step` does, if all tensors of the optimizer are plain.
 
         Returns:
-            True if all tensors are plain, with dense gradients; and bytes that identify the kind of
-            the step.
+            True if all tensors are plain, with dense gradients; and a key that is equal for steps
+            with equal gradients.
         """
         ...
 
     def save_before_step(self, optimizer: Any) -> None:
-        """Recompute and pin what depends on the contents that the step will overwrite (R4)."""
+        """Recompute and pin the values that depend on contents which the step overwrites (R4)."""
         ...
 
     def forget_sources(self) -> bool:
@@ -105,7 +105,7 @@ class Driver(Protocol):
 
 
 class KnowsThreads(Protocol):
-    """The object that knows which threads may read the program's tensors."""
+    """The object that knows which threads of the process may read the program's tensors."""
 
     def all_threads_are_known(self) -> bool:
         """Return True if each thread started within the budget or touches no tensor."""
@@ -113,7 +113,7 @@ class KnowsThreads(Protocol):
 
 
 class StepUndo(Protocol):
-    """The object that restores what a failed step of an optimizer wrote."""
+    """The object that restores all tensors that a failed step of an optimizer wrote."""
 
     @property
     def running(self) -> bool:
@@ -121,11 +121,11 @@ class StepUndo(Protocol):
         ...
 
     def marked(self, *, entering: bool) -> None:
-        """Note that a range of the profiler begins (`entering`) or ends."""
+        """Note that a profiler range begins (`entering`) or ends. Each step is such a range."""
         ...
 
     def move_copies_out(self) -> bool:
-        """Move all copies out of the budget. Return True if any copy was in it."""
+        """Move all copies of weights out of the budget. Return True if that freed memory."""
         ...
 
 
@@ -144,15 +144,15 @@ class Runtime(Protocol):
         ...
 
     def not_of_the_program(self) -> AbstractContextManager[object]:
-        """Hide operators of this thread from the runtime inside the block."""
+        """Inside the block, hide operators of this thread from the runtime."""
         ...
 
     def unseen(self, func: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Run an operator of Rekindle itself, whose result is counted and never evicted."""
+        """Run `func`, an operator for Rekindle itself. Its result is counted, but never evicted."""
         ...
 
     def undoes(self, undo: StepUndo) -> None:
-        """Report to `undo` when the step ends, and when memory is short."""
+        """Set the undo of the running step, and call it when the step ends or memory is short."""
         ...
 
     def stepped(self, optimizer: Any) -> None:

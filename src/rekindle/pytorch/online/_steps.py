@@ -1,8 +1,8 @@
-"""Figures of each optimizer step, and samples of the memory in use, at small cost.
+"""Figures of each training step (time, peak, evictions), and samples of the memory in use.
 
-A step of the program ends with a step of its optimizer. The engine takes samples on its own clock,
-about `A_STEP` per step. In a long step, samples are hundreds of operators apart. In a short one,
-every operator is sampled. `Steps` collects the samples now and then.
+A step of the program ends with a step of its optimizer. The engine takes the samples, about
+`A_STEP` per step. In a long step, samples are hundreds of operators apart. In a short one, there is
+one after every operator. `Steps` collects the samples from the engine now and then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekindle._types import Bytes, Nanoseconds
 SHOWN: Final = 3
 """Number of past steps whose samples are kept, in addition to the current step."""
 A_STEP: Final = 200
-"""Samples per step, approximately."""
+"""Approximate number of samples per step."""
 MOST: Final = 4 * SHOWN * A_STEP
 
 #: Time (ns) in operators, time lost to recomputation, evictions, recomputations.
@@ -28,7 +28,7 @@ Figures = tuple[Nanoseconds, Nanoseconds, int, int]
 
 
 class Numbers(NamedTuple):
-    """The state of a run, read from its engine in one call because each call takes a while."""
+    """All counts of a run at one moment, read from its engine in a single call to save time."""
 
     memory: Bytes
     peak: Bytes
@@ -45,7 +45,7 @@ class Numbers(NamedTuple):
 
 
 class Counting(Protocol):
-    """The part of an engine that counts."""
+    """The counts of an engine, and its samples."""
 
     @property
     def peak(self) -> Bytes: ...
@@ -67,7 +67,7 @@ class Counting(Protocol):
 
 
 class Counts(NamedTuple):
-    """Totals since the beginning of the run."""
+    """Totals of a run from its beginning to the end of a step."""
 
     evictions: int = 0
     recomputations: int = 0
@@ -85,11 +85,12 @@ class Step:
         number: The number of the step, from 1.
         memory: Bytes in use at its end.
         peak: The most bytes in use during the step.
-        evictions: How often a value was evicted that could still be needed.
-        recomputations: How many operators ran again.
+        evictions: Number of evictions of values that could still be needed.
+        recomputations: Number of recomputed operators.
         compute_ns: Time (ns) in operators that the program called.
         recompute_ns: Time (ns) in recomputed operators.
-        lost_ns: Time lost (ns): recomputed operators, and choosing, evicting and rebuilding.
+        lost_ns: Time lost to the budget (ns): in recomputed operators, and in the bookkeeping of
+            evictions.
     """
 
     number: int
@@ -173,7 +174,7 @@ class Steps:
             listener(step)
 
     def _begin(self, clock: Nanoseconds) -> None:
-        """Begin a step: drop samples of old steps, and set the interval by the step before."""
+        """Begin a step: drop samples of old steps, and derive the interval from the last step."""
         with self._lock:
             self._every = (clock - self._starts[-1]) // A_STEP
             self._starts.append(clock)
@@ -182,13 +183,13 @@ class Steps:
                 del samples[:old]
 
     def sample(self) -> None:
-        """Take a sample now."""
+        """Take a sample of the memory in use now."""
         numbers = self._engine.now()
         self._collect(numbers)
         self._space(numbers.clock)
 
     def _collect(self, now: Numbers | None = None) -> None:
-        """Collect the samples of the engine, and add `now`."""
+        """Collect the samples that the engine took, and add `now` as a sample."""
         taken = array("q", self._engine.take_samples())
         if now is not None:
             taken.extend((now.clock, now.memory, now.recompute_ns))
@@ -203,7 +204,7 @@ class Steps:
         self._engine.space_samples(clock + self._every, self._every)
 
     def _thin(self) -> None:
-        """Drop the lower of each two neighboring samples, and double the interval."""
+        """Halve the samples: of each two neighbors, keep the one with more memory."""
         memory = self._memory
         chosen = [i + (memory[i + 1] > memory[i]) for i in range(0, len(memory) - 1, 2)]
         for samples in (self._clock, self._memory, self._lost):

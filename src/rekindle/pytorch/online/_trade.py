@@ -1,8 +1,8 @@
 """Support `torch.utils.swap_tensors` inside a budget.
 
 `swap_tensors` exchanges everything of two tensors, memory included, and refuses tensors with weak
-references. The runtime holds a weak reference to the tensor that identifies a memory. It gives up
-this reference during the swap, and identifies the memory by the other tensor afterwards.
+references. The runtime holds a weak reference to one tensor of each storage, to track the storage.
+It gives up this reference during the swap, and tracks the storage by the other tensor afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rekindle.pytorch.online._handed_out import Current
 
-#: Returns a context in which the two tensors may be swapped.
+#: Returns a context manager, inside which the two tensors have no weak references.
 Trading = Callable[[Tensor, Tensor], AbstractContextManager[None]]
 
 

@@ -1,11 +1,12 @@
 """Undo an optimizer's step that runs out of budget half way.
 
-Needed where the memory of a step cannot be predicted: for LBFGS, which calls the program between
-two writes, and for optimizers that are not PyTorch's own. All tensors that the step may write are
-copied before it begins. The copies count toward the budget and are freed with the end of the step.
+This is needed if the memory of a step cannot be predicted: for LBFGS, which calls the program
+between two writes, and for optimizers that are not PyTorch's own. All tensors that the step may
+write are copied before the step begins. The copies count toward the budget, and are freed at the
+end of the step.
 
-A copy for which there is no room is made outside of the budget. It lies in an unnamed file, or in
-host memory if the weights are on a device. So a step needs no more memory than without copies.
+If the budget has no room for a copy, the copy is made in an unnamed file, or in host memory if the
+weights are on a device. So a step needs no more of the budget than without copies.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
 
 @final
 class _Outside:
-    """A copy outside of the budget: in a file, or in host memory."""
+    """A copy of a storage outside of the budget: in a file, or in host memory."""
 
     def __init__(self, home: torch.UntypedStorage, file: IO[bytes]) -> None:
-        """Copy the bytes of `home`.
+        """Copy the bytes of the storage `home`.
 
         Args:
             home: The storage to copy.
@@ -52,7 +53,7 @@ class _Outside:
         home._write_file(file, True, True, 1)  # type: ignore[attr-defined]
 
     def read(self) -> torch.UntypedStorage:
-        """Return the bytes in a new storage on the CPU."""
+        """Return the copied bytes in a storage on the CPU."""
         if self._on_host is not None:
             return self._on_host
         self._file.seek(self._at)
@@ -61,7 +62,7 @@ class _Outside:
 
 @final
 class _Before:
-    """The contents of a storage before the step."""
+    """A storage that the step may write, and the copy of its contents before the step."""
 
     def __init__(self, home: torch.UntypedStorage, copy: Tensor | _Outside) -> None:
         self._home = weakref.ref(home)
@@ -72,16 +73,16 @@ class _Before:
             self.move_out(copy)
 
     def move_out(self, outside: _Outside) -> None:
-        """Replace the copy by one outside of the budget, and keep the storage alive no longer."""
+        """Replace the copy by `outside`, and stop keeping the storage alive."""
         self.copy, self._kept = outside, None
 
     @property
     def alive(self) -> torch.UntypedStorage | None:
-        """The storage, or None if it died."""
+        """The storage, or None if it was freed."""
         return self._home()
 
     def restored(self) -> torch.UntypedStorage:
-        """Return the storage. If it died, make it again from the copy."""
+        """Return the storage. If it was freed, make a new one from the copy."""
         home = self._home()
         if home is None:
             assert isinstance(self.copy, _Outside)
@@ -92,7 +93,7 @@ class _Before:
 
 @final
 class _Item:
-    """A tensor in an optimizer's containers."""
+    """A tensor in an optimizer's state or settings, to be put back after a failed step."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor: Tensor | None = tensor
@@ -102,11 +103,11 @@ class _Item:
         self.address = tensor.untyped_storage()._cdata
 
     def leave_to(self, before: _Before) -> None:
-        """Keep the tensor alive no longer, because `before` can restore it."""
+        """Stop keeping the tensor alive, because it can be restored from `before`."""
         self._tensor, self._before = None, before
 
     def __call__(self) -> Tensor:
-        """Return the tensor. If it died, make it again."""
+        """Return the tensor. If it was freed, make a new one from the copy."""
         tensor = self._alive()
         if tensor is None:
             assert self._before is not None
@@ -118,12 +119,12 @@ class _Item:
 class Undo:
     """Copies of everything that one step of an optimizer may write.
 
-    If the step fails, the copies are written back. If memory gets short, the copies move out of the
-    budget (`move_copies_out`).
+    If the step fails, the copies are written back into the weights and the state. If memory gets
+    short, the copies move out of the budget (`move_copies_out`).
     """
 
     def __init__(self, runtime: Runtime, optimizer: Any, *, copies: bool) -> None:
-        """Copy what `optimizer` may write.
+        """Copy all tensors that the step of `optimizer` may write.
 
         Args:
             runtime: The run.
@@ -145,7 +146,7 @@ class Undo:
         self.protect(optimizer)
 
     def protect(self, optimizer: Any) -> None:
-        """Copy what `optimizer`, whose step begins inside this one, may write."""
+        """Copy all tensors of `optimizer`, whose step begins now, maybe inside this one."""
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
             kept = [optimizer.param_groups, *optimizer.state.values()]
@@ -155,10 +156,10 @@ class Undo:
             self._leave_items()
 
     def marked(self, *, entering: bool) -> None:
-        """Note that a range of the profiler begins or ends.
+        """Note that a profiler range begins or ends.
 
-        The end of the outermost range is the end of the step, also after an error, for which
-        optimizers have no hook.
+        Each step is a range, so the end of the outermost one is the end of the step. That includes
+        a step that fails, for which optimizers have no hook.
         """
         self._depth += 1 if entering else -1
         if self.running and not self._depth:
@@ -177,7 +178,7 @@ class Undo:
         self._files.close()
 
     def move_copies_out(self) -> bool:
-        """Move all copies out of the budget. Return True if any copy was in it."""
+        """Move all copies out of the budget. Return True if that freed memory of the budget."""
         moved = False
         for before in self._before.values():
             if isinstance(before.copy, Tensor):
@@ -199,14 +200,14 @@ class Undo:
         return item
 
     def _leave_items(self) -> None:
-        """Keep no tensor alive that can be restored from a copy outside of the budget."""
+        """Stop keeping tensors alive that can be restored from a copy outside of the budget."""
         for item in self._items:
             before = self._before.get(item.address)
             if before is not None and isinstance(before.copy, _Outside):
                 item.leave_to(before)
 
     def _failed(self, error: OutOfBudget) -> None:
-        """Restore everything, or add a note to `error` if there are no copies."""
+        """Restore weights and state, or add a note to `error` if there are no copies."""
         if not self._copies:
             error.add_note(
                 f"{self._name}.step() needed more memory than the last time and failed part-way: "
@@ -222,7 +223,7 @@ class Undo:
             refill()
 
     def _write_back(self, home: torch.UntypedStorage, copy: Tensor | _Outside) -> None:
-        """Write `copy` back into `home`."""
+        """Write `copy` back into the storage `home`."""
         engine = self.driver.engine
         budget = engine.budget
 
@@ -240,7 +241,7 @@ class Undo:
             engine.budget = budget
 
     def _copy_of(self, home: torch.UntypedStorage) -> Tensor | _Outside:
-        """Copy `home`, within the budget if nothing has to be evicted for it."""
+        """Copy the storage `home`: within the budget if it fits without evicting, else outside."""
         engine = self.driver.engine
         if engine.now().memory + home.nbytes() <= engine.budget:
             try:
@@ -250,12 +251,12 @@ class Undo:
         return self._outside(home) or self._clone(home)
 
     def _clone(self, home: torch.UntypedStorage) -> Tensor:
-        """Copy `home` within the budget."""
+        """Copy the storage `home` within the budget."""
         copy: Tensor = self._runtime.unseen(_CLONE, whole(home))
         return copy
 
     def _outside(self, home: torch.UntypedStorage) -> _Outside | None:
-        """Copy `home` out of the budget. Return None if there is no room."""
+        """Copy the storage `home` outside of the budget. Return None if the disk has no room."""
         try:
             if self._file is None:
                 with ExitStack() as opened:

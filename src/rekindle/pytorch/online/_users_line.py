@@ -47,7 +47,7 @@ def line_in_words(file: str, number: int, library: str, number_in_library: int) 
 
 @functools.cache
 def owner_of_file(name: str) -> Owner:
-    """Return whose code is in the file `name`."""
+    """Return whose code is in the file `name`: "nobody" means Python, torch or Rekindle."""
     if name.startswith("<"):
         notebook = name.startswith("<ipython") or name == "<stdin>"
         return "user" if notebook else "nobody"

@@ -1,8 +1,8 @@
-"""Track optimizers of this process that have state, because the state counts toward a budget.
+"""Track the optimizers of this process that have state, because the state counts toward a budget.
 
-If a budget is entered for each step, no operator reads the state before `step()`, when activations
-have been made and freed. So when a parameter is first seen, the state of the optimizer that owns it
-is counted, too.
+If the program enters a budget for each step, operators read the state only in `step()`, after all
+activations were made and freed. So the state must be counted earlier: with the first parameter that
+an operator reads, the runtime counts the state of the optimizer which owns that parameter.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class WarmOptimizers:
     """Optimizers that have state when the first parameters are seen, by parameter."""
 
     def __init__(self) -> None:
-        #: By the address of a parameter's storage. Filled on first use: it takes a microsecond for
-        #: each parameter of the process.
+        #: The optimizer of each parameter, by the address of the parameter's storage. Filled on
+        #: first use, because that takes a microsecond for each parameter of the process.
         self._of_storage: dict[int, weakref.ref[Any]] | None = None
 
     def owner_of(self, storage: int) -> Any | None:
-        """Return the optimizer of the parameter whose storage is at this address, or None."""
+        """Return the optimizer of a parameter, or None.
+
+        Args:
+            storage: The address of the parameter's `StorageImpl`.
+        """
         if self._of_storage is None:
             self._of_storage = {}
             for optimizer in list(_warm):
