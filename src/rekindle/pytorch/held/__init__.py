@@ -1,7 +1,8 @@
 """Eviction of memory that the program's own variables hold (`evict="auto"`, `evict="anything"`).
 
-The native core evicts such memory and recomputes it when an operator reads it. This room intercepts
-the other ways to a tensor's memory, and finds out which threads may read tensors.
+The native core evicts such memory and recomputes it when an operator reads it. This package
+intercepts other accesses to a tensor's memory (such as `data_ptr()`), and finds out which threads
+may read tensors.
 """
 
 from rekindle.pytorch.held._evict_held import known_natively as known_natively

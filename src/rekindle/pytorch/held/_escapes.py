@@ -1,9 +1,9 @@
-"""Intercept accesses to a tensor's memory that no dispatch mode sees.
+"""Intercept Python functions that access a tensor's memory without running an operator.
 
-Inside a budget, each of these functions first makes the evicted memory resident, in every thread.
-Functions that hand out an address, or an object that has one (a NumPy array, a DLPack capsule, a
-storage), also pin the memory. An access by any other way raises an error, because it reads the
-placeholder storage of an evicted value.
+Inside a budget, replacements of these functions first make evicted memory resident, in every
+thread. Functions that return an address, or an object that has one (a NumPy array, a DLPack
+capsule, a storage), also pin the memory. Any other access to an evicted value raises an error,
+because it reads the value's placeholder storage.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch.autograd.function import BackwardCFunction, Function
 from rekindle.pytorch.online import CAPSULES, Current, by_rekindle, replace
 from rekindle.pytorch.operators import tensors_in
 
-#: Functions that hand out an address or an object that has one. (`__array__`, `storage`,
-#: `share_memory_`, pickling, copying and saving use these.)
+#: Methods that return an address or an object that has one. (`__array__`, `storage`,
+#: `share_memory_`, pickling, copying and saving call these methods.)
 _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
-#: Functions that read the memory, and return something independent of it.
+#: Methods that read the memory, and return an object independent of the memory.
 _LOOK = ("__repr__", "tolist")
-#: Functions that read one number. They do so by an operator, which the core sees, except when
-#: called from `torch.tensor([loss, loss])`.
+#: Methods that read one number. They run an operator, which the core sees, except when called from
+#: `torch.tensor([loss, loss])`.
 _NUMBERS = ("__bool__", "__complex__", "__float__", "__index__", "__int__")
 
-#: Functions of `torch` whose kernels read elements although the functions are composites of
-#: operators. (`max_pool1d` only if no gradient is needed.)
+#: Functions of `torch` that look like composites of operators to the core, but whose kernels read
+#: elements directly. (`max_pool1d` does so only if no gradient is needed.)
 _KERNELS = (
     "_rowwise_prune",
     "_saturate_weight_to_fp16",
@@ -60,19 +60,19 @@ class Keeper(Protocol):
         ...
 
     def present_in_forward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """The same for a custom function's forward, whose results are not recorded."""
+        """Make `tensors` resident for a custom forward, whose operators get no recipes."""
         ...
 
     def present_in_backward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """The same for a custom function's backward, which may also unpack saved values."""
+        """Make `tensors` and saved values resident for a custom function's backward."""
         ...
 
     def keep(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident, and pin it."""
+        """Make the memory of `tensor` resident, and pin the memory."""
         ...
 
     def hand_out(self, tensor: Tensor) -> None:
-        """The same, and note that others may write to it."""
+        """Make the memory of `tensor` resident, pin it, and note that other code may write it."""
         ...
 
 
@@ -80,26 +80,30 @@ _keeper = Current[Keeper]()
 
 
 def _present(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Make `tensors` resident in the block, if there is a budget."""
+    """Make `tensors` resident inside the block, if a budget is active."""
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present(tensors)
 
 
 def _present_in_forward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Do so for a custom function's forward."""
+    """Make `tensors` resident for a custom function's forward, if a budget is active."""
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present_in_forward(tensors)
 
 
 def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Do so for a custom function's backward."""
+    """Make `tensors` and saved values resident for a custom function's backward, if in a budget."""
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present_in_backward(tensors)
 
 
 @contextmanager
 def escapes_seen(shells: Keeper) -> Iterator[None]:
-    """Inside the block, make memory of tensors resident before any such access."""
+    """Inside the block, make memory resident before any of these functions accesses it.
+
+    Args:
+        shells: Makes the memory resident.
+    """
 
     def give_away(original: Any) -> Any:
         @functools.wraps(original)
@@ -142,7 +146,7 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
         @functools.wraps(original)
         def number(tensor: Tensor) -> Any:
             try:
-                return original(tensor)  # usually it is resident, and needs no lock
+                return original(tensor)  # the memory is usually resident, and needs no lock
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:

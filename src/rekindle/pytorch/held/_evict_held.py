@@ -1,8 +1,8 @@
-"""Connect the native core with functions that bypass the dispatcher.
+"""Connect the native core with functions that access memory without running an operator.
 
-The core makes values resident that operators read and that autograd asks for (in native/memory,
-evict_held_last.h, held_eviction.h and readers.h). Other accesses are intercepted here, and the core
-is asked to lock the memory while it is read. So no thread evicts what another thread reads.
+The core makes values resident that operators read or autograd unpacks (in native/memory,
+evict_held_last.h, held_eviction.h and readers.h). This file handles other accesses: it makes the
+core lock the memory while it is read. So no thread evicts memory that another thread reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.pytorch.operators import is_plain
 
 
 class NativeLender(Protocol):
-    """The native driver, as this file uses it."""
+    """The methods of the native driver that this file uses."""
 
     core: Any
     lending: KnowsThreads | None
@@ -31,15 +31,15 @@ class NativeLender(Protocol):
 
         Args:
             tensors: The tensors.
-            saved: Lock what autograd saved as well.
+            saved: Also keep values resident that autograd unpacks meanwhile.
 
         Returns:
-            A number to pass to `unlock_there`.
+            A number that identifies this lock, for `unlock_there`.
         """
         ...
 
     def unlock_there(self, number: int) -> None:
-        """Undo `lock_there`."""
+        """Undo the `lock_there` that returned `number`."""
         ...
 
     def record_without_grad(self, record: bool) -> None:
@@ -55,13 +55,13 @@ class NativeLender(Protocol):
         ...
 
     def give_away(self, home: UntypedStorage) -> None:
-        """Note that others may write to `home` from now on."""
+        """Note that other code may write to the storage `home` from now on."""
         ...
 
 
 @final
 class EvictHeld:
-    """The `Keeper` and `KnowsThreads` of one native driver."""
+    """The implementation of `Keeper` and `KnowsThreads` for one native driver."""
 
     def __init__(self, driver: NativeLender) -> None:
         self._driver = driver
@@ -72,11 +72,16 @@ class EvictHeld:
         self.threads.changed()
         return not self.threads.unknown
 
-    # -- what `escapes_seen` asks for -----------------------------------------------------------
+    # -- the interface `Keeper`, which `escapes_seen` uses --------------------------------------
 
     @contextmanager
     def present(self, tensors: Iterable[Tensor], *, saved: bool = False) -> Iterator[None]:
-        """Make the memory of `tensors` resident inside the block. `saved`: saved values, too."""
+        """Make the memory of `tensors` resident inside the block.
+
+        Args:
+            tensors: The tensors.
+            saved: Also keep values resident that autograd unpacks inside the block.
+        """
         read = [each for each in tensors if is_plain(type(each))]
         number = self._driver.lock_there(read, saved=saved)
         try:
@@ -88,8 +93,8 @@ class EvictHeld:
     def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
         """Make the memory of `tensors` resident for a custom function's forward.
 
-        The function may write by kernels that the core does not see, and autograd changes the
-        versions only afterwards. So operators inside are not recorded.
+        The function may write to tensors by kernels that the core does not see, and autograd
+        changes their version counters only afterwards. So operators inside get no recipes.
         """
         self._driver.record_without_grad(False)
         try:
@@ -110,22 +115,25 @@ class EvictHeld:
             self._driver.keep_there(tensor)
 
     def hand_out(self, tensor: Tensor) -> None:
-        """Do the same, and note that others may write to it."""
+        """Make the memory of `tensor` resident, pin it, and note that other code may write it."""
         self.keep(tensor)
         hand_out(self._driver.give_away, tensor)
 
 
 @contextmanager
 def lending_natively(driver: NativeLender) -> Iterator[None]:
-    """Intercept accesses that bypass the dispatcher inside the block, on behalf of `driver`."""
+    """Inside the block, intercept accesses that run no operator, on behalf of `driver`."""
     driver.lending = natively = EvictHeld(driver)
     with escapes_seen(natively), profilers_seen(driver.core):
         yield
 
 
 def known_natively(lending: object) -> AbstractContextManager[None]:
-    """Mark this thread as known to `lending` inside the block.
+    """Inside the block, mark the current thread as one whose operators the core sees.
 
-    For threads that start within the budget.
+    Threads that start within a budget call this function.
+
+    Args:
+        lending: The driver's `EvictHeld`, or None if user-held memory is not evicted.
     """
     return lending.threads.this_one_known() if isinstance(lending, EvictHeld) else nullcontext()

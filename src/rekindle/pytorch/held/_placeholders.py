@@ -1,15 +1,15 @@
 """Placeholder storages: storages without memory, any access to which raises.
 
-A placeholder takes the place of evicted memory that the program holds.
+When the memory of a user-held storage is evicted, the storage becomes a placeholder.
 `UntypedStorage._swap_data_ptr_` (since torch 2.12) exchanges the memory of two storages, with their
 sizes and the flags that make an access raise. All tensors and views refer to the storage, not to
-its memory, so all of them see the exchange. A storage without memory and without the flags would
-not suffice. Kernels that iterate over elements would read from address 0, which ends the process.
+its memory, so the exchange affects all of them. A storage without memory needs these flags: without
+them, kernels that iterate over elements would read from address 0, which ends the process.
 
-Python has no function for the flag that makes a read raise, in every kernel and thread. It has one
-for writes, and both flags are neighbors (`throw_on_mutable_data_ptr_`,
+PyTorch has a Python function to set the write flag, but none for the read flag, which makes reads
+raise in every kernel and thread. Both flags are neighbors (`throw_on_mutable_data_ptr_`,
 `throw_on_immutable_data_ptr_` in c10/core/StorageImpl.h). This file finds the position of the read
-flag by setting the write flag on a temporary storage, and tests the result there.
+flag by setting the write flag on a temporary storage, and then tests the read flag.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import privately
 
-_HEADER = 80  #: number of bytes of a StorageImpl to compare; it has 96
+_HEADER = 80  #: number of bytes of a StorageImpl to compare, of 96
 
 
 def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
@@ -31,7 +31,7 @@ def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 
 
 def can_make_placeholders() -> bool:
-    """Return True if this torch supports placeholders."""
+    """Return True if this version of torch supports placeholders."""
     try:
         flag_of_reading()
     except Unsupported:
@@ -41,12 +41,12 @@ def can_make_placeholders() -> bool:
 
 @functools.cache
 def flag_of_reading() -> int:
-    """Return the position of the flag in a storage that makes a read raise.
+    """Return the position (bytes) in a `StorageImpl` of the flag that makes a read raise.
 
-    It is searched and tested once per process.
+    The position is searched and tested once per process.
 
     Raises:
-        Unsupported: This torch has no such flag where it is expected.
+        Unsupported: This version of torch has no such flag next to the write flag.
     """
     if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise Unsupported(
@@ -65,9 +65,10 @@ def flag_of_reading() -> int:
 
 
 def _next_to_the_flag_of_writing() -> int | None:
-    """Return the position after the write flag, or None.
+    """Return the position after the write flag, or None if it is not found.
 
-    Setting the write flag changes two neighboring bytes: that any flag is set, and the write flag.
+    Setting the write flag changes two neighboring bytes: a flag for "any flag is set", and the
+    write flag.
     """
     tensor = torch.zeros(4)
     address = tensor.untyped_storage()._cdata
@@ -82,7 +83,10 @@ def _next_to_the_flag_of_writing() -> int | None:
 
 
 def _makes_reading_raise(position: int) -> bool:
-    """Return True if the flag works. The test storage has memory, so a failed test does no harm."""
+    """Return True if setting the byte at `position` makes a read raise.
+
+    The storage of this test has memory, so a read that does not raise does no harm.
+    """
     with privately():
         tensor, flagged = torch.ones(4), torch.UntypedStorage(16)
         ctypes.memset(flagged._cdata + position, 1, 1)

@@ -1,4 +1,4 @@
-"""Report PyTorch's profilers to the native core, because they read tensors that may be evicted."""
+"""Report PyTorch's profilers to the native core, because they inspect evicted tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rekindle.pytorch.online import Current, replace
 
 
 class ReadByProfilers(Protocol):
-    """The native core, as this file uses it."""
+    """The functions of the native core that this file uses."""
 
     def profiler_starts(self) -> None:
-        """Let the profiler of this thread read evicted tensors, at a null address."""
+        """Let the profiler of this thread see a null address for evicted tensors, not an error."""
         ...
 
     def profiler_stops(self) -> None:
@@ -24,7 +24,7 @@ class ReadByProfilers(Protocol):
         ...
 
     def profilers_are_over(self) -> None:
-        """Forget the profilers that are still running."""
+        """Undo `profiler_starts` for all profilers that are still running."""
         ...
 
 
@@ -33,7 +33,7 @@ _core = Current[ReadByProfilers]()
 
 @contextmanager
 def profilers_seen(core: ReadByProfilers) -> Iterator[None]:
-    """Report the start and stop of profilers to `core` inside the block.
+    """Inside the block, report each start and stop of a profiler to `core`.
 
     A profiler that is already running is reported at once.
     """

@@ -1,10 +1,10 @@
 """Find threads that may read a tensor while its memory is evicted.
 
-Operators of threads that started inside `rekindle.budget(..., evict="anything")` are seen, and lock
-their operands. Operators of older threads are not seen, nor those of a thread that was started
-inside an operator. While such a thread exists, nothing that the program holds is evicted. Threads
-of some libraries are exempt, because they touch no tensor of the program, or only in ways that are
-seen.
+The core sees operators of threads that started inside `rekindle.budget(..., evict="anything")`, and
+locks their operands. It does not see operators of older threads, nor of a thread that was started
+inside an operator. While such an unknown thread exists, no user-held memory is evicted. Threads of
+some libraries are exempt, because they access no tensor of the program, or only by functions that
+Rekindle intercepts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
-#: Prefix of the names of Rekindle's own threads, which know addresses but no tensors.
+#: Prefix of the names of Rekindle's own threads, which read memory only by address, under a lock.
 OURS = "rekindle-"
-#: Modules whose threads are harmless. They compile, or move indices, sources or pickles (which read
-#: through storages), or do not use tensors.
+#: Python modules whose threads are harmless: they compile, or pass indices, source code or pickles
+#: (which read through storages), or use no tensors.
 HARMLESS = (
     "IPython",
     "concurrent.futures.process",
@@ -35,19 +35,19 @@ HARMLESS = (
 )
 
 
-#: Modules that start threads for others, so another frame tells the origin. (The second one brings
-#: a thread that starts within a budget into it. After the budget the thread is in none.)
+#: Python modules that start threads for other modules, so the origin of a thread is the next frame.
+#: (The second one makes threads that start within a budget part of it, until the budget ends.)
 _STARTERS = ("threading", "rekindle.pytorch.context._threads")
 
 
 @final
 class Threads:
-    """The threads of the process, as seen by the thread that made this object."""
+    """The threads of the process: known ones, whose operators the core sees, and others."""
 
     def __init__(self) -> None:
         self._known = {threading.get_ident()}
         self._last: frozenset[int] = frozenset()
-        self.unknown: list[str] = []  #: modules that unknown threads came from
+        self.unknown: list[str] = []  #: Python modules that started the unknown threads
 
     def changed(self) -> bool:
         """Return True if the set of threads has changed since the last call. Updates `unknown`."""
@@ -74,12 +74,12 @@ class Threads:
 
 
 def _is_harmless(origin: str) -> bool:
-    """Return True if threads that come from this module are exempt."""
+    """Return True if threads that were started by the module `origin` are exempt."""
     return any(origin == name or origin.startswith(f"{name}.") for name in HARMLESS)
 
 
 def _origin(ident: int) -> str:
-    """Return the module of a thread's outermost function, without those that started the thread."""
+    """Return the Python module of a thread's outermost function, without those in `_STARTERS`."""
     if _compiles(ident):
         return "torch._inductor"
     if any(each.ident == ident and each.name.startswith(OURS) for each in threading.enumerate()):
@@ -95,7 +95,8 @@ def _origin(ident: int) -> str:
 def _compiles(ident: int) -> bool:
     """Return True if the thread belongs to Inductor's compile pool.
 
-    The pool is made once and stays. Its threads look like those of any other `ThreadPoolExecutor`.
+    The pool exists until the process ends. Its threads look like those of any other
+    `ThreadPoolExecutor`.
     """
     module: Any = sys.modules.get("torch._inductor.async_compile")
     if module is None or not module.AsyncCompile.pool.cache_info().currsize:
