@@ -1,8 +1,8 @@
 """Learned plans: record steps, plan repeated ones in the background, and follow the plans.
 
-A program that trains repeats its step. Once two steps are alike, a schedule for them is computed
-while training continues. Later steps follow it. This room acts between steps. The native core acts
-during steps (`native/steps`).
+A program that trains repeats its step. Once two steps have run the same operators, a schedule for
+such steps is computed while training continues. Later steps follow the schedule. This package acts
+between steps. The native core acts during steps (`native/steps`).
 """
 
 from rekindle.pytorch.learned._learning import Learning as Learning

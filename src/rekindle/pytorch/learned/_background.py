@@ -1,8 +1,7 @@
 """Plan a step in another process, so that training does not wait.
 
-The process runs the module `rekindle._route`, started by its name: this room does not know how
-plans are made. `multiprocessing` is not used, because it would run a user's script again if the
-script has no `__main__` guard.
+The process runs `python -m rekindle._route`, which makes the plans. `multiprocessing` is not used,
+because it would run a user's script again if the script has no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ NICENESS: Final = 10
 class Planning:
     """The search for the plan of one trace.
 
-    The process ends with this object at the latest. It writes each better plan to a file in a
-    temporary folder.
+    The planning process ends when this object is freed, or earlier. It writes each better plan to
+    a file in a temporary folder.
     """
 
     def __init__(self, trace: Trace, budget: Bytes, seconds: float = SECONDS) -> None:
@@ -72,11 +71,11 @@ class Planning:
 
     @property
     def running(self) -> bool:
-        """True while a better plan may still be found."""
+        """True while the planning process runs and may find a better plan."""
         return self._process.poll() is None
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait at most `timeout` seconds (None: forever). Return True if it has ended."""
+        """Wait at most `timeout` seconds (None: forever). Return True if the search has ended."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -84,7 +83,7 @@ class Planning:
         return True
 
     def newest(self) -> Route | None:
-        """Return the best plan so far, or None if there is no new one since the last call."""
+        """Return the best plan so far, or None if there is no better one since the last call."""
         found = max(self._folder.glob("route-*.json"), default=None, key=_number)
         if found is None or _number(found) <= self._taken:
             return None
@@ -92,12 +91,12 @@ class Planning:
         return Route.from_numbers(json.loads(found.read_text(encoding="utf-8")))
 
     def error(self) -> str:
-        """Return the last line of the process's error output."""
+        """Return the last line of the planning process's error output."""
         lines = (self._folder / "errors").read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "no plan was found")
 
     def stop(self) -> None:
-        """End the process, and remove the files."""
+        """End the planning process, and remove its files."""
         self._end()
 
 
@@ -109,8 +108,8 @@ def _number(path: Path) -> int:
 def _end(
     process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str], owner: int
 ) -> None:
-    """End the process and remove the folder, unless this is a fork."""
-    if os.getpid() != owner:  # this is a fork, which owns neither
+    """End the planning process and remove its folder, unless this is a fork of the program."""
+    if os.getpid() != owner:  # a fork, which owns neither the process nor the folder
         folder._finalizer.detach()  # type: ignore[attr-defined]
         return
     if process.poll() is None:

@@ -1,4 +1,4 @@
-"""Statistics of the steps of one run, and their text in the report."""
+"""Statistics of the training steps of one run: how many followed a plan, and why others did not."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Written = Callable[[], StepPlan | None]
 
 
 class StepOutcome(NamedTuple):
-    """The outcome of a step."""
+    """A finished training step: its length, and how far it followed a plan."""
 
     length: int
-    """Number of operators, as far as they are recorded."""
+    """Number of recorded operators of the step."""
     plan: StepPlan | None
     """The plan that was followed at the end of the step, or None."""
     complete: bool
-    """True if no operator of that plan was missing."""
+    """True if the step ran all operators that `plan` expects."""
     taken: bool
-    """True if a plan was followed for at least a part of the step."""
+    """True if the step followed a plan, at least for a part of its operators."""
     evicting: bool
-    """True if something was evicted during the step."""
+    """True if at least one storage was evicted during the step."""
     loss: float
     """Recomputation time divided by computation time."""
 
 
 class Engine(Protocol):
-    """The clocks of an engine."""
+    """The clocks of an engine (ns)."""
 
     @property
     def compute_ns(self) -> Nanoseconds: ...
@@ -50,13 +50,13 @@ class Learning(ABC):
         self.followed = 0  #: number of steps that followed a plan from beginning to end
         self.left = 0  #: number of steps that left their plan
         self.unplanned = 0  #: number of steps without a plan
-        self.why = ""  #: why the last step left its plan
+        self.why = ""  #: why a step last left its plan
         self._wait = wait
 
     @property
     @abstractmethod
     def remembered(self) -> int:
-        """Number of recorded operators of the running step."""
+        """Number of operators of the running step that are recorded so far."""
 
     @abstractmethod
     def step(self) -> None:
@@ -64,32 +64,36 @@ class Learning(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begin a step. Called with the driver's lock."""
+        """Begin a step. The caller holds the driver's lock."""
 
     @abstractmethod
     def _end(self, *, over: bool) -> None:
-        """Finish a step. `over`: an optimizer's step ended it. Called with the driver's lock."""
+        """Finish a step. The caller holds the driver's lock.
+
+        Args:
+            over: True if `optimizer.step()` ended the step, False if the run or its budget did.
+        """
 
     def close(self) -> None:
-        """End the run."""
+        """Finish the last step, because the run ends."""
         with self._driver.lock:
             self._end(over=False)
 
     def within(self, budget: Bytes) -> None:
-        """Change the budget. Plans for the old budget are not used any more."""
+        """Change the budget in bytes. Plans for the old budget are not used any more."""
         with self._driver.lock:
             self._end(over=False)
             self.plans = self.plans.within(budget)
             self._begin()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait at most `timeout` seconds for the running search. Return True if none is running."""
+        """Wait at most `timeout` seconds for the search for a plan. Return True if it has ended."""
         return self.plans.wait(timeout)
 
     def told(self) -> str:
-        """Return lines for the report.
+        """Return the lines about plans in `run.report()`.
 
-        Empty if the user did not ask for plans and no step was recorded.
+        The result is empty if the user did not ask for plans and no step was recorded.
         """
         if self.plans.patient and not self.plans.shapes:
             return ""
@@ -100,16 +104,21 @@ class Learning(ABC):
         return "\n".join(lines)
 
     def _start_clock(self, engine: Engine) -> None:
-        """Note the clocks at the start of a step."""
+        """Store the engine's clocks at the start of a step."""
         self._before = engine.compute_ns, engine.recompute_ns
 
     def _loss(self, engine: Engine) -> float:
-        """Return recomputation time over computation time since the start of the step."""
+        """Return recomputation time divided by computation time since the start of the step."""
         computed, recomputed = self._before
         return (engine.recompute_ns - recomputed) / max(1, engine.compute_ns - computed)
 
     def _count(self, step: StepOutcome, *, over: bool) -> None:
-        """Count the outcome of a step. `over`: an optimizer's step ended it."""
+        """Count a finished step as followed, left or unplanned.
+
+        Args:
+            step: The finished step.
+            over: True if `optimizer.step()` ended the step.
+        """
         followed = step.plan is not None and step.complete
         self.plans.ended(
             evicting=step.evicting, followed=followed, left=step.taken and not followed
@@ -124,11 +133,11 @@ class Learning(ABC):
             self.unplanned += over and not step.taken
 
     def _remember(self, step: StepOutcome, met: Callable[[], list[int]], written: Written) -> None:
-        """Pass on the outcome of a step, if it needed evictions.
+        """Pass a finished step to `plans`, if the step needed evictions.
 
         Args:
-            step: The outcome.
-            met: Returns the operators of the step.
+            step: The finished step.
+            met: Returns the operators of the step, as numbers.
             written: Returns the recording of the step, or None.
         """
         if not step.length or not step.evicting:
@@ -139,9 +148,9 @@ class Learning(ABC):
             self.plans.over(met(), written(), None if step.taken else step.loss)
 
     def _went_on(self, number: int) -> None:
-        """Note why the step left its plan: it did not end with the plan."""
+        """Note why the step left its plan: it ran more operators than the plan."""
         self.why = f"the step went on after the {number} operators of the record"
 
     def _was_another(self, number: int, name: str) -> None:
-        """Note why the step left its plan: another operator came."""
+        """Note why the step left its plan: operator `number` was `name`, not the recorded one."""
         self.why = f"operator {number} of the step was {name}, not as recorded"

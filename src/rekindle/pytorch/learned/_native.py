@@ -1,4 +1,4 @@
-"""The learner around the native core: it gives plans to the core, and collects outcomes of steps.
+"""Connect learned plans with the native core: pass plans to the core, collect finished steps.
 
 The core follows plans and records steps while they run. This file acts between two steps.
 """
@@ -20,7 +20,7 @@ from rekindle.pytorch.native import Transcript, written_down
 
 
 class Driver(Protocol):
-    """The native driver, as a learner uses it."""
+    """The attributes of the native driver that `NativeLearner` uses."""
 
     core: ModuleType
     handle: Any
@@ -34,7 +34,7 @@ class Driver(Protocol):
 
 
 class _Ended(NamedTuple):
-    """The outcome of a step, as the core returns it."""
+    """A finished step as the core returns it: how far it followed the plan `key`, and why not."""
 
     key: int
     complete: bool
@@ -47,7 +47,7 @@ class _Ended(NamedTuple):
 
 @final
 class NativeLearner(Learning):
-    """The learner of one run of the native core."""
+    """The `Learning` of one run of the native core."""
 
     def __init__(self, driver: Driver, plans: StepPlans, *, wait: bool) -> None:
         super().__init__(plans, wait=wait)
@@ -62,7 +62,7 @@ class NativeLearner(Learning):
         return self._core.remembered(self._handle)
 
     def begins(self, met: int) -> None:
-        """Load plans of steps that begin with operator `met`, if there are any."""
+        """Load stored plans of steps whose first operator is `met`."""
         with self._driver.lock:
             if self.plans.beginning_with(met) is not None:
                 self._teach()
@@ -79,7 +79,7 @@ class NativeLearner(Learning):
             self._begin()
 
     def _begin(self) -> None:
-        """Give the core its plans, and allow a step to begin."""
+        """Pass the plans to the core, and let it follow or record the next step."""
         self._evictions = self._driver.evictions
         self._start_clock(self._driver.engine)
         if self.plans.wanted:
@@ -87,7 +87,7 @@ class NativeLearner(Learning):
             self._core.begin_step(self._handle, self.plans.wants_more())
 
     def _end(self, *, over: bool) -> None:
-        """End the core's step, learn from its outcome, and continue the search."""
+        """End the core's step, count it, and continue the search for plans."""
         said = _Ended(*self._core.end_step(self._handle))
         self._understand(said)
         evicting = self._driver.evictions > self._evictions
@@ -99,7 +99,7 @@ class NativeLearner(Learning):
         self.plans.search(wait=self._wait)
 
     def _understand(self, said: _Ended) -> None:
-        """Note why the last plan was left."""
+        """Note why the finished step `said` left its plan, if it did."""
         match said.reason:
             case "went on":
                 self._went_on(said.number)
@@ -109,11 +109,11 @@ class NativeLearner(Learning):
                 self.why = "a value could not be restored ahead of its use"
 
     def _plan_of(self, key: int) -> StepPlan | None:
-        """Return the shape that the core knows by `key`, or None."""
+        """Return the plan that was passed to the core under the number `key`, or None."""
         return next((plan for plan, known in self._taught.items() if known[0] == key), None)
 
     def _met(self) -> list[int]:
-        """Return the operators of the last step."""
+        """Return the operators of the last step, as numbers."""
         met = array("q")
         met.frombytes(self._core.met_in_step(self._handle))
         return met.tolist()
@@ -131,7 +131,7 @@ class NativeLearner(Learning):
         return StepPlan(self._met(), starts, numbers, trace)
 
     def _teach(self) -> None:
-        """Pass all plans to the core and remove others, or remove all while plans are resting."""
+        """Make the core know exactly the current plans. While plans are resting: none."""
         taught: dict[StepPlan, tuple[int, Route]] = {}
         for plan in () if self.plans.resting else self.plans.shapes:
             route = plan.route
@@ -150,7 +150,7 @@ class NativeLearner(Learning):
 
 
 def _numbers_of(route: Route) -> tuple[list[int], ...]:
-    """Return the numbers of a plan as lists, with nested tuples flattened."""
+    """Return the fields of a `Route` as lists of numbers, with nested tuples flattened."""
     restores, restored = [0], list[int]()
     for made in route.restores:
         restored += made

@@ -1,8 +1,8 @@
-"""Plans shared by processes through the cache folder: one file for each shape of a step.
+"""Learned plans that processes share through files in the cache folder.
 
-A file is written completely or not at all, and a damaged file is ignored. Processes that learn the
-same shape at the same time, such as the ranks of one job, share one search. The process that holds
-the claim makes it.
+There is one file for each shape of a step (its sequence of operators). A file is written completely
+or not at all, and a damaged file is ignored. If several processes learn the same shape at the same
+time, such as the ranks of one job, only the one that holds the shape's `Claim` searches for a plan.
 """
 
 from __future__ import annotations
@@ -28,49 +28,58 @@ except ImportError:  # Windows: each process makes its own search
     fcntl: Any = None
 
 FORMAT: Final = "rekindle plan 4"
-"""Change the number if the numbers of storages or operators in a trace change their meaning."""
+"""Version of the files. Change it if the numbering of storages or operators in traces changes."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20
 LESS: Final = 0.95
-"""A plan for at least this share of the budget is used: budget="auto" is never the same twice."""
+"""Plans for smaller budgets, down to this share, are used: budget="auto" varies between runs."""
 ENDING: Final = ".plan"
 
 
 @final
 class Claim:
-    """The right to search for the plan of one shape. It ends with the process."""
+    """A lock file that gives this process the right to search for the plan of one shape.
+
+    The lock is released when the process ends.
+    """
 
     def __init__(self, path: Path | None, descriptor: int = -1) -> None:
         self._path = path
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give up the claim."""
+        """Release the lock, so that other processes may search."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for forks made meanwhile
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a fork has the descriptor open as well
             os.close(self._descriptor)
             self._path = None
 
 
 @final
 class PlanCache:
-    """The stored plans for `device` and about `budget` bytes, in `folder` (None: nowhere)."""
+    """The files of plans for one device and a budget.
+
+    Args:
+        folder: The cache folder. None: read and store nothing.
+        budget: The budget in bytes.
+        device: The device.
+    """
 
     def __init__(self, folder: Path | None, budget: Bytes, device: torch.device) -> None:
         self._folder = None if folder is None else folder / "plans"
         self._budget = budget
         self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
-        #: Names of files that have not been read, by their first part.
+        #: Names of files that have not been read, by their first part (the first operator).
         self._unread: dict[str, list[str]] = {}
         for name in self._names():
             self._unread.setdefault(name.partition("-")[0], []).append(name)
 
     def beginning_with(self, met: int) -> list[StepPlan]:
-        """Return the stored shapes that begin with operator `met`, the largest budget first.
+        """Return the stored plans of steps whose first operator is `met`, largest budget first.
 
-        Each file is returned once.
+        Each file is read only once: a second call with the same `met` returns nothing.
         """
         if not self._unread:
             return []
@@ -80,12 +89,12 @@ class PlanCache:
         return [plan for name in fitting if (plan := self._read(name)) is not None]
 
     def same(self, plan: StepPlan) -> StepPlan | None:
-        """Return another process's plan for this shape, if its search is finished, else None."""
+        """Return the stored plan for the shape of `plan` if its search is finished, else None."""
         found = self._read(self._name(plan))
         return found if found is not None and found.finished else None
 
     def keep(self, plan: StepPlan) -> None:
-        """Store a shape and its plan for other processes. Errors of the file are ignored."""
+        """Store `plan` for other processes. Errors of the file are ignored."""
         if self._folder is None:
             return
         body = json.dumps(plan.as_numbers(), separators=(",", ":"))
@@ -98,7 +107,7 @@ class PlanCache:
             self._make_room()
 
     def claim(self, plan: StepPlan) -> Claim | None:
-        """Claim the search for a plan of this shape. Return None if another process has it."""
+        """Claim the search for this shape's plan. Return None if another process has the claim."""
         if self._folder is None or fcntl is None:
             return Claim(None)
         path = self._folder / self._name(plan).replace(ENDING, ".claim")
@@ -118,27 +127,27 @@ class PlanCache:
         return Claim(path, descriptor)
 
     def _names(self) -> list[str]:
-        """Return the names of all stored files."""
+        """Return the names of all plan files in the folder."""
         if self._folder is not None:
             with suppress(OSError):
                 return [name for name in os.listdir(self._folder) if name.endswith(ENDING)]
         return []
 
     def _name(self, plan: StepPlan) -> str:
-        """Return the file name of a shape: first operator, graph, budget."""
+        """Return the file name: hashes of the first operator and of the graph, and the budget."""
         graph = [met for met in plan.met if met & GRAPH]
         return f"{self._start(plan.met[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
 
     def _start(self, met: int) -> str:
-        """Return the first part of the file name of shapes that begin with operator `met`."""
+        """Return the first part of the file names of plans whose first operator is `met`."""
         return _digest(f"{self._about} {met}")
 
     def _fits(self, budget: Bytes) -> bool:
-        """Return True if a plan for `budget` can be used here."""
+        """Return True if a plan for `budget` bytes can be used within this object's budget."""
         return LESS * self._budget <= budget <= self._budget
 
     def _read(self, name: str) -> StepPlan | None:
-        """Return the shape in a file, or None if the file is missing or damaged."""
+        """Return the plan in a file, or None if the file is missing or damaged."""
         if self._folder is None:
             return None
         path = self._folder / name
@@ -151,7 +160,7 @@ class PlanCache:
         return None
 
     def _make_room(self) -> None:
-        """Delete the least recently used files beyond the limits."""
+        """Delete the least recently used files until the folder is within the limits."""
         assert self._folder is not None
         files: list[tuple[float, int, str]] = []
         for entry in os.scandir(self._folder):
@@ -167,7 +176,7 @@ class PlanCache:
 
 
 def _name_of(device: torch.device) -> str:
-    """Return a name of the hardware: costs, and thus plans, depend on it."""
+    """Return a name of the hardware, because costs and thus plans depend on the hardware."""
     if is_accelerator(device):
         return accelerator.name_of(device)
     return f"{device.type} {platform.machine()}"

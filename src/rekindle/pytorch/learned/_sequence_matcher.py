@@ -1,8 +1,8 @@
-"""Compare a running step with a recorded one.
+"""Compare the operators of a running step with those of a recorded one (its shape).
 
 Operators of the autograd graph come in the same order in all steps of a shape. Other operators
-vary: a loader shuffles at the start of an epoch, or a loss is printed now and then, within a step
-or between two. Such operators are matched where they are expected, and ignored elsewhere.
+vary: a loader shuffles at the start of an epoch, or a loss is printed now and then. An operator
+outside of the graph is matched if the recorded step has it at this point, else it is ignored.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Final, final
 
 GRAPH: Final = 1
 BACKWARD: Final = 2
-"""Bits of an operator's number: it belongs to the graph; it runs in the backward pass."""
+"""Flags in an operator's number: part of the autograd graph; runs in the backward pass."""
 
 UNMATCHED: Final = -1
 MISMATCH: Final = -2
 FAR: Final = 64
-"""Number of operators outside of the graph that may be skipped to find a match."""
+"""Most recorded operators to skip when matching an operator outside of the graph."""
 
 
 @final
 class SequenceMatcher:
-    """A cursor over a recorded step that follows a running one.
+    """A cursor over the operators of a recorded step, moved on by the operators of a running one.
 
     Args:
-        shape: The operators of the recorded step. `at` is the index of the next one.
+        shape: The operators of the recorded step. `at` is the index of the next expected one.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -34,15 +34,15 @@ class SequenceMatcher:
 
     @property
     def complete(self) -> bool:
-        """True if no operator of the graph is missing."""
+        """True if the running step has run all recorded operators of the autograd graph."""
         return self._next_of_graph() == len(self._shape)
 
     def meets(self, met: int) -> int:
-        """Move on by one operator of the running step.
+        """Match `met`, the next operator of the running step.
 
         Returns:
-            Its index in the shape, `UNMATCHED` if it has no counterpart, or `MISMATCH` if the step
-            has another shape.
+            The index of `met` in the shape, `UNMATCHED` if the recorded step has no such operator
+            here, or `MISMATCH` if the running step has another shape.
         """
         shape, at = self._shape, self.at
         if at < len(shape) and shape[at] == met:
@@ -65,7 +65,7 @@ class SequenceMatcher:
         return at
 
     def _further(self, met: int, end: int, start: int | None = None) -> int:
-        """Search for `met` from `start` (default: here) to `end`, and move past it."""
+        """Search the shape for `met` from `start` (default: `at`) to `end`, and move past it."""
         shape = self._shape
         for found in range(self.at if start is None else start, end):
             if shape[found] == met:

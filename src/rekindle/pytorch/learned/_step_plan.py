@@ -1,4 +1,4 @@
-"""The shape of a step and its plan, as numbers without tensors."""
+"""The shape of a step (its sequence of operators) and its plan, as numbers without tensors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class StepPlan:
     """A shape of a step: its operators in order, and its plan once there is one.
 
     Attributes:
-        met: A number for each operator of the step (see `_walk`).
+        met: A number for each operator of the step (see `_sequence_matcher`).
         starts: For each operator, how many operators the trace has before it.
-        numbers: For each operator, how many storages the trace has before it. The storages that it
-            makes follow.
-        trace: The recorded step, until it is planned.
+        numbers: For each operator, how many storages the trace has before it. The storages that the
+            operator makes have the next numbers.
+        trace: The recorded step, until a search for its plan starts.
         met_again: True if a second step had this shape.
         route: The plan, once found.
         finished: True if the search is over, so no better plan will come.
-        again: True if another process aborted the search, which has to be repeated.
-        online_loss: The least loss (recomputation time over computation time) of steps without a
-            plan. None: no such step.
-        dearer: Number of steps in a row that lost more with the plan than without.
+        again: True if another process aborted the search, so a new recording and search are needed.
+        online_loss: The least loss (recomputation time divided by computation time) of steps of
+            this shape without a plan. None: no such step.
+        dearer: Number of steps in a row that lost more time with the plan than without.
     """
 
     met: list[int]

@@ -1,4 +1,8 @@
-"""The shapes of steps and their plans, kept from one `rekindle.budget(...)` to the next."""
+"""The shapes of steps and their plans, kept in memory from one `rekindle.budget` to the next.
+
+The shape of a step is its sequence of operators. `StepPlans` decides when to record a step, when to
+search for a plan, and when to drop one.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,15 @@ from rekindle.pytorch.learned._sequence_matcher import is_of
 from rekindle.pytorch.learned._step_plan import StepPlan
 
 MOST_PLANS: Final = 8
-"""Number of shapes per budget, and of budgets."""
+"""Most shapes to keep per budget, and most budgets."""
 TRIES: Final = 4
 """Number of steps in a row to record after a step of an unknown shape."""
 LONGEST_PAUSE: Final = 1024
-"""Longest pause (steps): in recording if no shape repeats, in following if plans are left."""
+"""Longest pause in steps: no recording if no shape repeats, no plans if steps leave them."""
 PATIENCE: Final = 12
-"""Number of steps of equal length with evictions before a patient learner records."""
+"""Steps of equal length with evictions that must occur before a patient learner records."""
 MOST_LENGTHS: Final = 64
-"""Number of different lengths that a patient learner counts."""
+"""Most different step lengths that a patient learner counts."""
 DEARER: Final = 1.1
 NOISE: Final = 0.02
 """Tolerated loss with a plan: `DEARER` times the loss without it, plus `NOISE`.
@@ -33,7 +37,7 @@ Losses are shares of the computation time, and costs are measured, so small diff
 nothing.
 """
 BETWEEN_LOOKS: Final = 0.05
-"""Time (s) between looks while another process searches."""
+"""Time (s) between checks for the plan that another process searches."""
 
 
 class _Where(NamedTuple):
@@ -56,7 +60,7 @@ class StepPlans:
         self, budget: Bytes, where: _Where, plan_cache: PlanCache, *, patient: bool = False
     ) -> None:
         self.shapes: list[StepPlan] = []
-        self.note = ""  #: why a shape has no plan
+        self.note = ""  #: why a shape has no plan, for the report
         self._budget = budget
         self._where = where
         self._plan_cache = plan_cache
@@ -67,22 +71,22 @@ class StepPlans:
         self._next_pause = TRIES
         self.patient = patient
         self._lengths: Counter[int] | None = Counter() if patient else None  # see `_waits`
-        self._watches = 0  # number of steps that are still of interest
+        self._watches = 0  # number of steps to observe from now on
         self._left = 0  # number of steps in a row that left their plan
         self._rest = 0  # number of steps until plans are followed again
         self._next_rest = TRIES
 
     def within(self, budget: Bytes) -> StepPlans:
-        """Return the shapes of another budget, with the same conditions."""
+        """Return the `StepPlans` for another budget, on the same device with the same settings."""
         return plans_for(budget, **self._where._asdict(), patient=self.patient)
 
     def hurry(self) -> None:
-        """Stop being patient, because the user asked for plans."""
+        """Record steps without waiting for repetitions, because the user asked for plans."""
         self.patient, self._lengths = False, None
 
     @property
     def wanted(self) -> bool:
-        """True if the next step should be observed at all."""
+        """True if the core should follow or record the next step."""
         return self._watches > 0 or not self.patient
 
     @property
@@ -95,7 +99,10 @@ class StepPlans:
         return self._tries > 0 or any(plan.again for plan in self.shapes)
 
     def beginning_with(self, met: int) -> StepPlan | None:
-        """Return the latest planned shape that begins with operator `met`, or None."""
+        """Return the latest plan of a step whose first operator is `met`, or None.
+
+        If there is none in memory, stored plans are loaded from the cache folder.
+        """
         found = self._beginning_with(met)
         if found is None:
             self.shapes += self._plan_cache.beginning_with(met)
@@ -104,7 +111,7 @@ class StepPlans:
         return found
 
     def _beginning_with(self, met: int) -> StepPlan | None:
-        """Return the latest planned shape in memory that begins with `met`, or None."""
+        """Return the latest plan in memory of a step whose first operator is `met`, or None."""
         for plan in self.shapes:
             if plan.route is not None and plan.met[0] == met:
                 return plan
@@ -114,9 +121,9 @@ class StepPlans:
         """Count a finished step.
 
         Args:
-            evicting: True if it needed evictions.
-            followed: True if it followed a plan to its end.
-            left: True if it began to follow a plan and left it.
+            evicting: True if the step needed evictions.
+            followed: True if the step followed a plan to its end.
+            left: True if the step began to follow a plan and left the plan.
         """
         self._watches = PATIENCE if evicting else max(0, self._watches - 1)
         self._rest = max(0, self._rest - 1)
@@ -131,12 +138,13 @@ class StepPlans:
     def over(self, step: list[int], written: StepPlan | None, loss: float | None = None) -> None:
         """Learn from a finished step that needed evictions and followed no plan to its end.
 
-        If no two steps are alike, recording pauses for longer and longer.
+        If no two steps have the same shape, the pauses in recording become longer and longer.
 
         Args:
             step: The operators of the step.
             written: The recording of the step, or None.
-            loss: Recomputation time over computation time, or None if a part followed a plan.
+            loss: Recomputation time divided by computation time. None if a part of the step
+                followed a plan.
         """
         if self._waits(len(step)):
             return
@@ -159,7 +167,7 @@ class StepPlans:
             self._tries = TRIES
 
     def along(self, plan: StepPlan, written: StepPlan | None, loss: float) -> None:
-        """Learn from a finished step that followed the plan of `plan` to its end.
+        """Learn from a finished step that followed `plan` to its end.
 
         A plan that costs more time than it saves is dropped after `TRIES` such steps.
         """
@@ -173,7 +181,7 @@ class StepPlans:
             self.note = "a plan lost more time than the policy alone, and was given up"
 
     def _met_again(self, plan: StepPlan, written: StepPlan | None) -> None:
-        """Note that a step had the shape of `plan`, and move it to the front."""
+        """Note that another step had the shape of `plan`, and move the plan to the front."""
         plan.met_again = True
         if plan in self.shapes:
             self.shapes.remove(plan)
@@ -185,7 +193,7 @@ class StepPlans:
         self._pause, self._next_pause = 0, TRIES
 
     def _waits(self, length: int) -> bool:
-        """Return True if a patient learner should not record yet, after `length` operators."""
+        """Count a step of `length` operators. Return True if it is too early to record steps."""
         if self._lengths is None:
             return False
         self._lengths[length] += 1
@@ -198,7 +206,11 @@ class StepPlans:
     # -- searching for plans ----------------------------------------------------------------------
 
     def search(self, *, wait: bool) -> None:
-        """Take the results of the running search, and start the next one. `wait`: finish all."""
+        """Take the plan that the running search has found, and start the next search.
+
+        Args:
+            wait: Wait until all searches are finished.
+        """
         while True:
             if self._planning is None and not self._start():
                 if not (wait and self._elsewhere):
@@ -211,7 +223,7 @@ class StepPlans:
                 return
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait at most `timeout` seconds for the running search. Return True if none is running."""
+        """Wait at most `timeout` seconds for the running search. Return True if it has ended."""
         end = float("inf") if timeout is None else time.monotonic() + timeout
         while self._planning is None and self._elsewhere and time.monotonic() < end:
             if not self._start():
@@ -223,7 +235,13 @@ class StepPlans:
         return done
 
     def _start(self) -> bool:
-        """Start a search that no other process makes. Take finished plans of other processes."""
+        """Start the next search, unless another process searches for the same plan.
+
+        Finished plans of other processes are taken from the cache folder.
+
+        Returns:
+            True if a search was started.
+        """
         self._elsewhere = False
         for number, plan in enumerate(self.shapes):
             if plan.trace is None or not plan.met_again:
@@ -266,13 +284,13 @@ class StepPlans:
             self._end_planning()
 
     def _only(self, plan: StepPlan) -> None:
-        """Remove all other shapes that equal `plan`."""
+        """Remove all other plans for the same shape as `plan`."""
         for other in list(self.shapes):
             if other is not plan and is_of(other.met, plan.met) and is_of(plan.met, other.met):
                 self.shapes.remove(other)
 
     def _end_planning(self) -> None:
-        """End the running search, and let other processes claim the shape."""
+        """End the running search, and release its claim for other processes."""
         if self._planning is not None:
             _, planning, claim = self._planning
             self._planning = None
@@ -280,7 +298,7 @@ class StepPlans:
             claim.release()
 
     def forget(self) -> None:
-        """Forget all shapes, and end the search."""
+        """Drop all shapes and plans, and end the running search."""
         self.shapes.clear()
         self._end_planning()
 
@@ -295,14 +313,14 @@ def plans_for(
     cache: bool = True,
     patient: bool = False,
 ) -> StepPlans:
-    """Return the known shapes of steps on `device` within `budget`.
+    """Return the `StepPlans` for `device` and `budget`, the same object for each call.
 
-    Patient and other learners share the result. Separate ones would wait for each other's search.
+    All learners of the process share the object. Separate ones would wait for each other's search.
 
     Args:
         budget: The budget in bytes.
         device: The device.
-        cache: Use plans of other processes, and store plans for them.
+        cache: Use plans of other processes from the cache folder, and store plans there.
         patient: True if the user did not ask for plans (see `StepPlans`).
     """
     where = _Where(device, cache)
@@ -321,6 +339,6 @@ def plans_for(
 
 
 def forget_plans() -> None:
-    """Forget all shapes of this process (for tests)."""
+    """Drop all shapes and plans of this process (for tests)."""
     while _plans:
         _plans.popitem()[1].forget()
