@@ -1,6 +1,7 @@
-"""Callbacks of the native core: errors in words, and events that Python handles.
+"""Callbacks that the native core calls: they make errors, and handle events in Python.
 
-The core passes the id of a driver. A driver that no longer exists is ignored.
+The core passes the `number` of a driver (`NativeDriver`). If that driver no longer exists, the
+callback does nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rekindle.pytorch.operators import (
     unseen_collective,
 )
 
-#: All drivers, by the id that the core uses.
+#: All drivers, by the `number` that the core passes to callbacks.
 drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
@@ -42,12 +43,12 @@ drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 class PythonCallbacks:
     """The object whose methods the core calls.
 
-    Calls come from any thread, without the core's lock. Methods that make an error return it, and
-    the core raises it.
+    The core calls them from any thread, without its lock. A method that makes an error returns the
+    error, and the core raises it.
     """
 
     full = torch.OutOfMemoryError  #: raised by PyTorch if the device has no memory left
-    not_full = OutOfBudget  #: a subclass that means the budget, not the device
+    not_full = OutOfBudget  #: subclass of `full`, raised if the budget is too small
 
     def __init__(self, core: Any) -> None:
         self.core = core
@@ -59,7 +60,7 @@ class PythonCallbacks:
         who = shown_name(who)
         driver = drivers.get(number)
         shortage = NoRoom(needed, memory, budget, None)
-        if driver is None:  # the context is over, and its `run` is freed
+        if driver is None:  # the budget has ended, and its `run` is freed
             return OutOfBudget(
                 str(shortage),
                 needed=needed,
@@ -79,7 +80,7 @@ class PythonCallbacks:
         return error
 
     def device_full(self, number: int, said: str) -> torch.OutOfMemoryError:
-        """Return the device's OOM error `said`, with a note about who holds memory."""
+        """Return the device's OOM error with the text `said`, and a note about the holders."""
         error = torch.OutOfMemoryError(said)
         driver = drivers.get(number)
         if driver is not None:
@@ -99,7 +100,7 @@ class PythonCallbacks:
         return recomputed_in_a_graph(made_by)
 
     def swap_failed(self, number: int, site: str) -> SwapFailed:
-        """Return the error for a value whose copy cannot be read back and that has no recipe."""
+        """Return the error for a value without a recipe whose host copy cannot be read."""
         driver = drivers.get(number)
         transfers = None if driver is None else driver.transfers
         if transfers is None:
@@ -122,80 +123,87 @@ class PythonCallbacks:
         return unseen_collective(name)
 
     def unseen_by_python(self, name: str) -> Unsupported:
-        """Return the error for an operator in a dispatch mode, unseen before torch 2.13."""
+        """Return the error for an operator in a dispatch mode, which needs torch 2.13."""
         return Unsupported(
             f"{name} ran within a dispatch mode or on a tensor subclass, and what those do a "
             f"budget cannot see with torch {torch.__version__}: install torch 2.13 or a later one"
         )
 
     def gone(self, number: int) -> None:
-        """Note that no handle of a driver is left."""
+        """Note that the core freed a driver, so it needs the saved leaves no longer."""
         leaves.stay_away()
 
     def owner_of_file(self, name: str) -> int:
-        """Return whose code is in a file: 0 nobody's, 1 a library's, 2 the user's."""
+        """Return whose code is in a file: 0 Python's or torch's, 1 a library's, 2 the user's."""
         return ("nobody", "library", "user").index(owner_of_file(name))
 
     def segments(self, number: int) -> list[bytes]:
-        """Return the blocks of each memory segment of the device: address, bytes, 1 if in use."""
+        """Return the blocks of each segment of the device's allocator.
+
+        Each block is three 64-bit numbers: address, bytes, and 1 if the block is in use.
+        """
         driver = drivers.get(number)
         found = () if driver is None else accelerator.segments(driver.device)
         return [array("q", chain.from_iterable(segment)).tobytes() for segment in found]
 
     def peak(self, number: int) -> None:
-        """Take a snapshot at a new peak, with places."""
+        """Store a snapshot at a new peak, while places are recorded."""
         driver = drivers.get(number)
         if driver is not None:
             driver.peak.look()
 
     def sample(self, number: int) -> None:
-        """Collect samples of the memory."""
+        """Collect the samples of memory in use that the engine took."""
         driver = drivers.get(number)
         if driver is not None:
             driver.steps.sample()
 
     def losses(self, number: int) -> None:
-        """Warn if recomputation takes most of the time."""
+        """Warn if recomputation takes more time than the computation itself."""
         driver = drivers.get(number)
         if driver is not None:
             driver.warn_of_losses()
 
     def owners(self, number: int) -> None:
-        """Register the rest of a model of which a weight was seen."""
+        """Register all parameters of the running model, because an operator read one of them."""
         driver = drivers.get(number)
         if driver is not None:
             driver.meet_owners()
 
     def places(self, number: int, operators: int) -> None:
-        """Record the place in the program of the latest operators."""
+        """Record the current place in the program for the latest operators."""
         driver = drivers.get(number)
         if driver is not None:
             driver.noted(operators)
 
     def plans(self, number: int, met: int) -> None:
-        """Load plans of steps that begin with operator `met`, if there are any."""
+        """Load learned plans of steps whose first operator is `met`."""
         driver = drivers.get(number)
         if driver is not None and driver.watcher is not None:
             driver.watcher.begins(met)
 
     def all_threads_are_known(self, number: int) -> bool:
-        """Return True if it is known which threads may read the program's tensors."""
+        """Return True if each thread was started within the budget or uses no tensors."""
         driver = drivers.get(number)
         lending = None if driver is None else driver.lending
         return lending is not None and lending.all_threads_are_known()
 
     def move_copies_out(self, number: int) -> bool:
-        """Move the copies that undo a step out of the budget. Return True if any was in it."""
+        """Move copies made to undo an optimizer's step out of the budget.
+
+        Returns:
+            True if that freed memory of the budget.
+        """
         driver = drivers.get(number)
         undo = None if driver is None else driver.undo
         return undo is not None and undo.move_copies_out()
 
     def unpack(self, handle: object) -> torch.Tensor:
-        """Return a saved tensor. Compiled autograd calls this when it needs the value."""
+        """Return the saved tensor of `handle`. Compiled autograd calls this to read the value."""
         return self.core.unpack(handle)
 
     def range(self, number: int, ends: int) -> None:
-        """Note that a range of the profiler begins or ends."""
+        """Note that a profiler range begins (`ends` is 0) or ends, maybe an optimizer's step."""
         driver = drivers.get(number)
         if driver is not None and driver.undo is not None:
             driver.undo.marked(entering=not ends)

@@ -23,7 +23,7 @@ from rekindle.pytorch.operators import (
 )
 
 NAME: Final = "_torch"
-#: The rooms of the core, lower ones first.
+#: The source folders of the core in `src/rekindle/native`, lower layers first.
 _ROOMS: Final = (
     "base",
     "engine",
@@ -37,19 +37,21 @@ _ROOMS: Final = (
 )
 _SOURCES: Final = tuple(f"{room}/*.cpp" for room in _ROOMS)
 _OLDEST: Final = (2, 11)
-_SEES_ALL: Final = (2, 13)  # in older versions, dispatch modes come before the core's dispatch key
+_SEES_ALL: Final = (2, 13)  # in older versions, dispatch modes hide operators from the core
 
 _started: dict[str, Any] = {}  # "module": the module or None; "why not": the reason for None
 
 
 def core(*, build: bool = True) -> ModuleType | None:
-    """Return the native core, started. Compiling it on first use takes about a minute.
+    """Return the native core's module, and start the core on first use.
+
+    Compiling the core takes about a minute.
 
     Args:
-        build: If False, use it only if it was compiled before.
+        build: Compile the core if necessary. If False, use it only if it was compiled before.
 
     Returns:
-        The module, or None. `why_not()` gives the reason then.
+        The module, or None if there is no core. `why_not()` then returns the reason.
     """
     if "module" in _started:
         return _started["module"]
@@ -82,17 +84,17 @@ def core(*, build: bool = True) -> ModuleType | None:
 
 
 def _version() -> tuple[int, ...]:
-    """Return the version of torch as numbers."""
+    """Return the version of torch as (major, minor)."""
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def remedy() -> str:
-    """Return the advice for users where `core()` returned None."""
+    """Return the advice for users who have no native core (`core()` is None)."""
     return REMEDIES if _version() >= _OLDEST else "Install torch 2.11 or a later one"
 
 
 def what_it_misses() -> str:
-    """Return in a few words what the native core refuses with this torch, or ""."""
+    """Return in a few words what the native core refuses with this version of torch, or ""."""
     if _version() >= _SEES_ALL:
         return ""
     return f"with torch {torch.__version__} it refuses modes and subclasses (2.13 lets it see them)"
@@ -104,11 +106,11 @@ def why_not() -> str:
 
 
 def ship_native_core(folder: Path) -> None:
-    """Copy the native core into `folder`, to ship it in a package. Do nothing if there is none."""
+    """Copy the compiled native core into `folder`, to ship it in a package, if there is a core."""
     if core() is not None:
         ship(NAME, _SOURCES, folder, with_torch=True)
 
 
 def why_no_native_core() -> str:
-    """Build the native core if necessary. Return "" if it exists, else why it does not."""
+    """Build the native core if necessary. Return "" on success, else the reason of the failure."""
     return "" if core() is not None else why_not()

@@ -1,7 +1,7 @@
 """The Python object for one run of the native core.
 
-It implements the `Driver` interface of `online` by calls of the core, and holds what only Python
-knows: owners, places, steps, recordings.
+`NativeDriver` implements the interface `Driver` of `online` by calling the core. It also holds the
+objects that exist in Python only: owners, places, steps, recordings.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ MUCH_LOST: Final = 10_000_000_000
 
 
 class Watcher(Protocol):
-    """The learner, which knows the steps of the program."""
+    """The learner of plans, which is notified of the steps of the program."""
 
     def begins(self, met: int) -> None:
-        """Load plans of steps that begin with operator `met`, if there are any."""
+        """Load learned plans of steps whose first operator is `met`."""
         ...
 
     def step(self) -> None:
-        """Handle the end of a step, where the next one begins."""
+        """Handle the end of a step of the program, which is the start of the next one."""
         ...
 
     def close(self) -> None:
-        """Handle the end of the run."""
+        """Handle the end of the budget."""
         ...
 
 
@@ -79,7 +79,14 @@ class CopiesOnHost(Protocol):
 
 
 class Kept(NamedTuple):
-    """An operator that is not run again, the reason, and the calls and bytes of results so far."""
+    """An operator whose results are kept, because recomputing them may not be safe.
+
+    Attributes:
+        operator: The name of the operator.
+        why: The reason.
+        calls: The number of its calls so far.
+        nbytes: The bytes of its results so far.
+    """
 
     operator: str
     why: str
@@ -91,11 +98,12 @@ class NativeBackoff(NamedTuple):
     """How often the device had less memory than the budget.
 
     Attributes:
-        times: How often that was found, after a device OOM error.
-        budget: The budget now, maybe lowered. Negative: no limit.
-        by_sum: How often no contiguous piece could be freed, so the policy evicted by total size.
-        for_places: How often values were evicted for a contiguous piece before the allocator was
-            asked.
+        times: Number of device OOM errors that were handled by evicting.
+        budget: The budget now (bytes), maybe lowered by these errors. Negative: no limit.
+        by_sum: Number of these errors after which no contiguous piece could be freed, so the policy
+            evicted by total size.
+        for_places: Number of times that values were evicted to free a contiguous piece before an
+            allocation.
     """
 
     times: int
@@ -113,7 +121,7 @@ class NativePeak:
 
     @property
     def now(self) -> Snapshot:
-        """The snapshot, with names and categories."""
+        """The snapshot at the highest peak so far, with names and categories."""
         driver = self._driver()
         if driver is None:
             return Snapshot()
@@ -121,13 +129,13 @@ class NativePeak:
         return in_words(driver.core.peak_snapshot(driver.handle))
 
     def note_states(self) -> None:
-        """Ask the optimizers for their state while it is alive, if there is a new peak."""
+        """If there is a new peak, record which memory is optimizer state, while that exists."""
         driver = self._driver()
         if driver is not None and driver.core.has_new_peak(driver.handle):
             driver.core.note_states(driver.handle, list(driver.owners.optimizers))
 
     def expect(self, nbytes: Bytes) -> None:
-        """Take a snapshot now, and at each new peak of at least `nbytes`."""
+        """Take a snapshot now, and one at each new peak of at least `nbytes`."""
         driver = self._driver()
         if driver is not None:
             driver.core.expect_peak(driver.handle, nbytes)
@@ -135,7 +143,7 @@ class NativePeak:
                 self.look()
 
     def look(self) -> None:
-        """Store the current snapshot as the latest. The first one is kept as well, for a trace."""
+        """Store the peak's snapshot in the driver's `looks`, after the first one stored there."""
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
@@ -143,9 +151,9 @@ class NativePeak:
 
 @final
 class NativeAudit:
-    """A comparison of recomputed values with the original ones.
+    """A comparison of each recomputed value with the original one, bit by bit.
 
-    It costs a pass over every result.
+    It costs a pass over the result of every operator.
     """
 
     def __init__(self, core: ModuleType, handle: Any) -> None:
@@ -154,19 +162,23 @@ class NativeAudit:
         self._lines: list[str] = []  # the program's line, for each operator
 
     def note(self, operators: int) -> None:
-        """Assign the current line to the operators since the last call (`operators`: total)."""
+        """Record the program's current line for each operator that ran since the last call.
+
+        Args:
+            operators: The number of operators that ran so far.
+        """
         self._lines += [users_line()] * (operators - len(self._lines))
 
     @property
     def different(self) -> tuple[Site, ...]:
-        """The operators whose recomputation gave a different result, in order, each once."""
+        """The distinct operators whose recomputation gave a different result, in order."""
         found = self._core.recomputed_differently(self._handle)
         return tuple({Site(shown_name(name), self._lines[op]): None for name, op in found})
 
 
 @final
 class NativeDriver:
-    """One run of the native core, with its engine and memory."""
+    """One run of the native core: one `rekindle.budget(...)` with its engine and its memory."""
 
     def __init__(
         self,
@@ -204,27 +216,27 @@ class NativeDriver:
             )  # fmt: skip
         self.engine = NativeEngine(core, self.handle, budget, swaps=swaps is not None)
         self.device = device
-        self.lock = threading.RLock()  # guards the Python objects around the core
+        self.lock = threading.RLock()  # guards the Python objects of this run, not the core
         self.capture: NativeCapture | None = None  #: recording of a part of the run
         self.whole: NativeCapture | None = None  #: recording of the whole run, if requested
-        self.figures: Figures | None = None  #: figures of the recording, once it is over
+        self.figures: Figures | None = None  #: figures of the recording `whole`, once it has ended
         self.places: Places | None = None
         self.audit: NativeAudit | None = None
-        #: Chosen functions of the program that are not recomputed, and why.
+        #: Functions chosen by `rekindle.recomputable` that are not recomputed, and why.
         self.functions_kept: dict[str, str] = {}
-        #: While places are recorded: the first and the last snapshot.
+        #: While places are recorded: the first and the last snapshot at a peak.
         self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine)
         self.undo: StepUndo | None = None  #: undo of the running optimizer step
         self._stepping = False
-        self._warned = False  # about lost time
+        self._warned = False  # True once `warn_of_losses` has warned
         self._warm = WarmOptimizers()  # optimizers with state from before this run
         self.peak = NativePeak(self)
         #: `operators_run` at the last `OutOfBudget`, and a copy of the error without frames.
         self.refused: tuple[int, OutOfBudget] | None = None
         drivers[core.number(self.handle)] = self
-        leaves.come_back()  # until the core is freed, which handles of saved tensors may delay
+        leaves.come_back()  # undone by `gone`, when the last handle of a saved tensor is freed
 
     @property
     def at_peak(self) -> Snapshot:
@@ -233,7 +245,7 @@ class NativeDriver:
 
     @property
     def operators_run(self) -> int:
-        """A number that changes with every operator."""
+        """The engine's clock, used as a number that changes with every operator."""
         return self.engine.clock
 
     @property
@@ -248,7 +260,7 @@ class NativeDriver:
 
     @property
     def lost_ns(self) -> Nanoseconds:
-        """Time lost (ns): recomputed operators, and choosing, evicting and rebuilding."""
+        """Time lost to the budget (ns): recomputed operators, and the bookkeeping of evictions."""
         now = self.engine.now()
         return max(now.lost_ns, now.recompute_ns)
 
@@ -270,7 +282,7 @@ class NativeDriver:
 
     @property
     def kept(self) -> list[Kept]:
-        """Return operators that a trial found not to be repeatable, with what they made."""
+        """The operators whose results are kept, because a trial showed different bits."""
         return [
             Kept(shown_name(name), *rest)
             for name, *rest in self.core.kept(self.handle)
@@ -283,16 +295,16 @@ class NativeDriver:
         return NativeBackoff(*self.core.shortfall(self.handle))
 
     def keep_reserved(self) -> None:
-        """Apply the budget to the memory that the device's allocator reserves."""
+        """Apply the budget to memory that the device's allocator reserves, instead of uses."""
         self.core.keep_reserved(self.handle)
 
     def elsewhere(self) -> str | None:
-        """Return a warning if the program used another device all the time, else None."""
+        """Return a warning if no tensor of the program was on the budget's device, else None."""
         met = [torch.device(name) for name in self.core.devices_met(self.handle)]
         return elsewhere(self.device, {device: device == self.device for device in met})
 
     def program_tensors(self) -> list[Tensor]:
-        """Return the program's living tensors of resident values, oldest first."""
+        """Return the tensors that the program holds and whose memory is resident, oldest first."""
         return self.core.program_tensors(self.handle)
 
     def pin(self, tensor: Tensor) -> None:
@@ -300,13 +312,14 @@ class NativeDriver:
         self.core.keep(self.handle, tensor)
 
     def meet(self, tensor: Tensor) -> None:
-        """Count the memory of `tensor` from now on."""
+        """Count the memory of `tensor` toward the budget from now on."""
         self.core.meet(self.handle, tensor)
 
     def meet_owners(self) -> None:
-        """Register the rest of the running model after some of its weights were seen.
+        """Register all weights of the running model, because an operator read some of them.
 
-        The state that optimizers already have for these weights is registered, too.
+        The state that optimizers already have for these weights is registered as well. All of this
+        memory counts toward the budget from now on.
         """
         met = self.core.met(self.handle)
         model = self.owners.running_model()
@@ -319,7 +332,7 @@ class NativeDriver:
 
     @property
     def stepping(self) -> bool:
-        """True while an optimizer's step runs. Its workspaces may then use all free room."""
+        """True while an optimizer's step runs, whose workspaces may use all free memory."""
         return self._stepping
 
     @stepping.setter
@@ -328,7 +341,7 @@ class NativeDriver:
         self.core.stepping(self.handle, on)
 
     def undo_no_more(self) -> None:
-        """Drop the undo if its step is over."""
+        """Drop the undo of the optimizer's step if that step is over."""
         if self.undo is not None and not self.undo.running:
             self.undo = None
             self.core.tell_ranges(self.handle, False)
@@ -336,7 +349,7 @@ class NativeDriver:
     def tensors_within(self, value: object) -> list[Tensor]:
         """Return the tensors in nested containers.
 
-        A tensor made of others (a DTensor) is replaced by those.
+        A tensor that wraps others (a DTensor) is replaced by the wrapped ones.
         """
         return self.core.tensors_within(value)
 
@@ -345,18 +358,18 @@ class NativeDriver:
 
         Args:
             optimizer: The optimizer.
-            saves: Do what `save_before_step` does as well, if all its tensors are plain.
+            saves: Also do what `save_before_step` does, if all tensors of the optimizer are plain.
 
         Returns:
-            True if its parameters are plain tensors with dense gradients; and bytes that identify
-            the kind of the step.
+            True if its parameters are plain tensors with dense gradients; and a key that is equal
+            for steps with equal gradients.
         """
         return self.core.begin_optimizer_step(
             self.handle, optimizer.param_groups, _dict_of(optimizer.state), saves
         )
 
     def save_before_step(self, optimizer: Any) -> None:
-        """Recompute and pin what depends on the contents that the step will overwrite (R4)."""
+        """Recompute and pin the values that depend on contents which the step overwrites (R4)."""
         groups, state = optimizer.param_groups, _dict_of(optimizer.state)
         self.core.save_before_optimizer_step(self.handle, groups, state)
 
@@ -365,7 +378,7 @@ class NativeDriver:
         return self.core.forget_sources(self.handle)
 
     def limit(self, budget: Bytes) -> None:
-        """Change the budget."""
+        """Change the budget to `budget` bytes."""
         self.engine.budget = budget
 
     def make_room(self, needed: Bytes, who: str) -> None:
@@ -373,7 +386,7 @@ class NativeDriver:
         self.core.make_room(self.handle, needed, who)
 
     def give_away(self, home: torch.UntypedStorage) -> None:
-        """Note that others may write to `home` from now on, so its values become sources (R4)."""
+        """Make the values in the storage `home` sources, because other code may write it (R4)."""
         self.core.give_away(self.handle, home._cdata)
 
     def bring_back(self, tensor: Tensor) -> None:
@@ -389,37 +402,40 @@ class NativeDriver:
 
         Args:
             tensors: The tensors.
-            saved: Lock what autograd saved as well.
+            saved: Also keep values resident that autograd unpacks meanwhile.
 
         Returns:
-            A number to pass to `unlock_there`.
+            A number that identifies this lock, for `unlock_there`.
         """
         return self.core.lock_there(self.handle, tensors, saved)
 
     def unlock_there(self, number: int) -> None:
-        """Undo `lock_there`."""
+        """Undo the `lock_there` that returned `number`."""
         self.core.unlock_there(self.handle, number)
 
     def record_without_grad(self, record: bool) -> None:
         """Add or remove a reason not to record operators while grad mode is off.
 
-        Such operators are recorded only with evict="anything".
+        Such operators get recipes only with evict="anything".
+
+        Args:
+            record: True removes one reason, False adds one.
         """
         if self.anything:
             self.core.record_without_grad(self.handle, -1 if record else 1)
 
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Callable[[], None] | None:
-        """Note that `home` is about to be resized.
+        """Note that the program is about to resize the storage `home` to `nbytes`.
 
         Returns:
-            A function to call after the resize, or None if the core does not know the storage.
+            A function to call after the resize, or None if the core does not track the storage.
         """
         known = self.core.about_to_resize(self.handle, home._cdata, nbytes)
         return partial(self.core.resized, self.handle) if known else None
 
     @contextmanager
     def trading(self, t1: Tensor, t2: Tensor) -> Iterator[None]:
-        """Track neither tensor inside the block, so that they can be swapped."""
+        """Inside the block, hold no references to the tensors, so that PyTorch can swap them."""
         with self.owners.without(t1, t2):
             self.core.step_back(self.handle, t1)
             self.core.step_back(self.handle, t2)
@@ -429,7 +445,7 @@ class NativeDriver:
                 self.core.follow_again(self.handle)
 
     def close(self) -> None:
-        """End the context. From now on frees are processed at once."""
+        """End the budget. From now on, the core processes each freed storage at once."""
         self.peak.note_states()
         if self.watcher is not None:
             self.watcher.close()
@@ -442,26 +458,30 @@ class NativeDriver:
             self.copies.complain()
 
     def begin_audit(self) -> NativeAudit:
-        """Compare each recomputed value with the original from now on."""
+        """From now on, compare each recomputed value with the original one."""
         self.core.audit(self.handle)
         self.core.note_places(self.handle, True)
         self.audit = NativeAudit(self.core, self.handle)
         return self.audit
 
     def noted(self, operators: int) -> None:
-        """Record the current place for all operators so far. `operators` is their total."""
+        """Record the program's current place for each operator that ran since the last call.
+
+        Args:
+            operators: The number of operators that ran so far.
+        """
         for each in (self.places, self.audit):
             if each is not None:
                 each.note(operators)
 
     def write_down(self) -> None:
-        """Record all events from now on, and the place of each operator."""
+        """Record the whole run from now on: all events, and the place of each operator."""
         self.whole = NativeCapture(self.core, self.handle, whole=True)
         self.places = Places()
         self.core.note_places(self.handle, True)
 
     def _write_no_more(self) -> None:
-        """End the recordings: values recomputed after the budget may exceed it."""
+        """End the recordings, because values recomputed after the budget's end may exceed it."""
         if self.whole is not None and self.figures is None:
             now = self.engine.now()
             self.figures = now.compute_ns, now.recompute_ns, now.evictions, now.recomputations
@@ -471,15 +491,15 @@ class NativeDriver:
 
     @property
     def written_down(self) -> bool:
-        """True while a recording is active."""
+        """True while a trace is recorded."""
         return self.whole is not None or self.capture is not None
 
     def recorded(self) -> Recorder:
-        """Return every action so far. Empty unless the whole run is recorded."""
+        """Return every action of the run so far. Empty unless the whole run is recorded."""
         return Recorder() if self.whole is None else self.whole.recorder()
 
     def also_capture(self) -> NativeCapture:
-        """Start a recording that `capture_no_more` ends."""
+        """Start a recording of a part of the run, which `capture_no_more` ends."""
         self.capture_no_more()
         self.capture = NativeCapture(self.core, self.handle)
         return self.capture
@@ -491,15 +511,16 @@ class NativeDriver:
             self.capture = None
 
     def snapshot(self) -> Snapshot:
-        """Return who holds memory now. It visits everything, so do not call it per operator.
+        """Return a snapshot of what holds memory now.
 
-        Gradients are found through their parameters, and may be freed while another thread runs a
-        backward pass. If a thread that started inside the budget has run a backward pass, or is the
-        caller, the snapshot contains only the amount of memory.
+        It visits all storages, so do not call it per operator. Gradients are found through their
+        parameters, and may be freed while another thread runs a backward pass. If a thread that
+        started inside the budget has run a backward pass, or is the caller, the snapshot contains
+        only the amount of memory.
         """
         return in_words(self.core.snapshot(self.handle, list(self.owners.optimizers)))
 
 
 def _dict_of(state: Any) -> dict[Any, Any]:
-    """Return the state of an optimizer as a dict. It may be any mapping."""
+    """Return the state of an optimizer, which may be any mapping, as a dict."""
     return state if isinstance(state, dict) else dict(state.items())

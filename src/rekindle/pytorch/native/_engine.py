@@ -1,4 +1,4 @@
-"""The engine of a native run, as Python sees it: its numbers and its budget."""
+"""Access to the engine of a run in the native core: its counts and its budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NativeHost(NamedTuple):
 
 @final
 class NativeEngine:
-    """A view of the engine in the native core. Each property is one call."""
+    """Access to the engine of one run in the native core. Each property is one call of the core."""
 
     def __init__(
         self, core: ModuleType, handle: Any, budget: Bytes | None, *, swaps: bool = False
@@ -42,11 +42,11 @@ class NativeEngine:
 
     @property
     def host(self) -> NativeHost | None:
-        """Bytes swapped so far. None: swapping is off."""
+        """Bytes swapped so far, or None if swapping is off."""
         return NativeHost(*self._core.swapped(self._handle)) if self._swaps else None
 
     def now(self) -> Numbers:
-        """Return all numbers of the run, in one call."""
+        """Return all counts of the run, in one call of the core."""
         return Numbers(*self._core.numbers(self._handle))
 
     @property
@@ -65,7 +65,7 @@ class NativeEngine:
 
     @property
     def clock(self) -> Nanoseconds:
-        """The engine's clock (ns): the sum of the costs of what ran."""
+        """The engine's clock (ns): the sum of the costs of all operators that ran."""
         return self.now().clock
 
     @property
@@ -80,7 +80,7 @@ class NativeEngine:
 
     @property
     def unlisted(self) -> Bytes:
-        """Bytes that are counted but belong to no storage of the graph."""
+        """Bytes that are counted toward the budget but belong to no storage of the graph."""
         return self.now().unlisted
 
     def has_room(self, needed: Bytes) -> bool:
@@ -97,7 +97,7 @@ class NativeEngine:
         return self._core.take_samples(self._handle)
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """Take the next sample at `due`, and further ones `every` ns."""
+        """Take the next sample when the engine's clock is at `due`, and further ones `every` ns."""
         self._core.space_samples(self._handle, due, every)
 
     def check(self) -> None:

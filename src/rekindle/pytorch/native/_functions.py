@@ -1,16 +1,17 @@
-"""Forward passes of `torch.autograd.Function`s as operators that can be recomputed.
+"""Recompute the forward pass of a custom `torch.autograd.Function` as one operator.
 
-Results of such a function are kept: nobody sees how they were made. A function that was chosen
-(`recomputable`) becomes one operator for the core, a unit: its results are the outputs, what `ctx`
-saved, and tensors among the attributes of `ctx`. The first time the real forward pass runs, with
-the real context, so autograd finds everything as without a budget. A recomputation runs the forward
-pass on a blank context and takes the tensors that it leaves.
+By default, the results of such a function are never evicted, because its kernels may bypass the
+dispatcher. The user chooses functions by `rekindle.recomputable`. The forward pass of a chosen
+function becomes one operator for the core: a unit. The results of a unit are the outputs of the
+function, the tensors that `ctx` saved, and tensors among the attributes of `ctx`. The first run of
+a call uses the real context, so autograd works as without a budget. A recomputation runs the
+forward pass on a blank context, and takes the tensors that it makes.
 
-Whether that is right the core finds out by a trial, at the first call with these shapes and these
-arguments (native/ops/probation.h): the forward pass runs twice. It has to give the same bits, leave
-its arguments and other memory as they are, and talk to no other process. Anything else stays as it
-is without this, and the report says why. What is not seen: effects in Python (a counter, a list),
-which happen once more for each recomputation.
+At the first call with new shapes or arguments, the core makes a trial (native/ops/probation.h): it
+runs the forward pass twice. The call may be recomputed only if both runs give the same bits, leave
+the arguments and other memory unchanged, and communicate with no other process. Otherwise its
+results are never evicted, and the report says why. A trial does not detect effects in Python (a
+counter, a list), which are repeated by each recomputation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from rekindle.pytorch.native._higher import UNITS, hidden_key, is_seen
 from rekindle.pytorch.online import Current, replace
 from rekindle.pytorch.operators import TRIED, is_plain
 
-#: Libraries whose functions are made of kernels that read their arguments and make results.
+#: Libraries whose functions are recomputable by default: they only read arguments and make results.
 KNOWN: Final = (
     "liger_kernel.*",
     "flash_attn.*",
@@ -48,12 +49,13 @@ KNOWN: Final = (
     "apex.normalization.*",
     "unsloth.kernels.*",
 )
-#: Ways to call one function: beyond them it is called with ever other numbers, and not tried again.
+#: Most variants of the arguments of one function. Beyond that, its arguments probably change in
+#: each call, and further variants are not recomputed.
 _MOST_WAYS: Final = 256
-#: Functions, of all that there ever were: programs may define them over and over.
+#: Most functions in one process. Some programs define new functions all the time.
 _MOST_UNITS: Final = 1_000
 _DEVICES: Final = ("cpu", "cuda")
-#: Types of arguments that do not change, and say by themselves whether they are equal.
+#: Types of arguments that are immutable and can be compared.
 _FIXED: Final = (
     type(None), bool, int, complex, str, bytes, Enum,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -70,26 +72,27 @@ def recomputable(function: str) -> None: ...
 def recomputable(function: F | str) -> F | None:
     """Recompute the forward pass of a `torch.autograd.Function` as one operator.
 
-    Without this, everything that a custom function returns and saves stays in memory. With it,
-    those tensors may be evicted, and its forward pass runs again when they are needed. At its
-    first call with new shapes or new arguments inside a budget the forward pass runs twice. Only
-    if both runs give the same bits, leave the arguments and other memory as they were, and talk to
-    no other process, it is ever run again. Otherwise it stays as it is, and `run.report()` says
-    why.
+    By default, all tensors that a custom function returns and saves stay in memory. With
+    `recomputable`, these tensors may be evicted, and the forward pass runs again when they are
+    needed.
 
-    Names of a few libraries are known from the start: Liger, FlashAttention, xFormers, Apex's
-    norms, Unsloth.
+    At the first call with new shapes or arguments inside a budget, the forward pass runs twice. It
+    is recomputed later only if both runs give the same bits, leave the arguments and other memory
+    unchanged, and communicate with no other process. Otherwise its tensors stay in memory, and
+    `run.report()` says why.
+
+    Functions of Liger, FlashAttention, xFormers, Apex's norms and Unsloth are chosen by default.
 
     Args:
-        function: The class; or a pattern of names with the module in front, as `"my_kernels.*"`,
-            for all classes of that name, also of modules that are imported later.
+        function: The class, or a pattern of its qualified name, such as `"my_kernels.*"`. A pattern
+            also applies to classes that are defined later.
 
     Returns:
-        The class itself, so that this is a decorator as well; None for a pattern.
+        The class itself, so that `recomputable` can be used as a decorator. None for a pattern.
 
     Raises:
-        InvalidArgument: `function` is neither a class derived from `torch.autograd.Function` nor
-            text.
+        InvalidArgument: `function` is neither a class derived from `torch.autograd.Function` nor a
+            string.
 
     Example:
         @rekindle.recomputable
@@ -121,11 +124,11 @@ _chosen: WeakSet[type[Function]] = WeakSet()
 
 @contextmanager
 def functions_recomputed(core: ModuleType, kept: dict[str, str]) -> Iterator[None]:
-    """Inside, the forward passes of functions that were chosen are operators of the core.
+    """Inside the block, make the forward pass of each chosen function one operator of the core.
 
     Args:
         core: The native core.
-        kept: Takes names of functions that were called and stay as they are, and why.
+        kept: Receives the names of called functions that are not recomputed, and why.
     """
     with ExitStack() as stack:
         session = _Session(core, kept, stack)
@@ -136,6 +139,8 @@ def functions_recomputed(core: ModuleType, kept: dict[str, str]) -> Iterator[Non
 
 
 def _heard(original: Callable[..., None]) -> Callable[..., None]:
+    """Return `FunctionMeta.__init__`, extended to handle each newly defined function class."""
+
     @functools.wraps(original)
     def defined(kind: type[Function], *args: Any, **kwargs: Any) -> None:
         original(kind, *args, **kwargs)
@@ -146,6 +151,7 @@ def _heard(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_wanted(kind: type[Function]) -> bool:
+    """Return True if the user chose the function class `kind`, by itself or by a pattern."""
     if kind in _chosen:
         return True
     name = _name_of(kind)
@@ -158,7 +164,7 @@ def _name_of(kind: type[Function]) -> str:
 
 @final
 class _Session:
-    """One budget, while it is entered."""
+    """The replaced forward passes of one budget, from its start to its end."""
 
     def __init__(self, core: ModuleType, kept: dict[str, str], stack: ExitStack) -> None:
         self.core = core
@@ -167,7 +173,7 @@ class _Session:
         self._taken: WeakSet[type[Function]] = WeakSet()
 
     def find(self) -> None:
-        """Take every class there is that is wanted."""
+        """Replace the forward pass of every existing function class that is chosen."""
         waiting = [Function]
         while waiting:
             for kind in waiting.pop().__subclasses__():
@@ -176,7 +182,7 @@ class _Session:
                     self.take(kind)
 
     def take(self, kind: type[Function]) -> None:
-        """From now on, until the budget is left, the forward pass of `kind` is a unit."""
+        """Make the forward pass of `kind` a unit until the budget ends."""
         if kind not in self._taken:
             self._taken.add(kind)
             replace(self._stack, kind, "forward", lambda _: _routed(kind))
@@ -186,11 +192,11 @@ _session = Current[_Session]()
 
 
 def _routed(kind: type[Function]) -> staticmethod[..., Any]:
-    """Return a replacement for the forward pass of `kind` that refers to no budget."""
+    """Return a replacement for the forward pass of `kind` that has no reference to a budget."""
     original = kind.forward
-    original = getattr(original, _ORIGINAL, original)  # that of a base, which was taken as well
+    original = getattr(original, _ORIGINAL, original)  # if inherited, a base may be replaced
     setup = kind.setup_context
-    has_context = setup is Function.setup_context  # else it is set up afterwards
+    has_context = setup is Function.setup_context  # else `setup_context` fills ctx after forward
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -206,12 +212,12 @@ def _routed(kind: type[Function]) -> staticmethod[..., Any]:
 
 
 class _Stays(Exception):
-    """A call stays as it is; why."""
+    """A call cannot be a unit, for the reason in the message: it runs as without Rekindle."""
 
 
 @final
 class _Call(threading.local):
-    """The forward pass that this thread runs for the first time; none: None."""
+    """The forward pass of the program that this thread is running as a unit, or None."""
 
     now: _FirstRun | None = None
 
@@ -226,6 +232,7 @@ def _call(
     args: tuple[Any, ...],
     has_context: bool,
 ) -> Any:
+    """Run the program's call of `original`, the forward pass of `kind`, as a unit if possible."""
     ctx, inputs = (args[0], args[1:]) if has_context else (None, args)
     needs_none = (
         not ctx.next_functions
@@ -259,7 +266,7 @@ def _call(
 
 @final
 class _FirstRun:
-    """One call of a function by the program."""
+    """The program's own call of a function, which the unit's kernel runs with the real context."""
 
     def __init__(self, way: _Way, ctx: Any, args: tuple[Any, ...], tensors: list[Tensor]) -> None:
         self._way = way
@@ -272,9 +279,9 @@ class _FirstRun:
 
     @contextmanager
     def without_modes(self) -> Iterator[None]:
-        """Disable the program's dispatch modes.
+        """Disable the program's dispatch modes inside the block.
 
-        They see only the operators of the forward pass, as without a budget.
+        The modes must not see the unit. `run` enables them for the operators of the forward pass.
         """
         while torch._C._len_torch_dispatch_stack() > 0:
             self._modes.append(_pop_mode())
@@ -284,14 +291,14 @@ class _FirstRun:
             _push_all(self._modes)
 
     def is_it(self, tensors: list[Tensor]) -> bool:
-        """Return whether the core runs this call, not another one again."""
+        """Return True if a unit with the arguments `tensors` is this call, not a recomputation."""
         given = (
             zip(self._tensors, tensors, strict=True) if len(tensors) == len(self._tensors) else ()
         )
         return not self._over and bool(tensors) and all(a is b for a, b in given)
 
     def run(self) -> list[Tensor]:
-        """Run the forward pass. Return the tensors that it made."""
+        """Run the forward pass with the real context. Return the tensors that it made."""
         self._over = True
         before = None if self._way.is_trusted else _python_draws()
         modes, self._modes = self._modes, []
@@ -312,12 +319,13 @@ class _FirstRun:
 
 
 def _push_all(modes: list[Any]) -> None:
+    """Enable dispatch modes again that were popped into `modes`."""
     for mode in reversed(modes):
         _push_mode(mode)
 
 
 def _python_draws() -> tuple[Any, ...]:
-    """Where the generators stand that no operator draws from."""
+    """Return the states of the random generators of Python and NumPy."""
     numpy = sys.modules.get("numpy.random")
     if numpy is None:
         return (random.getstate(),)
@@ -326,7 +334,7 @@ def _python_draws() -> tuple[Any, ...]:
 
 
 def _made(outputs: Any, ctx: Any, inputs: list[Tensor]) -> list[Tensor]:
-    """Return each tensor that a forward pass left, and was not given, once."""
+    """Return the distinct tensors that a forward pass returned or saved, without its inputs."""
     left = [outputs]
     if ctx is not None:
         left += [ctx.to_save, getattr(ctx, "saved_for_forward", None), vars(ctx)]
@@ -337,7 +345,7 @@ def _made(outputs: Any, ctx: Any, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _find(value: Any, found: dict[int, Tensor]) -> None:
-    """Add each tensor in `value`, and in containers in it, by its id."""
+    """Add each tensor in `value` and in nested containers to `found`, by its id."""
     if isinstance(value, Tensor):
         found.setdefault(id(value), value)
     elif isinstance(value, (tuple, list)):
@@ -349,6 +357,7 @@ def _find(value: Any, found: dict[int, Tensor]) -> None:
 
 
 def _is_simple(tensor: Tensor) -> bool:
+    """Return True for a plain strided tensor on the CPU or on CUDA."""
     return (
         is_plain(type(tensor))
         and tensor.layout is torch.strided
@@ -365,6 +374,7 @@ _made_so_far = 0
 
 
 def _unit_of(session: _Session, kind: type[Function], original: Callable[..., Any]) -> _Unit:
+    """Return the unit of the function class `kind`, made on first use."""
     found = _units.get(kind)
     if found is None or found.original is not original:
         global _made_so_far
@@ -378,7 +388,7 @@ def _unit_of(session: _Session, kind: type[Function], original: Callable[..., An
 
 @final
 class _Unit:
-    """The operator that stands for the forward pass of one function."""
+    """The operator of the core that runs the forward pass of one function."""
 
     def __init__(
         self, core: ModuleType, kind: type[Function], original: Callable[..., Any], number: int
@@ -399,10 +409,10 @@ class _Unit:
         self.overload: OpOverload = getattr(getattr(torch.ops, UNITS), name).default
 
     def way_of(self, ctx: Any, inputs: tuple[Any, ...]) -> _Way:
-        """Return what is known of calls like this one.
+        """Return the `_Way` of this call, which all calls with equal arguments share.
 
         Raises:
-            _Stays: Such a call is not one that can be run again.
+            _Stays: The call cannot be recomputed.
         """
         if torch._C._are_functorch_transforms_active():
             raise _Stays("it is called within a transform of torch.func")
@@ -420,26 +430,27 @@ class _Unit:
         return way
 
     def _run(self, tensors: list[Tensor], number: int) -> list[Tensor]:
+        """Run the operator, as its kernel: for the program, or to recompute way `number`."""
         first = _running.now
         if first is not None and first.is_it(tensors):
             return first.run()
         return _ways[number].run_again(tensors)
 
 
-#: By their numbers. They stay, as the operators do: recipes of living graphs run them.
+#: All ways, by their numbers. They are never removed, because recipes of living graphs use them.
 _ways: list[_Way] = []
 
 
 @final
 class _Way:
-    """A way to call one function: all but the memory of its tensors."""
+    """A way to call one function: its arguments except tensors, the dispatch keys, and autocast."""
 
     def __init__(
         self, unit: _Unit, needs: tuple[bool, ...] | None, inputs: tuple[Any, ...]
     ) -> None:
         self.unit = unit
-        self.why = ""  #: it stays as it is
-        self.is_trusted = False  #: with tensors of one geometry at least
+        self.why = ""  #: why such calls are not recomputed; empty: they may be
+        self.is_trusted = False  #: True once a trial passed, with at least one set of shapes
         self._needs = needs
         self._asks = [each.requires_grad for each in inputs if isinstance(each, Tensor)]
         self._rest = [_TENSOR if isinstance(each, Tensor) else deepcopy(each) for each in inputs]
@@ -453,7 +464,7 @@ class _Way:
     def run_again(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the forward pass on a blank context. Return the tensors that it made."""
         if self.why:
-            raise RuntimeError(self.why)  # to the trial
+            raise RuntimeError(self.why)  # ends the trial that runs this call
         for tensor, asks in zip(tensors, self._asks, strict=True):
             tensor.requires_grad = asks
         given = iter(tensors)
@@ -469,11 +480,11 @@ class _Way:
 
     @contextmanager
     def _as_then(self) -> Iterator[None]:
-        """Inside, operators dispatch, and autocast works, as when the program called."""
+        """Inside the block, use the dispatch keys and autocast settings of the program's call."""
         caches = torch.is_autocast_cache_enabled()
         before = [torch.get_autocast_dtype(device) for device in _DEVICES]
         with torch._C._ForceDispatchKeyGuard(self._include, self._exclude):  # type: ignore[attr-defined]
-            torch.set_autocast_cache_enabled(False)  # what is cast is not the program's
+            torch.set_autocast_cache_enabled(False)  # casts of a recomputation must not enter it
             _set_dtypes(self._dtypes)
             try:
                 yield
@@ -483,6 +494,7 @@ class _Way:
 
 
 def _set_dtypes(dtypes: list[torch.dtype]) -> None:
+    """Set the autocast dtype of each device."""
     for device, dtype in zip(_DEVICES, dtypes, strict=True):
         torch.set_autocast_dtype(device, dtype)
 
@@ -491,6 +503,7 @@ _TENSOR: Final = object()
 
 
 def _autocast() -> tuple[Any, ...]:
+    """Return the autocast dtype of each device, or None where autocast is off."""
     return tuple(
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         for device in _DEVICES
@@ -498,10 +511,10 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _key_of(argument: Any) -> Any:
-    """Return what is equal for arguments that are the same to a forward pass.
+    """Return a key of `argument`, equal for arguments with which a forward pass does the same.
 
     Raises:
-        _Stays: Nobody knows whether it will be the same later.
+        _Stays: The argument may change before a recomputation.
     """
     if isinstance(argument, Tensor):
         if not _is_simple(argument):
@@ -524,6 +537,7 @@ def _key_of(argument: Any) -> Any:
 
 
 def _item_key(item: Any) -> Any:
+    """Return the key of an item of a tuple or list argument, which must not be a tensor."""
     if isinstance(item, Tensor):
         raise _Stays("it is given tensors within a list or a tuple")
     return _key_of(item)

@@ -1,10 +1,10 @@
-"""Higher-order operators and compiled regions, which ignore the core's dispatch key by default.
+"""Make higher-order operators and code compiled by Inductor visible to the native core.
 
-A higher-order operator has a kernel for each dispatch key. Here it gets one for the core's key that
-passes the call on, so the core sees the operators that it runs.
+A higher-order operator has a kernel for each dispatch key. This file adds a kernel for the core's
+key that passes the call on, so the core sees the operators inside.
 
-Compiled code does not consist of operators. Each compiled region becomes one operator here (R12).
-The region's graph tells what it writes and how large its results will be.
+Compiled code runs no operators. This file makes each compiled region one operator (R12). The
+region's graph tells which arguments the region writes, and how large its results will be.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _READ, _WRITTEN, _NUMBER, _NOTHING = range(4)  # kinds of arguments of a region
 
 
 def shown_name(name: str) -> str:
-    """Return the name to show to users: all regions have the same, a unit that of its function."""
+    """Return the name of an operator to show to users.
+
+    All compiled regions have the same name. A unit has the name of its function.
+    """
     if name.startswith(UNITS):
         return f"{name.partition('::')[2].rpartition('_')[0]}.forward"
     return REGION if name.startswith(AGAIN) else name
@@ -51,14 +54,17 @@ _key: list[Any] = []
 
 
 def is_seen() -> bool:
-    """Return True if the core sees operators of this thread now: not inside another operator."""
+    """Return True if the core sees operators of this thread now.
+
+    It does not outside of a budget, nor inside another operator.
+    """
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
     return bool(_key) and included.has(_key[0]) and not excluded.has(_key[0])
 
 
 def hidden_key() -> Any:
-    """Return the set of dispatch keys whose exclusion hides operators."""
+    """Return the set of dispatch keys whose exclusion hides operators from the core."""
     return torch._C.DispatchKeySet(_key[0])  # type: ignore[attr-defined]
 
 
@@ -69,9 +75,9 @@ def hidden() -> AbstractContextManager[Any]:
 
 @contextmanager
 def higher_order_operators_taught(core: ModuleType, keys: Any) -> Iterator[None]:
-    """Make all higher-order operators known to the core inside the block.
+    """Inside the block, let the core see calls of all higher-order operators.
 
-    Some are defined by the compiler, so this happens again once the compiler is imported.
+    Some are defined by PyTorch's compiler, so this is repeated once the program has imported it.
     """
 
     @contextmanager
@@ -84,7 +90,7 @@ def higher_order_operators_taught(core: ModuleType, keys: Any) -> Iterator[None]
 
 
 def _teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
-    """Add a kernel to all higher-order operators so far. `keys` holds the core's dispatch key."""
+    """Add a kernel for the core's dispatch key (in `keys`) to all higher-order operators."""
     if _higher_order_ops.keys() <= _taught:
         return
     if not _key:
@@ -114,21 +120,21 @@ class _Kernel:
         return self._pass(args, kwargs)
 
     def _pass(self, args: Any, kwargs: Any) -> Any:
-        """Call the kernel of the next dispatch key."""
+        """Call the higher-order operator's kernel for the next dispatch key."""
         keys = _compute_keyset(args, kwargs, self._higher.non_fallthrough_keys)
         return self._higher.dispatch(keys.remove(_key[0]).highestPriorityTypeId(), *args, **kwargs)
 
 
 @contextmanager
 def compiled_regions_seen() -> Iterator[None]:
-    """Make code compiled inside the block appear as a higher-order operator."""
+    """Make PyTorch run code that is compiled inside the block as a higher-order operator."""
     with regions_shown(), when_imported("torch._inductor.output_code", _as_in_a_mode):
         yield
 
 
 @contextmanager
 def _as_in_a_mode(output_code: Any) -> Iterator[None]:
-    """Make compiled code treat the core like a dispatch mode inside the block."""
+    """Inside the block, make compiled code treat the core like a dispatch mode."""
     inside = output_code.is_in_torch_dispatch_mode
 
     def seen() -> bool:
@@ -145,7 +151,7 @@ def _as_in_a_mode(output_code: Any) -> Iterator[None]:
 
 
 def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
-    """Run the code of a region as one operator."""
+    """Run the code of a compiled region as one operator."""
     region = region_of(compiled)
     tried = region.may_differ([each for each in inputs if isinstance(each, Tensor)])
     found = _operators.get((region, tried))
@@ -164,10 +170,11 @@ _operators: dict[tuple[Region, bool], _RegionOperator] = {}
 
 @final
 class _RegionOperator:
-    """The operator that stands for one region.
+    """The operator of the core that runs one compiled region.
 
-    Its arguments are the tensors it reads, the tensors it writes, the numbers, and the kind of each
-    original argument. With `tried` it is recomputed only after a trial.
+    Its arguments are the tensors that the region reads, the tensors that it writes, the numbers,
+    and the kind of each original argument. With `tried`, the region is recomputed only after a
+    trial has shown that it gives the same bits.
     """
 
     def __init__(self, core: ModuleType, region: Region, *, tried: bool) -> None:

@@ -1,4 +1,4 @@
-"""Export what the native core measured of operators."""
+"""Export the costs and workspaces of operators that the native core measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rekindle.pytorch.native._core import core
 
 
 def signatures_seen() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], Nanoseconds, Bytes]]:
-    """Iterate over the signatures that ran.
+    """Iterate over the signatures of all operators that ran in this process.
 
     Yields:
         The operator's name, the sizes of its tensors, its cost (ns) and its workspace (bytes).

@@ -1,4 +1,4 @@
-"""Enter and leave the native core, with what has to be set up in Python."""
+"""Enter and leave a budget in the native core, with the replacements of Python functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.pytorch.online import StepUndo
 
 @final
 class NativeRuntime:
-    """One `rekindle.budget(...)`, as `OptimizerSteps` and the context use it."""
+    """The interface of one `rekindle.budget(...)` for `OptimizerSteps` and for the context."""
 
     def __init__(self, driver: NativeDriver) -> None:
         self.driver = driver
@@ -28,7 +28,7 @@ class NativeRuntime:
 
     @property
     def never_recompute(self) -> int:
-        """The nesting depth of `rekindle.never_recompute()`."""
+        """The nesting depth of active `rekindle.never_recompute()` blocks."""
         return self._never_recompute
 
     @never_recompute.setter
@@ -47,15 +47,14 @@ class NativeRuntime:
         self.driver.record_without_grad(record)
 
     def not_of_the_program(self) -> AbstractContextManager[Any]:
-        """Hide operators of this thread from the core inside the block.
+        """Inside the block, hide operators of this thread from the core.
 
-        A dry run sees them in a dispatch mode, which would come after the core in torch before
-        2.13.
+        The dry run of an optimizer's step handles its operators in a dispatch mode.
         """
         return hidden()
 
     def unseen(self, func: Any, *args: Tensor) -> Tensor:
-        """Run an operator of Rekindle itself, whose result is counted and never evicted."""
+        """Run `func`, an operator for Rekindle itself. Its result is counted, but never evicted."""
         self.never_recompute += 1
         try:
             with torch.no_grad():
@@ -64,7 +63,7 @@ class NativeRuntime:
             self.never_recompute -= 1
 
     def undoes(self, undo: StepUndo) -> None:
-        """Report to `undo` when the step ends, and when memory is short."""
+        """Set the undo of the running step, and call it when the step ends or memory is short."""
         self.driver.undo = undo
         self.driver.core.tell_ranges(self.driver.handle, True)
 
@@ -81,7 +80,7 @@ class NativeRuntime:
 
 @contextmanager
 def seen(driver: NativeDriver) -> Iterator[None]:
-    """Let the core see operators and saved tensors of this thread inside the block."""
+    """Inside the block, let the core see operators and saved tensors of this thread."""
     core = driver.core
     core.enter(driver.handle)
     before = torch._C._dispatch_tls_local_include_set()
@@ -96,9 +95,9 @@ def seen(driver: NativeDriver) -> Iterator[None]:
 
 @contextmanager
 def seen_in_thread(driver: NativeDriver) -> Iterator[None]:
-    """Let the core see a thread that was started inside the budget.
+    """Inside the block, let the core see the operators of this thread, started in the budget.
 
-    After the end of the budget, operators of the thread run unseen.
+    After the end of the budget, the core ignores operators of the thread.
     """
     core = driver.core
     core.see(driver.handle)

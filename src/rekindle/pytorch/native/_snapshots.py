@@ -1,4 +1,4 @@
-"""Turn the core's numbers about who holds memory into a `Snapshot`."""
+"""Turn the native core's numbers about the holders of memory into a `Snapshot`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS: Final = (INPUTS, PARAMETERS, GRADIENTS, OPTIMIZER)
 
 
 class _Holder(NamedTuple):
-    """One piece of memory, as the core reports it."""
+    """One storage with its size, flags and maker, as the core reports it."""
 
     nbytes: Bytes
     allocation: int
@@ -44,7 +44,7 @@ class _Holder(NamedTuple):
 
 
 class _Owned(NamedTuple):
-    """One allocation whose purpose the program knows."""
+    """One allocation that is known to be an input, parameter, gradient or optimizer state."""
 
     allocation: int
     kind: int
@@ -52,7 +52,7 @@ class _Owned(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """A snapshot, as the core returns it."""
+    """A snapshot as the core returns it, in numbers."""
 
     memory: Bytes
     clock: Nanoseconds
@@ -64,7 +64,7 @@ class _Snapshot(NamedTuple):
 
 
 def in_words(noted: tuple[Any, ...]) -> Snapshot:
-    """Convert a snapshot of the core: add categories, names and the program's line."""
+    """Convert a snapshot of the core to a `Snapshot`, with categories, names and the line."""
     memory, clock, resident, cached, line, holders, owned = _Snapshot(*noted)
     said = {
         each.allocation: (_KINDS[each.kind], each.parameter)

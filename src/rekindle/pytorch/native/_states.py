@@ -1,8 +1,8 @@
-"""Count the generator states that a program keeps, and bring evicted ones back.
+"""Count the states of random generators that a program keeps, and make evicted ones resident.
 
-A state takes 5,056 bytes and is made by no operator. Programs that reset the generator, such as
-checkpointing, keep one per region. All states come from `torch.Generator.get_state()`, also those
-of `torch.get_rng_state()` and `fork_rng()`.
+A state of the CPU's generator is a tensor of 5,056 bytes, which no operator makes. Programs that
+reset the generator, such as checkpointing, keep one state per checkpointed region. All states come
+from `torch.Generator.get_state()`, also those of `torch.get_rng_state()` and `fork_rng()`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME: Final = "torch.Generator.get_state"
 
 
 class StateKeeper(Protocol):
-    """The driver, as this file uses it."""
+    """The methods of the driver that this file uses."""
 
     core: ModuleType
 
@@ -36,15 +36,15 @@ class StateKeeper(Protocol):
         ...
 
     def meet(self, tensor: Tensor) -> None:
-        """Count the memory of `tensor` from now on."""
+        """Count the memory of `tensor` toward the budget from now on."""
         ...
 
 
 @contextmanager
 def random_states_counted(driver: StateKeeper) -> Iterator[None]:
-    """Inside the block, make room for each generator state before it is made, and count it.
+    """Inside the block, make room for each new generator state, and count the state.
 
-    For budgets of CPU memory, where all states are.
+    Only for budgets of CPU memory, because all generator states are in CPU memory.
     """
     original = vars(torch.Generator)["get_state"]
 

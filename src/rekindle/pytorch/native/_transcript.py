@@ -1,8 +1,9 @@
-"""Turn the journal of the native core into a trace and a record.
+"""Turn the journal of the native core into a trace (events) and a record (actions).
 
-The journal lists the events of the engine in their order. The entries that describe a call (what it
-reads, makes and overwrites) come before the call. After a call that writes in place, handles of the
-old value refer to the new one. The journal has no entries for that, so this file adds them.
+The journal lists the events of the engine in their order. The entries that describe an operator
+call (the storages that it reads, makes and overwrites) come before the entry of the call. After a
+call that writes in place, handles of the old value refer to the new one. The journal has no entries
+for that, so this file adds them to the trace.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KINDS: Final = (
     "listen", "uncounted", "ahead", "prefetch", "discards", "measured", "swap_out_failed",
     "swap_in_failed", "copy_lost", "compute", "free", "swap_out", "swap_in", "discard",
 )  # fmt: skip
-"""The kinds of entries, as in native/engine/journal.h."""
+"""The kinds of the journal's entries, in the order of native/engine/journal.h."""
 _REPLAYABLE: Final = 1
 
 
@@ -35,13 +36,13 @@ class Transcript(NamedTuple):
     present: bytes
     """Storages in the graph at the start: id, bytes, references, 1 if the program held it."""
     counted: bytes
-    """Memory outside of the graph at the start, in the same form."""
+    """Counted memory outside of the engine's graph at the start, in the same form."""
     entries: bytes
     """The entries: kind, id, number, flags, clock, memory."""
     places: bytes
     """For a step: the number of entries before each of its operators."""
     workspaces: bytes
-    """The workspace of each call in bytes."""
+    """For each call, its workspace in bytes."""
     backward: bytes
     """For each call, 1 if it ran in a backward pass."""
     over: bytes
@@ -78,7 +79,7 @@ def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
 
 
 def acted(words: Transcript) -> Recorder:
-    """Return every action in a journal, each with clock and memory at its start."""
+    """Return every action in a journal, with the engine's clock and memory before the action."""
     recorder = Recorder()
     overwrites = False  # True if the call that follows writes in place
     for kind, number, _, flags, clock, memory in _rows(words.entries, 6):
@@ -105,7 +106,7 @@ def acted(words: Transcript) -> Recorder:
 
 @final
 class NativeCapture:
-    """A recording from its creation to `end`."""
+    """A recording of a run, from the creation of this object to `end`."""
 
     def __init__(self, core: ModuleType, handle: Any, *, whole: bool = False) -> None:
         """Start the recording.
@@ -113,7 +114,7 @@ class NativeCapture:
         Args:
             core: The native core.
             handle: The run to record.
-            whole: Record the whole run, from its beginning, and keep everything.
+            whole: Record the whole run from its beginning, and drop no entries.
         """
         self._core = core
         self._handle = handle
@@ -143,7 +144,7 @@ class NativeCapture:
 
 @final
 class _Reader:
-    """A builder of a trace from the entries of a journal."""
+    """A reader of a journal's entries that builds a trace."""
 
     def __init__(self, words: Transcript) -> None:
         self.builder = TraceBuilder("captured", held=True)
@@ -175,7 +176,7 @@ class _Reader:
         return taking_over(self.builder.build(), self._in_place)
 
     def read(self, kind: str, storage: int, number: int, flags: int) -> None:
-        """Add one entry to the trace."""
+        """Add one entry of the journal to the trace."""
         match kind:
             case "reads":
                 self._inputs.append(storage)
@@ -196,7 +197,7 @@ class _Reader:
                 pass
 
     def _call(self, cost: int, replayable: bool) -> None:
-        """Add a call, described by the entries before it."""
+        """Add a call to the trace. The entries read before have described it."""
         inputs = [self._values[storage] for storage in self._inputs]
         overwrites = [
             (position, self._values[self._overwrites[made]])
