@@ -1,7 +1,7 @@
 """Operators in Python: tables of their properties, call signatures, compiled regions, error texts.
 
-The native core imports the tables as data (`traits`). `Operator` and `Signature` serve rehearsals
-and dry runs, which run operators on shapes.
+The native core gets the tables as data (`traits`). Rehearsals and dry runs use `Operator` and
+`Signature`, because they run operators on shapes without the core.
 """
 
 from rekindle.pytorch.operators._doubtful import doubt_of as doubt_of

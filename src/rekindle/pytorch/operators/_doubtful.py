@@ -1,13 +1,13 @@
 """Operators whose recomputation may give different bits for the same inputs.
 
-On an accelerator these are operators that sum by atomics, in the order in which threads arrive.
-Others are operators for which a library times several kernels and takes the fastest. PyTorch's
-deterministic algorithms avoid both. On any device: dropout inside a recurrent network of cuDNN or
-MIOpen. It draws from a private buffer that its schema does not mark as written.
+There are three kinds. On an accelerator, some operators sum by atomics, in the order in which
+threads arrive. For others a library times several kernels and takes the fastest. PyTorch's
+deterministic algorithms avoid these two kinds. The third kind is dropout inside a recurrent network
+of cuDNN or MIOpen. It draws from a private buffer that its schema does not mark as written.
 
-The tables omit two kinds. The results of `scatter` and `index_put` with duplicate indices are
-undefined anyway. Operators that run in the backward pass only are not recorded, unless gradients
-are differentiated: those that occur then are in the tables.
+The tables omit two cases. The results of `scatter` and `index_put` with duplicate indices are
+undefined anyway. Operators that run only in backward passes get no recipes, except if gradients
+are differentiated (`create_graph=True`). The tables contain the operators that occur then.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rekindle.pytorch.operators._switches import kernels_are_timed
 
 @final
 class Doubt(IntEnum):
-    """The reason why a call may not be repeatable."""
+    """The reason why recomputing an operator call may give different bits."""
 
     NONE = 0
-    TIMED = 1  #: a library takes the kernel that was fastest
-    ATOMICS = 2
-    ACCUMULATES = 3  #: atomics, if the call is to accumulate
-    OWN_STATE = 4  #: draws from a state that is an argument
+    TIMED = 1  #: a library times several kernels and takes the fastest
+    ATOMICS = 2  #: sums by atomics
+    ACCUMULATES = 3  #: sums by atomics if its argument `accumulate` is True
+    OWN_STATE = 4  #: draws random numbers from a state that is an argument
 
 
 #: From PyTorch's list at `torch.use_deterministic_algorithms`, without "aten::".
@@ -56,7 +56,7 @@ ATOMICS = {
     "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
     "upsample_trilinear3d_backward",
 }  # fmt: skip
-#: Position of the argument that makes the call accumulate.
+#: Position of the argument `accumulate`, by operator.
 ACCUMULATING = {
     "index_put": 3,
     "index_put_": 3,
@@ -73,12 +73,12 @@ TIMED = {
     "cudnn_convolution_relu",
     "cudnn_convolution_transpose",
 }
-#: Argument names that identify an operator with its own state.
+#: Names of arguments of an operator that draws from a state of its own.
 _OWN_STATE = ("dropout", "train", "dropout_state")
 
 
 def doubt_of(schema: Any) -> Doubt:
-    """Return why calls of the operator may not be repeatable."""
+    """Return why recomputed calls of the operator may give different bits."""
     namespace, _, name = schema.name.partition("::")
     if _positions(schema) is not None:
         return Doubt.OWN_STATE
@@ -119,12 +119,12 @@ def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence
 
 
 def _draws(argument: Any) -> bool:
-    """Return True if a dropout argument is active."""
+    """Return True if the value of a dropout argument means that random numbers are drawn."""
     return isinstance(argument, Tensor) or (argument is not None and argument > 0)
 
 
 def _positions(schema: Any) -> tuple[int, ...] | None:
-    """Return the positions of the dropout arguments, or None if the operator has no state."""
+    """Return the positions of the dropout arguments, or None if the operator has no own state."""
     names = [argument.name for argument in schema.arguments]
     if _OWN_STATE[-1] not in names:
         return None

@@ -12,15 +12,15 @@ from rekindle.pytorch.tensors import privately, whole
 
 Fingerprint = bytes
 
-_WORDS = 1 << 20  #: words of 8 bytes summed at a time, with 16 MiB of temporaries
-_GOLDEN = -7046029254386353131  #: 2**64 / golden ratio: its multiples differ in all bits
+_WORDS = 1 << 20  #: words of 8 bytes to sum at a time, which takes 16 MiB of temporary memory
+_GOLDEN = -7046029254386353131  #: 2**64 / golden ratio: successive multiples differ in all bits
 
 
 def fingerprint_of(tensor: Tensor) -> Fingerprint:
-    """Return a fingerprint, which is equal for equal bits, dtypes and shapes. 0.0 and -0.0 differ.
+    """Return a hash of the contents of `tensor`, equal for equal bits, dtypes and shapes.
 
-    For tensors without plain memory (sparse, quantized, subclasses) only type and shape count. No
-    dispatch mode sees the computation.
+    0.0 and -0.0 differ. For tensors without plain memory (sparse, quantized, subclasses), the hash
+    covers only type and shape. The computation is hidden from dispatch modes.
     """
     told = f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device.type}"
     digest = hashlib.blake2b(told.encode(), digest_size=16)
@@ -37,9 +37,9 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
 def _sums(memory: Tensor) -> list[Tensor]:
     """Return 8 bytes for each 8 MiB of `memory`, and its last bytes.
 
-    The sums are computed on the device of `memory`, so little is copied. Each word is multiplied by
-    an odd factor of its position, modulo 2**64. The result is the same in any order of summation,
-    and changes if a single word changes.
+    The sums are computed on the device of `memory`, so that few bytes are copied to the host. Each
+    word is multiplied by an odd factor that depends on its position, modulo 2**64. A sum is the
+    same in any order of summation, and changes if a single word changes.
     """
     end = memory.numel() // 8 * 8
     aligned = memory[:end] if memory.storage_offset() % 8 == 0 else memory[:end].clone()

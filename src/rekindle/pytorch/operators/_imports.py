@@ -1,4 +1,4 @@
-"""Run code when the program imports a module, without importing the module for it."""
+"""Run code when the program imports a Python module, without importing the module before that."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Act = Callable[[Any], AbstractContextManager[Any]]
 def when_imported(name: str, act: Act) -> Iterator[None]:
     """Enter `act(module)` as soon as the program has imported the module `name`.
 
-    If the module is already imported, enter it now. The entered context is left at the end of the
-    block, whichever thread imported the module.
+    If the module is already imported, enter `act(module)` now. The context manager is exited at the
+    end of this block, in this thread, even if another thread imported the module.
     """
     with ExitStack() as stack:
         module = sys.modules.get(name)
@@ -33,14 +33,14 @@ def when_imported(name: str, act: Act) -> Iterator[None]:
 
 @final
 class _Watch:
-    """A finder of modules that finds nothing, but wraps the loader of one module."""
+    """A finder on `sys.meta_path` that finds no module itself, but wraps one module's loader."""
 
     def __init__(self, name: str, imported: Callable[[ModuleType], object]) -> None:
         self._name = name
         self._imported: Callable[[ModuleType], object] | None = imported
 
     def end(self) -> None:
-        """Do nothing from now on."""
+        """Remove the finder, and never call back again."""
         self._imported = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)

@@ -1,7 +1,7 @@
-"""Properties of operators that the runtime needs.
+"""Properties of operators that the runtime needs: what they write, whether they are random, ...
 
-The schema states most of them. Where it is silent or wrong, the tables below say so, with the
-reason. The native core gets the tables through `_traits`.
+An operator's schema states most of the properties. The tables below contain the operators whose
+schema is silent or wrong, with the reason. The native core gets the tables through `_traits`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
     "aten::instance_norm": (3, 4, 5),
     "aten::_native_batch_norm_legit": (3, 4, 5),
 }
-#: The same, but they always write, and their outputs do not depend on the old statistics.
+#: Operators that always write running statistics, and whose outputs do not depend on the old ones.
 ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
     "aten::batch_norm_gather_stats": (3, 4),
     "aten::batch_norm_gather_stats_with_counts": (3, 4),
@@ -32,7 +32,8 @@ ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
     "aten::_batch_norm_with_update": (3, 4),
 }
 
-#: Operators that make decisions: their integer results are pinned, never recomputed (R8).
+#: Operators that make decisions (indices, counts). Their integer results are pinned (R8), because
+#: slightly different inputs could change them.
 ROUTING = {
     "aten::argmax",
     "aten::argmin",
@@ -54,7 +55,7 @@ ROUTING = {
     "aten::unique_consecutive",
     "aten::unique_dim",
 }
-#: Operators for which the *values* of an index or a mask determine the shape of the result. These
+#: Operators for which the *values* of an index or a mask determine the shape of the result. Their
 #: index tensors are pinned, too.
 INDEXING = {
     "aten::index",
@@ -68,8 +69,8 @@ INDEXING = {
     "aten::repeat_interleave",
 }
 
-#: Operators that make uninitialized memory (R4). A read before any visible write means that
-#: something outside the dispatcher filled it.
+#: Operators that make uninitialized memory (R4). If an operator reads the memory before any visible
+#: write, then code outside the dispatcher has filled it.
 EMPTY = {
     "aten::empty",
     "aten::empty_like",
@@ -81,8 +82,8 @@ EMPTY = {
 #: Operators that make zeros. Kernels outside the dispatcher often accumulate into such memory.
 ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 
-#: Operators that read no element and allocate nothing. Autograd calls them where an error would
-#: terminate the process.
+#: Operators that read no element and allocate nothing, so they need no room. Autograd calls them
+#: where an error would terminate the process.
 QUERIES = {
     "aten::_dimI",
     "aten::_dimV",
@@ -99,7 +100,7 @@ QUERIES = {
     "aten::sparse_dim",
 }
 
-#: An operator whose result claims memory but has none.
+#: An operator whose result reports a size in bytes, but has no memory.
 WITHOUT_MEMORY = "aten::_efficientzerotensor"
 
 #: Operators that overwrite their whole first argument without reading it.
@@ -117,12 +118,12 @@ OVERWRITING = {
     "aten::zero_",
 }
 
-#: Operators that choose a kernel by whether an argument requires grad. Replay must pass the same
-#: flag.
+#: Operators that choose a kernel by whether an argument requires grad. Recomputation must pass an
+#: argument with the same flag.
 SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
-#: Operators whose kernels call others on lazy conjugates. PyTorch excludes the key that resolves
-#: conjugates while a dispatch mode is active, and `linalg.pinv` of a complex matrix is then wrong.
+#: Operators whose kernels call other operators on lazy conjugates. While a dispatch mode is active,
+#: PyTorch excludes the key that resolves conjugates, so `linalg.pinv` of complex matrices is wrong.
 CONJUGATING = {"aten::linalg_pinv", "aten::linalg_lstsq"}
 
 #: Collectives that write their first argument, although the schema denies it and no version counter
@@ -150,7 +151,7 @@ COLLECTIVES_IN_PLACE = {
 #: Collectives with an in-place name that write no tensor.
 COLLECTIVES_WITHOUT_RESULT = {"c10d::monitored_barrier_"}
 
-#: Parts of the names of operators that sum products. PyTorch has switches for their precision.
+#: Parts of the names of operators that sum products. PyTorch has settings for their precision.
 SUMS_OF_PRODUCTS = (
     "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru",
     "inner", "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv",
@@ -163,11 +164,11 @@ ROOMY_ON_HOST = (
     "rms_norm", "rnn",
 )  # fmt: skip
 
-#: Namespaces of operators that are never recomputed: they talk to other processes or to the
-#: outside.
+#: Namespaces of operators that are never recomputed, because they communicate with other processes
+#: or have other effects.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
-#: Higher-order operators that write nothing but their results, so that these can be pinned (R12).
+#: Higher-order operators that write none of their arguments, so their results can be pinned (R12).
 FUNCTIONAL = {
     "associative_scan",
     "cond",
@@ -184,7 +185,7 @@ FUNCTIONAL = {
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
 
 
-#: Sums whose result keeps memory of the size of what was summed: losses, overlapping patches.
+#: Sums whose result keeps a storage of the size of all summands: losses, overlapping patches.
 REDUCED_IN_PLACE = {
     "aten::binary_cross_entropy",
     "aten::col2im",
@@ -204,7 +205,7 @@ COUNTED_FIRST = {
 
 @final
 class Operator:
-    """The properties of one overload."""
+    """The properties of one operator overload."""
 
     __slots__ = (
         "content",
@@ -230,8 +231,8 @@ class Operator:
         schema = func._schema
         self.overload = func  # kept alive, because `_known` identifies it by its id
         self.name: str = schema.name
-        #: The function to call on meta tensors for the sizes of the results, without Python's
-        #: layer.
+        #: The function to call on meta tensors for the sizes of the results. It is the operator
+        #: itself, without the slower Python wrapper.
         self.predicting: Callable[..., Any] = getattr(func, "_op", func)
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
@@ -249,22 +250,22 @@ class Operator:
         elif self.name.startswith("c10d::") and self.name.endswith("_"):
             _check_collective(self.name, bool(self.written))
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
-        #: True if it only returns views or only marks a range for the profiler: no memory, no work.
-        #: A composite operator such as `ravel` arrives undivided in inference mode and may copy, so
-        #: it is not one.
+        #: True if it only returns views, or only marks a range for the profiler: it allocates and
+        #: computes nothing. False for a composite operator such as `ravel`: in inference mode it
+        #: reaches the runtime as a whole, and it may copy.
         views = only_aliases and not self.written and not _is_composed(func)
         self.view = views or self.name.startswith("profiler::")
         #: True if it returns tensors.
         self.returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
-        #: True if it returns nothing but what it writes.
+        #: True if it returns only tensors that it writes.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
         self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
         self.results = len(schema.returns)
-        #: True if a list of non-integer numbers determines the sizes of its results.
+        #: True if an argument of floats (`scale_factors`) determines the sizes of its results.
         self.scaled = any(argument.name == "scale_factors" for _, argument in arguments)
         self.reduced_in_place = self.name in REDUCED_IN_PLACE
-        #: State of the result's contents before the first write. 0: nothing special.
+        #: Flag for the contents of a new result: unwritten, zeros, no memory. 0: an ordinary value.
         self.content = _content(self.name)
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
@@ -294,7 +295,7 @@ def is_roomy_on_host(name: str) -> bool:
 
 
 def _is_one_of(parts: tuple[str, ...], name: str) -> bool:
-    """Return True if a part is in the name, or if the operator is not torch's own."""
+    """Return True if `name` contains one of `parts`, or if the operator is not torch's own."""
     namespace, _, rest = name.partition("::")
     return namespace != "aten" or any(part in rest for part in parts)
 
@@ -321,7 +322,7 @@ def _is_composed(func: Any) -> bool:
 
 
 def _content(name: str) -> int:
-    """Return the state of the result's contents before the first write."""
+    """Return the flag for the contents of a new result (`Operator.content`)."""
     if name in EMPTY:
         return UNWRITTEN
     if name in ZEROS:

@@ -1,9 +1,9 @@
-"""Trace with the kernels that eager PyTorch runs, so that a plan gives the same bits as eager mode.
+"""Make AOTAutograd trace with the kernels that eager PyTorch runs.
 
-Under AOTAutograd, Python code replaces the kernels of some operators, whatever table of
-decompositions is given. These are operators with a Python implementation for a dispatch key
-(`OpOverload.py_impl`). For example, dropout on a CPU then draws a mask of another dtype and scales
-in another order.
+A plan made from the trace then gives the same bits as eager mode. By default, AOTAutograd replaces
+the kernels of some operators by Python code, whatever table of decompositions is given: those with
+a Python implementation for a dispatch key (`OpOverload.py_impl`). For example, dropout on a CPU
+then draws a mask of another dtype and scales in another order.
 
 This file removes such implementations while tracing. Batch norm is the exception. Its kernels write
 statistics although their schema denies it, and its Python implementation calls the same kernels
@@ -27,7 +27,7 @@ _TELLING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "insta
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Inside the block, trace composite operators as their kernels decompose them."""
+    """Inside the block, trace composite operators as their C++ kernels decompose them."""
     taken = [(each, key, each.py_kernels.pop(key)) for each in _taken_apart() for key in _KEYS
              if key in each.py_kernels]  # fmt: skip
     _forget(each for each, _, _ in taken)

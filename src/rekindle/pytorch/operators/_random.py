@@ -1,4 +1,4 @@
-"""Find the generator of a random operator."""
+"""Find the `torch.Generator` that a random operator draws from."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def generator_of(
     """Return the generator that a random operator draws from.
 
     Args:
-        tensors: The tensors among its arguments. A number on the CPU may accompany tensors on a
-            device; the result is on the device.
+        tensors: The tensors among the operator's arguments. If some are on an accelerator and
+            others are numbers on the CPU, the result is on the accelerator.
         extras: The other arguments, which may contain a generator.
-        device: The device that the call requests for its result, or None.
+        device: The argument `device=` of the call, or None.
     """
     for extra in extras:
         if type(extra) is torch.Generator:

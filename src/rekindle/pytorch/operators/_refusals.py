@@ -1,4 +1,4 @@
-"""Errors of recomputation."""
+"""The errors raised when a value cannot be recomputed correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def resized_input(now: Bytes, before: Bytes) -> Unsupported:
 
 
 def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
-    """Return the error for an input of a recomputation that was written unseen (R7)."""
+    """Return the error for an input of a recomputation that was written outside the budget (R7)."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: {made_by} that recomputation needs is at version {now}; expected version "

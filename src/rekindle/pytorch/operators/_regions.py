@@ -1,11 +1,12 @@
-"""Compiled regions: code that Inductor made of a graph is one operator here (R12).
+"""Compiled regions: the code that Inductor makes from a graph is treated as one operator (R12).
 
-PyTorch shows such code to dispatch modes as the higher-order operator `inductor_compiled_code`, if
-a setting was on when it was compiled. The graph comes with it, and tells what the code writes, how
-large its results will be, and whether it may run twice.
+If a setting was on when the code was compiled, PyTorch runs the code as the higher-order operator
+`inductor_compiled_code`, which dispatch modes see. The code comes with its graph. From the graph,
+this file derives which arguments the code writes, how large its results are, and whether it can be
+recomputed.
 
-A region of a forward pass that may run twice is recomputed as a whole. Its saved results are
-evicted one by one, and one run recomputes all that are missing.
+A region of a forward pass is recomputed as a whole. Its results are evicted one by one, and one run
+of the region recomputes all missing ones.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
-#: The setting, and the functions that make CUDA graphs of compiled code.
+#: The name of that setting, and of the functions that make CUDA graphs of compiled code.
 _WRAPPING = "wrap_inductor_compiled_regions"
 _CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 
 
 @contextmanager
 def regions_shown() -> Iterator[None]:
-    """Let dispatch modes see code that is compiled inside the block, without CUDA graphs.
+    """Make code that is compiled inside the block visible to dispatch modes, without CUDA graphs.
 
-    The code stays visible after the block. torch 2.10 passes no graph with it, so code compiled
-    there stays invisible.
+    The code stays visible after the block. torch 2.10 passes no graph with the code, so code stays
+    invisible with that version.
     """
     with ExitStack() as stack:
         stack.enter_context(when_imported("torch._inductor.output_code", _nothing_captured))
@@ -50,11 +51,11 @@ def regions_shown() -> Iterator[None]:
 
 @contextmanager
 def _wrapped(config: Any) -> Iterator[None]:
-    """Switch the setting on inside the block, for all threads.
+    """Switch the setting `_WRAPPING` on inside the block, for all threads.
 
-    A value of `config` belongs to one thread (`config.patch` sets this thread's), and any thread
-    may have imported it. A value forced by the environment applies to all threads. Setting this
-    thread's value again makes PyTorch recompute the key of its caches.
+    A value of Inductor's `config` belongs to one thread. A value forced by an environment variable
+    applies to all threads, so the setting is forced in that way. Setting this thread's value again
+    makes PyTorch recompute the key of its compile caches.
     """
     setting = config._config[_WRAPPING]
     value, forced = getattr(config, _WRAPPING), setting.env_value_force
@@ -80,7 +81,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
         inputs: Any, compiled: Any, cudagraphs: Any, constants: Any, forward: Any
     ) -> None:
         type(cudagraphs).disable(cudagraphs)
-        # The backward pass was compiled ahead.
+        # The backward pass may have been compiled together with the forward pass.
         if forward is not None and forward.value is not None:
             output_code.maybe_handle_backward_generation(compiled, forward)
 
@@ -97,7 +98,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
 
 @final
 class Region:
-    """The properties of the code of one graph."""
+    """The code of one compiled graph, and its properties as an operator."""
 
     def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:
         self._code = code
@@ -107,16 +108,16 @@ class Region:
         written = _written(nodes)
         #: Positions and names of the arguments that it writes.
         self.written = tuple((n, each.name) for n, each in enumerate(arguments) if each in written)
-        #: True if it writes arguments but no result depends on their old contents: running
-        #: statistics, which must be updated only once (R6).
+        #: True if it writes arguments, but no result depends on their old contents. These are
+        #: running statistics, which a recomputation must not update again (R6).
         self.statistics = bool(written) and not _depends(nodes, written)
         #: True for a forward pass that has a backward pass.
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
         self._doubts = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
-        #: True if it adds up by atomics: one trial is not enough to trust it.
+        #: True if it sums by atomics. Then one trial with equal bits does not prove enough.
         self.by_atomics = any(each >= Doubt.ATOMICS for each in self._doubts)
-        #: True if it makes a decision or talks to the outside (R8, R9): never recompute it.
+        #: True if it must not be recomputed: it makes a decision (R8), or has effects (R9).
         self.opaque = any(
             torch.Tag.dynamic_output_shape in target.tags
             or target.namespace in EFFECTS
@@ -147,14 +148,15 @@ def region_of(compiled: Any) -> Region:
 
 
 def _is_forward(arguments: list[fx.Node]) -> bool:
-    """Return True for a forward graph that has a backward graph (arguments "primals")."""
+    """Return True for a forward graph with a backward graph: its arguments are "primals"."""
     names = [node.name.split("_")[0] for node in arguments]
     return "primals" in names and "tangents" not in names
 
 
 def _written(nodes: list[fx.Node]) -> set[fx.Node]:
     """Return the arguments that the graph writes, directly or through views."""
-    owner = {node: node for node in nodes if node.op == "placeholder"}  # of memory
+    # By node: the argument whose memory the node is, or is a view of.
+    owner = {node: node for node in nodes if node.op == "placeholder"}
     written: set[fx.Node] = set()
     for node in nodes:
         if node.target is operator.getitem and node.args[0] in owner:
@@ -177,7 +179,11 @@ def _written(nodes: list[fx.Node]) -> set[fx.Node]:
 
 
 def _aliased(node: fx.Node, target: OpOverload) -> Iterator[tuple[Any, bool]]:
-    """Iterate over the arguments that the result may alias, each with True if it is written."""
+    """Iterate over the arguments of `node` that its result may alias.
+
+    Yields:
+        The argument, and True if the operator writes it.
+    """
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None:
             given = node.args[position] if position < len(node.args) else None
@@ -197,7 +203,7 @@ def _depends(nodes: list[fx.Node], on: set[fx.Node]) -> bool:
 
 @final
 class _OnMeta(fx.Interpreter):
-    """An interpreter that runs a graph on meta tensors, and makes new tensors on meta as well."""
+    """An interpreter that runs a graph on meta tensors, including the tensors that it creates."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `target` with meta in place of every device argument."""

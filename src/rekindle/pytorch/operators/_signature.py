@@ -1,8 +1,8 @@
-"""Signatures of calls: calls that differ only in the contents of their tensors share one.
+"""Signatures of operator calls. Calls that differ only in tensor contents share one signature.
 
-A signature holds the arguments, with a `Geometry` in place of each tensor. That suffices to predict
-the sizes of the results before the operator runs. Arguments that change from call to call (floats,
-generators) are not part of it: they are the `extras`.
+A signature holds the arguments, with a `Geometry` (shape, strides, offset, dtype) in place of each
+tensor. From these, the sizes of the results are predicted before the operator runs. Arguments that
+change from call to call (floats, generators) are not part of the signature: they are the `extras`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STRIDED = torch.strided
 
 @final
 class _Mark:
-    """A unique object that stands for an argument in a key."""
+    """A unique object that represents an argument in the key of a signature."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -59,15 +59,15 @@ _HASHABLE = (
 
 @final
 class Invocation:
-    """One call of an operator by the program, with its arguments taken apart."""
+    """One operator call of the program: its tensors, its extras, and the key of its signature."""
 
     __slots__ = ("extras", "key", "opaque", "operator", "tensors")
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operator = operator
-        self.tensors: list[Tensor] = []  #: in order
+        self.tensors: list[Tensor] = []  #: tensors among the arguments, in order
         self.extras: list[Any] = []  #: arguments that are not in the key: floats, generators
-        self.opaque = False  #: True if an argument is a tensor that cannot be rebuilt
+        self.opaque = False  #: True if an argument is a tensor without a geometry (sparse, nested)
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
         for name, arg in kwargs.items():
@@ -81,7 +81,7 @@ class Invocation:
         self.key = tuple(parts)
 
     def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
-        """Append to `parts`, the key under construction, what represents each of `args`."""
+        """Append the representation of each of `args` to `parts`, the key under construction."""
         find = geometries.get
         sees_requires_grad = self.operator.sees_requires_grad
         for arg in args:
@@ -128,7 +128,7 @@ class Invocation:
                 parts.append(EXTRA)
 
     def _take_opaque(self, arg: Tensor, parts: list[Any]) -> None:
-        """Record a tensor that has no geometry."""
+        """Add an argument that is a tensor without a geometry (sparse, nested, subclass)."""
         self.opaque = True
         self.tensors += parts_of(arg)
         self.extras.append(arg)
@@ -137,7 +137,7 @@ class Invocation:
 
 @final
 class Signature:
-    """The common properties of calls with equal geometries and plain arguments."""
+    """The common properties of operator calls with equal keys: the bytes that they allocate."""
 
     __slots__ = ("_device", "key", "needed", "operator")
 
@@ -146,14 +146,15 @@ class Signature:
     ) -> None:
         self.operator = operator
         self.key = key
-        self._device = device  # decides how sizes are rounded
+        self._device = device  # determines how sizes are rounded
         #: Total bytes of the storages that a call makes, or an upper bound. Negative: unknown.
         self.needed: Bytes = -1
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
-        """Return the bytes that a call will allocate, from the operator's meta kernel.
+        """Return the bytes that a call will allocate, by running the operator's meta kernel.
 
-        Nothing is computed.
+        Args:
+            extras: The extras of the call.
         """
         if self.needed < 0:
             self.needed = _predicted_bytes(self, extras)
@@ -192,14 +193,14 @@ class Signature:
 
 
 def _size_of_opaque(extra: Any) -> object:
-    """Return what the size of the results depends on, for a tensor without a geometry."""
+    """Return the shape or bytes of a tensor without a geometry, as a part of a key."""
     if type(extra) is not Tensor:
         return None
     return extra.nbytes if extra.is_nested else extra.shape
 
 
 def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]) -> Any:
-    """Return the argument that `part` of a key stands for."""
+    """Return the argument that `part` of a key represents."""
     if type(part) is Geometry:
         return next(tensors)
     if part is EXTRA:
@@ -222,12 +223,12 @@ def _geometries_in(parts: Any) -> Iterator[Geometry]:
             yield from _geometries_in(part)
 
 
-#: Where an operator runs, as far as costs and counted bytes differ: the device of the budget, and
-#: True if the operator runs on it. None: a budget for the CPU.
+#: Where an operator runs: the device of the budget, and True if the operator runs on that device.
+#: Costs and counted bytes depend on it. None: the budget is for the CPU.
 Place = tuple[torch.device, bool] | None
 
-#: Signatures by default dtype and place. The default dtype matters for sizes (division of
-#: integers).
+#: Signatures by default dtype and place. The default dtype affects sizes of results (in the
+#: division of integers).
 _signatures: dict[tuple[torch.dtype, Place], dict[tuple[Any, ...], Signature]] = {}
 
 
@@ -259,8 +260,8 @@ def tensors_in(result: Any) -> list[Tensor]:
 def is_plain(kind: type) -> bool:
     """Return True if operators treat tensors of this type like plain tensors.
 
-    A subclass qualifies unless it handles operators itself. A lazy parameter has no memory yet, so
-    it does not.
+    A subclass is plain unless it has its own `__torch_dispatch__`. A lazy parameter is not plain,
+    because it has no memory yet.
     """
     return (
         issubclass(kind, Tensor)
@@ -281,10 +282,10 @@ def _has_dispatch(kind: type) -> bool:
 def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
     """Return the bytes of the results, by running the operator on meta tensors.
 
-    Some cases give an estimate only. Sizes may depend on values (`nonzero`), or there may be no
-    meta kernel. Then the result assumes 8-byte coordinates for all elements of the largest
-    argument: an upper bound for operators of the first kind. A sparse or nested argument has no
-    meta tensor, so the result is a guess: the padded size of the largest argument.
+    In two cases the result is an estimate. If sizes depend on values (`nonzero`) or the operator
+    has no meta kernel, the estimate is 8-byte coordinates of all elements of the largest argument.
+    That is an upper bound if sizes depend on values. If an argument is sparse or nested, it has no
+    meta tensor, and the estimate is the padded size of the largest argument.
     """
     operator = signature.operator
     if not operator.returns_tensors:
@@ -304,13 +305,13 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
 
 
 def _padded_bytes(nested: Tensor) -> Bytes:
-    """Return the bytes of `nested` after padding."""
+    """Return the bytes of the nested tensor `nested` after padding."""
     sizes = nested._nested_tensor_size()
     return nested.dtype.itemsize * len(sizes) * int(sizes.amax(0).prod()) if sizes.numel() else 0
 
 
 def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
-    """Return the bytes of new storages when the operator runs on meta tensors."""
+    """Run the operator on meta tensors, and return the bytes of the storages that it makes."""
     metas = [_meta(geometry) for geometry in signature.geometries()]
     homes = [meta.untyped_storage() for meta in metas]
     known = {home._cdata: signature.rounded(home.nbytes()) for home in homes}
@@ -322,7 +323,7 @@ def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
     results = tensors_in(result)
     total = 0
     for tensor in results:
-        if tensor.layout is torch.strided:  # a new storage, or a grown one (`out`)
+        if tensor.layout is torch.strided:  # a new storage, or one that `out=` has enlarged
             home = tensor.untyped_storage()
             size = signature.rounded(home.nbytes())
             total += max(0, size - known.get(home._cdata, 0))

@@ -1,4 +1,4 @@
-"""PyTorch's global settings that choose among kernels of a device."""
+"""Read PyTorch's global settings that determine which kernels a CUDA device runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The tables of `_operators` as data for the native core.
+"""The tables of `_operators` and `_doubtful` as flags and positions, for the native core.
 
-The core reads the schema of an operator itself.
+The core itself reads all other properties of an operator from its schema.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _in_aten(names: Iterable[str]) -> set[str]:
     return {f"aten::{name}" for name in names}
 
 
-#: Tables by their bit, as in `native/ops/facts.h`.
+#: The tables by the flag that the core uses for each, as in `native/ops/facts.h`.
 _KINDS: Final = {
     1: ROUTING,
     2: INDEXING,
@@ -57,22 +57,22 @@ _KINDS: Final = {
 }
 
 
-#: Runs again only after a trial has shown that its bits are the same (`native/ops/probation.h`). No
-#: operator of PyTorch's has it by its name.
+#: Flag of operators that are recomputed only after a trial has shown that they give the same bits
+#: (`native/ops/probation.h`). No operator of PyTorch has this flag.
 TRIED: Final = 262144
 
 
 class Traits(NamedTuple):
-    """The entries of all tables for one operator."""
+    """The flags and argument positions of one operator, from all tables."""
 
     name: str
     flags: int
-    #: Positions of running statistics that are written (R6), and of the flag that enables the
-    #: write. -1: none.
+    #: Positions of the arguments running mean and variance, which the operator writes (R6), and of
+    #: the flag that enables the write. -1: no such argument.
     mean: int
     variance: int
     training: int
-    #: Position of the argument that makes the call accumulate. -1: none.
+    #: Position of the argument `accumulate`. -1: no such argument.
     accumulate: int
 
 
