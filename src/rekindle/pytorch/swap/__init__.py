@@ -1,7 +1,7 @@
 """Swapping: copies of values in host memory or in a file, for swapping in instead of recomputing.
 
-The native core decides what to swap. A `Store` moves the bytes: to page-locked memory from CUDA, or
-to a file from the CPU.
+The native core decides which values to swap. A `Store` copies their bytes: from CUDA to page-locked
+host memory, or from the CPU to a file.
 """
 
 from rekindle.pytorch.swap._host_memory import HostMemory as HostMemory

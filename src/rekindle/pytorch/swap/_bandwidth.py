@@ -1,4 +1,4 @@
-"""The bandwidth of a store, out and in: measured once per place in this process, then monitored."""
+"""Measure the bandwidth of a store in both directions, once per process, and monitor it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from rekindle.pytorch.swap._store import Bandwidth, Lost, Store
 
 _ROUNDS = 3
 _NONE = Bandwidth(1, 1)
-"""The bandwidth of a store that does not work: no transfer is worth its time."""
+"""The bandwidth of a store that does not work, so low that the engine never swaps."""
 
 WATCHED: Final = 4
-"""Number of transfers in a row that are judged together, because a single one may be delayed."""
+"""Number of transfers in a row whose speed is averaged, because a single one may be delayed."""
 MUCH_SLOWER: Final = 4
-"""A direction counts as slower from this factor on. Other programs use the link, too."""
+"""Ratio of expected and measured bandwidth from which a direction counts as slower.
+
+Smaller differences mean little, because other programs use the link as well.
+"""
 
 _known: dict[Hashable, Bandwidth] = {}
 
@@ -30,8 +33,8 @@ class Pace:
 
         Args:
             believed: The expected bandwidth in bytes per second.
-            latency_ns: Fixed time to subtract from each transfer, so that small values compare with
-                the large probe.
+            latency_ns: Time (ns) to subtract from each transfer, so that the bandwidth of small
+                transfers is comparable with that of the large probe.
         """
         self._believed = believed  # bytes per second
         self._latency_ns = latency_ns
@@ -41,8 +44,8 @@ class Pace:
         """Note that a transfer of `nbytes` took `ns`.
 
         Returns:
-            The measured bandwidth if it is much lower than expected, else None. It is expected from
-            then on.
+            The measured bandwidth if it is much lower than the expected one, else None. The
+            returned bandwidth becomes the expected one.
         """
         self._last.append((nbytes, max(0, ns - self._latency_ns)))
         moved, took = (sum(each) for each in zip(*self._last, strict=True))
@@ -57,7 +60,7 @@ def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
 
     Args:
         store: The store.
-        place: Identifies the hardware, such as the disk. Each place is measured once.
+        place: Identifies the hardware, such as the disk. Each place is measured once per process.
         most: The most bytes to transfer.
     """
     if place not in _known:

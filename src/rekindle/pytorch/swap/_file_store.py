@@ -1,14 +1,15 @@
 """A store for values on the CPU: one file, with a thread for each direction.
 
-It uses reads and writes at offsets, not a memory map. On a full disk or a truncated file a map ends
-the process (SIGBUS), while a call returns an error. The calls release the GIL while they wait.
+The store reads and writes at offsets (`os.preadv`, `os.pwrite`), not by a memory map. On a full
+disk or a truncated file, a memory map ends the process (SIGBUS), while these calls return an error.
+The calls release the GIL while they wait.
 
-A checksum verifies the bytes that are read. If the system fails to write a page long after the call
-has succeeded, later reads return zeros.
+A checksum verifies the bytes that are read: if the system fails to write a page long after the
+write call has succeeded, later reads return zeros.
 
 The file is unlinked right after it is opened, so the system removes it when the process ends for
-any reason. Where that is impossible, the file's name contains the process id and its start time.
-The next store in the same directory removes the file if that process has ended.
+any reason. For systems where unlinking an open file fails, the file's name contains the process id
+and its start time. The next store in the same directory then removes the files of ended processes.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from rekindle.pytorch.swap._space import Space
 from rekindle.pytorch.swap._store import Lost, Store, Transfer
 
 _PIECE = 8 * 2**14
-"""The most bytes that PyTorch sums without using other threads."""
+"""The most bytes that PyTorch sums in a single thread."""
 _NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
 _FORKED = "what was swapped out before a fork belongs to the process it was forked from"
 _thread = threading.local()
 
 
 def _begin() -> None:
-    """Mark the current thread as one that reads and writes files."""
+    """Mark the current thread as one of a store's threads, which read and write files."""
     _thread.moves = True
 
 
@@ -66,7 +67,7 @@ class FileStore(Store):
         self._process = os.getpid()
         self._out = ThreadPoolExecutor(1, "rekindle-swap-out", _begin)
         self._back = ThreadPoolExecutor(1, "rekindle-swap-in", _begin)
-        #: Running transfers. They keep their memory alive until a thread is done with it.
+        #: Running transfers. Each keeps its storage alive until the thread has finished.
         self._moving: set[_Job] = set()
         self._end = weakref.finalize(
             self, _end, self._file, self._process, self._moving, self._out, self._back
@@ -80,7 +81,7 @@ class FileStore(Store):
     def here(self) -> bool:
         """True in the process that opened the file.
 
-        A fork has no threads of the store, and its table of the file's contents becomes wrong.
+        A forked process has no threads of the store, and does not know later changes of the file.
         """
         return os.getpid() == self._process and self._end.alive
 
@@ -122,7 +123,7 @@ class FileStore(Store):
         block: _Block,
         home: torch.UntypedStorage,
     ) -> Transfer:
-        """Start a transfer in a thread of `pool`."""
+        """Start a transfer between `home` and `block` in a thread of `pool`."""
         try:
             future = pool.submit(move, self._file, home.data_ptr(), block)
         except RuntimeError as error:  # no more threads, or the interpreter is shutting down
@@ -136,7 +137,7 @@ class FileStore(Store):
 class _Job(Transfer):
     """One transfer by a thread.
 
-    The thread knows only the address, so this object keeps the memory alive.
+    The thread has only the address of the storage, so this object keeps the storage alive.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class _Job(Transfer):
 
     @property
     def _forked(self) -> bool:
-        """True in a fork, which has no such thread and maybe a future that is locked forever."""
+        """True in a forked process: it has no such thread, and the future may be locked forever."""
         return os.getpid() != self._process
 
     def ended(self) -> bool:
@@ -182,11 +183,12 @@ class _Job(Transfer):
             if store is None or not store.here:
                 raise Lost("its file was closed while it was on its way")
             if getattr(_thread, "moves", False):
-                # The garbage collector runs this in the thread that would have to finish the
-                # transfer.
+                # The garbage collector calls this in the store's own thread, which would have to
+                # finish the transfer: waiting would be a deadlock.
                 raise Lost("it was on its way when it was not needed any more")
         try:
-            # Not raised: the traceback would keep the memory alive.
+            # Read the exception instead of raising it, because its traceback would keep the storage
+            # alive.
             error = self._future.exception()
         except CancelledError:
             error = OSError("its file was closed")
@@ -201,15 +203,15 @@ class _Job(Transfer):
 @final
 @dataclass(slots=True)
 class _Block:
-    """A part of the file."""
+    """A part of the file that holds one value."""
 
     offset: int
     nbytes: Bytes
-    sum: int = 0  #: checksum of its words, set by the write
+    sum: int = 0  #: checksum of the value, set by `_write`
 
 
 def _write(file: int, address: int, block: _Block) -> Nanoseconds:
-    """Write all bytes of `block`, in several calls if necessary. Return the time (ns)."""
+    """Write the memory at `address` to `block` of the file. Return the duration (ns)."""
     start = time.perf_counter_ns()
     memory, done = _view(address, block.nbytes), 0
     block.sum = _sum(memory)
@@ -222,7 +224,14 @@ def _write(file: int, address: int, block: _Block) -> Nanoseconds:
 
 
 def _read(file: int, address: int, block: _Block) -> Nanoseconds:
-    """Read all bytes of `block`, and check them. Return the time (ns)."""
+    """Read `block` of the file into the memory at `address`, and verify it.
+
+    Returns:
+        The duration (ns).
+
+    Raises:
+        OSError: The file is too short, or the checksum is wrong.
+    """
     start = time.perf_counter_ns()
     memory, done = _view(address, block.nbytes), 0
     while done < block.nbytes:
@@ -236,7 +245,7 @@ def _read(file: int, address: int, block: _Block) -> Nanoseconds:
 
 
 def _view(address: int, nbytes: Bytes) -> memoryview:
-    """Return the memory at `address` as a view."""
+    """Return `nbytes` of memory at `address` as a `memoryview`."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
@@ -254,7 +263,11 @@ def _sum(memory: memoryview) -> int:
 
 
 def _open(directory: Path) -> int:
-    """Open a new file for reading and writing, and unlink it."""
+    """Make a file in `directory`, open it for reading and writing, and unlink it.
+
+    Returns:
+        The file descriptor.
+    """
     remove_leftovers(directory)
     name = f"rekindle-swap-{os.getpid()}-{_started(os.getpid())}-{os.urandom(8).hex()}"
     path = directory / name
@@ -273,9 +286,9 @@ def _open(directory: Path) -> int:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove files of processes that have ended.
+    """Remove swap files of processes that have ended from `directory`.
 
-    If such a process exists after all (in another container), it keeps its open file.
+    A process in another container seems to have ended. It can still use its file, which is open.
     """
     with suppress(OSError):
         for path in directory.iterdir():
@@ -302,13 +315,13 @@ def _started(process: int) -> int:
 def _end(
     file: int, owner: int, moving: set[_Job], out: ThreadPoolExecutor, back: ThreadPoolExecutor
 ) -> None:
-    """Close the file when all running transfers have ended, without waiting for them.
+    """Arrange that the file is closed when all running transfers have ended.
 
-    The garbage collector may call this at any point, even while a thread is being started, where
-    waiting for a thread would be a deadlock.
+    This function does not wait for the transfers. The garbage collector may call it at any point,
+    even while a thread is being started, when waiting for a thread would be a deadlock.
     """
     jobs: list[_Job] = []
-    if os.getpid() == owner:  # a fork has no such threads
+    if os.getpid() == owner:  # a forked process has no threads of the store
         for pool in (out, back):
             pool.shutdown(wait=False, cancel_futures=True)
         jobs.extend(moving)
@@ -321,7 +334,10 @@ def _end(
 
 @final
 class _End:
-    """Close a file after its last transfer, and keep the memory of transfers alive until then."""
+    """A callback that closes the file after its last transfer.
+
+    Until then it keeps the storages of the transfers alive.
+    """
 
     def __init__(self, file: int, jobs: list[_Job]) -> None:
         self._files = [file]
@@ -329,6 +345,6 @@ class _End:
 
     def __call__(self, _: object = None) -> None:
         if all(job.future.done() for job in self._jobs):
-            with suppress(IndexError):  # the other thread was first
+            with suppress(IndexError):  # the other thread has closed the file already
                 os.close(self._files.pop())
             self._jobs = []

@@ -34,7 +34,7 @@ def host_memory(
 
     Args:
         swap: An amount of host memory, or a `Swap` with its bandwidths.
-        directory: Where the file is made, for values on the CPU.
+        directory: The folder of the swap file, for a budget on the CPU.
         device: The device of the budget.
 
     Raises:
@@ -57,7 +57,7 @@ ANY: Final[Bytes] = 1 << 60
 
 @final
 class HostMemory:
-    """The arguments of one budget. `copies` opens the store."""
+    """The checked arguments `swap=` and `swap_directory=` of a budget. `copies` opens the store."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class HostMemory:
             budget: The budget of the device, which limits the probe of the bandwidth.
 
         Returns:
-            The copies, and the settings for the engine.
+            The object that makes copies for the core, and the settings of the engine.
 
         Raises:
             Unsupported: The store cannot be opened.
@@ -101,7 +101,7 @@ class HostMemory:
         return Copies(store, believed), swap
 
     def _measured(self, budget: Bytes | None) -> tuple[Store, Swap, Bandwidth | None]:
-        """Return the store, the settings, and the bandwidth if it was measured."""
+        """Open the store. Return it with the engine's settings, and its bandwidth if measured."""
         store, place = self._open()
         swap, believed = self._swap, None
         if not isinstance(swap, Swap):
@@ -111,8 +111,8 @@ class HostMemory:
         return store, replace(swap, host=store.limit), believed
 
     def _open(self) -> tuple[Store, Hashable]:
-        """Return the store, and the place that its bandwidth depends on."""
-        limit = ANY if self._limit is None else self._limit  # a full host reports it automatically
+        """Return the store, and the device or disk that its bandwidth depends on."""
+        limit = ANY if self._limit is None else self._limit  # a full host makes `write` fail
         if is_accelerator(self._device):
             return PinnedStore(limit, self._device, Streams(self._device)), self._device
         directory = Path(default_directory() if self._directory is None else self._directory)

@@ -1,6 +1,7 @@
-"""The host copies of the native core's values.
+"""The host copies of the values that the native core swaps out.
 
-The core decides what to copy, and calls this object. This object knows where each copy is.
+The core decides which values to copy, and calls `Copies`. That object knows where each copy is in
+the store.
 """
 
 from __future__ import annotations
@@ -18,37 +19,40 @@ from rekindle.pytorch.swap._transfers import Transfers
 
 @final
 class Copies:
-    """Copies by the id of their storage.
+    """The host copies of one run, by the id of the copied storage.
 
-    The core calls it from any thread, with the core's lock, so it must not call the core. The core
-    keeps it alive while copies may be read.
+    The core calls these methods from any thread while it holds its lock, so they must not call the
+    core. The core keeps this object alive while copies may be read.
     """
 
     def __init__(self, store: Store, believed: Bandwidth | None) -> None:
         """Wrap `store`.
 
         Args:
-            store: Moves the bytes.
-            believed: The measured bandwidth, to be corrected if it falls. None: never correct it.
+            store: Copies the bytes.
+            believed: The measured bandwidth, which is corrected if it falls. None: the user gave
+                the bandwidth, which is never corrected.
         """
         self.store = store
         self.transfers = Transfers(store, believed, self._measured)
         self._keys: dict[StorageId, object] = {}
-        # The flag is True for a transfer out.
+        # The running transfer of each storage, its bytes, and True for a swap-out.
         self._ways: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
         # Measured bandwidths to report to the core.
         self._out_bytes_per_s = self._in_bytes_per_s = 0
 
     def see(self, stream_id: int, device: int, kind: int) -> None:
-        """Note that the program uses a stream, which the core knows by its numbers."""
+        """Note that the program uses a CUDA stream, given by the three numbers of the stream."""
         assert isinstance(self.store, PinnedStore)
         self.store.streams.add(accelerator.stream(stream_id, device, kind))
 
     def write(self, number: StorageId, home: torch.UntypedStorage) -> bool:
-        """Start a copy of `home`, memory that the core keeps alive meanwhile.
+        """Start to copy the storage `home`, whose id is `number`, to the host.
+
+        The core keeps `home` alive until the copy has ended.
 
         Returns:
-            True if it started, False if there is no room.
+            True if the copy was started, False if the host has no room.
         """
         begun = self.store.write(home)
         if begun is None:
@@ -58,7 +62,11 @@ class Copies:
         return True
 
     def read(self, number: StorageId, home: torch.UntypedStorage) -> str:
-        """Start to copy storage `number` back into `home`. Return why it failed, or ""."""
+        """Start to copy the host copy of storage `number` into `home`.
+
+        Returns:
+            "" if the copy was started, else the reason why it failed.
+        """
         try:
             way = self.store.read(self._keys[number], home)
             self._ways[number] = way, home.nbytes(), False
@@ -67,15 +75,15 @@ class Copies:
         return ""
 
     def ended(self, number: StorageId) -> bool:
-        """Return True if the running transfer of storage `number` has ended, or failed."""
+        """Return True if the transfer of storage `number` has ended or failed."""
         return self._ways[number][0].ended()
 
     def wait(self, number: StorageId) -> tuple[str, int, int]:
         """Wait for the running transfer of storage `number`.
 
         Returns:
-            Why it failed, or ""; and the bandwidths out and in (bytes per second) if they changed,
-            else 0.
+            "" or the reason why the transfer failed; the bandwidth of swap-outs and that of
+            swap-ins (bytes per second), each 0 if it did not change.
         """
         way, nbytes, out = self._ways.pop(number)
         why = ""
@@ -92,11 +100,17 @@ class Copies:
         self.store.release(self._keys.pop(number))
 
     def complain_of(self, nbytes: Bytes, site: str, why: str) -> None:
-        """Note that the result of an operator could not be copied."""
+        """Note that a value could not be swapped.
+
+        Args:
+            nbytes: The size of the value.
+            site: The operator that made the value, and its line.
+            why: The reason.
+        """
         self.transfers.failed(nbytes, site, why)
 
     def complain(self) -> None:
-        """Warn once about the first failure. Called without the core's lock."""
+        """Warn once about the first failed transfer. The caller does not hold the core's lock."""
         self.transfers.complain()
 
     def _measured(

@@ -1,14 +1,14 @@
 """A store for values on a CUDA device: page-locked host memory, with a side stream per direction.
 
-The host never waits. Work that comes later on the device waits for an event there. So device memory
-can be freed as soon as its copy is queued and the program's streams wait for the copy's event. Any
-work that reuses the memory is queued behind it.
+The host never waits for a copy. Instead, the program's streams wait on the device for the copy's
+event. So device memory can be freed as soon as its copy is queued: any work that reuses the memory
+is queued behind the copy.
 
 PyTorch's allocator of page-locked memory rounds up to powers of two, is slow because it locks pages
-at once, and never returns memory. Therefore the store allocates slabs of such sizes, and places
-values side by side in them. A freed place is reused at once. The next copy into it is queued behind
-all of the program's streams, which wait for earlier copies. Slabs return to PyTorch, which reuses
-them once all copies from and to them have ended.
+at once, and never returns memory. Therefore the store allocates slabs of such sizes, and packs
+several values into a slab. A freed part of a slab is reused at once. The next copy into this part
+is queued behind all of the program's streams, which wait for earlier copies. Slabs are freed with
+the store. PyTorch's allocator reuses them once all copies from and to them have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rekindle.pytorch.tensors import whole
 
 LEAST_SLAB: Final[Bytes] = 8 << 20
 SLAB: Final[Bytes] = 64 << 20
-"""Size of a new slab: as much as there is already, between these limits.
+"""Limits of the size of a new slab, which is the total size of all slabs before it.
 
 A larger value gets a slab of its own.
 """
@@ -41,7 +41,7 @@ class PinnedStore(Store):
     latency_ns = 20_000  # small, because the device itself takes the time of its events
 
     def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
-        """Start without slabs.
+        """Make a store that has no slabs yet.
 
         Args:
             limit: The most bytes of host memory.
@@ -61,7 +61,7 @@ class PinnedStore(Store):
 
     @property
     def pinned(self) -> Bytes:
-        """Bytes of all slabs."""
+        """Total bytes of all slabs."""
         return sum(slab.memory.nbytes for slab in self._slabs)
 
     def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
@@ -79,7 +79,7 @@ class PinnedStore(Store):
         key.space.give_back(key.offset, max(1, key.memory.nbytes))
 
     def _place(self, nbytes: Bytes) -> _Block | None:
-        """Return a free place for `nbytes`, in a new slab if necessary, or None."""
+        """Reserve `nbytes` in a slab, maybe a new one. Return None if the host has no room."""
         for slab in self._slabs:
             block = slab.take(nbytes)
             if block is not None:
@@ -109,8 +109,8 @@ class PinnedStore(Store):
     def _copy(
         self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
     ) -> Transfer:
-        """Queue a copy on `stream`, behind all of the program's streams."""
-        self.streams.wait_on(stream)  # its source may be written there, and its target read
+        """Queue a copy from `source` to `into` on `stream`, behind all of the program's streams."""
+        self.streams.wait_on(stream)  # they may still write the source, or read the target
         with accelerator.on_stream(stream):
             start = _now()
             into.copy_(source, non_blocking=True)
@@ -119,7 +119,7 @@ class PinnedStore(Store):
 
 
 class _Block(NamedTuple):
-    """The place of a value."""
+    """The part of a slab that holds one value."""
 
     memory: torch.Tensor
     space: Space
@@ -127,13 +127,13 @@ class _Block(NamedTuple):
 
 
 class _Slab(NamedTuple):
-    """Page-locked memory, and the free places in it."""
+    """A piece of page-locked memory, and the table of its free parts."""
 
     memory: torch.Tensor
     space: Space
 
     def take(self, nbytes: Bytes) -> _Block | None:
-        """Reserve a place for `nbytes`, or return None."""
+        """Reserve `nbytes` in this slab, or return None if they do not fit."""
         offset = self.space.take(max(1, nbytes))
         if offset is None:
             return None
@@ -146,7 +146,7 @@ def _power_of_two(nbytes: Bytes) -> Bytes:
 
 
 def _in_slabs(limit: Bytes) -> Bytes:
-    """Return the part of `limit` bytes that whole slabs can use."""
+    """Return `limit` rounded down to bytes that whole slabs can use."""
     if limit >= SLAB:
         return limit // SLAB * SLAB
     return 1 << limit.bit_length() - 1 if limit >= PAGE else 0
@@ -154,7 +154,7 @@ def _in_slabs(limit: Bytes) -> Bytes:
 
 @final
 class _Copy(Transfer):
-    """A copy between two events. It keeps the device memory alive until `wait`."""
+    """A copy that runs between two CUDA events. It keeps its device storage alive until `wait`."""
 
     def __init__(self, start: Any, end: Any, home: torch.UntypedStorage, streams: Streams) -> None:
         self._start = start
@@ -182,19 +182,19 @@ class _Copy(Transfer):
         self._home = None
 
     def __del__(self) -> None:
-        """Make later users of the memory wait, if `wait` was not called (after an error)."""
+        """Make the program's streams wait if `wait` was never called (after an error)."""
         if self._home is not None and not sys.is_finalizing():
             self._streams.wait_for(self._end)
 
 
 def _now() -> Any:
-    """Record an event on the current stream."""
+    """Record a CUDA event on the current stream, and return it."""
     event = accelerator.event()
     event.record()
     return event
 
 
 def _between(start: Any, end: Any) -> Nanoseconds:
-    """Return the time (ns) between two events."""
+    """Wait for the event `end`, and return the time (ns) between the two events."""
     end.synchronize()
     return int(start.elapsed_time(end) * 1e6)  # ms to ns

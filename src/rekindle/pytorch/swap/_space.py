@@ -1,7 +1,7 @@
-"""Free and used parts of a file or slab: first fit, with neighboring holes merged.
+"""Allocate parts of a file or slab: first fit, with neighboring holes merged.
 
-Source: Knuth, The Art of Computer Programming 1, section 2.5 (algorithms A and B). Values return in
-the reverse order of their departure, so holes are few and the search is short.
+Source: Knuth, The Art of Computer Programming 1, section 2.5 (algorithms A and B). Values are
+swapped in in the reverse order of their swap-outs, so holes are few and the search is short.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, final
 from rekindle._types import Bytes
 
 PAGE: Final = 4096
-"""Blocks are whole pages, because a partial page would have to be read before it is written."""
+"""Blocks are whole pages, because the system reads a page before it writes only a part of it."""
 
 
 def pages(nbytes: Bytes) -> Bytes:
@@ -22,7 +22,7 @@ def pages(nbytes: Bytes) -> Bytes:
 
 @final
 class Space:
-    """A table of the blocks below `limit` bytes."""
+    """A table of the used and free blocks in a file or slab of `limit` bytes."""
 
     def __init__(self, limit: Bytes) -> None:
         self.limit = limit // PAGE * PAGE
@@ -30,7 +30,7 @@ class Space:
         self._holes: list[tuple[int, int]] = [(0, self.limit)]  # (offset, bytes), sorted by offset
 
     def take(self, nbytes: Bytes) -> int | None:
-        """Reserve `nbytes` in one piece. Return the offset, or None if there is no such hole."""
+        """Reserve `nbytes` in one piece. Return the offset, or None if no hole is large enough."""
         wanted = pages(nbytes)
         for index, (offset, size) in enumerate(self._holes):
             if size >= wanted:
@@ -54,7 +54,7 @@ class Space:
         self._holes[index:after] = [(start, end - start)]
 
     def check(self) -> None:
-        """Assert that holes are sorted, separate and inside, and that they and `used` add up."""
+        """Assert that the holes are sorted and separate, and that with `used` they make `limit`."""
         end = -1
         for offset, size in self._holes:
             assert offset > end

@@ -1,9 +1,9 @@
 """The interface of stores, which hold the bytes of swapped-out values.
 
-A store moves bytes while the program computes. `write` and `read` start a transfer and return at
-once. Until the transfer has ended, the memory at its end belongs to it. A failure raises `Lost`
-from `Transfer.wait`. After a failed write the memory is unchanged, and after a failed read it is
-undefined.
+A store copies bytes while the program computes. `write` and `read` start a transfer and return at
+once. Until the transfer has ended, the caller must not use or free the storage that is copied. If a
+transfer fails, `Transfer.wait` raises `Lost`. A failed write leaves the storage unchanged. A failed
+read leaves undefined contents in the storage.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from rekindle._types import Bytes, Nanoseconds
 
 
 class Lost(Exception):
-    """A transfer failed, and the message says why. Never leaves this library."""
+    """A transfer failed, for the reason in the message. Rekindle never raises this to the user."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes per second in each direction."""
+    """Bytes per second of swap-outs (`out`) and of swap-ins (`back`)."""
 
     out: Bytes
     back: Bytes
 
 
 class Transfer(ABC):
-    """A transfer that was started."""
+    """A running or ended copy of one storage, to or from the store."""
 
     @abstractmethod
     def ended(self) -> bool:
@@ -39,9 +39,9 @@ class Transfer(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until the bytes have arrived and the memory belongs to the caller again.
+        """Wait until the bytes have arrived, and the caller may use the storage again.
 
-        On a device, later work there waits instead of the host.
+        With CUDA, later work on the device waits for the transfer, and this method returns at once.
 
         Raises:
             Lost: The transfer failed.
@@ -55,44 +55,44 @@ class Transfer(ABC):
     @property
     @abstractmethod
     def waiting_ns(self) -> Nanoseconds:
-        """Time (ns) that the program waited for the ended transfer: the part not hidden."""
+        """Time (ns) that the program waited for the ended transfer."""
 
 
 class Store(ABC):
     """A place for at most `limit` bytes of values that are not in memory."""
 
     limit: Bytes
-    #: Bytes to transfer when the bandwidth is measured. Fewer would measure the latency.
+    #: Bytes to transfer when the bandwidth is measured. With fewer bytes, the latency dominates.
     probe: Bytes = 2 * 1024**2
-    #: Time of a transfer that does not depend on its size. Here 5 ms, twice, until Python lets the
-    #: other thread run.
+    #: Time (ns) of a transfer that does not depend on its size. The default is twice 5 ms, after
+    #: which Python switches to another thread.
     latency_ns: Nanoseconds = 10_000_000
 
     @property
     @abstractmethod
     def used(self) -> Bytes:
-        """Bytes in use."""
+        """Bytes of the store that are in use."""
 
     @abstractmethod
     def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
-        """Start to copy the contents of `home` into the store.
+        """Start to copy the contents of the storage `home` into the store.
 
         Returns:
-            A key for `read`, and the transfer. None if there is no room.
+            A key for `read`, and the transfer. None if the store has no room.
         """
 
     @abstractmethod
     def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
-        """Start to copy the bytes of `key` into `home`, which has the same size."""
+        """Start to copy the value of `key` into the storage `home`, which has the same size."""
 
     @abstractmethod
     def release(self, key: object) -> None:
-        """Free the bytes of `key`, which has no running transfer."""
+        """Free the value of `key`, which must have no running transfer."""
 
     @abstractmethod
     def new_home(self, nbytes: Bytes) -> torch.UntypedStorage:
-        """Allocate memory for a value that returns."""
+        """Allocate a storage on the budget's device for a value to be swapped in."""
 
     @abstractmethod
     def close(self) -> None:
-        """End running transfers, and free everything."""
+        """End running transfers, and free all values of the store."""

@@ -1,10 +1,10 @@
-"""Order copies with respect to all CUDA streams of a program.
+"""Order swap copies with respect to all CUDA streams of a program.
 
-A program orders its streams for its own accesses: it reads a value on another stream only after a
-wait. Copies to the host and back come at other moments, which the program does not know. So each
-copy waits for all work queued on every stream seen so far, and all later work waits for the copy.
+A program orders its streams only for its own accesses to a value. It does not know when Rekindle
+copies the value to the host and back. So each copy waits for all work queued on every stream seen
+so far, and all later work on these streams waits for the copy.
 
-With a single stream this costs one check.
+If the program uses a single stream, this costs one check.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekindle.pytorch.tensors import privately, whole
 
 @final
 class Streams:
-    """The streams on `device` that the program was seen to use."""
+    """The streams on `device` that the program has used so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,7 +37,7 @@ class Streams:
         self._seen.setdefault(stream.stream_id, stream)
 
     def wait_on(self, copying: Any) -> None:
-        """Make `copying`, a stream of the store, wait for all queued work."""
+        """Make `copying`, a stream of the store, wait for all work of the program queued so far."""
         self.see()
         for stream in self._seen.values():
             copying.wait_stream(stream)
@@ -49,7 +49,7 @@ class Streams:
             stream.wait_event(event)
 
     def keep_until_read(self, home: torch.UntypedStorage) -> None:
-        """When `home` is freed, keep its block until all work queued by then has run."""
+        """When `home` is freed, make the allocator wait for all work queued until then."""
         if len(self._seen) > 1 and home.device.type == self._device.type:
             with privately():
                 memory = whole(home)

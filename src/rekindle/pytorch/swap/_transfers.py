@@ -1,4 +1,4 @@
-"""Statistics and errors of the transfers of one store."""
+"""Statistics and errors of the swap transfers of one store."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rekindle.pytorch.swap._bandwidth import Pace
 from rekindle.pytorch.swap._store import Bandwidth, Store, Transfer
 
 MOST_NOT_ADDED: Final = 100
-"""Number of ended transfers whose times are not added up. A device reports times late."""
+"""Most transfers whose times are not added up yet. A device reports the times later."""
 
 
 class Slower(Protocol):
-    """Called when a direction is much slower than expected."""
+    """A function called with the measured bandwidth of a direction that became much slower."""
 
     def __call__(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
@@ -24,7 +24,7 @@ class Slower(Protocol):
 
 
 class _Moved(NamedTuple):
-    """A transfer that was waited for, and the `Pace` that judges it, if any."""
+    """A transfer that was waited for, and the `Pace` of its direction, if it is monitored."""
 
     nbytes: Bytes
     way: Transfer
@@ -33,10 +33,10 @@ class _Moved(NamedTuple):
 
 @final
 class Transfers:
-    """The transfers of one store."""
+    """Statistics of the transfers of one store, and the first failure."""
 
     def __init__(self, store: Store, believed: Bandwidth | None, slower: Slower) -> None:
-        """Begin without transfers.
+        """Start with no transfers.
 
         Args:
             store: The store.
@@ -47,15 +47,15 @@ class Transfers:
         self._out = None if believed is None else Pace(believed.out, store.latency_ns)
         self._back = None if believed is None else Pace(believed.back, store.latency_ns)
         self._slower = slower
-        self._moved: list[_Moved] = []  # waited for, times not added up yet
+        self._moved: list[_Moved] = []  # transfers whose times are not added up yet
         self._transfer_ns: Nanoseconds = 0
         self._waiting_ns: Nanoseconds = 0
-        self._complaint = ""  # the first one
+        self._complaint = ""  # text of the first failure
         self._told = False
 
     @property
     def transfer_ns(self) -> Nanoseconds:
-        """Time (ns) of all ended transfers, hidden behind computation or not."""
+        """Total duration (ns) of all ended transfers."""
         self._add_up()
         return self._transfer_ns
 
@@ -66,10 +66,15 @@ class Transfers:
         return self._waiting_ns
 
     def wait(self, way: Transfer, nbytes: Bytes, *, out: bool) -> None:
-        """Wait until the transfer has ended.
+        """Wait until the transfer `way` of `nbytes` has ended.
+
+        Args:
+            way: The transfer.
+            nbytes: Its size.
+            out: True for a swap-out.
 
         Raises:
-            Lost: It failed.
+            Lost: The transfer failed.
         """
         pace = self._out if out else self._back
         self._moved.append(_Moved(nbytes, way, pace))
@@ -80,7 +85,7 @@ class Transfers:
                 self._add_up()
 
     def _add_up(self) -> None:
-        """Add up the times of ended transfers."""
+        """Add the times of ended transfers to the totals."""
         under_way: list[_Moved] = []
         for moved in self._moved:
             if moved.way.ended():
@@ -92,7 +97,7 @@ class Transfers:
         self._moved = under_way
 
     def _watch(self, moved: _Moved) -> None:
-        """Report a slow direction, so that the engine uses it less."""
+        """Call `slower` if the direction of `moved` became slow, so that it is used less."""
         nbytes, way, pace = moved
         slower = pace.slower(nbytes, way.ns) if pace is not None and way.ns else None
         if slower is None:
@@ -105,22 +110,22 @@ class Transfers:
     # -- failures ---------------------------------------------------------------------------------
 
     def failed(self, nbytes: Bytes, site: str, why: str) -> None:
-        """Note that the result of an operator could not be copied."""
+        """Store the text of the first failure: the value of the operator `site` was not swapped."""
         if not self._complaint:
             self._complaint = f"{format_bytes(nbytes)} of {site} could not be {why}"
 
     def complaint(self) -> str:
-        """Return the first failure, once, or ""."""
+        """Return the text of the first failure at the first call after it, else ""."""
         told, self._told = self._told, self._told or bool(self._complaint)
         return "" if told else self._complaint
 
     def add_note_to(self, out: OutOfBudget) -> None:
-        """Add a note about a failure to `out`, because the failure may be its cause."""
+        """Add a note about the first failure to the error `out`, which it may have caused."""
         if complaint := self.complaint():
             out.add_note(f"Swapping did not help: {complaint}")
 
     def lost(self, site: str) -> SwapFailed:
-        """Return the error for a result that can be neither read back nor recomputed."""
+        """Return the error for a value that can be neither swapped in nor recomputed."""
         return SwapFailed(
             f"{self.complaint() or site}, nor can it be computed again. "
             "Weights and optimizer state are as they were: run this step again, with "
@@ -128,7 +133,7 @@ class Transfers:
         )
 
     def complain(self) -> None:
-        """Warn about the first failure, once."""
+        """Warn about the first failure, if that has not been reported yet."""
         complaint = self.complaint()
         if complaint:
             warnings.warn(
