@@ -83,8 +83,7 @@ Watch& the_watch() noexcept {
     return made;
 }
 
-// Allocator that wraps the CPU allocator registered at import and counts the bytes that it
-// allocates.
+// Allocator that wraps PyTorch's CPU allocator and counts the bytes that it allocates.
 class CountingAllocator final : public c10::Allocator {
 public:
     explicit CountingAllocator(c10::Allocator& counted) : counted_(counted) {}

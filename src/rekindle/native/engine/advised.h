@@ -57,7 +57,9 @@ private:
     void close_gaps();
 
     std::unique_ptr<Chooser> chooser_;
-    std::uint32_t age_ = 1;  // A storage is marked if its `standing.marked` equals this.
+    // A storage is marked if its `standing.marked` equals this. Incremented to remove all marks at
+    // once.
+    std::uint32_t age_ = 1;
     // Marked candidates, in the order in which they are evicted; null where one was removed.
     std::vector<Storage*> ready_;
     std::size_t first_ready_ = 0;  // All entries before this index are null.

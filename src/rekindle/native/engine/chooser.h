@@ -22,8 +22,8 @@ public:
     Chooser& operator=(Chooser&&) = delete;
     virtual ~Chooser() = default;
 
-    // Return true if the policy depends on events before the first choice, and not only on the
-    // current candidates. Such a policy is active from the start.
+    // Return true if the policy depends on events before its first `choose`, and not only on the
+    // current candidates. Such a policy is active from the start of the run.
     virtual bool remembers() const { return false; }
 
     // `storage` became a candidate for eviction.
@@ -86,7 +86,7 @@ struct Policy final {
     bool by_staleness = true;
     bool root = true;  // True: the score contains the square root of the staleness.
 
-    // Make the state of the policy for one run.
+    // Make the state of this policy for one run of the engine with `graph`.
     std::unique_ptr<Chooser> bind(Graph& graph) const;
 };
 

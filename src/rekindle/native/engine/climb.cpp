@@ -237,7 +237,8 @@ void Engine::materialize(Call& call, Value* wanted, bool held) {
             throw;
         }
     }
-    shrink(-1);  // Locked storages may be in the way: evict everything and retry with late locks.
+    // Locked storages may have prevented evictions: evict everything and retry with late locks.
+    shrink(-1);
     if (wanted == nullptr || is_missing(*wanted)) {
         climb(call, wanted, held, Locks::late);
     }
@@ -392,7 +393,7 @@ Value* Engine::next_missing() {
 // Unlock the inputs of a call that left the stack. If all inputs are locked, unlock them in the
 // order of the arguments, because they become candidates in the order of unlocking.
 void Engine::close(const Frame& frame) {
-    // A call that another event removed from the graph meanwhile has no inputs any more.
+    // A call that an event of another thread removed from the graph has no inputs any more.
     if (pending_.size() == frame.pending && frame.call->n_inputs == locked_.size() - frame.locked) {
         for (const Edge& edge : frame.call->inputs()) {
             unlock_quietly(*edge.value->storage);

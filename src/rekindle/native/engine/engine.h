@@ -77,7 +77,7 @@ public:
     // The program runs `call` for the first time. Evicted inputs are restored first. `held`: the
     // program's variables hold the outputs.
     void call(Call& call, bool held);
-    // The program has run `call` for the first time, in room that the caller made. Links its
+    // The program has run `call` for the first time, after the caller made room for it. Links its
     // outputs into the graph.
     void admit(Call& call, bool held);
     // The program reads `value`. Restores the value if it is evicted. The value counts as user-held

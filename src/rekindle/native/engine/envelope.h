@@ -41,7 +41,7 @@ private:
 
     struct Node final {
         Slot top = 0;
-        double until = 0;  // Time until which `top` surely stays on top.
+        double until = 0;  // Time until which no other line can overtake `top`.
         bool dirty = true;
 
         bool is_over(double now) const noexcept { return dirty || until <= now; }
@@ -67,7 +67,7 @@ private:
     std::size_t used_ = 0;
     std::vector<double> nbytes_;  // Negative for an empty slot.
     std::vector<double> cost_;
-    std::vector<double> slope_;  // nbytes / cost
+    std::vector<double> slope_;  // Slope of each line: bytes / cost.
     std::vector<double> last_;
     std::vector<std::int64_t> order_;
     // The nodes of the first level have the lines as children; the last level is the root.

@@ -174,7 +174,8 @@ void Exact::returned(Storage& storage) {
     } else if (n_expected_ != 0) {
         notice(storage);
     }
-    // If no cost was computed while `storage` was evicted, no cost can contain its own.
+    // If no cost was computed while `storage` was evicted, no computed cost contains the cost of
+    // `storage`.
     if (own.evicted && remove(own) < asked_) {
         add_back(own);
     }
@@ -203,7 +204,7 @@ void Exact::repriced(Storage& storage) {
 
 // -- links ----------------------------------------------------------------------------------------
 
-// Link `lower`, which needs `upper` to be recomputed, to `upper`.
+// Link two evicted storages, of which `lower` needs `upper` to be recomputed.
 void Exact::connect(Neighbor& lower, Neighbor& upper) {
     Link& link = links_.make(Link{&lower, &upper});
     link.next_up = lower.up;
@@ -341,8 +342,8 @@ bool Exact::walk_down_within(std::size_t most) {
     return found_.size() <= most;
 }
 
-// Add the ancestors of the storages that returned to `found`. Each cost fell by at most `loss`;
-// with `capped`, by at most 2/3 of the storage's own cost.
+// Add to `found` the ancestors of the storages that became resident again. Each cost fell by at
+// most `loss`; with `capped`, by at most 2/3 of the storage's own cost.
 void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {
@@ -366,7 +367,8 @@ void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     }
 }
 
-// Add the descendants of the storages that returned to `found`. Each cost fell by at most `loss`.
+// Add to `found` the descendants of the storages that became resident again. Each cost fell by at
+// most `loss`.
 void Exact::add_below(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {

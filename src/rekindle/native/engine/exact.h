@@ -35,7 +35,8 @@ struct Neighbor final {
     // Upper bound of the amount by which its cost, and the costs of storages that depend on it,
     // fell since the last `cost_decreases`.
     double lost = 0;
-    // Value of `Exact::age_` when its cost last began to include expected storages.
+    // Value of `Exact::age_` when its cost last began to include the costs of expected storages
+    // (`Chooser::expected`).
     std::uint64_t noticed = 0;
     std::uint32_t lost_at = 0;  // Position in `Exact::lost_`, from 1; 0 if it is not in that list.
     std::uint32_t back_at = 0;  // Position in `Exact::back_`, from 1; 0 if it is not in that list.
@@ -117,10 +118,10 @@ private:
     std::vector<Ref<Storage>> lost_;
     std::size_t n_expected_ = 0;
     std::uint64_t age_ = 1;         // Incremented each time the last expected storage was made.
-    std::int64_t asked_ = 0;        // Number of costs computed so far.
+    std::int64_t asked_ = 0;        // Number of calls of `cost` so far.
     std::uint64_t mark_ = 0;        // Graph mark of the walk in progress.
-    std::vector<Neighbor*> found_;  // Storages found by that walk.
-    // Used by `cost_decreases`: the evicted ancestors of the storages that returned.
+    std::vector<Neighbor*> found_;  // Evicted storages found by the walk in progress.
+    // Used by `cost_decreases`: evicted ancestors of the storages that became resident again.
     std::vector<Neighbor*> above_;
 };
 

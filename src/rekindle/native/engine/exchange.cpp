@@ -188,8 +188,8 @@ void Ledger::land(bool all_of_them) {
     }
 }
 
-// Unlock the prefetched storages that were used since (or all of them), so that they can be
-// evicted.
+// Unlock the prefetched storages that the program has used (or all of them), so that they can be
+// evicted again.
 void Ledger::arrived(bool all_of_them) {
     std::vector<Storage*> used;
     for (const auto& [storage, since] : host->coming) {

@@ -145,7 +145,7 @@ void Engine::prefetch(Bytes room) {
     }
 }
 
-// Make the call in progress at position `at` (not the topmost) collect all its inputs again. Return
+// Make the call in progress at position `at` (not the topmost) lock all its inputs again. Return
 // the storages that it had locked.
 std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const auto place = [](auto& stack, std::size_t index) {

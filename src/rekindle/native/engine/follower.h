@@ -98,7 +98,7 @@ private:
     const Route& route_;
     Host& host_;
     std::int64_t position_ = 0;
-    std::vector<Stop> stops_;  // Indexed by storage number.
+    std::vector<Stop> stops_;  // The storages of the plan, by number.
     // Numbers of the storages kept so far, in the order in which they were made.
     std::vector<std::int64_t> kept_;
 };

@@ -127,7 +127,7 @@ struct Call : Counted<Call> {
     Edge* edges = nullptr;
 
     union {
-        Value* output = nullptr;  // Used if there is at most one output.
+        Value* output = nullptr;  // The output, if there is at most one.
         Value** several;
     };
 
@@ -236,7 +236,7 @@ private:
 
 // -- walks over the graph -------------------------------------------------------------------------
 
-// Call `visit` for each call that made a value of `storage`.
+// Call `visit(call)` for each call that made a value of `storage`.
 template <class F>
 void each_maker(Storage& storage, F&& visit) {
     const Call* last = nullptr;

@@ -24,7 +24,7 @@ struct Entry final {
         views,       // number: position of the value
         overwrites,  // number: storage whose memory `id` takes over
         takes,       // id: operator; number: bytes of its workspace, if it has one
-        call,        // id: operator; number: cost; flags
+        call,        // id: operator; number: cost; flags: `REPLAYABLE`, `HELD`
         admit,       // as `call`
         use,         // number: position of the value
         pin,         // number: position of the value
@@ -35,7 +35,7 @@ struct Entry final {
         forget,
         seal,
         spoil,
-        account,     // id: cost; number: bytes; flags: bytes of a workspace
+        account,     // id: cost; number: change of memory in bytes; flags: bytes of workspace
         resize,      // number: bytes
         require,     // number: position of the value
         make_room,   // id: none; number: bytes
@@ -53,12 +53,12 @@ struct Entry final {
         ahead,
         prefetch,  // number: bytes
         discards,  //
-        measured,  // id, number: bytes per second of swap-out and swap-in; 0: unchanged; flags
-        swap_out_failed,  // flags
-        swap_in_failed,   // flags
-        copy_lost,        // flags
+        measured,  // id, number: bytes/s of swap-out and swap-in; 0: unchanged; flags: `NESTED`
+        swap_out_failed,  // flags: `NESTED`
+        swap_in_failed,   // flags: `NESTED`
+        copy_lost,        // flags: `NESTED`
         // Actions of the engine.
-        compute,  // id: operator; flags: in place
+        compute,  // id: operator; flags: 1 if in place
         free,
         swap_out,  // flags: `KEPT` if the storage also stays resident
         swap_in,

@@ -446,7 +446,8 @@ void Ledger::touch(Storage& storage) {
         return;
     }
     storage.last_access = clock;
-    // `storage` can be a candidate here: the value is an evicted view, or its lock comes late.
+    // A storage that is read is usually locked and no candidate. It can still be one if the read
+    // value is an evicted view, or if it is locked later (`Locks::late`).
     if (storage.order >= 0) {
         chooser_->touched(storage);
     }

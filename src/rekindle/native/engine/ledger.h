@@ -136,7 +136,8 @@ public:
     Bytes spare_beside(std::span<const Edge> inputs);
 
 protected:
-    // Scope of an event. When the outermost one ends, unreferenced objects are destroyed.
+    // Scope in which the engine handles an event. When the outermost scope ends, unreferenced
+    // storages and calls are destroyed.
     class Event final {
     public:
         explicit Event(Ledger& ledger) noexcept : ledger_(ledger) {
@@ -175,7 +176,7 @@ protected:
     void evict(Storage& storage);
     void swap_out(Storage& storage);
     void free(Storage& storage);
-    // Free the storages in `freed_`.
+    // Free the memory of the storages in `freed_`.
     void free_all();
     void vanish(Storage& storage);
     // Evict the dead `storage` if recomputations may still need it, otherwise remove it from the
@@ -262,7 +263,8 @@ private:
     // Remove `storage` from the graph. Add the storages that nothing may need any more to
     // `unneeded`.
     void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);
-    // Mark `call` as not replayable. Return the storages of its outputs that are in the graph.
+    // Mark `call` as not replayable, and remove it from the consumers of its inputs. Return the
+    // storages of its outputs that are in the graph.
     std::vector<Storage*> disown(Call& call);
     void unlist(Storage& storage) noexcept;
     void dispose() noexcept;

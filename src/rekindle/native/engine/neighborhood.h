@@ -64,7 +64,7 @@ public:
     virtual void disposed(Storage& /*storage*/) noexcept {}
 };
 
-// Gives every storage the same cost.
+// Neighborhood that gives every storage the same cost.
 class Nothing final : public Neighborhood {
 public:
     Nanoseconds cost(Storage& /*storage*/) override { return 1; }
@@ -72,7 +72,7 @@ public:
     Nanoseconds least(const Storage& /*storage*/) const override { return 1; }
 };
 
-// Uses only the storage's own cost c0.
+// Neighborhood that counts only the storage's own cost c0.
 class Local final : public Neighborhood {
 public:
     Nanoseconds cost(Storage& storage) override { return storage.cost; }

@@ -78,7 +78,7 @@ void ScoredChooser::expected(Storage& storage) {
 
 void ScoredChooser::evicted(Storage& storage) {
     neighborhood_->evicted(storage);
-    // The line is removed: its values will differ when the storage is resident again.
+    // Remove its line from the `Envelope`: the line will differ when the storage is resident again.
     if (storage.standing.slot >= 0) {
         take_out(storage);
         unhear(storage);
@@ -156,7 +156,7 @@ Storage* ScoredChooser::choose(Nanoseconds now) {
     }
 }
 
-// Apply the pending updates to the lines.
+// Apply the pending updates of candidates to their lines in the `Envelope`.
 void ScoredChooser::listen() {
     for (Storage* storage : news_) {
         Standing& standing = storage->standing;

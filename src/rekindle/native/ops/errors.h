@@ -165,7 +165,7 @@ struct SwapReadError final : Error {
     std::string site;
 };
 
-// An input of a call is not in memory any more.
+// An input of a call is not in memory when the call runs, which is a defect of the native core.
 struct MissingInputError final : Error {
     MissingInputError() : Error("a value that should be in memory is not; please report this") {}
 

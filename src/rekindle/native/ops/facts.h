@@ -66,7 +66,7 @@ struct InPlace final {
     std::string name;
     std::string overload;
     std::string twin;                // Overload that writes the result into a given tensor.
-    std::vector<std::string> nodes;  // Names of the autograd nodes.
+    std::vector<std::string> nodes;  // Names of those autograd nodes.
 };
 
 // Properties of one operator overload. In the comments below, "it" is the operator.
@@ -89,7 +89,7 @@ struct Facts final {
     // Calls other operators, which the runtime's fallback sees on their own.
     bool composed = false;
     bool moves = false;            // Replaces the storage of a tensor (`set_`).
-    bool returns_tensors = false;  // If false, it makes no tensor.
+    bool returns_tensors = false;  // False only if it makes no tensor.
     bool returns_written = false;  // Returns only arguments that it writes.
     bool random = false;
     bool dynamic = false;         // Sizes of its results depend on values of arguments.
@@ -100,8 +100,8 @@ struct Facts final {
     bool unseen = false;          // May write memory that is in no argument (R11).
     bool product = false;  // A matrix product or similar, for which a precision can be chosen.
     bool may_use_workspace = false;   // On a CPU, may need more workspace than its outputs take.
-    bool marks = false;               // Begins or ends a range of the profiler.
-    bool ends = false;                // Ends a range of the profiler.
+    bool marks = false;               // It begins or ends a range of the profiler.
+    bool ends = false;                // It ends a range of the profiler.
     bool retryable_after_oom = true;  // Can be called again after it ran out of memory.
     bool region = false;  // Code compiled by Inductor (R12), which may draw from any generator.
     bool unit = false;    // The forward pass of an autograd.Function.

@@ -102,7 +102,8 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
         made.items.push_back(part_of(item).kind);
     }
     if (!of_tensors) {
-        made.constant = value;  // Supplies the elements that do not vary from call to call.
+        // Holds the elements of the list that do not vary from call to call.
+        made.constant = value;
     } else if (value.isOptionalTensorList() || !std::ranges::all_of(items, is_tensor)) {
         made.kind = Kind::optionals;
     }
@@ -220,8 +221,8 @@ Need Signature::predict(
         if (ends_the_program(error)) {  // Meta kernels may be written in Python.
             throw;
         }
-        // Invalid arguments are reported by the operator itself.
-        // Upper bound: the coordinates of all elements of the largest argument.
+        // Ignore the error, because the operator itself reports invalid arguments. The fallback is
+        // an upper bound: the coordinates of all elements of the largest argument.
         std::int64_t most = 0;
         for (const Geometry& geometry : geometries) {
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());

@@ -8,7 +8,7 @@
 
 namespace rekindle {
 
-inline constexpr Bytes COUNT_BYTES = 8;  // Memory that counting the elements for such a size needs.
+inline constexpr Bytes COUNT_BYTES = 8;  // Memory that computing such a size needs (the count).
 
 // Return the exact bytes of the results, or a good upper bound, if they can be computed quickly;
 // otherwise `UNLIMITED`. Runs operators on the arguments.

@@ -42,7 +42,7 @@ enum class Setting : std::uint8_t {
     watch,    // bits of `Player::Watch`: which results to record
     journal,  // number of entries to keep
     swap,     // nonzero: values can be swapped
-    host,     // bytes; negative: unlimited
+    host,     // bytes of host memory; negative: unlimited
     out_bytes_per_s,
     in_bytes_per_s,
     swap_only,

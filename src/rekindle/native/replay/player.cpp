@@ -39,7 +39,7 @@ void Player::free(Storage& storage) {
     acted(storage.id, freed);
 }
 
-// Return true if the current transfer must fail.
+// Return true if the current transfer must fail, because the stream asked for a failure.
 bool Player::fails() noexcept {
     fail_in_ -= fail_in_ >= 0 ? 1 : 0;
     return fail_in_ == 0;

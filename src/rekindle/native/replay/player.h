@@ -24,31 +24,31 @@ enum class Word : std::int64_t {
     // n, then n overwritten inputs: output, source.
     call,
     use,         // value, unused; each event below has two arguments
-    pin,         // value
-    retain,      // value
-    release,     // value
-    drop,        // value
-    gone,        // value
-    forget,      // value
-    seal,        // value
-    spoil,       // value
+    pin,         // argument: a value
+    retain,      // argument: a value
+    release,     // argument: a value
+    drop,        // argument: a value
+    gone,        // argument: a value
+    forget,      // argument: a value
+    seal,        // argument: a value
+    spoil,       // argument: a value
     account,     // cost, bytes
     resize,      // value, bytes
-    require,     // value
+    require,     // argument: a value
     make_room,   // bytes
     shrink,      // bytes
     evict,       // evicts the candidate with the least loss
-    let_return,  // value, 0: no, 1: yes, 2: last
-    lock,        // value
-    unlock,      // value
+    let_return,  // value; 0: not while held, 1: while held, 2: last resort
+    lock,        // argument: a value
+    unlock,      // argument: a value
     listen,
     clear_reserve,
     let,  // value: the stream does not use it any more
     ahead,
     prefetch,   // bytes; negative: as many as fit
     discards,   //
-    measured,   // bytes per second out and in; 0: unchanged
-    copy_lost,  // value
+    measured,   // bytes per second of swap-out and swap-in; 0: unchanged
+    copy_lost,  // argument: a value
     fail,       // number of transfers until one fails; only transfers that can fail count
 };
 

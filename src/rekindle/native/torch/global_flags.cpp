@@ -36,8 +36,8 @@ bool has_device() {
 }
 
 bool flushes_denormal() noexcept {
-// Read the processor's control register: the arithmetic below takes as long as reading all other
-// settings.
+// Where possible, read the flag from the processor's control register: the arithmetic below takes
+// as long as reading all other settings.
 #ifdef __SSE__
     constexpr unsigned results = 0x8000;
     constexpr unsigned operands = 0x0040;

@@ -63,7 +63,7 @@ int raise_now(void* object) {
 }  // namespace
 
 void set_out_of_memory_types(PyObject* full, PyObject* not_full) {
-    Py_INCREF(full);  // Never released.
+    Py_INCREF(full);  // The types are never released.
     Py_INCREF(not_full);
     out_of_memory() = {full, not_full};
 }

@@ -28,7 +28,8 @@
 
 namespace rekindle {
 
-// Start of a stretch: a set of words, stored or derived from a seed.
+// Start of a stretch (see the note above): the words of the generator, stored or derived from a
+// seed.
 class MtBlock final : public c10::intrusive_ptr_target {
 public:
     explicit MtBlock(const MtWords& there);
@@ -100,7 +101,7 @@ private:
     bool reach(Stretch& stretch, const MtWords& words);
     Stretch begin(const Random& there) const;
 
-    std::vector<Stretch> stretches_;  // Most recently used first.
+    std::vector<Stretch> stretches_;  // Stretches that are followed, the most recently used first.
     int pause_ = 0;                   // Number of further calls in which no stretch is followed.
 };
 

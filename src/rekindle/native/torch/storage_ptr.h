@@ -52,7 +52,7 @@ struct Version final {
 
     std::int64_t now() const { return told_by(counter); }
 
-    // Return true if the counter changed since the last `look`.
+    // Return true if the counter changed since the last call of `look`.
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
 
     // Record the current value of the counter.

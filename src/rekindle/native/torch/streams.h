@@ -81,7 +81,7 @@ public:
         return see_another(stream);
     }
 
-    // Return the order of a value that an unknown stream has just written.
+    // Return the order of a value that an unknown stream writes now.
     Order unknown() noexcept {
         Order order;
         order.made_at = ++now_;
@@ -116,7 +116,7 @@ public:
         return are_several() || (!orders_.empty() && orders_.contains(storage));
     }
 
-    // Set the order of the value in a storage.
+    // Set `order` as the order of the value in a storage.
     void note(StorageId storage, const Order& order) {
         if (are_several() || order.again) {
             orders_.insert_or_assign(storage, order);
@@ -161,7 +161,7 @@ private:
 
     c10::SmallVector<c10::Stream, 2> seen_;
     std::uint64_t now_ = 0;
-    std::uint64_t since_ = 0;  // Time at which the second stream was seen.
+    std::uint64_t since_ = 0;  // Time at which the program first used a second stream.
     std::unordered_map<StorageId, Order> orders_;
     // For each pair of the first 32 streams: time up to which the first waits for the second.
     std::vector<std::uint64_t> comes_after_;

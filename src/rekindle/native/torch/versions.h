@@ -28,7 +28,7 @@ bool writes_a_graph(const Guard& guard, const c10::Stream& stream) {
     }
 }
 
-// Pointer to a node of the autograd graph; its type depends on the version.
+// Pointer to a node of the autograd graph. The type depends on torch's version.
 using NodePointer = decltype(torch::autograd::Edge::function);
 
 }  // namespace rekindle
