@@ -31,7 +31,7 @@ struct Watch final {
     std::atomic<bool> on{false};
     SpinLock& mutex = leaf(Leaf::allocations);
     std::unordered_map<const void*, Piece> pieces;
-    std::uint64_t operators = 0;  // Operators measured so far.
+    std::uint64_t operators = 0;  // Number of operators measured so far.
     bool watching = false;        // True while an operator is measured.
     bool tallying = false;
     GivenOutInside given;  // Bytes allocated while the measured operator runs.

@@ -134,7 +134,7 @@ public:
     std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(T); }
 
 private:
-    static constexpr std::size_t KINDS = 7;   // Pooled sizes: up to 64 elements.
+    static constexpr std::size_t KINDS = 7;   // Number of pooled sizes: 1, 2, 4, ..., 64 elements.
     static constexpr std::size_t PAGE = 128;  // Elements per page.
 
     struct Page {

@@ -65,7 +65,7 @@ private:
     const bool moving_;
     std::vector<Slot> vacant_;
     std::size_t used_ = 0;
-    std::vector<double> nbytes_;  // Negative for an empty slot.
+    std::vector<double> nbytes_;  // Bytes of each line; negative for an empty slot.
     std::vector<double> cost_;
     std::vector<double> slope_;  // Slope of each line: bytes / cost.
     std::vector<double> last_;

@@ -57,7 +57,7 @@ void Engine::swap_in(Storage& storage) {
     const std::uint64_t visits = visits_;
     make_room(storage.nbytes, storage.root.call);
     const bool comes = storage.on_host && !storage.resident && !storage.dissolved;
-    if (visits != visits_ && !comes) {  // Another thread restored or freed it.
+    if (visits != visits_ && !comes) {  // Another thread swapped it in or freed it.
         return;
     }
     note(Entry::Kind::swap_in, storage.id);

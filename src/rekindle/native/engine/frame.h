@@ -60,9 +60,9 @@ struct Lost final : std::exception {
     }
 };
 
-// A call in progress. Its missing inputs (in reverse order) are `Engine::pending_` from position
-// `pending` on, and its locked inputs are `Engine::locked_` from position `locked` on, up to those
-// of the next frame.
+// A call in progress. Its missing inputs (in reverse order) begin at position `pending` of
+// `Engine::pending_`. Its locked inputs begin at position `locked` of `Engine::locked_`. Both
+// ranges end where those of the next frame begin.
 struct Frame final {
     Call* call;
     Value* wanted;  // Value to recompute; null for a first run, which makes all outputs.

@@ -79,8 +79,8 @@ public:
     // Add to `found`, oldest copy first, resident storages whose copies can be discarded to make
     // room for `more` bytes. Add none if those do not suffice.
     void spare(Bytes more, std::vector<Storage*>& found) const;
-    // Return the swapped-out storage to prefetch next, among those whose swap-in would end before
-    // they are needed; null if there is none.
+    // Return the swapped-out storage to prefetch next, whose swap-in should end before the program
+    // needs it; null if there is none.
     Storage* next_back(Nanoseconds now) const noexcept;
     // Return the cost (ns) of swapping `storage` in; if it has no host copy, of swapping it out and
     // in.

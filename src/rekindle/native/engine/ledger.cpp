@@ -326,7 +326,7 @@ void Ledger::leave_graph(Storage& storage, std::vector<Storage*>& unneeded) {
         if (call.n_made > 1) {
             for (const Value* value : call.outputs()) {
                 if (is_root(*value) && value->storage->listed) {
-                    return;  // A sibling output may still need the call.
+                    return;  // Another output is in the graph and may need the call.
                 }
             }
         }

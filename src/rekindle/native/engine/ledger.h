@@ -111,7 +111,7 @@ public:
     // Set the measured bandwidths of swap-out and swap-in; 0 leaves a bandwidth unchanged.
     void measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s);
     // Copy the storages that will probably be evicted next to the host while the outgoing direction
-    // is idle, so that their eviction need not wait for the copy. Called after an operator. Does
+    // is idle. Their eviction then need not wait for the copy. Called after an operator. Does
     // nothing while at most half of the budget is in use, because perhaps no eviction will be
     // needed.
     void ahead();

@@ -25,8 +25,8 @@ public:
     // come.
     const std::string& why() const noexcept { return why_; }
 
-    // Return true if the current call should be tried. Called for a call that is neither trusted
-    // nor kept. After a trial that had no room, the next calls are skipped.
+    // Return true if the current call should be tried. Called if the signature is neither trusted
+    // nor excluded from eviction. After a trial that had no room, some calls are skipped.
     bool is_due() noexcept {
         if (waits_ > 0) {
             --waits_;

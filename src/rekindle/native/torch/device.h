@@ -4,8 +4,8 @@
 // NOTE [Order among streams]
 //
 // A program orders its own work: it reads a value on another stream only after a wait. The runtime
-// recomputes and evicts at other times, on whichever stream is current then, and the program does
-// not know. So with more than one stream in use:
+// recomputes and evicts at other times, on whichever stream is current then. The program does not
+// wait for that work. So with more than one stream in use:
 //
 // - a recomputation waits for the streams that made its inputs;
 // - readers of a recomputed value wait for the stream that recomputed it;

@@ -1,5 +1,5 @@
-// Geometry of a tensor: shape, strides, offset in its storage, dtype, device. Also: for which kinds
-// of tensors that is a full description of their memory.
+// Geometry of a tensor: shape, strides, offset in its storage, dtype, device. Says for which kinds
+// of tensors the geometry is a full description of the memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

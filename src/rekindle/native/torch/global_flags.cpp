@@ -172,7 +172,7 @@ std::int64_t global_flags() {
 }
 
 std::int64_t matmul_precision_flags() {
-    std::int64_t word = std::int64_t{1} << 62;  // Makes the word nonzero.
+    std::int64_t word = std::int64_t{1} << 62;  // A bit that makes the word nonzero.
     int shift = 0;
     read_precisions(word, shift, PRECISE);
     if (has_device()) {

@@ -57,7 +57,7 @@ private:
 // means: unknown.
 struct Order final {
     std::uint64_t made_at = 0;  // Time at which the operator that made the value was queued.
-    StreamSet readers = StreamSet::all();  // Includes `maker`.
+    StreamSet readers = StreamSet::all();  // Streams that read the value, and `maker`.
     // Streams on which recomputations read the value without the program's knowledge.
     StreamSet again_readers;
     StreamSet kept_for;  // Streams that the allocator waits for before it reuses the memory.
