@@ -26,8 +26,8 @@ void Ledger::send_until(Bytes nbytes) {
     while (memory > nbytes) {
         if (Storage* victim = choose(); victim != nullptr) {
             send(*victim);
-            // Only storages that a transfer locks are left to evict.
         } else if (!host->saving.empty() || !host->coming.empty()) {
+            // Only storages that a transfer locks are left to evict.
             land(true);
             arrived(true);
         } else {

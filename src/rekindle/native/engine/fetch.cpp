@@ -132,8 +132,8 @@ void Engine::prefetch(Bytes room) {
                 return;
             }
             room -= storage->nbytes;
-            // With an unlimited budget there is no fraction to leave free.
         } else if (room != UNLIMITED) {
+            // With an unlimited budget there is no fraction to leave free.
             return;
         }
         touch(*storage);
