@@ -18,7 +18,8 @@ namespace rekindle {
 // and `takes` come before the `call` or `admit` that they belong to.
 struct Entry final {
     enum class Kind : std::int64_t {
-        // Events that reach the engine. `id` is a storage, unless noted.
+        // Events that reach the engine. The comments give the fields of the entry; `id` is a
+        // storage, unless noted.
         reads,       // number: position of the value in its storage; the root is 0
         makes,       // number: bytes
         views,       // number: position of the value

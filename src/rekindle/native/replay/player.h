@@ -17,13 +17,13 @@ namespace rekindle {
 // First word of an event in the stream; its arguments follow. The writer of the stream numbers
 // values and storages. An event about a storage names one of its values.
 enum class Word : std::int64_t {
-    // operator, cost, flags, workspace;
-    // n, then n values that it reads;
+    // Arguments: operator, cost (ns), flags, workspace (bytes);
+    // n, then n values that the call reads;
     // n, then n outputs: value, storage, bytes. Negative bytes mean a view; then the storage is
     // given by one of its values;
     // n, then n overwritten inputs: output, source.
     call,
-    use,         // value, unused; each event below has two arguments
+    use,         // arguments: a value, unused; each event below has two arguments, too
     pin,         // argument: a value
     retain,      // argument: a value
     release,     // argument: a value
@@ -32,24 +32,24 @@ enum class Word : std::int64_t {
     forget,      // argument: a value
     seal,        // argument: a value
     spoil,       // argument: a value
-    account,     // cost, bytes
-    resize,      // value, bytes
+    account,     // arguments: cost (ns), bytes
+    resize,      // arguments: a value, bytes
     require,     // argument: a value
-    make_room,   // bytes
-    shrink,      // bytes
+    make_room,   // argument: bytes
+    shrink,      // argument: bytes
     evict,       // evicts the candidate with the least loss
-    let_return,  // value; 0: not while held, 1: while held, 2: last resort
+    let_return,  // arguments: a value; 0: not while held, 1: while held, 2: last resort
     lock,        // argument: a value
     unlock,      // argument: a value
     listen,
     clear_reserve,
-    let,  // value: the stream does not use it any more
+    let,  // argument: a value, which the stream does not use any more
     ahead,
-    prefetch,   // bytes; negative: as many as fit
+    prefetch,   // argument: bytes; negative: as many as fit
     discards,   //
-    measured,   // bytes per second of swap-out and swap-in; 0: unchanged
+    measured,   // arguments: bytes per second of swap-out, swap-in; 0: unchanged
     copy_lost,  // argument: a value
-    fail,       // number of transfers until one fails; only transfers that can fail count
+    fail,       // argument: number of transfers until one fails; only transfers that can fail count
 };
 
 // The stream of events is invalid at `position`.
