@@ -4,9 +4,10 @@
     plan = Cuts(time_limit=60).plan(problem, budget=problem.keep_all_peak // 2)
     plan.overhead, plan.lower_bound, plan.schedule
 
-Planners are frozen configuration. `Cuts` is the default: it plans any program and always gives a
-bound. The others are published algorithms. This package imports neither the engine nor the
-simulator, so that no planner judges itself: the verifier does.
+A planner object holds only its settings and never changes. `Cuts` is the default: it plans any
+program and always gives a lower bound of the cost. The others are published algorithms. The
+verifier checks every plan. This package imports neither the engine nor the simulator, so that no
+planner judges its own plans.
 """
 
 from __future__ import annotations

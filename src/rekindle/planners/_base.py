@@ -1,7 +1,8 @@
 """Define the parts that all planners share: the protocol, the state of a search, basic sequences.
 
-A sequence is a list of nodes in the order in which they run (`_sequence.py`). `demand` and
-`recompute_all` make simple ones; `Search` collects the best one and makes the final plan.
+A sequence is a list of nodes (operators) in the order in which they run (`_sequence.py`). `demand`
+and `recompute_all` make simple sequences. `Search` remembers the best sequence that a planner finds
+and makes the final plan of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Watch = Callable[[Progress], None]
 
 
 class Planner(Protocol):
-    """Protocol of planners. A planner is frozen configuration; `plan` may be called many times."""
+    """Protocol of planners. A planner holds only settings, so `plan` may be called many times."""
 
     @property
     def name(self) -> str: ...
@@ -34,13 +35,13 @@ class Planner(Protocol):
 
 @final
 class Search:
-    """The state of one search: the best plan and the best bound so far, and the time.
+    """State of one call of `Planner.plan`: the best sequence and lower bound so far, the time.
 
     Args:
         problem: The problem.
         budget: The budget in bytes.
         name: The name of the planner.
-        watch: A function that is called with each `Progress`.
+        watch: A function that is called with a `Progress` when the plan or the bound improves.
         time_limit: Seconds after which `left` is 0.
         swap: The bandwidth to the host, if values may be swapped.
     """
@@ -59,8 +60,8 @@ class Search:
         self.name = name
         self.swap = swap
         self.best: Timeline | None = None
-        self.best_ns: Nanoseconds = 0  #: the end (ns) of `best`, if values may be swapped
-        self.taken: tuple[Schedule, Cost] | None = None  #: the best schedule with copies
+        self.best_ns: Nanoseconds = 0  #: when `best` ends (ns), if values may be swapped
+        self.taken: tuple[Schedule, Cost] | None = None  #: the best schedule with swapping
         self.bound: Nanoseconds = problem.compute_ns
         self.smallest: Bytes | None = None
         self.time_limit = time_limit
@@ -93,14 +94,14 @@ class Search:
         return self.cost is not None and self.cost <= self.bound
 
     def offer(self, steps: Iterable[int], note: str = "") -> Timeline:
-        """Offer a sequence of nodes; it is kept if it fits and is the cheapest so far.
+        """Keep a sequence of nodes as the best one, if it fits and is the cheapest so far.
 
         Args:
             steps: Numbers of nodes, in the order in which they run.
-            note: The note in the progress.
+            note: Where the sequence comes from, for the progress line.
 
         Returns:
-            The timeline of the sequence.
+            The timeline of the sequence, also if it is not kept.
         """
         line = settle(timeline(self.problem, prune(self.problem, list(steps))))
         peak = line.peak
@@ -112,14 +113,14 @@ class Search:
         return line
 
     def time(self, line: Timeline, note: str = "") -> Nanoseconds:
-        """Offer a sequence that fits, when values may be swapped.
+        """Keep a sequence as the best one, if it ends earliest so far (if values may be swapped).
 
         Args:
-            line: The timeline of the sequence.
-            note: The note in the progress.
+            line: The timeline of a sequence that fits the budget.
+            note: Where the sequence comes from, for the progress line.
 
         Returns:
-            The time (ns) at which it ends.
+            The time (ns) at which the sequence ends, also if it is not kept.
         """
         schedule, end = timed_schedule(line, self.name, budget=self.budget, swap=self.swap)
         if self.best is None or end < self.best_ns:
@@ -129,14 +130,14 @@ class Search:
         return end
 
     def take(self, schedule: Schedule, note: str = "") -> Cost | None:
-        """Offer a schedule with copies; it is kept if it is the fastest so far.
+        """Keep a schedule with copies to the host as the best one, if it is the fastest so far.
 
         Args:
             schedule: A schedule that is valid within the budget.
-            note: The note in the progress.
+            note: Where the schedule comes from, for the progress line.
 
         Returns:
-            Its cost, or None if it does not fit on the host.
+            The cost of the schedule, or None if its copies exceed the limit of the host's memory.
         """
         assert self.swap is not None
         ways = replace(self.swap, host=None)
@@ -149,12 +150,12 @@ class Search:
         return judged
 
     def raise_bound(self, bound: float, note: str = "") -> None:
-        """Raise the proven lower bound.
+        """Raise the proven lower bound of the cost to `bound`, if that is higher.
 
         Args:
-            bound: A bound in ns. It is rounded up to a multiple of the grain of all costs, and down
-                if values may be swapped.
-            note: The note in the progress.
+            bound: A bound in ns. It is rounded up to a multiple of `problem.grain`, which divides
+                all costs. If values may be swapped, it is rounded down to whole ns.
+            note: Where the bound comes from, for the progress line.
         """
         if self.cost is not None:
             bound = min(bound, self.cost)
@@ -164,8 +165,8 @@ class Search:
         if self.swap is not None:
             rounded = int(bound)
         else:
-            # The solver's tolerances are relative, so a bound slightly above a multiple of the
-            # grain counts as that multiple.
+            # The solver is exact only up to a relative tolerance. So a bound slightly above a
+            # multiple of the grain counts as that multiple and is not rounded up to the next one.
             rounded = -int(-(bound / grain - 1e-6 * max(1.0, bound / grain * 1e-3)) // 1) * grain
         if rounded > self.bound:
             self.bound = rounded
@@ -178,7 +179,7 @@ class Search:
             self._watch(step)
 
     def conclude(self, *, detail: str = "", status: Status | None = None) -> Plan:
-        """Return the plan, with the figures that the verifier measured."""
+        """Return the plan made of the best sequence, with figures computed by the verifier."""
         seconds = self.seconds
         problem = self.problem
         if self.best is None and self.taken is None:
@@ -224,9 +225,11 @@ class Search:
 def demand(problem: Problem, keep: Set[int]) -> list[int]:
     """Return a sequence that keeps some items and recomputes the others when they are first needed.
 
+    The others are evicted at the end of the forward pass.
+
     Args:
         problem: The problem.
-        keep: Numbers of items that stay until their last reader.
+        keep: Numbers of items (storages) that stay in memory until their last reader.
 
     Returns:
         Numbers of nodes, in the order in which they run.
@@ -242,9 +245,9 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
 
 
 def recompute_all(problem: Problem) -> list[int]:
-    """Return a sequence in which each recomputed item is evicted right after its reader.
+    """Return a sequence in which each recomputed item is evicted right after the next reader.
 
-    It needs little memory and is slow.
+    Such a sequence needs little memory and is slow.
     """
     backward = backward_start(problem)
     steps = list(range(backward))
@@ -259,10 +262,10 @@ def recompute_all(problem: Problem) -> list[int]:
 
 
 def droppable(problem: Problem, keep: Set[int]) -> set[int]:
-    """Return the items that can be evicted at the end of the forward pass.
+    """Return the items that are not in memory after evictions at the end of the forward pass.
 
-    These are all replayable items but `keep` and items on hold, and all items that were overwritten
-    in the forward pass.
+    These are the items overwritten in the forward pass, and all items that can be recomputed,
+    except `keep` and items that are pinned or user-held in the backward pass.
     """
     backward = backward_start(problem)
     gone = {
@@ -275,7 +278,10 @@ def droppable(problem: Problem, keep: Set[int]) -> set[int]:
 
 
 def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]) -> None:
-    """Append the recomputations of all `items` that are in `gone`, and update `gone`."""
+    """Append to `steps` the nodes that recompute those of `items` that are evicted (`gone`).
+
+    The recomputed items are removed from `gone`.
+    """
     stack = [item for item in items if item in gone]
     while stack:
         item = stack[-1]
@@ -293,7 +299,8 @@ def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: li
 def backward_start(problem: Problem) -> int:
     """Return the first node of the backward pass.
 
-    If the trace does not mark the backward pass, it is the node at the peak of keep-all.
+    If the trace does not mark the backward pass, return the node with the most memory in use when
+    nothing is evicted.
     """
     for node, op in enumerate(problem.op):
         if op is not None and problem.trace.ops[op].is_backward:

@@ -2,8 +2,9 @@
 
 A checkpointed block frees its intermediate results at the end of its forward pass. It runs again as
 a whole right before the first operator of the backward pass that reads any of them. Saved results
-stay in memory and are not recomputed (selective checkpointing). The timeline of a sequence of nodes
-(`_sequence.py`) gives peak and time of each choice. The search is greedy, so it gives no bound.
+stay in memory and are not recomputed (selective checkpointing). Peak and time of each choice of
+blocks come from the timeline of its sequence of nodes (`_sequence.py`). The search is greedy, so it
+gives no lower bound.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ _Choice = tuple[frozenset[int], frozenset[int]]  # checkpointed blocks, nodes wi
 @final
 @dataclass(frozen=True)
 class Blocks:
-    """Candidate blocks: the forward nodes of each, in order, and the first backward node."""
+    """Candidate blocks for checkpointing, and the search for the best ones.
+
+    `nodes` has the forward nodes (operators) of each block, in order. `backward` is the first node
+    of the backward pass. A block is named by its index in `nodes`.
+    """
 
     problem: Problem
     nodes: tuple[tuple[int, ...], ...]
@@ -33,7 +38,10 @@ class Blocks:
 
     @cached_property
     def savable(self) -> tuple[int, ...]:
-        """Nodes in blocks whose results are never overwritten, the highest cost per byte first."""
+        """Nodes whose results can be saved, the highest cost per byte first.
+
+        These are the nodes of all blocks whose results are never overwritten in place.
+        """
         problem = self.problem
         lent = {item for items in problem.lends for item in items}
 
@@ -51,13 +59,13 @@ class Blocks:
         return tuple(sorted(found, key=lambda node: (-price(node), node)))
 
     def again(self, block: int, saved: Iterable[int]) -> list[int]:
-        """Return the nodes of `block` that are recomputed."""
+        """Return the nodes of `block` that are recomputed if those in `saved` are not."""
         skipped = {*saved}
         nodes = self.nodes[block]
         return [n for n in nodes if self.problem.replayable[n] and n not in skipped]
 
     def steps(self, chosen: Iterable[int], saved: Iterable[int]) -> list[int]:
-        """Return the sequence of nodes with the blocks `chosen` checkpointed."""
+        """Return the sequence of nodes with the blocks `chosen` checkpointed, except `saved`."""
         problem, skipped = self.problem, {*saved}
         waiting: dict[int, int] = {}  # recomputed items, and the block that recomputes each
         for block in chosen:
@@ -85,7 +93,11 @@ class Blocks:
         return cost_of(self.problem, (n for block in chosen for n in self.again(block, saved)))
 
     def choose(self, budget: Bytes) -> frozenset[int]:
-        """Choose few, cheap blocks with a peak within `budget`; else the lowest peak found."""
+        """Choose few, cheap blocks to checkpoint, so that the peak is within `budget`.
+
+        Returns:
+            The blocks. If no choice found fits, the one with the lowest peak.
+        """
         chosen = best = frozenset[int]()
         while self.peak(chosen) > budget and len(chosen) < len(self.nodes):
             others = [block for block in range(len(self.nodes)) if block not in chosen]
@@ -99,7 +111,10 @@ class Blocks:
         return chosen
 
     def save(self, chosen: frozenset[int], budget: Bytes) -> frozenset[int]:
-        """Choose the results to save: as many of the most expensive ones as fit, by bisection."""
+        """Return the nodes in `chosen` whose results are saved: the most expensive that fit.
+
+        Their number is found by bisection.
+        """
         inside = {node for block in chosen for node in self.nodes[block]}
         order = [node for node in self.savable if node in inside]
         low, high = 0, len(order)
@@ -112,7 +127,11 @@ class Blocks:
         return self._worth(inside, order[:low])
 
     def _worth(self, inside: set[int], saved: Sequence[int]) -> frozenset[int]:
-        """Remove results that nothing reads again; torch would hold them until recomputation."""
+        """Return `saved` without nodes whose results nothing reads again.
+
+        Saving these would only waste memory, because torch holds saved results until the block is
+        recomputed.
+        """
         readers, kept = self.problem.readers, {*saved}
         for node in sorted(kept, reverse=True):
             later = (n for item in self.problem.makes[node] for n in readers[item])
@@ -121,7 +140,10 @@ class Blocks:
         return frozenset(kept)
 
     def calls(self, block: int, saved: frozenset[int]) -> frozenset[tuple[str, int]]:
-        """Return the saved nodes of `block` as pairs (operator, number of its call)."""
+        """Return the saved nodes of `block` as pairs (operator name, number of the call, from 0).
+
+        The number counts the calls of this operator in the block.
+        """
         found: set[tuple[str, int]] = set()
         counts: Counter[str] = Counter()
         for node in self.nodes[block]:
@@ -142,7 +164,7 @@ def blocks_of(problem: Problem, modules: Sequence[str], names: Sequence[str]) ->
     Args:
         problem: The problem.
         modules: For each operator, the path of the module that ran it in the forward pass.
-        names: The paths of the candidates.
+        names: The paths of the submodules that are candidates.
     """
 
     def inside(node: int, name: str) -> bool:

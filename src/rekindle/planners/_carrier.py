@@ -1,9 +1,10 @@
-"""Decide when the copies of a sequence begin: as soon as a direction is idle and memory has room.
+"""Decide when the copies to and from the host begin: as soon as possible.
 
-A sequence says which items are swapped in, and at which step at the latest. Items that are evicted
-first are copied out first. Items that are read first are copied back first (earliest deadline
-first; Jackson 1955). A copy starts ahead of its step only while its direction would be idle, by the
-clock of `rekindle.schedule.Timeline`. `_writer.py` calls this class.
+A sequence (`_sequence.py`) says which items are swapped in, and at which step at the latest. Items
+that are evicted first are copied to the host first. Items that are read first are copied back first
+(earliest deadline first; Jackson 1955). A copy starts early only if memory has room and no other
+copy runs in its direction, by the clock of `rekindle.schedule.Timeline`. `_writer.py` calls this
+class.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from rekindle.planners._sequence import Timeline as Line
 from rekindle.policies.swap import Swap
 from rekindle.schedule import Action, Compute, Free, SwapIn, SwapOut, Timeline
 
-_AHEAD: Final = 16  # number of coming swap-ins that are searched for one that can start now
+_AHEAD: Final = 16  # number of next swap-ins that are searched for one that can start now
 
 
 @final
 class Carrier:
-    """Planner of copies: names the copies that begin between two steps of a sequence.
+    """Planner of copies: decides which copies begin between two steps of a sequence.
 
-    Its caller passes it every action (`follow`), so that its clock is right.
+    Its caller reports every action with `follow`, so that the clock and the memory are right.
     """
 
     def __init__(self, line: Line, budget: Bytes | None, swap: Swap) -> None:
@@ -31,19 +32,19 @@ class Carrier:
         self._line = line
         self._budget: Bytes | float = float("inf") if budget is None else budget
         self._memory = 0  # bytes in use now
-        self._planned = line.memory.copy()  # bytes in use at each step, with early swap-ins
+        self._planned = line.memory.copy()  # bytes in use at each step, including early swap-ins
         self._resident: set[StorageId] = set()
         self._unsent: dict[int, int] = {}  # items to copy out, and the step of the first eviction
-        self._departures: list[tuple[int, int]] = []  # heap of (that step, item), once made
+        self._departures: list[tuple[int, int]] = []  # heap of unsent, made items: (step, item)
         self._arrivals: list[tuple[int, int, int]] = []  # swap-ins: (step, item, earliest step)
-        self._ahead: set[int] = set()  # items swapped in before their step
+        self._ahead: set[int] = set()  # items whose swap-in was started before its step
         self._visits: dict[int, int] = {}  # number of swap-ins left for each item
         self._read_arrivals()
 
     def _read_arrivals(self) -> None:
-        """Collect the swap-ins of the sequence, and the items to copy out for them."""
+        """Collect the swap-ins of the sequence, and the items to copy to the host before."""
         line = self._line
-        gone: dict[int, int] = {}  # the end of the previous life of each item
+        gone: dict[int, int] = {}  # the step at which each item was last evicted or freed
         for copy in sorted(line.copies, key=lambda copy: copy.start):
             step = line.steps[copy.start]
             if step < 0:
@@ -54,10 +55,10 @@ class Carrier:
             if copy.item in self._visits:
                 self._unsent.setdefault(copy.item, copy.end)
                 self._unsent[copy.item] = min(copy.end, self._unsent[copy.item])
-        self._arrivals.reverse()  # the next one is last, to be popped
+        self._arrivals.reverse()  # the next swap-in is last in the list, so that pop() removes it
 
     def follow(self, action: Action) -> None:
-        """Update the clock and the memory by `action`."""
+        """Update the clock and the memory in use after `action`."""
         trace = self._line.problem.trace
         before = self._memory
         match action:
@@ -78,24 +79,24 @@ class Carrier:
         self.timeline.follow(action, before)
 
     def made(self, items: tuple[int, ...]) -> None:
-        """Note that `items` were computed for the first time, so that they can be copied out."""
+        """Note that `items` were computed for the first time and can be copied to the host now."""
         for item in items:
             if item in self._unsent:
                 heapq.heappush(self._departures, (self._unsent[item], item))
 
     def must_send(self, item: int) -> bool:
-        """Return True if `item`, which is being evicted, still has to be copied out."""
+        """Return True if `item`, which is being evicted, must be copied to the host first."""
         return self._unsent.pop(item, None) is not None
 
     def spent(self, item: int) -> bool:
-        """Return True if `item`, which is being evicted, is never swapped in again."""
+        """Return True if the copy of `item` on the host is no longer needed after this eviction."""
         if self._visits.get(item) != 0:
             return False
         del self._visits[item]
         return True
 
     def came_ahead(self, item: int) -> bool:
-        """Return True if `item`, whose swap-in is due now, was swapped in ahead."""
+        """Return True if the swap-in of `item`, which is due now, was already started earlier."""
         self._visits[item] -= 1
         if item not in self._ahead:
             return False
@@ -103,7 +104,7 @@ class Carrier:
         return True
 
     def departure(self, step: int) -> int | None:
-        """Return the next item to copy out before `step`, or None."""
+        """Return an item whose copy to the host should start before `step`, or None."""
         if self.timeline.sent_until > self._soon(step):
             return None
         while self._departures:
@@ -113,7 +114,7 @@ class Carrier:
         return None
 
     def arrival(self, step: int) -> int | None:
-        """Return the next item to swap in before `step`, ahead of its own step, or None."""
+        """Return an item whose swap-in should start before `step`, earlier than due, or None."""
         while self._arrivals and self._arrivals[-1][0] <= step:
             self._arrivals.pop()
         if self.timeline.back_until > self._soon(step):
@@ -132,7 +133,7 @@ class Carrier:
         return None
 
     def _soon(self, step: int) -> Nanoseconds:
-        """Return the end (ns) of `step`; a direction that is busy beyond it gets no copy yet."""
+        """Return when `step` will end (ns). A direction that is busy until later gets no copy."""
         node = self._line.steps[step]
         return self.timeline.now + (self._line.problem.cost[node] if node >= 0 else 0)
 

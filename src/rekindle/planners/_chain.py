@@ -1,15 +1,15 @@
 """Define the chain model of Rotor, and the operations of its schedules (see `rotor.py`).
 
-A chain has L stages in sequence, then the loss as stage L. For stage i (counted from 0):
+A chain is a model of L stages in sequence, then the loss as stage L. For stage i (counted from 0):
 
     forward[i], backward[i]   times; backward[L] is the time of the loss
     value[i]                  x_i, size of the input of stage i and of its gradient; [L]: output
-    tape[i]                   X_{i+1}, size of all that a taped forward leaves, with its output
+    tape[i]                   X_{i+1}, size of all that a taped forward saves, and of its output
     forward_extra[i]          transient memory of the forward beyond input and result
     backward_extra[i]         transient memory of the backward beyond x_i, y_i, y_{i+1}, X_{i+1}
 
 (The papers index tapes by the output: X_{i+1} = tape[i].) A taped forward saves everything that the
-backward of its stage needs. Sizes are integers.
+backward of its stage needs, as autograd does. Sizes are integers.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Chain:
         )
 
     def time(self, operations: tuple[Operation, ...]) -> float:
-        """Return the time of a sequence, without checking that it is legal and fits."""
+        """Return the sum of the times of `operations`; whether they are legal is not checked."""
         total = 0.0
         for operation in operations:
             if operation.kind in (Kind.BACK, Kind.LOSS):

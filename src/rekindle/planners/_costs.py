@@ -1,8 +1,9 @@
 """Describe a measured chain, and compute the memory of a schedule for it, operation by operation.
 
-The model of `_chain.py` is coarser and errs on the safe side: a gradient has the size of its value,
-all forwards of a stage have one transient, and parameters do not exist. The computation here uses
-the measured figures. `rekindle.sequential` measures the chain, and `_dial.py` plans it.
+The chain model of Rotor (`_chain.py`) is coarser and overestimates: a gradient has the size of its
+value, all forwards of a stage need the same transient memory, and parameters do not exist. The
+computation here uses the measured figures. `rekindle.sequential` measures the chain, and `_dial.py`
+plans it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ class Stage:
         backward: Time of the backward.
         output: Bytes of the output.
         gradient: Bytes of the gradient of the output; 0 if it needs none.
-        tape: Bytes that a taped forward leaves in addition to its input; includes the output.
-        taped_extra: The most further bytes while a taped forward runs.
-        dropped_extra: The most further bytes while a forward without tape runs.
-        backward_extra: The most further bytes while the backward runs. It is negative if one
-            gradient is freed before the other one is made.
-        weights: Bytes of gradients of parameters that no earlier stage has.
+        tape: Bytes that a taped forward (one that saves for the backward) adds to those of its
+            input; includes the output.
+        taped_extra: The most bytes in use while a taped forward runs, beyond input and `tape`.
+        dropped_extra: The most bytes in use while a forward that saves nothing runs, beyond input
+            and output.
+        backward_extra: The most bytes in use while the backward runs, beyond its inputs and
+            results. It is negative if one gradient is freed before the other one is made.
+        weights: Bytes of the gradients of this stage's parameters, without parameters that an
+            earlier stage shares.
     """
 
     forward: Nanoseconds
@@ -68,7 +72,7 @@ class Measured:
 
     @property
     def chain(self) -> Chain:
-        """The chain in the coarser model of Rotor."""
+        """The same chain in Rotor's coarser model, as input of the dynamic program."""
         stages = self.stages
         return Chain(
             tuple(float(stage.forward) for stage in stages),
@@ -88,7 +92,7 @@ class Measured:
         return (*forward, Operation(Kind.LOSS, last), *backward)
 
     def peak(self, operations: tuple[Operation, ...]) -> Bytes:
-        """Return the peak (bytes) of a schedule, including `fixed`."""
+        """Return the most bytes in use during a schedule, including `fixed`."""
         return max(self.memory(operations), default=self.fixed)
 
     def memory(self, operations: tuple[Operation, ...]) -> Iterator[Bytes]:
@@ -133,7 +137,7 @@ class Measured:
 @final
 @dataclass(frozen=True, slots=True)
 class ChainSchedule:
-    """Schedule for a measured chain. Times are in ns; `peak` is bytes and includes the model."""
+    """Schedule for a measured chain. Times are in ns; `peak` is in bytes and counts parameters."""
 
     operations: tuple[Operation, ...]
     peak: Bytes

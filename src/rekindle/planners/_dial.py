@@ -1,8 +1,8 @@
 """Find the best schedule for a measured chain (`rekindle.sequential`).
 
-Rotor's dynamic program (`rotor.py`) uses a model of memory that rounds up; `_costs.py` computes the
-real peak of a schedule. So the limit given to the program is only a parameter. It is bisected until
-the real peak of the resulting schedule just fits the budget.
+Rotor's dynamic program (`rotor.py`) takes a memory limit, but its model of memory rounds up.
+`_costs.py` computes the real peak of a schedule. So the limit is bisected until the real peak of
+the resulting schedule just fits the budget.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from rekindle.planners._chain import Operation
 from rekindle.planners._costs import ChainSchedule, Measured
 from rekindle.planners.rotor import persistent
 
-_TURNS = 16  # steps of the bisection: to 1 / 65,536 of the range
+_TURNS = 16  # steps of the bisection of the limit: to 1 / 65,536 of its range
 
 
 def best_schedule(measured: Measured, budget: Bytes, *, slots: int | None = 500) -> ChainSchedule:
     """Find the fastest schedule whose peak fits.
 
     Args:
-        measured: The chain.
+        measured: The measured figures of the chain.
         budget: The budget (bytes).
-        slots: The resolution of memory in the dynamic program. None: exact.
+        slots: The number of units into which the dynamic program divides memory. None: exact.
 
     Returns:
         The fastest schedule found that fits; if none fits, the one with the lowest peak.

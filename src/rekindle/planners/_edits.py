@@ -1,7 +1,8 @@
-"""Propose small changes of a sequence, for the search with swapping (`_swapping.py`).
+"""Propose small changes of a sequence of nodes, for the search with swapping (`_swapping.py`).
 
-A recomputation becomes a swap-in, a swap-in becomes a recomputation, a resident item is swapped out
-in a gap, or an item stays. Each function proposes edits of one kind; the caller tries them.
+Each function proposes edits of one kind, and the caller tries them. A recomputation becomes a
+swap-in, or a swap-in becomes a recomputation. A resident item is swapped out between two distant
+reads, or an item stays in memory instead of being made again. Items are storages.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from rekindle._types import Bytes
 from rekindle.planners._lives import Lives, gaps
 from rekindle.planners._sequence import Timeline
 
-_LONGEST: Final = 64  # most computations that may replace one swap-in
+_LONGEST: Final = 64  # most recomputed nodes that may replace one swap-in
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replacement of step `step` by the steps `instead`. Edits of high promise are tried first."""
+    """Replacement of the step at index `step` of a sequence by the steps `instead`.
+
+    The search tries edits with a high `promise` first.
+    """
 
     step: int
     instead: tuple[int, ...]
@@ -30,7 +34,7 @@ class Edit:
 
 
 def changed(steps: Sequence[int], edits: Iterable[Edit]) -> list[int]:
-    """Return `steps` with all edits made. Of two edits of one step, the last one counts."""
+    """Return `steps` with all edits made. If two edits replace the same step, the last one wins."""
     instead = {edit.step: edit.instead for edit in edits}
     return [new for at, step in enumerate(steps) for new in instead.get(at, (step,))]
 
@@ -38,8 +42,8 @@ def changed(steps: Sequence[int], edits: Iterable[Edit]) -> list[int]:
 def copy_instead(line: Timeline) -> list[Edit]:
     """Propose for each recomputed node to swap in its results instead.
 
-    The promise is the saved time per byte (ns). Saved time includes recomputations that only serve
-    this node.
+    The promise is the saved time (ns) per byte that is swapped in. The saved time includes that of
+    other recomputations whose results only this node reads.
     """
     problem = line.problem
     saved = {
@@ -63,7 +67,10 @@ def copy_instead(line: Timeline) -> list[Edit]:
 
 
 def compute_instead(line: Timeline) -> list[Edit]:
-    """Propose for each swap-in to recompute the item instead. The promise is bytes per ns."""
+    """Propose for each swap-in to recompute the item instead.
+
+    The promise is the bytes that need no copy, per ns of recomputation.
+    """
     problem = line.problem
     present: set[int] = set()
     begins, ends = _events(line)
@@ -80,9 +87,9 @@ def compute_instead(line: Timeline) -> list[Edit]:
 
 
 def make_room(line: Timeline) -> list[Edit]:
-    """Propose for each item with a long gap between reads to swap it out in the gap.
+    """Propose for each item that is long not read to swap it out between the two reads.
 
-    The promise is the bytes of the item times the length of the gap (ns).
+    The promise is the bytes of the item times the time (ns) between these reads.
     """
     problem = line.problem
     clock = [0]
@@ -99,10 +106,10 @@ def make_room(line: Timeline) -> list[Edit]:
 
 
 def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
-    """Propose recomputations and swap-ins to drop, because there is room to keep their results.
+    """Propose to remove recomputations and swap-ins whose results could stay in memory instead.
 
     Returns:
-        Edits with the highest cost first. There is room for all of them together.
+        Edits, the highest saved cost first. `budget` has room for all of them together.
     """
     problem = line.problem
     memory = line.memory.copy()
@@ -128,7 +135,7 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
 
 
 def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Return the items whose lives begin, and end, at each step."""
+    """Return two maps from a step to items: those made or swapped in, and those last read."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for copy in line.copies:
@@ -138,7 +145,10 @@ def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]
 
 
 def _computations(line: Timeline, item: int, present: set[int]) -> tuple[int, ...]:
-    """Return the nodes that compute `item` from the items in `present`; empty if impossible."""
+    """Return the nodes that compute `item` from the resident items `present`.
+
+    The result is empty if some node cannot run again, or if there would be too many nodes.
+    """
     problem = line.problem
     order: list[int] = []
     done: set[int] = set()

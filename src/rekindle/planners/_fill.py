@@ -1,4 +1,4 @@
-"""Improve a sequence: an item that was evicted and recomputed stays if there is room."""
+"""Improve a sequence of nodes: keep items in unused memory, so that they are not recomputed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rekindle.planners._sequence import Timeline, prune, timeline
 
 
 def fill(line: Timeline, budget: Bytes) -> tuple[int, ...]:
-    """Return the steps without the recomputations that unused memory can replace.
+    """Remove recomputations whose results can stay in memory instead, and return the steps.
 
-    Expensive recomputations are removed first. All for which there is room together are removed at
-    once; if that fails, half of them, and so on.
+    The most expensive recomputations come first. All whose results fit together are removed at
+    once. If the sequence is then invalid or exceeds `budget`, half as many are tried, and so on.
     """
-    refused: set[int] = set()  # nodes whose recomputation cannot be removed
+    refused: set[int] = set()  # nodes whose recomputation could not be removed
     while True:
         edits = [e for e in keep_instead(line, budget) if line.steps[e.step] not in refused]
         while edits:
@@ -29,9 +29,9 @@ def fill(line: Timeline, budget: Bytes) -> tuple[int, ...]:
 
 
 def _without(line: Timeline, edits: list[Edit]) -> Timeline | None:
-    """Return the sequence after the edits, or None if it is invalid."""
+    """Return the sequence after the edits, or None if the edited sequence is invalid."""
     problem = line.problem
     try:
         return timeline(problem, prune(problem, changed(line.steps, edits)))
-    except ValueError:  # an in-place write takes over the memory of an item in its gap
+    except ValueError:  # an in-place write overwrites an item that would have to stay
         return None

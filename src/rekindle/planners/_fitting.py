@@ -1,23 +1,24 @@
-"""Fit a sequence into the budget: evict the items that cost least, one gap after the other.
+"""Fit a sequence of nodes into the budget: evict the cheapest items (storages), gap by gap.
 
-A gap of an item lies between two of its reads. While some step exceeds the budget, items that are
-resident there but not read there are candidates. A candidate can be evicted after the read before
-and recomputed for the read after. The cost is that of the recomputed nodes. The relief is the sum,
-over the steps of the gap, of the item's bytes, each at most the excess of the step. The gap with
-the lowest cost for its relief is closed. This is the greedy rule for covering programs (Chvatal
-1979), except that costs change when ancestors are evicted.
+A gap of an item is the time between two steps that read the item. To close a gap is to evict the
+item after the first of these reads and to recompute it for the second. While some step exceeds the
+budget, the gaps that span the worst step are candidates. The cost of a gap is that of the
+recomputed nodes. Its relief is the bytes by which the eviction reduces the excess, summed over the
+steps of the gap. The gap with the lowest price, cost over relief, is closed. This is the greedy
+rule for covering programs (Chvatal 1979), except that costs change when ancestors are evicted.
 
 In a program with many values, a round closes several gaps, while the excess keeps falling. The
-cheapest comes first, each at its price after the previous ones (the lazy greedy algorithm, Minoux
-1978: prices for relief only rise).
+cheapest gap comes first, and the prices of the others are then computed again when they are needed
+(the lazy greedy algorithm, Minoux 1978: prices only rise).
 
 An evicted item is recomputed as late as possible: just before its reader. If the recomputation
-needs more memory than is free there, it moves to the nearest earlier moment with room for it. For
-tight budgets this makes plans possible at all (a U-Net at a quarter of its activations needs it).
+needs more memory than is free at that step, it moves to the nearest earlier step with enough free
+memory. Some tight budgets have no plan without this rule, such as a quarter of a U-Net's
+activations.
 
-The search starts from keep-all and from solutions of relaxations that do not fit. To find better
-plans, it also starts from the best one without a random part of its recomputations, at slightly
-changed prices.
+The search starts from the sequence without evictions, and from solutions of relaxations that do not
+fit. To find better plans, `shake` starts from the best plan without a random part of its
+recomputations, at slightly changed prices.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from rekindle.planners._fill import fill
 from rekindle.planners._problem import Problem
 from rekindle.planners._sequence import Copy, Timeline, prune, timeline
 
-# With a tight budget, closing a gap can open another one, which closes the first one again, and so
-# on without end. So while the total excess does not fall, each eviction raises the price of its
-# item by the factor _DEARER, which ends such cycles. After _PATIENCE such evictions the search
-# fails.
+# With a tight budget, an eviction can force a recomputation that exceeds the budget elsewhere. The
+# next eviction there can undo the first one, and so on without end. So while the total excess does
+# not fall, each eviction raises the price of its item by the factor _DEARER, which ends such
+# cycles. After _PATIENCE evictions without progress the search fails.
 _PATIENCE = 200
 _DEARER = 1.25
-_NOISE = 0.3  # relative noise on a price, so that gaps of similar prices change places
+_NOISE = 0.3  # relative noise on a price, so that `shake` also tries gaps of similar prices
 _SHARES = (0.1, 0.3, 0.6)  # shares of the best plan's recomputations that `shake` removes
-_MOMENTS = 12  # most moments that are tried for a recomputation without room
-_ROUND = 32  # a round evicts at most one of so many values at the worst step
+_MOMENTS = 12  # most steps that are tried for a recomputation that lacks memory
+_ROUND = 32  # a round evicts at most 1 / _ROUND of the candidates at the worst step
 
 
 @final
 class Fitter:
-    """Search for sequences that fit one budget. `left()` returns the seconds that remain."""
+    """Search for sequences that fit `budget`. `left()` returns the seconds until it must end."""
 
     def __init__(self, problem: Problem, budget: Bytes, left: Callable[[], float]) -> None:
         self.problem = problem
@@ -62,12 +63,12 @@ class Fitter:
     def fit(
         self, line: Timeline, most: float = float("inf"), rng: random.Random | None = None
     ) -> Timeline | None:
-        """Make a sequence fit by evicting more.
+        """Make a sequence fit the budget by more evictions.
 
         Args:
             line: The sequence.
-            most: The search fails when the cost (ns) reaches this value.
-            rng: A source of noise on prices. None: no noise.
+            most: The search fails when the cost (ns) of the sequence reaches this value.
+            rng: A random generator for noise on prices. None: no noise.
 
         Returns:
             A sequence that fits, or None.
@@ -91,7 +92,7 @@ class Fitter:
         return None
 
     def shake(self, best: Timeline, rng: random.Random) -> Timeline | None:
-        """Search from `best` without a random part of its recomputations.
+        """Remove a random part of the recomputations from `best`, and make the result fit again.
 
         Returns:
             A sequence that fits and costs less than `best`, or None.
@@ -104,13 +105,16 @@ class Fitter:
         ]
         try:
             line = timeline(self.problem, prune(self.problem, steps))
-        except ValueError:  # an in-place write takes over the memory of an item in its gap
+        except ValueError:  # an in-place write overwrites an item that would have to stay
             return None
         return self.fit(line, best.cost, rng)
 
 
 class _Offer(NamedTuple):
-    """Gap of an item between two steps; `nodes` have to be recomputed before the second."""
+    """Gap that can be closed: between the reads at steps `start` and `end` of the item of `copy`.
+
+    `nodes` are the nodes to recompute before step `end`.
+    """
 
     copy: Copy
     start: int
@@ -120,7 +124,10 @@ class _Offer(NamedTuple):
 
 @final
 class _Gaps:
-    """The gaps of `line` that span its worst step, which exceeds the budget most."""
+    """One round: the gaps of `line` that span its worst step, the one with the largest excess.
+
+    `over` is the excess of each step over the budget (bytes).
+    """
 
     def __init__(
         self,
@@ -138,19 +145,19 @@ class _Gaps:
         self.rng = rng
         self.worst = int(over.argmax())
         self.starts: dict[int, list[int]] = {}  # the first steps of the lives of each item
-        self.ends: dict[int, list[int]] = {}  # the last steps
+        self.ends: dict[int, list[int]] = {}  # the last steps of the lives of each item
         for copy in line.copies:
             self.starts.setdefault(copy.item, []).append(copy.start)
             self.ends.setdefault(copy.item, []).append(copy.end)
-        self.closed: dict[int, tuple[int, int]] = {}  # the gap of each item that is evicted
-        self.wanted: dict[int, list[int]] = {}  # steps where recomputations read an item
-        self.nodes: dict[int, list[int]] = {}  # nodes to recompute before each step
+        self.closed: dict[int, tuple[int, int]] = {}  # by item: the gap closed in this round
+        self.wanted: dict[int, list[int]] = {}  # by item: steps at which recomputations read it
+        self.nodes: dict[int, list[int]] = {}  # by step: the nodes to recompute before it
 
     def close(self, *, several: bool) -> tuple[list[int], Timeline] | None:
-        """Close the cheapest gaps.
+        """Close the cheapest gap or gaps: evict their items, and recompute them later.
 
         Args:
-            several: Close several gaps in this round.
+            several: Close several gaps, not only one.
 
         Returns:
             The items of these gaps and the new sequence, or None if no gap can be closed.
@@ -163,7 +170,7 @@ class _Gaps:
             self._offer(queue, number, copy, reads)
         while queue and len(self.closed) < most and self.over[self.worst] > 0:
             _, number, closed, offer = heapq.heappop(queue)
-            if closed < len(self.closed):  # other gaps were closed since, so the price is stale
+            if closed < len(self.closed):  # other gaps were closed after this price was computed
                 self._offer(queue, number, offer.copy, reads)
             else:
                 self._close(offer)
@@ -183,7 +190,7 @@ class _Gaps:
         copy: Copy,
         reads: dict[int, list[int]],
     ) -> None:
-        """Put the gap of `copy` into the queue, by its price, if it can be closed."""
+        """Put the gap of `copy` at the worst step into the queue, if the gap can be closed."""
         known, wanted = reads.get(copy.item, []), self.wanted.get(copy.item)
         start, end = self._gap(copy, sorted(known + wanted) if wanted else known)
         if end < 0 or self._held(copy.item, start, end):
@@ -195,7 +202,7 @@ class _Gaps:
             heapq.heappush(queue, (price, number, len(self.closed), offer))
 
     def _close(self, offer: _Offer) -> None:
-        """Close a gap: note its recomputations, and update excess and memory."""
+        """Close a gap: note where its nodes are recomputed, and update excess and memory."""
         item = offer.copy.item
         at, nodes = self._where(item, offer.end, offer.nodes)
         self.closed[item] = offer.start, at
@@ -216,7 +223,7 @@ class _Gaps:
         return price * (1 + _NOISE * self.rng.random()) if self.rng else price
 
     def _present(self) -> list[Copy]:
-        """Return the copies that are resident at the worst step, but not read or made there."""
+        """Return the lives of items that are resident at the worst step, but not used there."""
         problem, node = self.problem, self.line.steps[self.worst]
         own = {*problem.reads[node], *problem.makes[node]}
         return [
@@ -238,7 +245,11 @@ class _Gaps:
         return found
 
     def _gap(self, copy: Copy, reads: list[int]) -> tuple[int, int]:
-        """Return the last read before the worst step, and the next one, or -1 without one."""
+        """Return the steps of the last read before the worst step and of the next one after it.
+
+        Without an earlier read, the first is the step that makes the item. Without a later read,
+        the second is -1.
+        """
         start, end = copy.start, -1
         for step in reads:
             if copy.start <= step < self.worst:
@@ -249,13 +260,13 @@ class _Gaps:
         return start, end
 
     def _held(self, item: int, start: int, end: int) -> bool:
-        """Return True if a hold keeps the item resident in the gap."""
+        """Return True if the item is pinned or user-held somewhere between `start` and `end`."""
         first = self.line.first
         holds = self.problem.holds_of.get(item, ())
         return any(first[hold.first] < end and first[hold.last] > start for hold in holds)
 
     def _again(self, item: int, at: int) -> list[int] | None:
-        """Return the nodes that recompute `item` before step `at`, or None if impossible."""
+        """Return the nodes that recompute `item` before step `at`, or None if one cannot run."""
         problem = self.problem
         nodes: list[int] = []
         made: set[int] = set()
@@ -280,7 +291,7 @@ class _Gaps:
         return nodes
 
     def _alive(self, item: int, at: int) -> bool:
-        """Return True if `item` is resident before step `at`, or is recomputed there."""
+        """Return True if `item` is resident just before step `at`, also by a recomputation."""
         start, end = self.closed.get(item, (at, at))
         if start < at < end:
             return False
@@ -288,7 +299,7 @@ class _Gaps:
         return life >= 0 and at <= self.ends[item][life]
 
     def _where(self, item: int, end: int, nodes: list[int]) -> tuple[int, list[int]]:
-        """Find the latest moment in the gap with room for `nodes`, or with the least excess.
+        """Find the latest step in the gap with room to recompute `nodes`, or the least excess.
 
         Returns:
             The step before which to recompute, and the nodes to recompute there.
@@ -298,7 +309,7 @@ class _Gaps:
         least, chosen, tried = np.inf, (end, nodes), 0
         for at in range(end, self.worst, -1):
             if at < end and memory[at] + size > self.budget:
-                break  # there is no room for the item itself
+                break  # recomputed this early, the item does not fit until it is read
             lull = at == end or (before[at] <= before[at + 1] and before[at] < before[at - 1])
             found = self._again(item, at) if lull else None
             if found is None:
@@ -313,7 +324,7 @@ class _Gaps:
 
     @cached_property
     def between(self) -> NDArray[np.int64]:
-        """Bytes that stay resident between each step and the one before it."""
+        """For each step, the bytes that are resident between the previous step and this one."""
         change = np.zeros(len(self.line.steps) + 2, dtype=np.int64)
         for copy in self.line.copies:
             change[copy.start + 1] += self.problem.nbytes[copy.item]
@@ -321,7 +332,7 @@ class _Gaps:
         return np.cumsum(change) + self.problem.fixed
 
     def _transient(self, nodes: list[int]) -> Bytes:
-        """Return the peak (bytes) of the results of `nodes`, each freed after its last reader."""
+        """Return the most bytes of results of `nodes`, if each is freed after its last reader."""
         problem = self.problem
         last: dict[int, int] = {}
         for step, node in enumerate(nodes):

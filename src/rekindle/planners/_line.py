@@ -1,9 +1,10 @@
 """Select candidates for checkpoints along the forward pass, and make sequences that keep some.
 
-*Articulation* candidates are values whose removal cuts the forward graph in two: everything that
-follows depends on the past only through them. Chen et al. 2016 assume a chain of such values;
-Checkmate (MLSys 2020) calls the variant AP. *All* candidates are all forward values in the
-program's order (Checkmate's linearised variant). `chen.py`, `revolve.py` and `rotor.py` use them.
+An *articulation* candidate is a value whose removal cuts the forward graph in two: all later values
+depend on earlier ones only through this value. Chen et al. 2016 assume a chain of such values;
+Checkmate (MLSys 2020) calls the variant AP. With *all*, every forward value is a candidate, in the
+program's order (Checkmate's linearised variant). `chen.py`, `revolve.py` and `rotor.py` use this
+module.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from rekindle.planners._problem import Problem
 
 
 def candidates(problem: Problem, line: Literal["articulation", "all"]) -> list[int]:
-    """Return the candidate items, in order: all are made and read in the forward pass.
+    """Return the items (storages) that may be checkpoints, in the order in which they are made.
+
+    All are made and read in the forward pass, and can be recomputed.
 
     Args:
         problem: The problem.
-        line: The kind of candidates.
+        line: The kind of candidates: "articulation" points, or "all" such items.
     """
     backward = backward_start(problem)
     last = [
@@ -35,8 +38,8 @@ def candidates(problem: Problem, line: Literal["articulation", "all"]) -> list[i
     ]
     if line == "all":
         return items
-    # After a node, an item is open if a later forward node reads it. If only one item is open,
-    # everything later depends on it: it is an articulation point.
+    # After a node, an item is open if a later forward node reads the item. If only one item is
+    # open, all later nodes depend on that item, so it is an articulation point.
     closing: dict[int, int] = {}
     for item in items:
         closing[last[item]] = closing.get(last[item], 0) + 1
@@ -60,18 +63,19 @@ def reverse(
 ) -> list[int]:
     """Make a sequence that keeps at most `slots` candidates at once.
 
-    Values between two candidates are recomputed together when the backward pass first reads one of
-    them. They stay until the backward pass has read them.
+    The values between two neighboring candidates are recomputed together when the backward pass
+    first reads one of these values. They stay in memory until the backward pass has read them.
 
     Args:
         problem: The problem.
         line: The candidates, in order.
         slots: The most candidates to keep at once.
-        split: A function of (length, slots) that gives the position of the first one to keep.
+        split: A function of (number of candidates to reverse, slots) that returns the position,
+            from 1, of the first candidate to keep.
     """
     backward = backward_start(problem)
     makers = [problem.maker[item] for item in line]
-    kept = [0]  # kept candidates by their position in the line, from 1; 0 is the input
+    kept = [0]  # positions in `line`, from 1, of the candidates in memory; 0 is the model's input
     while kept[-1] < len(line) and len(kept) <= slots:
         kept.append(kept[-1] + split(len(line) - kept[-1], slots - len(kept) + 1))
     keep = {line[at - 1] for at in kept[1:]}

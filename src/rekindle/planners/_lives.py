@@ -1,6 +1,7 @@
-"""Find the readers of each life of an item in a sequence, and the gaps between reads.
+"""Find who reads the items (storages) of a sequence, and the gaps between these reads.
 
-A life is a `Copy` of a timeline: from the step that makes or swaps in an item to its last reader.
+A life of an item is a `Copy` of a timeline (`_sequence.py`): from the step that makes or swaps in
+the item to the last step that reads it. An item that is evicted and recomputed has several lives.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from rekindle.planners._sequence import Copy, Timeline, inputs_of
 @final
 @dataclass(frozen=True)
 class Lives:
-    """The lives in a timeline, each by its index in `Timeline.copies`."""
+    """The lives of all items in a timeline. A life is named by its index in `Timeline.copies`."""
 
     made: Mapping[int, Sequence[int]]
-    """The lives that begin at each step."""
+    """For a step, the lives that begin there."""
     readers: Sequence[Sequence[int]]
-    """The steps that read the item in each life."""
+    """For each life, the steps that read the item during that life."""
 
     @staticmethod
     def of(line: Timeline) -> Lives:
@@ -40,7 +41,10 @@ class Lives:
 
 
 class Gap(NamedTuple):
-    """Interval between two steps in which `item` is resident, and neither read nor on hold."""
+    """Interval between steps `begin` and `end`, in which `item` is resident without being needed.
+
+    Nothing reads the item in between, and it is neither pinned nor user-held there.
+    """
 
     item: int
     begin: int
@@ -48,7 +52,7 @@ class Gap(NamedTuple):
 
 
 def gaps(line: Timeline) -> list[Gap]:
-    """Return the longest gap in each life."""
+    """Return the longest gap in the life of each item, without gaps of no step or no bytes."""
     lives = Lives.of(line)
     found: list[Gap] = []
     for copy, readers in zip(line.copies, lives.readers, strict=True):
@@ -60,7 +64,7 @@ def gaps(line: Timeline) -> list[Gap]:
 
 
 def _held(line: Timeline, copy: Copy) -> list[int]:
-    """Return the steps of a life during which its item is on hold and cannot be evicted."""
+    """Return the steps of the life `copy` at which its item is pinned or user-held."""
     steps: list[int] = []
     for hold in line.problem.holds_of.get(copy.item, ()):
         first, last = int(line.first[hold.first]), int(line.first[hold.last])

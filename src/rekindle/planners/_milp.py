@@ -1,7 +1,8 @@
 """Build and solve integer programs. No other file uses the solver, HiGHS (Huangfu and Hall, 2018).
 
 A `Model` collects columns and rows as arrays; `solve` returns the best solution and the proven
-bound. Programs are minimised. The solver uses one thread, because planners may run in parallel.
+bound of the objective, which is minimised. The solver uses one thread, because planners may run in
+parallel. A column is a variable of the program, and a row is a constraint.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class Solution:
-    """Result of a solver.
+    """Result of solving an integer program.
 
     Attributes:
         values: The values of the columns in the best solution, or None if none was found.
@@ -43,7 +44,7 @@ class Solution:
 
 @final
 class Model:
-    """Integer program: min c x  subject to  rows, lower <= x <= upper, some x integer."""
+    """Integer program: min c x  subject to  all rows, lower <= x <= upper, some x integer."""
 
     def __init__(self) -> None:
         self._cost: list[float] = []
@@ -109,13 +110,13 @@ class Model:
 
         Args:
             time_limit: Seconds after which the best solution so far is returned.
-            relative_gap: Stop when objective and bound are this close, as a share.
+            relative_gap: Stop when objective and bound are this close, as a share of the objective.
             absolute_gap: Stop when objective and bound are this close.
             start: A solution to start from.
-            relaxed: Ignore integrality.
+            relaxed: Let integer variables take fractional values.
             seed: The random seed of the solver, which determines the order of the search.
             watch: A function that is called with (objective, bound) while solving.
-            enough: A function; the search ends when it returns True.
+            enough: A function that is called while solving; when it returns True, solving ends.
         """
         highs: Any = highspy.Highs()
         highs.silent()

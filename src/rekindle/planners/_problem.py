@@ -1,13 +1,13 @@
 """Define the problem of a planner: computations in order over pieces of memory, made from a trace.
 
-A **node** is an operator, or a moment at which the program itself reads a value. An operator may
-run more than once. An **item** is a storage. Nodes read and make items; the first computations
-happen in the order of the nodes. Parameters and other sources that stay from beginning to end are
-not items: they are `fixed` bytes.
+A **node** is an operator call of the program, or a moment at which the program itself reads a
+value. An **item** is a storage, or the workspace of an operator. Nodes read and make items. A plan
+runs every node once, in the order of the trace, and may run operators again in between. Parameters
+and other sources that stay from beginning to end are not items; their sizes add up to `fixed`.
 
-The workspace of an operator is an item without readers, which exists during each run of the node.
-Views cost no memory and have no items of their own: a node that reads a view reads the item of its
-storage. `_writer.to_schedule` adds the views again.
+A workspace has no readers and exists only during each run of its node. Views cost no memory and
+have no items of their own: a node that reads a view reads the item of the view's storage.
+`_writer.to_schedule` adds the operators that make views again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use, check_t
 @final
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """`item` is pinned or user-held from the first run of node `first` to that of node `last`."""
+    """Interval in which `item` cannot be evicted, because it is pinned or user-held.
+
+    It begins with the first run of node `first` and ends with the first run of node `last`.
+    """
 
     item: int
     first: int
@@ -37,8 +40,8 @@ class Hold:
 class Problem:
     """Problem of a planner: nodes with costs, and items with bytes, made from a trace.
 
-    A node is an operator, or a moment at which the program reads a value. An item is a storage or a
-    workspace.
+    A node is an operator call, or a moment at which the program reads a value. An item is a storage
+    or the workspace of an operator. Nodes and items are numbered from 0.
     """
 
     trace: Trace
@@ -53,15 +56,15 @@ class Problem:
     replayable: tuple[bool, ...]
     """True for a node that can run again."""
     op: tuple[OpId | None, ...]
-    """The operator of a node; None for a moment at which the program reads."""
+    """The operator of each node; None for a moment at which the program reads a value."""
     value: tuple[ValueId | None, ...]
-    """The value that the program reads at such a moment; None for an operator."""
+    """For each node, the value that the program reads; None if the node is an operator."""
     nbytes: tuple[Bytes, ...]
     """The bytes of each item."""
     maker: tuple[int, ...]
     """The node that makes each item."""
     storage: tuple[StorageId | None, ...]
-    """The storage of an item; None for a workspace, which is not part of schedules."""
+    """The storage of each item; None for a workspace, which is not part of schedules."""
     holds: tuple[Hold, ...]
     """Intervals in which items cannot be evicted."""
     fixed: Bytes
@@ -93,7 +96,7 @@ class Problem:
 
     @cached_property
     def keep_all_peak(self) -> Bytes:
-        """The peak (bytes) if nothing is evicted."""
+        """The most bytes in use at once if nothing is evicted."""
         return keep_all_peak(self.trace)
 
     @cached_property
@@ -108,7 +111,11 @@ class Problem:
 
     @cached_property
     def floor(self) -> Bytes:
-        """A budget (bytes) below which no schedule exists."""
+        """A budget (bytes) below which no schedule exists.
+
+        It is the largest need of one node: what the node reads and makes, items that are pinned or
+        user-held then, and `fixed`.
+        """
         held = self.held_bytes
         need = 0
         for node in range(len(self)):
@@ -120,7 +127,7 @@ class Problem:
 
     @cached_property
     def held_bytes(self) -> tuple[Bytes, ...]:
-        """Bytes of the items on hold while each node runs for the first time."""
+        """Bytes of the items that are pinned or user-held while each node first runs."""
         change = [0] * (len(self) + 1)
         for hold in self.holds:
             change[hold.first + 1] += self.nbytes[hold.item]
@@ -136,7 +143,7 @@ class Problem:
 
     @cached_property
     def holds_of(self) -> dict[int, list[Hold]]:
-        """The holds of each item that has any."""
+        """For each item that is ever pinned or user-held, the intervals in which it is."""
         found: dict[int, list[Hold]] = {}
         for hold in self.holds:
             found.setdefault(hold.item, []).append(hold)
@@ -165,7 +172,7 @@ class _Distiller:
         self.references = [0] * len(trace.storages)
         self.held_since: dict[int, int] = {}
         self.pinned: set[int] = set()
-        self.pinned_since: dict[int, int] = {}  # pinned storages with references
+        self.pinned_since: dict[int, int] = {}  # pinned, still referenced storages: first node
 
     def distil(self) -> Problem:
         """Return the problem."""
@@ -188,7 +195,7 @@ class _Distiller:
                 case Drop(value):
                     self._end(self.held_since, self.trace.values[value])
         for since in (self.held_since, self.pinned_since):
-            for storage in list(since):  # these holds last to the end of the program
+            for storage in list(since):  # pinned or user-held until the end of the program
                 self._end(since, storage)
         return Problem(
             self.trace,
@@ -209,8 +216,8 @@ class _Distiller:
     def _repeatable(self) -> tuple[bool, ...]:
         """Return for each node whether it can run again.
 
-        A node cannot run again if its operator cannot. It cannot either if it reads an item that is
-        overwritten in place and whose own node cannot run again.
+        A node cannot run again if its operator cannot. It also cannot if it reads an item that is
+        later overwritten in place, and the node that makes this item cannot run again.
         """
         lent = {item for items in self.lends for item in items}
         lost: set[int] = set()
@@ -222,7 +229,7 @@ class _Distiller:
         return tuple(found)
 
     def _call(self, op_id: OpId, held: bool) -> None:
-        """Add the node of an operator, unless it only makes parameters, and its items."""
+        """Add the node of an operator and its items, unless the operator only makes parameters."""
         op = self.trace.ops[op_id]
         storages = {self.trace.values[value] for value in op.outputs}
         if not storages or not storages <= self.constants:
@@ -268,7 +275,7 @@ class _Distiller:
         self.replayable.append(replayable)
 
     def _item(self, storage: StorageId | None, nbytes: Bytes) -> int:
-        """Add an item that is made by the next node."""
+        """Add an item that the next node makes, and return its number."""
         made = len(self.storage)
         if storage is not None:
             self.item[storage] = made
@@ -293,7 +300,7 @@ class _Distiller:
             self._end(self.pinned_since, storage)
 
     def _end(self, since: dict[int, int], storage: int) -> None:
-        """End the hold of a storage, if it is held, at the last node so far."""
+        """End the interval in which a storage is held, if there is one, at the last node so far."""
         first = since.pop(storage, None)
         last = len(self.cost) - 1
         if first is not None and storage in self.item and first < last:
@@ -303,7 +310,7 @@ class _Distiller:
 def _constants(trace: Trace) -> set[int]:
     """Return the storages that exist before the first operator and stay user-held to the end.
 
-    These are parameters.
+    These are mostly parameters and buffers of the model.
     """
     found: set[int] = set()
     begun = False
@@ -320,7 +327,7 @@ def _constants(trace: Trace) -> set[int]:
 
 
 def _sources_of_views(trace: Trace) -> list[tuple[StorageId, ...]]:
-    """Return for each value the storages that must be resident to read it.
+    """Return for each value the storages that must be resident to read the value.
 
     These are its own storage and, for a view, the storages from which the view is made.
     """

@@ -1,10 +1,11 @@
-"""Formulate the cut relaxation, which constrains memory at a few chosen moments instead of at all.
+"""Formulate the cut relaxation: an integer program with memory constrained at few moments only.
 
-`cuts.py` solves it with a growing number of moments, `_repair.py` uses it to find plans, and
-`_swap_bound.py` uses it as a bound with swapping.
+An exact program constrains memory at every moment. `cuts.py` solves the relaxation with a growing
+number of moments, `_repair.py` finds plans with it, and `_swap_bound.py` uses it as a lower bound
+with swapping. Nodes n are operators, items i are storages (`_problem.py`).
 
 A *cut* is the moment at which a node t_k is computed for the first time. Interval k runs from cut k
-to cut k+1, the last one to the end. With t_1 < ... < t_K:
+to cut k+1, the last interval to the end of the program. With t_1 < ... < t_K:
 
     S[k,i] in {0,1}   item i, made before t_k, is resident at cut k
     R[k,n] in {0,1}   node n, first computed before t_k, is computed *again* in interval k
@@ -17,11 +18,11 @@ to cut k+1, the last one to the end. With t_1 < ... < t_K:
     (again)     R[k,n] <= S[k,i] + R[k,maker(i)]        for i that n reads
 
 An item that is first computed within an interval counts as available throughout the interval.
-Every schedule with this order of first computations satisfies all rows: S are the items that it has
-in memory at the cuts, R the nodes that it recomputes between them. So the optimum, and any bound of
-it, is a **lower bound** for all such schedules. R is integral where S is integral, because it is
-the least set closed under the rows. R is declared integral nevertheless, because that makes the
-solver up to a hundred times faster.
+Every schedule with this order of first computations satisfies all rows (constraints): S are the
+items in memory at the cuts, R the nodes recomputed between the cuts. So the optimum of the program,
+and any lower bound of the optimum, is a **lower bound** for all such schedules. If S is integral,
+an optimal R is integral as well: it is the smallest set of nodes that the rows allow. R is declared
+integral nevertheless, because that makes the solver up to a hundred times faster.
 
 With a bandwidth to and from a host, an item may be swapped in instead of recomputed:
 
@@ -40,13 +41,13 @@ With a bandwidth to and from a host, an item may be swapped in instead of recomp
                                                                    l, or t_{l+1}, read
 
 Here time(k) = d[k] + the cost of all nodes before t_k, after(k) = time(k) + the cost of t_k, and
-after(0) is the cost of the first node. out_i and in_i are the times of copies of item i. Wherever
-R[k,maker(i)] permits something, R[k,maker(i)] + B[k,i] does. Memory that a copy to the host still
-reads counts as S. So an item that is neither resident nor recomputed has a complete copy on the
-host. Each direction carries one copy at a time. An item that is swapped in and read in interval k
-is complete before the interval ends. Limits of the host's memory are left out.
-Every run satisfies these rows, whatever it overlaps, after swap-ins that nothing reads are removed
-from it. So the optimum is a lower bound for every run that recomputes and swaps in any way.
+after(0) is the cost of the first node. out_i and in_i are the times to copy item i to the host and
+back. In the rows (carry), (first) and (again), R[k,maker(i)] becomes R[k,maker(i)] + B[k,i]. Memory
+that a copy to the host still reads counts as S. So an item that is neither resident nor recomputed
+has a complete copy on the host. Each direction carries one copy at a time. An item that is swapped
+in and read in interval k is complete before the interval ends. Limits of the host's memory are left
+out. Every run that recomputes and swaps satisfies these rows, if swap-ins that nothing reads are
+left out of the run. So the optimum is a lower bound for all such runs.
 
 We know of no publication of this relaxation. Checkmate (Jain et al., MLSys 2020) is the case of a
 cut at every node, with more rows for the memory between first computations.
@@ -70,7 +71,11 @@ from rekindle.planners._sequence import Timeline
 @final
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions of a solution: for each cut, the resident items and the nodes recomputed after."""
+    """Decisions of a solution, for each cut.
+
+    `resident` are the items in memory at the cut; `again` are the nodes that are recomputed between
+    this cut and the next one.
+    """
 
     cuts: tuple[int, ...]
     resident: tuple[frozenset[int], ...]
@@ -94,8 +99,8 @@ class Relaxation:
         problem: The problem.
         cuts: The nodes whose first computations are cuts.
         budget: The budget (bytes).
-        tight: Pairs (node, moment): rows that constrain memory while `node` is recomputed shortly
-            before the first run of node `moment`.
+        tight: Pairs (node, moment). For each pair a row constrains memory while `node` is
+            recomputed in the interval just before the first run of node `moment`.
         bandwidth: The bandwidth to the host, if values may be swapped.
     """
 
@@ -136,7 +141,7 @@ class Relaxation:
             self._while_again(k, node, budget)
 
     def decisions(self, values: Floats) -> Decisions:
-        """Return the decisions in a solution."""
+        """Return the decisions that a solution of the program means."""
         resident = (
             frozenset(item for item, column in columns.items() if values[column] > 0.5)
             for columns in self._resident
@@ -148,11 +153,12 @@ class Relaxation:
         return Decisions(self.cuts, tuple(resident), tuple(again))
 
     def start(self, line: Timeline) -> Floats:
-        """Return the solution that corresponds to a sequence."""
+        """Return the solution of the program that a sequence of nodes corresponds to."""
         values = np.zeros(self.model.columns)
         at = line.first[list(self.cuts)]
         for copy in line.copies:
-            # A copy that ends at the cut's step is resident there; one made there is not.
+            # An item whose life (`copy`) ends at the step of a cut is resident at that cut. An item
+            # that is made at the step of a cut is not.
             low = int(np.searchsorted(at, copy.start, side="right"))
             high = int(np.searchsorted(at, copy.end, side="right"))
             for k in range(low, high):
@@ -167,9 +173,9 @@ class Relaxation:
         return values
 
     def lean(self, price: float) -> None:
-        """Put a price on items that are read long after a cut.
+        """Add a price to the objective for keeping items that are read only long after a cut.
 
-        The optimum is no lower bound afterwards.
+        Afterwards the optimum is no longer a lower bound.
 
         Args:
             price: The price of keeping the whole budget from the first cut to the end, as a
@@ -188,8 +194,8 @@ class Relaxation:
 
         Args:
             cut: The cut.
-            items: The resident items; items that must be resident are added.
-            free: Items whose residency stays open.
+            items: The resident items. Items that the rows force to be resident are added.
+            free: Items for which the solver may still decide.
         """
         k = self.cuts.index(cut)
         forced = self._forced(cut)
@@ -222,14 +228,14 @@ class Relaxation:
         )
 
     def _price(self, node: int) -> float:
-        """Return the price of recomputing `node` in the objective.
+        """Return the coefficient in the objective for recomputing `node`.
 
-        With a host it is 0, because the clock rows contain the cost.
+        With swapping it is 0, because the rows (clock) contain the cost of the node.
         """
         return 0.0 if self.bandwidth else self.problem.cost[node] / self.tick
 
     def _backs(self) -> None:
-        """Add columns and rows for swap-ins, and for complete copies on the host."""
+        """Add columns and rows for swap-ins (B), and for complete copies on the host (W)."""
         model = self.model
         for columns in self._resident:
             self._back.append({item: model.column(integer=True) for item in columns})
@@ -244,7 +250,7 @@ class Relaxation:
                     model.row([whole, *sources], [-1.0] + [1.0] * len(sources), lower=0.0)
 
     def _clock(self, bandwidth: Bandwidth) -> None:
-        """Add columns for the delays of the cuts, and rows for recomputation and copies."""
+        """Add columns for the delays of the cuts (d), and rows for the time of everything."""
         problem, model, cuts = self.problem, self.model, self.cuts
         before = np.concatenate(([0.0], np.cumsum(problem.cost))) / self.tick
         begin = [float(before[cut]) for cut in (*cuts, len(problem))]
@@ -255,7 +261,11 @@ class Relaxation:
         fetched = [self._fetched(k) for k in range(end)]
 
         def takes(lengths: list[tuple[int, float]], since: int, until: int) -> None:
-            """Add the row that copies fit between cut `since` (-1: first node) and cut `until`."""
+            """Add the row that all copies in `lengths` fit between two cuts.
+
+            The time begins at cut `since`, or with the first node if `since` is -1. It ends at cut
+            `until`.
+            """
             if not lengths:
                 return
             columns = [late[until], *(column for column, _ in lengths)]
@@ -279,7 +289,7 @@ class Relaxation:
     def _lengths(
         self, columns: Sequence[Mapping[int, int]], tick: float, first: int = 0
     ) -> list[tuple[int, float]]:
-        """Return (column, copy time) of the items that node `first` or a later one makes."""
+        """Return (column, time of a copy) for the items that node `first` or a later node makes."""
         problem = self.problem
         return [
             (column, problem.nbytes[item] * tick)
@@ -292,7 +302,7 @@ class Relaxation:
         """Add F[k,i] for each item that is needed before interval k ends.
 
         Returns:
-            For each item, the column, which is at least 1 if only a swap-in makes it available.
+            For each item the column F, which must be 1 if only a swap-in makes the item available.
         """
         needed = set(self._needed(k))
         if k + 1 < len(self.cuts):
@@ -326,7 +336,7 @@ class Relaxation:
         return columns
 
     def _made(self, k: int, item: int) -> list[int]:
-        """Return the same columns without that of the swap-in."""
+        """Return the columns S and R that make `item` available in interval k, without swap-in."""
         maker = self.problem.maker[item]
         columns = [self._resident[k][item]] if item in self._resident[k] else []
         if maker in self._again[k]:
@@ -383,9 +393,10 @@ class Relaxation:
         )
 
     def _keep(self, k: int, item: int) -> int:
-        """Return a column that is at least 1 if `item` is resident throughout interval k.
+        """Return a column that must be 1 if `item` is resident throughout interval k.
 
-        It is if it is resident at the next cut, and neither recomputed nor swapped in before it.
+        That is so if the item is resident at the next cut, and neither recomputed nor swapped in
+        during interval k.
         """
         if (k, item) not in self._kept:
             column = self._kept[k, item] = self.model.column()
@@ -410,7 +421,7 @@ def _last_use(problem: Problem) -> list[int]:
 
 
 def decode(problem: Problem, decisions: Decisions) -> list[int]:
-    """Make a sequence that follows the decisions and recomputes as late as possible.
+    """Make a sequence of nodes that follows the decisions and recomputes as late as possible.
 
     Missing inputs of a node are recomputed just before it, with their own inputs. Items that should
     be resident at a cut are recomputed just before the cut. The sequence may exceed the budget.

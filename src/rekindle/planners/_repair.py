@@ -1,15 +1,19 @@
-"""Make plans from the cut relaxation when its optimum does not fit: fix its decisions, add cuts.
+"""Make plans from solutions of the cut relaxation (`_relaxation.py`) that exceed the budget.
 
-*Repair*: take the solution with one cut, fix the items that are resident there, and add cuts where
-its sequence exceeds the budget. Only the decisions at the new cuts are open, so a round takes a
-fraction of a second. A dozen rounds end in a plan that costs a little more.
+The relaxation limits memory only at a few moments, the cuts. `cuts.py` calls this module.
+
+*Repair*: take the solution with one cut, fix which items are resident at this cut, and add cuts
+where the sequence of the solution exceeds the budget. Only the decisions at the new cuts are open,
+so a round takes a fraction of a second. A dozen rounds end in a plan that costs a little more.
 
 *Leaning*: solutions of nearly the same cost differ in when they need memory. A small price on items
-that are read late decides between them. An item that is kept until late in the backward pass takes
-memory while other items are recomputed. An evicted item returns when memory is emptier.
+that are read late decides between such solutions. An item that is kept until late in the backward
+pass takes memory while other items are recomputed. If it is evicted instead, it is recomputed when
+less memory is in use.
 
-*Neighbourhoods* (Shaw 1998): take the best plan, fix most items at every cut, leave a random few
-open, solve, repair. These programs are small too, and no result is worse than the best plan.
+*Neighborhoods* (Shaw 1998): take the best plan, fix most items at every cut, leave a few random
+items open, solve, and repair. These integer programs are small too. A result is used only if it
+costs less than the best plan.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ _MOST_ROUNDS = 25
 
 @final
 class Repairer:
-    """Maker of plans from solutions, for the problem and the budget of `fitter`."""
+    """Maker of plans from solutions of the relaxation, for the budget of `fitter`."""
 
     def __init__(self, problem: Problem, fitter: Fitter) -> None:
         self.problem = problem
@@ -44,12 +48,12 @@ class Repairer:
         """Make a plan from the relaxation with a price on items that are read late.
 
         Args:
-            cuts: The cuts.
+            cuts: The cuts: nodes at whose first run memory is constrained.
             price: The price, as for `Relaxation.lean`.
-            margin: The share of the budget to plan with.
+            margin: The share of the budget that the relaxation may use.
 
         Returns:
-            A plan, or None.
+            A plan that fits the whole budget, or None if none is found.
         """
         budget = int(self.budget * margin)
         relaxation = Relaxation(self.problem, cuts, budget)
@@ -68,8 +72,8 @@ class Repairer:
         cuts = self._busy(best, rng)
         relaxation = Relaxation(self.problem, cuts, self.budget)
         start = relaxation.start(best)
-        # Items that are made close together compete for memory, so half of the open items are a
-        # contiguous range. The others are a random sample.
+        # Items that are made one soon after another compete for memory. So half of the open items
+        # are a range of consecutive items. The other half is chosen at random.
         items = len(self.problem.nbytes)
         width = max(1, int(items * share / 2))
         center = rng.randrange(items)
@@ -86,7 +90,7 @@ class Repairer:
         return self._repair(relaxation, solution.values, self.budget, 0.0, most=best.cost)
 
     def _busy(self, line: Timeline, rng: random.Random) -> list[int]:
-        """Choose cuts at moments of high memory use, spread out, with some randomness."""
+        """Choose random cuts at steps of `line` that use much memory, not too close together."""
         apart = max(3, len(self.problem) // 60)
         wanted = rng.randint(4, 10)
         noise = np.array([rng.uniform(0.9, 1.0) for _ in line.steps])
@@ -107,7 +111,11 @@ class Repairer:
         price: float,
         most: float = float("inf"),
     ) -> Timeline | None:
-        """Add cuts to a solution, round by round, until its sequence fits; return the best plan."""
+        """Add cuts to a relaxation, round by round, until the sequence of its solution fits.
+
+        Returns:
+            The plan with the lowest cost below `most` of all rounds, or None.
+        """
         problem, tight = self.problem, set[tuple[int, int]]()
         plan: Timeline | None = None
         for _ in range(_MOST_ROUNDS):
@@ -136,7 +144,10 @@ class Repairer:
         price: float,
         tight: set[tuple[int, int]],
     ) -> tuple[Relaxation, Floats] | None:
-        """Solve with the earlier cuts fixed; if that is infeasible, also open the nearest ones."""
+        """Solve the relaxation with the cuts `added`, and with the decisions at other cuts fixed.
+
+        If that has no solution, the decisions at the earlier cuts near the new ones are open too.
+        """
         cuts = sorted({*before, *added})
         near = sorted(before, key=lambda cut: min(abs(cut - other) for other in added))
         for opened in (0, 2, 6):
@@ -159,14 +170,14 @@ def worst_moments(
     wanted: int = 2,
     apart: int = 3,
 ) -> list[int]:
-    """Choose new cuts where a sequence exceeds the budget most, spread out.
+    """Choose new cuts at the steps where a sequence exceeds the budget most.
 
     Args:
         line: The sequence.
         cuts: The existing cuts.
         budget: The budget (bytes).
-        tight: Pairs (node, moment) for rows of the next relaxation. Nodes that are recomputed at
-            the worst moments are added.
+        tight: Pairs (node, moment), as for `Relaxation`: memory is constrained while `node` is
+            recomputed before the first run of node `moment`. Pairs for the worst steps are added.
         wanted: The most new cuts.
         apart: The least distance between new cuts, in nodes.
     """
@@ -189,7 +200,7 @@ def worst_moments(
 
 
 def moment_of(line: Timeline, step: int) -> int:
-    """Return the node whose first computation is at `step` or next after it."""
+    """Return the node that is computed for the first time at `step` or, if none, next after it."""
     return min(int(line.first.searchsorted(step)), len(line.problem) - 1)
 
 

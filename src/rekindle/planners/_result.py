@@ -1,4 +1,4 @@
-"""Define the result of a planner: a status, a schedule, its cost, a lower bound."""
+"""Define the result of a planner: a status, a schedule with its cost, and a lower bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.schedule import Schedule
 
 @final
 class Status(Enum):
-    """Outcome of a planner. The value of each member is its message."""
+    """Outcome of a planner. The value of each member is the message for the user."""
 
     OPTIMAL = "proven optimal: no schedule with this order of first computations costs less"
     FEASIBLE = "a valid plan; the lower bound leaves a gap"
@@ -27,13 +27,13 @@ class Status(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a running planner.
+    """State of a running planner, for a progress line.
 
     Attributes:
         seconds: Seconds since the start.
         incumbent_ns: The cost (ns) of the best plan so far, or None.
         bound_ns: The lower bound (ns) so far.
-        note: The last action of the planner.
+        note: Where the last improvement comes from, such as "keep all".
     """
 
     seconds: float
@@ -45,7 +45,10 @@ class Progress:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """Result of one planner. Times are in ns, memory in bytes; costs include running once."""
+    """Result of one planner. Times are in ns, memory in bytes.
+
+    A cost is the time of running everything once, recomputing, and waiting for copies.
+    """
 
     planner: str
     status: Status
@@ -53,19 +56,19 @@ class Plan:
     compute_ns: Nanoseconds
     """The cost of running everything once."""
     bound_ns: Nanoseconds
-    """The lower bound of the cost of any schedule; at least `compute_ns`."""
+    """The lower bound of the cost of any schedule within the budget; at least `compute_ns`."""
     seconds: float
     schedule: Schedule | None = None
     recompute_ns: Nanoseconds | None = None
     peak: Bytes | None = None
     smallest_budget: Bytes | None = None
-    """Without a schedule: the smallest budget for which this planner knows one."""
+    """If no schedule was found: the smallest budget for which this planner knows a schedule."""
     needed: Bytes = 0
-    """The budget below which no schedule exists."""
+    """The budget below which provably no schedule exists."""
     waiting_ns: Nanoseconds = 0
     """Time that the program waits for copies to and from the host; 0 without swapping."""
     swapped_out: Bytes = 0
-    """Bytes that are copied to the host."""
+    """Bytes that the schedule copies to the host."""
     detail: str = ""
     progress: tuple[Progress, ...] = ()
 
@@ -78,7 +81,7 @@ class Plan:
 
     @property
     def overhead(self) -> float | None:
-        """Recomputing and waiting as a share of `compute_ns`; None without a schedule."""
+        """Time of recomputing and waiting, as a share of `compute_ns`; None without a schedule."""
         if self.recompute_ns is None:
             return None
         lost = self.recompute_ns + self.waiting_ns
@@ -86,19 +89,19 @@ class Plan:
 
     @property
     def lower_bound(self) -> float:
-        """The lower bound of the overhead of any schedule."""
+        """The lower bound of the overhead of any schedule within the budget."""
         return self.bound_ns / self.compute_ns - 1 if self.compute_ns else 0.0
 
     @property
     def gap(self) -> float | None:
-        """The largest possible distance to the best schedule: (cost - bound) / cost."""
+        """The most that a better schedule could save: (cost - bound) / cost; None without one."""
         if self.cost_ns is None:
             return None
         return (self.cost_ns - self.bound_ns) / self.cost_ns if self.cost_ns else 0.0
 
     @property
     def message(self) -> str:
-        """The status in words, with the figures that help."""
+        """The status in words; without a schedule, with budgets to try."""
         parts = [str(self.status), self.detail]
         if self.schedule is None and self.smallest_budget is not None:
             parts.append(f"the smallest budget with a known plan is {self.smallest_budget} bytes")

@@ -1,10 +1,11 @@
 """Define sequences, the internal form of plans: nodes in the order in which they run.
 
-The first occurrence of a node is its first computation, later ones are recomputations. The order
-determines everything else: the best moment to free an item is right after its last reader before
-it is made again. From that follow the memory at every step and the schedule (`_writer.py`).
+A node is an operator and an item is a storage (`_problem.py`). A step is an index into a sequence.
+The first occurrence of a node is its first computation, later ones are recomputations. The order of
+the nodes determines everything else. An item is best freed right after its last reader before it is
+made again or the program ends. That gives the memory at every step and the schedule (`_writer.py`).
 
-With swapping, a step may also be ~i, a number below zero: item i is swapped in.
+With swapping, a sequence may also contain ~i, a number below zero: item i is swapped in there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from rekindle.planners._problem import Hold, Problem
 @final
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One life of an item: made or swapped in at step `start`, last needed at step `end`."""
+    """One life of an item in memory: made or swapped in at step `start`, last read at step `end`.
+
+    If the item is pinned or user-held after its last read, `end` is when that ends.
+    """
 
     item: int
     start: int
@@ -52,22 +56,22 @@ class Timeline:
 
 
 def cost_of(problem: Problem, steps: Iterable[int]) -> Nanoseconds:
-    """Return the cost (ns) of the nodes in `steps`; swap-ins cost nothing here."""
+    """Return the total cost (ns) of the nodes in `steps`; swap-ins count as 0."""
     return sum(problem.cost[node] for node in steps if node >= 0)
 
 
 def results_of(problem: Problem, step: int) -> tuple[int, ...]:
-    """Return the items that a step makes or swaps in."""
+    """Return the items that an entry `step` of a sequence makes or swaps in."""
     return problem.makes[step] if step >= 0 else (~step,)
 
 
 def inputs_of(problem: Problem, step: int) -> tuple[int, ...]:
-    """Return the items that a step reads."""
+    """Return the items that an entry `step` of a sequence reads; none for a swap-in."""
     return problem.reads[step] if step >= 0 else ()
 
 
 def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
-    """Follow every item through a sequence.
+    """Find when each item is in memory during a sequence, and the memory at each step.
 
     Args:
         problem: The problem.
@@ -78,12 +82,12 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
             the host.
     """
     made: dict[int, int] = {}  # the step at which the current life of an item began
-    needed: dict[int, int] = {}  # the step at which it was last read in that life
+    needed: dict[int, int] = {}  # the step at which that life was last read
     first = np.full(len(problem), len(steps), dtype=np.int64)
     copies: list[Copy] = []
     freed_by_lending: list[tuple[int, int]] = []
-    held: dict[int, int] = {}  # items on hold, and the node that ends the hold
-    ending: dict[int, list[int]] = {}  # the items whose holds end with each node
+    held: dict[int, int] = {}  # pinned and user-held items now, and the node until which they are
+    ending: dict[int, list[int]] = {}  # for each node, the items that are held until this node
     starting: dict[int, list[Hold]] = {}
     for hold in problem.holds:
         starting.setdefault(hold.first, []).append(hold)
@@ -130,14 +134,14 @@ def _memory(
     sizes = np.array([problem.nbytes[copy.item] for copy in copies], dtype=np.int64)
     np.add.at(change, np.array([copy.start for copy in copies], dtype=np.int64), sizes)
     np.subtract.at(change, np.array([copy.end + 1 for copy in copies], dtype=np.int64), sizes)
-    for step, item in lent:  # the output of the same step has this memory and counts it
+    for step, item in lent:  # the in-place output of this step takes over the memory: count once
         change[step] -= problem.nbytes[item]
         change[step + 1] += problem.nbytes[item]
     return np.cumsum(change[:-1]) + problem.fixed
 
 
 def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
-    """Remove recomputations and swap-ins whose results are not read before they are made again."""
+    """Remove recomputations and swap-ins whose results nothing reads before they are made again."""
     first: dict[int, int] = {}
     for step, node in enumerate(steps):
         first.setdefault(node, step)
@@ -155,10 +159,10 @@ def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
 
 
 def settle(line: Timeline) -> Timeline:
-    """Move the program's own reads to the earliest step at which their items are resident.
+    """Move the nodes at which the program reads a value to the earliest possible step.
 
-    The verifier lets such reads happen as early as possible. That affects memory if the program
-    holds the value from then on.
+    That is the earliest step at which their items are resident. The verifier lets such reads happen
+    that early. The moment affects memory if a variable of the program holds the value from then on.
     """
     problem, moved = line.problem, False
     for node, op in enumerate(problem.op):

@@ -1,8 +1,7 @@
-"""Make a sequence fit by swapping: items that are not read for long are swapped out.
+"""Make a sequence of nodes fit the budget: swap out the items that are not read for longest.
 
-Belady's rule (1966): of the items that could be evicted, evict the one that is not read for the
-longest time. If the backward pass retraces the forward pass, those are the items made first. They
-leave most time for copies in both directions.
+This is Belady's rule (1966). If the backward pass retraces the forward pass, these are the items
+that are made first. They also leave most time for the copies to the host and back.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from rekindle.planners._sequence import Timeline
 
 
 def squeeze(line: Timeline, budget: Bytes) -> list[int] | None:
-    """Add swap-ins to a sequence until no step needs more than `budget`.
+    """Add swap-ins to a sequence until no step needs more than `budget` (bytes).
 
     Returns:
-        The steps, or None if no sequence is found.
+        The steps with swap-ins, or None if some step still needs more than the budget.
     """
     problem = line.problem
     memory = line.memory.copy()

@@ -1,9 +1,9 @@
 """Describe a program as a chain of stages, cut at the articulation points of its forward pass.
 
-Stage i runs from one articulation value to the next. The nodes after the last one, up to the first
-backward node that needs a stage, are the loss. Sizes and transients are those of running the
-stage's nodes alone. Programs that are not chains (skips over articulation points, gradients larger
-than values) are described approximately. So `rotor.py` checks the timeline of its result.
+Stage i runs from one articulation value (`_line.py`) to the next. The nodes after the last one, up
+to the first backward node that needs a stage, are the loss. The memory of a stage is measured as if
+only its nodes ran. Programs that are not chains (skips over articulation points, gradients larger
+than values) are described approximately. So `rotor.py` computes the real peak of its result.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from rekindle.planners._problem import Problem
 @final
 @dataclass(frozen=True)
 class Stages:
-    """The forward and the backward nodes of each stage; the loss is in `backward[-1]`."""
+    """A program as a chain: the forward and backward nodes of each stage, in order.
+
+    The loss is in `backward[-1]`.
+    """
 
     forward: tuple[tuple[int, ...], ...]
     backward: tuple[tuple[int, ...], ...]
     chain: Chain
 
     def steps(self, operations: Sequence[Operation]) -> list[int]:
-        """Return the nodes that a sequence of chain operations runs."""
+        """Return the nodes of the program that a schedule for the chain runs, in order."""
         steps: list[int] = []
         for operation in operations:
             ending = operation.kind in (Kind.BACK, Kind.LOSS)
@@ -37,7 +40,7 @@ class Stages:
 
 
 def stages_of(problem: Problem) -> Stages:
-    """Cut a program into stages, and measure them."""
+    """Cut a program into stages, and compute their sizes and times."""
     backward = backward_start(problem)
     line = candidates(problem, "articulation")
     ends = [problem.maker[item] + 1 for item in line]
@@ -94,7 +97,7 @@ def _measure(
 
 
 def _peak(problem: Problem, nodes: Sequence[int], stay: set[int]) -> int:
-    """Return the peak (bytes) of the results of `nodes` run alone; items in `stay` remain."""
+    """Return the most bytes of results if only `nodes` run; items in `stay` are never freed."""
     last: dict[int, int] = {}
     for node in nodes:
         for item in (*problem.makes[node], *problem.reads[node]):

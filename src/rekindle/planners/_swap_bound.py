@@ -1,8 +1,8 @@
 """Compute a lower bound for programs that recompute and swap, by the cut relaxation with copies.
 
-It gives only a bound and no plan. The relaxation leaves out the times of copies within an interval,
-limits of the host's memory, and memory between the cuts. That makes the bound smaller, but it stays
-valid.
+This module gives only a bound and no plan. The relaxation (`_relaxation.py`) leaves out the times
+of copies within an interval, limits of the host's memory, and memory between the cuts. That makes
+the bound smaller, but the bound stays valid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def swap_bound(
         problem: The problem.
         budget: The budget (bytes).
         bandwidth: The bandwidth to the host and back.
-        cuts: The number of cuts: the peak of keep-all, and others spread evenly.
+        cuts: The number of cuts, moments at which memory is constrained: the peak of the run
+            without evictions, and others spread evenly.
         time_limit: The most seconds for the solver.
 
     Returns:

@@ -1,17 +1,18 @@
 """Search for plans that recompute and swap.
 
-A plan is a sequence with swap-ins (`_sequence.py`). `_carrier.py` starts each copy as early as
-memory allows, and `rekindle.schedule.Timeline` computes the time. The search starts from
+A plan is a sequence of nodes and swap-ins (`_sequence.py`). `_carrier.py` starts each copy to or
+from the host as early as memory allows, and `rekindle.schedule.Timeline` computes the time. The
+search starts from
 
-- known schedules: runs of the online engine, unchanged and with their copies moved;
+- known schedules: simulated runs of the online engine, once unchanged and once with earlier copies;
 - the best sequence that only recomputes;
-- sequences that are planned for more memory than the budget and swap the difference
-  (`_squeeze.py`): the faster the host, the larger the best difference.
+- sequences that are planned for more memory than the budget and swap the excess (`_squeeze.py`):
+  the faster the transfer, the larger the best excess.
 
-Then it changes the best of them: recomputations become swap-ins, swap-ins become recomputations,
-and resident items are swapped out to make room for others. Only changes that make the program end
-sooner are kept, so that a plan is never slower than the start of the search. The bound is that of
-`_swap_bound.py`.
+Then the search changes the best of these: recomputations become swap-ins, swap-ins become
+recomputations, and resident items are swapped out to make room for others. Only changes that make
+the program end sooner are kept, so a plan is never slower than the start of the search.
+`_swap_bound.py` computes the lower bound.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from rekindle.schedule import Schedule
 
 # Shares of the time limit.
 _ALONE: Final = 0.15  # for a plan that only recomputes
-_WIDER: Final = 0.03  # for each plan with more memory
+_WIDER: Final = 0.03  # for each plan for more memory than the budget
 _BOUND: Final = 0.15  # for the lower bound
 
 _PARTS: Final = (1.0, 0.5, 0.25, 0.125)  # shares of the missing memory to swap, tried first
-_SIDES: Final = (1, -1, 1, -1)  # the side of the best share to try next
+_SIDES: Final = (1, -1, 1, -1)  # then try a share above (1) or below (-1) the best one so far
 _MARGINS: Final = (1.0, 0.9)  # shares of the budget to fill; the rest is for early swap-ins
-_MOST_AT_ONCE: Final = 64  # most edits at once
-_AGAIN: Final = 4  # number of edits at once after a single edit failed
+_MOST_AT_ONCE: Final = 64  # most edits of a sequence in one attempt
+_AGAIN: Final = 4  # number of edits in the attempt after one with a single edit failed
 _PATIENCE: Final = 300  # failed attempts after which the search ends
 
 Alone = Callable[[Bytes, float], Sequence[int] | None]
-"""Function of a budget and seconds that returns a sequence that fits and only recomputes."""
+"""Function from a budget and seconds to a sequence that only recomputes and fits, or None."""
 
 
 @final
@@ -65,7 +66,12 @@ class Mixer:
         self._rng = random.Random(seed)
 
     def run(self, known: Iterable[Schedule], warm: Iterable[Sequence[int]]) -> None:
-        """Run the search from known schedules and sequences."""
+        """Run the whole search.
+
+        Args:
+            known: Schedules to start from, such as simulated runs.
+            warm: Sequences to start from.
+        """
         search = self.search
         self._try(range(len(self.problem)), "keep all")
         if search.solved or search.impossible:
@@ -81,13 +87,13 @@ class Mixer:
         self._improve()
 
     def _done(self) -> bool:
-        """Return True if the plan is good enough, or time is over."""
+        """Return True if the best plan is close enough to the lower bound, or time is over."""
         cost = self.search.cost
         near = cost is not None and cost - self.search.bound <= self._gap * cost
         return near or self.search.left <= 0
 
     def _try(self, steps: Sequence[int] | None, note: str) -> Nanoseconds | None:
-        """Offer a sequence to the search.
+        """Keep a sequence as the best one, if it is valid, fits, and ends earliest so far.
 
         Returns:
             The end (ns) of the sequence, or None if the sequence is invalid or does not fit.
@@ -101,10 +107,11 @@ class Mixer:
         return self.search.time(line, note) if line.peak <= self.search.budget else None
 
     def _widen(self) -> None:
-        """Try plans for more memory that swap the difference, a share of the missing memory.
+        """Try plans for more memory than the budget that swap the excess.
 
-        With a share of 1 nothing is recomputed. First some distant shares are tried, then shares
-        between the best one and its neighbours.
+        The excess is a share of the memory that is missing to keep everything; with a share of 1
+        nothing is recomputed. Four distant shares come first, then shares between the best one and
+        its neighbors.
         """
         found: dict[float, Nanoseconds] = {}
         if self.search.cost is not None:
@@ -119,7 +126,10 @@ class Mixer:
                 self._squeezed((best + nearest) / 2, found)
 
     def _squeezed(self, part: float, found: dict[float, Nanoseconds]) -> None:
-        """Try a share `part`, and enter the end (ns) of its fastest plan into `found`."""
+        """Try to swap the share `part` of the missing memory.
+
+        The end (ns) of the fastest plan with this share is stored in `found`.
+        """
         search, problem = self.search, self.problem
         more = int(part * (problem.keep_all_peak - search.budget))
         steps: Sequence[int] | None = range(len(problem))
@@ -137,7 +147,7 @@ class Mixer:
                 found[part] = min(end, found.get(part, end))
 
     def _prove(self) -> None:
-        """Raise the lower bound by the relaxation with copies."""
+        """Raise the lower bound to that of the cut relaxation with copies."""
         search, swap = self.search, self.search.swap
         assert swap is not None
         seconds = min(search.left, _BOUND * search.time_limit)
@@ -147,7 +157,7 @@ class Mixer:
             search.raise_bound(bound, "relaxation with copies")
 
     def _improve(self) -> None:
-        """Change the best sequence, by many edits at once or by one, as long as that helps."""
+        """Edit the best sequence as long as that makes it faster, by one or many edits at once."""
         search = self.search
         at_once = dict.fromkeys(KINDS, _MOST_AT_ONCE)
         failures = 0
@@ -166,14 +176,19 @@ class Mixer:
                     failures += 1
 
     def _change(self, line: Timeline, kind: str, edits: Sequence[Edit], number: int) -> bool:
-        """Make about `number` of the most promising edits. Return True if the plan got faster."""
+        """Make about `number` of the most promising edits of the kind `kind` in `line`.
+
+        Returns:
+            True if the best plan got faster.
+        """
         search = self.search
         before = search.best_ns
         noisy = [(edit.promise * self._rng.random(), edit) for edit in edits]
         noisy.sort(key=lambda pair: -pair[0])
         steps = changed(line.steps, [edit for _, edit in noisy[:number]])
         if self._try(steps, kind) is not None and search.best_ns >= before:
-            # The edits may have freed memory in which results of other recomputations can stay.
+            # The edits may have freed memory. Other results can stay there instead of being made
+            # again.
             room = timeline(self.problem, prune(self.problem, steps))
             self._try(changed(room.steps, keep_instead(room, search.budget)), f"{kind}, keep")
         return search.best_ns < before

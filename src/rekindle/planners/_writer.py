@@ -1,7 +1,7 @@
-"""Convert a sequence to a schedule: add views, frees and copies.
+"""Convert a sequence of nodes (`_sequence.py`) to a schedule: add views, frees and copies.
 
-A sequence has no views, because its items are storages. Planners and searches call `to_schedule`,
-or `timed_schedule` if values may be swapped.
+A sequence contains no views, because its items are whole storages. Planners and searches call
+`to_schedule`, or `timed_schedule` if values may be swapped to the host.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def to_schedule(line: Timeline, made_by: str) -> Schedule:
 def timed_schedule(
     line: Timeline, made_by: str, *, budget: Bytes | None, swap: Swap | None
 ) -> tuple[Schedule, Nanoseconds]:
-    """Convert a sequence to a schedule, and compute when it ends.
+    """Convert a sequence with swap-ins to a schedule, and compute when the schedule ends.
 
-    An item that is swapped in later is copied out as soon as the direction is idle. It is swapped
-    in as soon as `budget` has room for it until it is read.
+    An item that is swapped in later is copied to the host as soon as the direction to the host is
+    idle. The swap-in starts as soon as `budget` has room for the item until the item is read.
 
     Args:
         line: The sequence.
         made_by: The name of the planner.
         budget: The budget (bytes); used with `swap` only.
-        swap: The bandwidth. None: the sequence has no swap-ins.
+        swap: The bandwidth to and from the host. None: the sequence has no swap-ins.
 
     Returns:
-        The schedule, and its end (ns).
+        The schedule, and the time (ns) at which it ends.
     """
     carrier = None if swap is None else Carrier(line, budget, swap)
     schedule = _Writer(line, carrier).write(made_by)
@@ -45,7 +45,7 @@ def timed_schedule(
 
 @final
 class _Writer:
-    """Writer of one schedule."""
+    """State of the conversion of one sequence: the actions so far, and the resident values."""
 
     def __init__(self, line: Timeline, carrier: Carrier | None) -> None:
         self.line = line
@@ -76,13 +76,13 @@ class _Writer:
                 if self.carrier is not None and is_first:
                     self.carrier.made(problem.makes[node])
                 self._constants()
-            if step + 1 < len(steps):  # the program may hold the items that remain at the end
+            if step + 1 < len(steps):  # after the last step the program may hold the items
                 for item in frees[step]:
                     self._free(item)
         return Schedule(tuple(self.actions), made_by)
 
     def _frees(self) -> list[list[int]]:
-        """Return the items to free after each step."""
+        """Return for each step the items to free after it; overwritten items are not freed."""
         problem, steps = self.line.problem, self.line.steps
         frees: list[list[int]] = [[] for _ in steps]
         for copy in self.line.copies:
@@ -103,12 +103,12 @@ class _Writer:
     # -- computing ------------------------------------------------------------------------------
 
     def _constants(self) -> None:
-        """Compute the operators that come next and are not nodes: those that make parameters."""
+        """Run the next operators that are not nodes of the problem: they make parameters."""
         while self.next_op < len(self.trace.ops) and self.next_op not in self.nodes:
             self._compute(OpId(self.next_op), True)
 
     def _compute(self, op_id: OpId, is_first: bool) -> None:
-        """Run an operator, and before it the views that it reads."""
+        """Run an operator, after the views that it reads and that are not resident."""
         op = self.trace.ops[op_id]
         for value in op.inputs:
             self._define(value)
@@ -126,7 +126,7 @@ class _Writer:
             self.carrier.timeline.need(self.trace.values[value])
 
     def _define(self, value: ValueId) -> None:
-        """Run the views again that lead to `value`, if its storage was recomputed."""
+        """Run the view operators that make `value`, if its storage was recomputed without views."""
         if self.defined[value]:
             return
         if self.trace.is_root(value):
@@ -159,7 +159,7 @@ class _Writer:
     # -- copying --------------------------------------------------------------------------------
 
     def _copy_ahead(self, step: int) -> None:
-        """Start copies before `step`, ahead of time."""
+        """Start the copies to and from the host that can begin before `step`."""
         carrier = self.carrier
         if carrier is None:
             return
@@ -180,7 +180,7 @@ class _Writer:
             self.defined[value] = self.trace.maker[value] < self.next_op
 
     def _save(self, items: tuple[int, ...]) -> None:
-        """Copy out items that the next operator overwrites, if they are swapped in later."""
+        """Copy to the host the `items` that the next operator overwrites, if swapped in later."""
         for item in items:
             if self.carrier is not None and self.carrier.must_send(item):
                 self._act(SwapOut(self._storage(item), keep=True))

@@ -1,9 +1,10 @@
 """Plan by Checkmate: the optimal schedule by integer programming (Jain et al., MLSys 2020).
 
-Stage t ends with the first computation of node t (frontier-advancing stages, their section 4.6):
+Nodes are operators, items are storages (`_problem.py`). The first computation of node t ends stage
+t (frontier-advancing stages, their section 4.6):
 
-    R[t,n]       node n is computed in stage t; R[t,t] = 1, nothing after t
-    S[t,i]       item i stays from stage t-1 to stage t
+    R[t,n]       node n is computed in stage t; R[t,t] = 1, and R[t,n] = 0 for n > t
+    S[t,i]       item i stays in memory from stage t-1 to stage t
     FREE[t,i,n]  item i is freed right after node n in stage t
     U[t,n]       memory while node n is computed in stage t
 
@@ -14,17 +15,18 @@ Stage t ends with the first computation of node t (frontier-advancing stages, th
     U[t,n+1] = U[t,n] - sum m_i FREE[t,i,n] + made(n+1) R[t,n+1]  <= budget                 (3)
     FREE[t,i,n] = R[t,n] and not S[t+1,i] and no later reader of i in stage t               (5)
 
-(5) is linear through its number of hazards, (1 - R[t,n]) + S[t+1,i] + later readers: FREE is 1
-exactly where that is 0. Items may be freed after the nodes that read them and after the node that
-makes them. A node may make several items (in the paper: one). If a node runs while its item is
+(5) is made linear by counting hazards, (1 - R[t,n]) + S[t+1,i] + later readers: FREE is 1 exactly
+where this count is 0. An item may be freed after a node that reads it, or after the node that makes
+it. A node may make several items (in the paper: one). If a node runs while its result is still
 resident, both copies count until the next free, as in the verifier.
 
 A stage computes a node at most once, in the program's order. The optimum and the bound hold for
 such schedules only. The program has O(n^2) columns and O(n E) rows, so it suits small problems.
 
-**Rounding** (section 5): solve the linear relaxation with a budget of (1 - epsilon), round S at a
-threshold, recompute the least R that S and the reads demand (two phases). Several epsilons and
-thresholds are tried; the bound is that of the relaxation with the whole budget.
+**Rounding** (section 5) has two phases. First solve the linear relaxation with (1 - epsilon) times
+the budget and round S at a threshold. Then compute the fewest R with which every node can read its
+inputs. Several epsilons and thresholds are tried. The lower bound is that of the relaxation with
+the whole budget.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Checkmate:
 
     Args:
         time_limit: Seconds after which the best plan so far is returned.
-        most_columns: Larger programs are refused: about 70 nodes.
+        most_columns: Programs with more columns are refused. The default suffices for about 70
+            nodes.
     """
 
     time_limit: float = 60.0
@@ -73,7 +76,7 @@ class Checkmate:
         stages = Stages(problem, budget)
         solution = stages.model.solve(
             time_limit=search.left,
-            absolute_gap=0.999,  # costs are multiples of the grain, so a smaller gap is optimal
+            absolute_gap=0.999,  # costs are whole numbers here: a smaller gap means optimal
             watch=lambda _, bound: search.raise_bound(bound * problem.grain),
             enough=lambda: search.solved,
         )
@@ -86,7 +89,7 @@ class Checkmate:
         return search.conclude(detail="of schedules that run a node at most once a stage, in order")
 
     def _smallest(self, problem: Problem, search: Search) -> str:
-        """Minimise the peak instead, so that the search knows a budget that suffices.
+        """Minimise the peak instead of the cost, to find a budget that suffices.
 
         Returns:
             A note for the plan if that peak is proven minimal, else an empty text.
@@ -107,8 +110,8 @@ class Rounding:
     Args:
         time_limit: Seconds after which the best plan so far is returned.
         epsilons: Shares of the budget that the relaxation leaves free.
-        thresholds: Values from which a fractional decision counts as yes.
-        most_columns: Larger programs are refused.
+        thresholds: Values from which a fractional S counts as 1.
+        most_columns: Programs with more columns are refused.
     """
 
     time_limit: float = 60.0
@@ -157,14 +160,15 @@ def _above(stays: Floats, threshold: float) -> Callable[[int, int], bool]:
 
 
 def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
-    """Compute the least recomputations for given residency (two-phase rounding, section 5).
+    """Compute the fewest recomputations, given the items that stay (phase two of section 5).
 
     Args:
         problem: The problem.
-        kept: A function of (stage, item): True if the item stays from the previous stage to it.
+        kept: A function of (stage, item): True if the item stays in memory from the previous stage
+            to this stage.
 
     Returns:
-        The sequence of nodes.
+        The nodes in the order in which they run.
     """
     steps: list[int] = []
     available: set[int] = set()
@@ -192,7 +196,7 @@ def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
 
 @final
 class Stages:
-    """The integer program. Without a budget it minimises the peak and ignores the cost."""
+    """Checkmate's integer program. If `budget` is None, it minimises the peak, not the cost."""
 
     def __init__(self, problem: Problem, budget: Bytes | None) -> None:
         self.problem = problem

@@ -1,12 +1,12 @@
 """Plan with sublinear memory by segments (Chen, Xu, Zhang and Guestrin, arXiv 1604.06174).
 
-The forward pass keeps some values. The others are recomputed once, segment by segment, when the
-backward pass first reads them.
+The forward pass keeps some values as checkpoints. The values between two checkpoints are a segment.
+They are recomputed once, when the backward pass first reads one of them.
 
 - *sqrt(n)* (section 3): keep every k-th candidate, with k about sqrt(n). This needs O(sqrt n)
   memory and at most one extra forward pass. Other k are tried as well, for smaller budgets.
-- *greedy* (section 4.3, algorithm 3): keep a candidate when the bytes since the last one kept
-  exceed b. Several b are tried, as the paper does in its figure 5.
+- *greedy* (section 4.3, algorithm 3): keep a candidate when the bytes of the values since the last
+  kept candidate exceed b. Several b are tried, as the paper does in its figure 5.
 
 Candidates are the articulation points of the forward graph (the paper's chains), or with
 `line="all"` all forward values in the program's order: Checkmate's AP and linearised variants.
@@ -29,7 +29,7 @@ from rekindle.planners._result import Plan
 @final
 @dataclass(frozen=True)
 class ChenSqrt:
-    """Keep every k-th node; take the cheapest k near sqrt(n) that fits.
+    """Planner that keeps every k-th candidate, with the cheapest k near sqrt(n) that fits.
 
     Args:
         line: The nodes that may be kept: "articulation" points, or "all".
@@ -48,7 +48,7 @@ class ChenSqrt:
 def sequences(
     problem: Problem, line: Literal["articulation", "all"] = "all"
 ) -> Iterator[list[int]]:
-    """Yield one sequence for each k up to 2 sqrt(n), and one that keeps nothing."""
+    """Yield a sequence of nodes for each k up to 2 sqrt(n), and one that keeps no candidate."""
     candidates = _line.candidates(problem, line)
     root = max(1, isqrt(len(candidates)))
     return _sequences(
@@ -60,11 +60,11 @@ def sequences(
 @final
 @dataclass(frozen=True)
 class ChenGreedy:
-    """Keep a node when the bytes since the last kept node exceed a bound; try several bounds.
+    """Planner that keeps a candidate when the bytes since the last kept one exceed a bound.
 
     Args:
         line: The nodes that may be kept: "articulation" points, or "all".
-        tries: How many bounds to try.
+        tries: How many bounds (bytes) to try.
     """
 
     line: Literal["articulation", "all"] = "articulation"
@@ -85,7 +85,7 @@ class ChenGreedy:
 
 
 def _greedy(problem: Problem, candidates: Sequence[int], most: Bytes) -> list[int]:
-    """Return the candidates to keep when bytes since the last one exceed `most`."""
+    """Keep a candidate whenever more than `most` bytes were made since the last kept one."""
     kept: list[int] = []
     wanted = {*candidates}
     since = 0

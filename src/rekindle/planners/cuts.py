@@ -1,22 +1,24 @@
 """Plan by the cut relaxation, solved repeatedly with more cuts: the default planner.
 
-A round solves the relaxation (`_relaxation.py`) with memory constrained at K moments. Its bound
-holds for every schedule. Its solution is decoded into a sequence that is always executable. If the
-sequence fits the budget, it is a plan; if its cost also meets the bound, it is optimal. If it does
-not fit, the worst moments become cuts, and the next round begins. K starts at 1, the peak of
-keep-all, and ends between 1 and about 15. So programs of thousands of operators are planned in
+A round solves the relaxation (`_relaxation.py`), an integer program that constrains memory at K
+moments only: the cuts. Its lower bound holds for every schedule. Its solution is decoded into a
+sequence of nodes that can always be executed. If the sequence fits the budget, it is a plan; if its
+cost also meets the bound, the plan is optimal. If the sequence does not fit, the moments with the
+largest excess become cuts, and the next round begins. K starts at 1, the peak of the run without
+evictions, and ends between 1 and about 15. So programs of thousands of operators are planned in
 seconds, where an integer program with all moments (Checkmate) takes hours.
 
-Further plans come from two sources. `_fitting.py` takes keep-all, or a solution that does not fit,
-and evicts more until it fits. `_repair.py` adds cuts to a solution that does not fit, with the
-earlier cuts fixed, and searches the neighbourhood of the best plan. These plans matter if the
-relaxation has many solutions of nearly the same cost, or if recomputations have little room.
+Further plans come from two modules. `_fitting.py` takes a sequence that does not fit, such as the
+one without evictions, and evicts more until the sequence fits. `_repair.py` adds cuts to a solution
+that does not fit, keeps the decisions at earlier cuts, and searches near the best plan. These plans
+matter if the relaxation has many solutions of nearly the same cost, or if recomputations have
+little room.
 
 With swapping, `_swapping.py` starts from plans that only recompute, and the bound is that of the
 relaxation with copies (`_swap_bound.py`).
 
-Two kinds of problems have known optima: those where keep-all fits, and homogeneous chains
-(`revolve.py`), for which the relaxation is weakest.
+Two kinds of problems have known optima and need no search: those that fit without evictions, and
+homogeneous chains (`revolve.py`), for which the relaxation is weakest.
 """
 
 from __future__ import annotations
@@ -40,21 +42,21 @@ from rekindle.planners.given import steps_of
 from rekindle.policies.swap import Swap
 from rekindle.schedule import Schedule
 
-# Prices of keeping the whole budget to the end, as shares of the program's cost: the lowest only
-# decides ties, the highest dominates the choice.
+# Prices for `Relaxation.lean`: the price of keeping the whole budget to the end, as a share of the
+# program's cost. The lowest price only decides ties; the highest one dominates the solution.
 _PRICES = (0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.3)
-_MARGINS = (1.0, 0.98, 0.93)  # shares of the budget to plan with; less leaves room for repairs
-_SHARES = (0.05, 0.1, 0.2, 0.4)  # shares of the items that a neighbourhood leaves open
-_SHAKES, _SHAKING = 10, 2.0  # attempts to shake between two neighbourhoods, and their seconds
+_MARGINS = (1.0, 0.98, 0.93)  # shares of the budget to plan with; the rest is room for repairs
+_SHARES = (0.05, 0.1, 0.2, 0.4)  # shares of the items that `Repairer.neighbour` leaves open
+_SHAKES, _SHAKING = 10, 2.0  # calls of `Fitter.shake` between two neighbourhoods, and their seconds
 _MOST_CUTS = 24
-_GAP = 0.001  # gap for plans that only recompute and start a search with swapping
-_ASIDE = 0.25  # additional share of the time to find a budget with a plan, if this one has none
-_CLASSICS = 0.01  # share of the time for plans of Chen and Revolve, to have any plan at first
-_BEGINNING = 0.25  # share of the time to make keep-all fit; later starts are closer to fitting
+_GAP = 0.001  # least gap at which planning of recompute-only starts for swapping stops
+_ASIDE = 0.25  # additional share of the time to find a larger budget, if this one has no plan
+_CLASSICS = 0.01  # share of the time for plans of Chen and Revolve, which are found quickly
+_BEGINNING = 0.25  # share of the time to make the sequence without evictions fit the budget
 
 
 def _smaller(search: Search, seconds: float) -> None:
-    """If there is no plan, search for the smallest budget that has one, for `seconds`."""
+    """If the budget has no plan, search for the smallest budget that has one, for `seconds`."""
     problem, until = search.problem, search.seconds + seconds
     if search.best is not None or search.smallest is None:
         return
@@ -66,15 +68,15 @@ def _smaller(search: Search, seconds: float) -> None:
         if line is None:
             low = middle
         else:
-            # The peak of `line` may be lower still. But a search that is given only that peak might
-            # not find the plan again.
+            # The peak of `line` may be below `middle`. But a search with only that peak as the
+            # budget might not find this plan again, so `middle` is the safe answer.
             search.smallest = middle
 
 
 @final
 @dataclass(frozen=True)
 class Cuts:
-    """Planner by the cut relaxation, which constrains memory at a few chosen moments. The default.
+    """Default planner: solves the cut relaxation, which constrains memory at few moments only.
 
     Args:
         time_limit: Seconds after which the best plan so far is returned.
@@ -82,7 +84,8 @@ class Cuts:
         seed: The seed of the local search.
         warm_start: Sequences of nodes to begin with, such as a run of DTR.
         swap: Values may also be swapped, at this bandwidth.
-        known: Schedules to begin with when values may be swapped. The plan is never slower.
+        known: Schedules to begin with when values may be swapped. The plan is never slower than
+            these.
     """
 
     time_limit: float = 60.0
@@ -143,7 +146,11 @@ class Cuts:
 
 
 class _Rounds:
-    """State of one search: the cuts so far and the rows for recomputations (`tight`)."""
+    """Search for plans that only recompute, in rounds with more and more cuts.
+
+    `cuts` are the nodes at whose first run memory is constrained. `tight` are the additional rows
+    for memory during recomputations, as for `Relaxation`.
+    """
 
     def __init__(self, planner: Cuts, search: Search) -> None:
         self.planner = planner
@@ -158,7 +165,10 @@ class _Rounds:
         self.repairer = Repairer(self.problem, self.fitter)
 
     def begin(self) -> None:
-        """Make keep-all fit; if that fails, try slightly smaller budgets, which may succeed."""
+        """Make the sequence without evictions fit the budget, and offer the result as a plan.
+
+        If that fails, try slightly smaller budgets, for which the greedy search may succeed.
+        """
         everything = timeline(self.problem, range(len(self.problem)))
         self.until = self.search.seconds + _BEGINNING * self.planner.time_limit
         for margin in _MARGINS:
@@ -170,7 +180,7 @@ class _Rounds:
         self.until = float("inf")
 
     def fit(self, line: Timeline) -> None:
-        """Make `line` fit, and offer the result as a plan."""
+        """Make `line` fit the budget by further evictions, and offer the result as a plan."""
         best = self.search.best
         plan = self.fitter.fit(line, best.cost if best else float("inf"))
         if plan is not None:
@@ -179,7 +189,7 @@ class _Rounds:
     def run(self) -> int:
         """Run rounds until the plan is good enough or time is over; return the number of cuts."""
         search = self.search
-        turn = self.planner.time_limit / 120  # doubled each round, so as not to delay a quick proof
+        turn = self.planner.time_limit / 120  # local search; short at first, doubled each round
         while search.left > 0 and not self._close_enough():
             began = search.seconds
             line = self._exact()
@@ -199,13 +209,13 @@ class _Rounds:
         return best is not None and best.cost - self.search.bound <= self.planner.gap * best.cost
 
     def _exact(self) -> Timeline | None:
-        """Solve the relaxation to optimality.
+        """Solve the relaxation with the cuts so far to optimality.
 
-        The solver's time is heavy-tailed in its random seed (one program: 0.03 s with three seeds,
-        30 s with the fourth). So it is restarted with another seed and twice the time.
+        With a few random seeds the solver takes very long (one program: 0.03 s with three seeds,
+        30 s with the fourth). So the solver is restarted with another seed and twice the time.
 
         Returns:
-            The sequence of the best solution, or None if time is over before there is one.
+            The sequence of the best solution, or None if the solver found none in time.
         """
         search, problem = self.search, self.problem
         note = f"{len(self.cuts)} cut{'s' * (len(self.cuts) != 1)}"
@@ -216,7 +226,7 @@ class _Rounds:
         while search.left > 0 and not self._close_enough():
             solution = relaxation.model.solve(
                 time_limit=min(search.left, seconds),
-                absolute_gap=0.999,  # costs are multiples of the grain, so a smaller gap is optimal
+                absolute_gap=0.999,  # costs are whole numbers here: a smaller gap means optimal
                 start=start,
                 seed=seed,
                 watch=lambda _, bound: self._raise_bound(bound, note),
@@ -243,8 +253,8 @@ class _Rounds:
     def _lean(self) -> None:
         """Make plans from one cut, with several prices and shares of the budget.
 
-        The time of one attempt is heavy-tailed in its price. So all attempts get a short time
-        first, then a longer one.
+        With a few prices the solver takes very long. So all attempts get a short time first, then a
+        longer one.
         """
         search, limit = self.search, self.planner.time_limit
         end = search.seconds + limit / 6
@@ -262,7 +272,7 @@ class _Rounds:
                     return
 
     def _neighbours(self, seconds: float) -> None:
-        """Search for better plans near the best one, for about `seconds`."""
+        """Search for better plans near the best one, for about `seconds` (local search)."""
         search = self.search
         self.until = search.seconds + seconds
         while search.best is not None and self._left() > 0 and not self._close_enough():
@@ -274,7 +284,7 @@ class _Rounds:
                 search.offer(line.steps, "neighbour")
 
     def _shake(self, best: Timeline) -> None:
-        """Shake the best plan a few times, for about as long as one neighbourhood may take."""
+        """Remove random recomputations from the best plan and make it fit again, a few times."""
         until = self.search.seconds + _SHAKING
         for _ in range(_SHAKES):
             line = self.fitter.shake(best, self.rng)
@@ -285,7 +295,11 @@ class _Rounds:
                 return
 
     def _add_cuts(self, line: Timeline) -> bool:
-        """Add cuts at the worst moments. Return True if anything was added."""
+        """Add cuts, or rows to `tight`, where `line` exceeds the budget most.
+
+        Returns:
+            True if anything was added.
+        """
         rows = len(self.tight)
         added = worst_moments(
             line,

@@ -1,4 +1,4 @@
-"""Define the two extreme planners, which evict nothing and everything, for comparison."""
+"""Define two planners for comparison: one evicts nothing, the other evicts everything it can."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeepAll:
 @final
 @dataclass(frozen=True)
 class RecomputeAll:
-    """Planner in which every backward node recomputes all that it needs from the beginning."""
+    """Planner whose backward operators each recompute all that they read from the beginning."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""Make a plan of an existing schedule, such as a run of DTR or a record.
+"""Make a plan of an existing schedule, such as that of a simulated or recorded run.
 
-So online runs and plans can be compared on one problem. `steps_of` converts a schedule to a
-sequence, from which a search can start.
+This lets users compare online runs with plans on one problem. `steps_of` converts a schedule to a
+sequence of nodes (`_sequence.py`), from which a planner's search can start.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Given:
 
     Args:
         name: The name of the planner.
-        schedule: The schedule. None: its maker found none.
-        smallest_budget: The smallest budget for which its maker finds a schedule, if known.
+        schedule: The schedule. None: the planner or policy that should make it found none.
+        smallest_budget: If `schedule` is None, the smallest budget for which one is known.
         swap: The bandwidth of copies, if the schedule has any.
     """
 
@@ -57,10 +57,10 @@ class Given:
 
 
 def steps_of(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
-    """Convert a schedule to a sequence, without views and parameters, which are not nodes.
+    """Convert a schedule to a sequence of nodes; operators of views and parameters are left out.
 
-    Moments at which the program reads follow the node before them. A swap-in moves to the step
-    before its first reader.
+    A moment at which the program reads a value comes right after the node before it. A swap-in
+    moves to the step before the first reader of the storage.
     """
     item_of = {storage: item for item, storage in enumerate(problem.storage)}
     node_of = {op: node for node, op in enumerate(problem.op) if op is not None}
@@ -90,7 +90,7 @@ def steps_of(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
                 if node == following:
                     following += 1
                 elif not problem.makes[node]:
-                    continue  # a view made again
+                    continue  # a view that is made again; views are not nodes
                 run(node)
             case _:
                 pass

@@ -1,22 +1,23 @@
 """Plan by Revolve: optimal checkpoints on a homogeneous chain (Griewank and Walther, TOMS 2000).
 
 The task: run l steps forward from an input that needs no slot, then visit the l values in reverse
-order, with s slots for values. The least number of forward steps is
+order. Memory has s slots, each for one value. The least number of forward steps is
 
     P(0, s) = 0,    P(l, s) = min over 1 <= j <= l of  j + P(l - j, s - 1) + P(j - 1, s).
 
-That is: advance to value j and keep it, reverse the values after it with one slot less, then free
-its slot and reverse the values before it. Griewank's t(l, s) counts the input as a slot and as a
-value, so P(l, s) = t(l + 1, s). It has the closed form (their equation 2)
+That is: advance to value j and keep j, reverse the values after j with one slot less, then free
+the slot of j and reverse the values before j. Griewank's t(l, s) counts the input as a slot and as
+a value, so P(l, s) = t(l + 1, s). The closed form of t is (their equation 2)
 
     t(l, s) = r l - C(s + r, r - 1)    with r the least number such that C(s + r, s) >= l.
 
 In a chain of equal values there is an optimal schedule in which each saved value stays until its
-backward step has used it (persistence; Griewank, OMS 1992). So this is the optimum of all
-schedules, and its cost is a proven bound.
+backward step has used it (persistence; Griewank, OMS 1992). So P is the optimum of all schedules
+for such a chain, and its cost is a proven lower bound.
 
-On programs that are not chains, the same rule is applied to a line of candidates (`_line.py`). Each
-candidate counts as one step, whatever its cost. That is a heuristic, and its plans have no bound.
+On programs that are not chains, the same rule is applied to a row of checkpoint candidates
+(`_line.py`). Each candidate counts as one step, whatever its cost. That is a heuristic, and its
+plans have no bound.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def forwards(length: int, slots: int) -> int:
 
 @cache
 def split(length: int, slots: int) -> int:
-    """Return the first value to keep; of several optimal ones, the last."""
+    """Return the number j of the first value to keep. If several j are optimal, return the last."""
     if slots == 1:
         return length
     return min(
@@ -59,11 +60,14 @@ def split(length: int, slots: int) -> int:
 
 
 def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
-    """Return an optimal sequence for a homogeneous chain, or None if it is none or does not fit.
+    """Return an optimal sequence of nodes for a homogeneous chain.
 
     While b_i runs, memory holds its gradient, its own result, and s values including f_i. While f_i
     is recomputed, memory holds one gradient, f_i, and at most s values. So a budget of B values has
     s = B - 2 slots.
+
+    Returns:
+        The sequence, or None if the program is not such a chain or no sequence fits the budget.
     """
     length = chain_length(problem)
     if length is None or not problem.nbytes[0]:
@@ -120,7 +124,7 @@ def chain_length(problem: Problem) -> int | None:
 @final
 @dataclass(frozen=True)
 class Revolve:
-    """Planner of binomial checkpoints on a chain; on other programs, on a line of candidates.
+    """Planner of binomial checkpoints on a chain. Other programs are treated as a row of values.
 
     Args:
         line: The nodes that may be kept: "articulation" points, or "all".
@@ -150,7 +154,7 @@ class Revolve:
 def sequences(
     problem: Problem, line: Literal["articulation", "all"] = "all"
 ) -> Iterator[list[int]]:
-    """Yield one sequence for each of many numbers of slots. More slots cost less time."""
+    """Yield a sequence of nodes for each of many numbers of slots. More slots recompute less."""
     candidates = _line.candidates(problem, line)
     slots = 1
     while slots <= 2 * len(candidates):

@@ -3,8 +3,9 @@
 Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal re-materialization strategies for
 heterogeneous chains" (arXiv 1911.13214, TOMS 2024). Chain model and names: `_chain.py`.
 
-**Persistent** (`persistent`): a saved value stays until its backward step has used it.
-C(i, l, m) is the least time from {x_i, y_{l+1}} to {y_i} in memory m, which excludes x_i:
+**Persistent** (`persistent`): a saved value stays until its backward step has used it. x_i is the
+input of stage i and y_i the gradient of x_i. C(i, l, m) is the least time to compute y_i from x_i
+and y_{l+1}, in memory m without that of x_i:
 
     none(i, l) = y_{l+1} + max over i <= j < l of (x_j unless j = i) + x_{j+1} + extra_j
     all(i, l)  = max(y_{l+1} + X_{i+1} + forward_extra_i,
@@ -14,17 +15,18 @@ C(i, l, m) is the least time from {x_i, y_{l+1}} to {y_i} in memory m, which exc
                                                                                if m >= none(i, l)
     tape:  f_i + b_i + C(i+1, l, m - X_{i+1})                                  if m >= all(i, l)
 
-The taped forward runs while y_{l+1} is held. The published code tests y_{i+1} there, which refuses
-some schedules that fit and, rarely, returns one that does not. Ties prefer the tape: if stages cost
-nothing, the published order inserts checkpoints that save nothing.
+In all(i, l) the taped forward runs while y_{l+1} is in memory. The published code tests y_{i+1}
+instead, which refuses some schedules that fit and, rarely, returns one that does not. If keep and
+tape take equal time, tape wins: with stages of cost 0 the published order inserts useless
+checkpoints.
 
-A row is one numpy vector over all m. All j of one (i, l) are one addition and one minimum. So
-O(L^2) numpy calls make O(L^3 M) operations. Only C is stored; the choices are found again for the
-few states that a schedule visits.
+C(i, l, .) is one numpy vector over all m. For one (i, l), all j take one addition and one minimum.
+So O(L^2) numpy calls make O(L^3 M) operations. Only C is stored. Whether keep or tape was best is
+computed again for the few states that the schedule visits.
 
-**Weakly persistent** (`weakly_persistent`): a checkpoint may be freed in favor of a later one
-before its backward step. That reaches the optimum of all schedules of the model, in O(L^5 M) time.
-It is for short chains, and to check the persistent program.
+**Weakly persistent** (`weakly_persistent`): a checkpoint may be freed before its backward step, and
+a later checkpoint takes its place. This finds the best of all schedules of the chain model, in
+O(L^5 M) time. It is used for short chains, and to test the persistent program.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ from rekindle.planners._stages import stages_of
 
 Row = NDArray[np.float64]
 
-# Shares of the budget to try until a plan fits. They matter for programs that are only nearly
-# chains: the model counts some memory twice, so that more than the budget can be right, and misses
-# some, so that less can be right.
+# Shares of the budget to give to the dynamic program, until its plan fits. They matter for programs
+# that are only nearly chains. The chain model counts some of their memory twice, so that a limit
+# above the budget can be right. It misses other memory, so that a lower limit can be right.
 _SHARES = (1.5, 1.3, 1.15, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 
 
@@ -57,11 +59,12 @@ _SHARES = (1.5, 1.3, 1.15, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 class Rotor:
     """Planner of the best persistent schedule of a program seen as a chain.
 
-    A stage of the chain is recomputed as a whole. Other schedules can be better, so the plan has no
-    bound.
+    A stage of the chain is recomputed as a whole. Schedules that recompute single operators can be
+    better, so the plan has no lower bound.
 
     Args:
-        slots: The resolution of memory. None counts exactly, which takes more time and memory.
+        slots: The number of units into which the budget is divided. None: count memory exactly,
+            which takes more time and memory.
     """
 
     slots: int | None = 500
@@ -96,14 +99,14 @@ class ChainPlan:
 
 
 def persistent(chain: Chain, limit: int, *, slots: int | None = 500) -> ChainPlan:
-    """Find the best persistent schedule.
+    """Find the best schedule in which a saved value stays until its backward step.
 
     Args:
         chain: The chain.
         limit: The memory limit, which includes the input x_0.
-        slots: The resolution: memory is counted in units of limit / slots, and sizes are rounded
-            up. The schedule is safe, but not always the best. None: exact, in units of the greatest
-            common divisor of all sizes.
+        slots: Count memory in units of limit / slots, with sizes rounded up. The schedule then
+            fits, but is not always the best. None: exact, in units of the greatest common divisor
+            of all sizes.
     """
     unit = _exact_unit(chain)
     if slots is not None:
@@ -138,7 +141,8 @@ class Table:
     def _column(self, l: int) -> None:  # noqa: E741 - the papers' name
         """Compute C(i, l, .) for all i, from i = l down."""
         chain, width = self.chain, self.room + 1
-        # shifted[j] is C(j, l, m - x_j) + f_0 + .. + f_{j-1}, the part from stage j on.
+        # shifted[j] is C(j, l, m - x_j) + f_0 + .. + f_{j-1}: the part of the sum for keep that
+        # does not depend on i.
         shifted = np.full((l + 1, width), np.inf)
         sums = np.empty((l + 1, width))
         none = self.none_needs(l)
@@ -162,16 +166,16 @@ class Table:
                 shifted[i, x:] = row[: width - x] + self.forward[i]
 
     def once(self, i: int) -> float:
-        """Return the time of forward and backward of stage i, or of the loss."""
+        """Return the time of one forward and one backward of stage i; for i = L, of the loss."""
         forward = self.chain.forward[i] if i < len(self.chain) else 0.0
         return forward + self.chain.backward[i]
 
     def gradient(self, l: int) -> int:  # noqa: E741
-        """Return y_{l+1}, or 0 for the loss, which has none."""
+        """Return the size of the gradient y_{l+1}; 0 if stage l is the loss."""
         return self.chain.value[l + 1] if l < len(self.chain) else 0
 
     def all_needs(self, i: int, l: int) -> int:  # noqa: E741
-        """Return all(i, l)."""
+        """Return all(i, l), the memory that a taped forward and the backward of stage i need."""
         chain = self.chain
         if i == len(chain):  # the loss needs y_L and its transient; x_L is not part of m
             return chain.value[i] + chain.backward_extra[i]
@@ -181,10 +185,10 @@ class Table:
         )
 
     def none_needs(self, l: int) -> list[int]:  # noqa: E741
-        """Return none(i, l) for every i < l."""
+        """Return for every i < l none(i, l), the memory that untaped forwards i .. l-1 need."""
         chain = self.chain
         needs = [0] * (l + 1)
-        rest = 0  # the largest need of the forwards after the first
+        rest = 0  # the largest need of the forwards after stage i
         for i in range(l - 1, -1, -1):
             first = chain.value[i + 1] + chain.forward_extra[i]
             needs[i] = self.gradient(l) + max(first, rest)
@@ -192,7 +196,7 @@ class Table:
         return needs
 
     def operations(self) -> tuple[Operation, ...]:
-        """Return the optimal schedule, by finding the choices of the table again."""
+        """Return the optimal schedule, by recomputing which term of the minimum gave each C."""
         if not self.rows or not np.isfinite(self.time):
             return ()
         done: list[Operation] = []
@@ -230,24 +234,25 @@ class Table:
                     right = float(self.rows[j][l - j, m - x])
                     left = float(self.rows[i][j - 1 - i, m])
                     time = float(self.forward[j] - self.forward[i]) + right + left
-                    if time < best * (1 - 1e-12):  # sums in another order differ by rounding
+                    if time < best * (1 - 1e-12):  # smaller differences are rounding errors of sums
                         best, choice = time, j
         return choice
 
 
 def weakly_persistent(chain: Chain, limit: int) -> float:
-    """Return the least time of any schedule of the model within `limit`; infinite if none fits."""
+    """Return the least time of any schedule of the chain within `limit`; infinite if none fits."""
     unit = _exact_unit(chain)
     return _Weak(chain.in_units(unit), limit // unit).time
 
 
 @final
 class _Weak:
-    """Table of V(s, t, l, m), s <= t: the least time to reverse stages t..l from x_s.
+    """Table of V(s, t, l, m), s <= t: the least time to reverse stages t..l from checkpoint x_s.
 
-    The memory m excludes x_s. Each state is the best of: a tape (if s = t); a new checkpoint s'
-    for the stages from t' on; a slide, which replaces x_s by x_r when only stages from t on remain.
-    The input x_0 belongs to the caller and stays. The case s = t = l is the base of the recurrence.
+    The memory m excludes x_s. Each V is the best of three moves. If s = t, a taped forward of stage
+    s. A new checkpoint x_s' with which the stages from t' on are reversed first. A slide, in which
+    x_r with s < r <= t replaces x_s. The input x_0 belongs to the caller and is never freed. The
+    case s = t = l is the base of the recurrence.
     """
 
     def __init__(self, chain: Chain, limit: int) -> None:
@@ -294,7 +299,7 @@ class _Weak:
         return row
 
     def _forward_needs(self, s: int, kept: int, l: int, *, slide: bool) -> int:  # noqa: E741
-        """Return the least m for the forwards s .. kept-1 while y_{l+1} is held."""
+        """Return the least m for the forwards s .. kept-1 while y_{l+1} is in memory."""
         chain = self.chain
         returned = chain.value[s] if slide and s else 0
         need = chain.value[s + 1] + chain.forward_extra[s]
@@ -304,7 +309,7 @@ class _Weak:
         return self.table.gradient(l) + need
 
     def _shifted(self, key: tuple[int, int, int], by: int) -> Row:
-        """Return the row m -> V(key, m - by), where larger m than the limit count as the limit."""
+        """Return the vector of V(key, m - by) over all m; beyond its end V has its last value."""
         sources = np.arange(self.room + 1) - by
         row = self.rows[key][np.clip(sources, 0, self.room)]
         return np.where(sources >= 0, row, np.inf)
