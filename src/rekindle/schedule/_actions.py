@@ -14,10 +14,10 @@ from rekindle._types import OpId, StorageId
 @final
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run an operator: all its outputs become resident, and outputs already resident stay as is.
+    """Run an operator: all its outputs become resident. Outputs already resident do not change.
 
     With `in_place` the outputs take over the memory of the storages that the operator overwrites;
-    those are not resident afterwards. Without it the operator writes new memory.
+    these storages are not resident afterwards. Without `in_place` the operator writes new memory.
     """
 
     op: OpId
@@ -27,7 +27,7 @@ class Compute:
 @final
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Evict or free a storage. A copy on the host, if there is one, stays there."""
+    """Evict or free a storage. A copy of the storage on the host, if any, stays on the host."""
 
     storage: StorageId
 
@@ -35,9 +35,10 @@ class Free:
 @final
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy a resident storage to the host, where it has no copy yet, and evict it.
+    """Copy a resident storage, of which the host has no copy yet, to the host, and evict it.
 
-    With `keep` the storage stays resident, so that a later `Free` need not wait for the copy.
+    With `keep` the storage stays resident. A later `Free` can evict it without waiting for the
+    copy.
     """
 
     storage: StorageId
@@ -47,10 +48,10 @@ class SwapOut:
 @final
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Restore a storage from its copy on the host, with all views that were made of it so far.
+    """Restore a storage, and all its views that were made so far, from its copy on the host.
 
-    The copy stays on the host. The contents of a storage never change, so a later `Free` can evict
-    the storage again without a transfer.
+    The copy stays on the host. In a trace the contents of a storage never change, so a later `Free`
+    can evict the storage again without another transfer.
     """
 
     storage: StorageId

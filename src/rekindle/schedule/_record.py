@@ -1,6 +1,6 @@
-"""Define the record of a run.
+"""Define `Record`, the actions and the cost of a run of a program within a budget.
 
-Simulated and real runs have the same type, so that they can be compared.
+Simulated and real runs have records of the same type, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Record:
     Attributes:
         actions: All actions, in order.
         clock: The time (ns) at which each action begins.
-        memory: The bytes in use as each action begins.
+        memory: The bytes in use when each action begins.
         budget: The budget in bytes, or None.
         peak: The most bytes in use at once.
         compute_ns: Time (ns) in operators that the program called.
         recompute_ns: Time (ns) in recomputed operators.
-        evictions: The number of evictions.
+        evictions: The number of evicted storages.
         recomputations: The number of recomputed operators.
         made_by: The policy or planner that decided.
         swapped_out: Bytes copied to the host.
-        swapped_in: Bytes copied back.
+        swapped_in: Bytes copied back from the host.
         host_peak: The most bytes on the host at once.
         transfer_ns: Time (ns) that the copies took.
         waiting_ns: Time (ns) that the program waited for copies.
@@ -69,12 +69,12 @@ class Record:
 
     @property
     def rounding(self) -> Bytes:
-        """Bytes that the allocator added by rounding at the peak; 0 without one."""
+        """Bytes by which the simulated allocator rounded sizes up, at the peak; 0 without one."""
         return self.allocated_peak - self.peak if self.reserved_peak else 0
 
     @property
     def fragmentation(self) -> Bytes:
-        """Bytes reserved but unused at the peak; 0 without an allocator."""
+        """Bytes that the simulated allocator reserved in vain at the peak; 0 without one."""
         return self.reserved_peak - self.allocated_peak
 
 

@@ -1,4 +1,4 @@
-"""Define a schedule: actions in order, and the name of the planner or policy that made them."""
+"""Define `Schedule`: actions in order, and the name of the planner or policy that chose them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.schedule._actions import Action
 @final
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Actions for one trace. `verify(trace, schedule, budget)` checks that they are valid."""
+    """Actions in order that run one trace. `verify(trace, schedule, budget)` checks them."""
 
     actions: tuple[Action, ...]
     made_by: str = ""

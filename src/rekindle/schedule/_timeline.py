@@ -1,9 +1,10 @@
-"""Compute when each action happens: a clock for computation, and one for each transfer direction.
+"""Compute when each action of a schedule happens if storages are swapped to the host and back.
 
-Copies overlap with computation; in each direction one copy runs after the other. An operator waits
-for the copies of its inputs. It also waits for copies out of the storages that were evicted for its
-results, because memory is free only when its copy has ended. No other code computes these times:
-the simulator uses a `Timeline` while it decides, the planners and the verifier afterwards.
+There is one clock for operators and one for each transfer direction. Copies overlap with operators;
+in each direction one copy runs after the other. An operator waits for the swap-in of its inputs. It
+also waits for the swap-out of storages that were evicted to make room for its results, because
+their memory is free only when the copy has ended. No other code computes these times: the simulator
+uses a `Timeline` while it decides, the planners and the verifier afterwards.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Timeline:
     Attributes:
         now: The time at which the next action can begin.
         waiting_ns: Time that the program waited for copies.
-        transfer_ns: Time of all copies.
-        leaving_bytes: Bytes of evicted storages whose copies out are not finished.
+        transfer_ns: Total time of all copies.
+        leaving_bytes: Bytes of evicted storages whose copies to the host are not finished.
         sent_until: The time until which the direction to the host is busy.
         back_until: The time until which the direction from the host is busy.
     """
@@ -38,7 +39,7 @@ class Timeline:
         self._trace = trace
         self._budget: Bytes | float = float("inf") if budget is None else budget
         self._ways = Ways(swap)
-        self._leaving: list[tuple[Nanoseconds, Bytes]] = []  # a heap by the time of becoming free
+        self._leaving: list[tuple[Nanoseconds, Bytes]] = []  # heap: when memory gets free, bytes
         self._sent: dict[StorageId, Nanoseconds] = {}  # when the copy on the host is complete
         self._back: dict[StorageId, Nanoseconds] = {}  # when the swapped-in storage is complete
         self.sent_until: Nanoseconds = 0
@@ -49,12 +50,12 @@ class Timeline:
 
         Args:
             action: The next action.
-            memory: Bytes in use, without those that the action makes or swaps in.
+            memory: Bytes in use, without those that the action makes, swaps in or frees.
         """
         match action:
             case Compute(op, in_place):
                 self._compute(self._trace.ops[op], memory, in_place)
-            case Free(storage):  # the memory is free when no copy reads or writes it any more
+            case Free(storage):  # its memory is free only after copies that read or write it end
                 end = max(self._sent.get(storage, 0), self._back.pop(storage, 0))
                 self._leave(storage, end)
             case SwapOut(storage, keep):
@@ -69,12 +70,15 @@ class Timeline:
         self._wait(self._back.get(storage, 0))
 
     def room(self, memory: Bytes) -> Bytes | float:
-        """Return the bytes that are free without waiting if `memory` bytes are in use."""
+        """Return how many bytes of the budget are free now, if `memory` bytes are in use.
+
+        Evicted storages whose copy to the host still runs are not free.
+        """
         self._pass()
         return self._budget - memory - self.leaving_bytes
 
     def _compute(self, op: Op, memory: Bytes, in_place: bool) -> None:
-        """Wait for the inputs of an operator and for room, then run it."""
+        """Wait until the inputs of an operator are resident and its results fit, then run it."""
         trace = self._trace
         for value in op.inputs:
             self.need(trace.values[value])
@@ -87,7 +91,7 @@ class Timeline:
         self.now += op.cost
 
     def _swap_out(self, storage: StorageId, keep: bool) -> None:
-        """Start a copy to the host as early as possible."""
+        """Start the copy of a storage to the host when the direction to the host is idle."""
         nbytes = self._trace.storages[storage]
         begin = max(self.now, self._back.get(storage, 0))
         self._sent[storage] = self.sent_until = self._ways.send(nbytes, begin)
@@ -96,7 +100,7 @@ class Timeline:
             self._leave(storage, self._sent[storage])
 
     def _swap_in(self, storage: StorageId, memory: Bytes) -> None:
-        """Start a copy from the host as early as possible."""
+        """Start the copy of a storage from the host when it fits and the direction is idle."""
         nbytes = self._trace.storages[storage]
         self._wait_for_room(memory + nbytes)
         length = self._ways.in_ns(nbytes)

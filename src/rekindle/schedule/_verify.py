@@ -1,9 +1,11 @@
-"""Verify a schedule: an interpreter of actions that shares no code with any producer of them.
+"""Verify a schedule for a trace: an interpreter that performs the actions and checks each one.
 
-The program's events (references, holds, uses) take place as early as the schedule permits. Before
-each action, all events happen up to the next one that needs something: a use, a pin, a call.
+It shares no code with the planners and engines that make schedules. The events of the trace
+(references, holds, reads) take place as early as the schedule permits. So before each action, all
+events happen up to the next one that cannot: a call, or a read or pin of a value that is not
+resident.
 
-A copy in either direction counts as complete when the next action begins. If a bandwidth is given,
+A copy to or from the host counts as complete when the next action begins. If a bandwidth is given,
 a `Timeline` computes how long the program waits for copies.
 """
 
@@ -32,8 +34,8 @@ class Cost:
         recomputations: The number of recomputed operators.
         peak: The most bytes in use at once.
         swapped_out: Bytes copied to the host.
-        swapped_in: Bytes copied back.
-        host_peak: The most bytes on the host at once.
+        swapped_in: Bytes copied back from the host.
+        host_peak: The most bytes of copies on the host at once.
         waiting_ns: Time (ns) that the program waits for copies; 0 without a bandwidth.
         transfer_ns: Time (ns) of all copies; 0 without a bandwidth.
     """
@@ -76,9 +78,10 @@ def verify(
         schedule: The schedule.
         budget: The budget (bytes). None: no limit.
         host: The most bytes of copies on the host. None: no limit.
-        swap: The bandwidth of copies; its limit on host memory holds as well.
-        lending: Permit eviction of user-held storages that are resident whenever the program reads
-            them. The runtime evicts so by default (`evict="auto"`).
+        swap: The bandwidth of copies, and possibly a further limit on host memory.
+        lending: Permit the schedule to evict storages that variables of the program hold, if they
+            are resident again whenever the program reads them. The runtime does so by default
+            (`evict="auto"`).
 
     Raises:
         InvalidSchedule: An action is not allowed. Examples: an input is not resident; memory
@@ -101,7 +104,7 @@ def verify(
 
 
 class _Interpreter:
-    """State of a verification: residency, references and figures after each action."""
+    """State of a verification: resident storages, references, and figures so far."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class _Interpreter:
             self.contents[storage].append(value)
 
     def perform(self, action: Action) -> str:
-        """Perform one action. Return why it is not allowed, or an empty text."""
+        """Perform one action. Return why the action is not allowed, or an empty text."""
         self._let_events_happen()
         memory = self.memory
         reason = self._perform(action)
@@ -180,7 +183,7 @@ class _Interpreter:
         )
 
     def _let_events_happen(self) -> None:
-        """Apply events of the trace up to the next call or missing value."""
+        """Apply events of the trace up to the next call or read of a value that is not resident."""
         while self.position < len(self.trace.events):
             event = self.trace.events[self.position]
             if isinstance(event, Call):
@@ -293,7 +296,7 @@ class _Interpreter:
         return ""
 
     def _take_memory(self, op_id: OpId, op: Op, in_place: bool, first: bool) -> str:
-        """Account for the memory of an operator; return why it does not fit."""
+        """Add the memory of an operator; return why that is not allowed, or an empty text."""
         made = set(self.trace.new_storages(op))
         lent: set[int] = set()
         if in_place:
@@ -311,7 +314,7 @@ class _Interpreter:
         self.memory += fresh
         for storage in lent:
             self._vanish(storage)
-        for storage in made:  # the second copy of a storage that is already resident is freed
+        for storage in made:  # an output that was already resident: its second copy is freed
             if self.resident[storage]:
                 self.memory -= self.trace.storages[storage]
             self.resident[storage] = True
@@ -320,7 +323,7 @@ class _Interpreter:
         return ""
 
     def _hand_out(self, op: Op, call: Call) -> None:
-        """Give the outputs of a first run their owners."""
+        """Record the first reference or hold of each output of a first run."""
         for value in op.outputs:
             if call.held:
                 self.held[self.trace.values[value]] = True
@@ -336,7 +339,7 @@ class _Interpreter:
         return str(self.trace.events[self.position])
 
     def _next_call(self) -> int:
-        """Return the operator of the next event if it is a call, else -1."""
+        """Return the operator that the next event calls, or -1 if the next event is no call."""
         if self.position < len(self.trace.events):
             event = self.trace.events[self.position]
             if isinstance(event, Call):

@@ -1,6 +1,6 @@
-"""Simulate a trace within many budgets, down to the smallest with which the engine gets through.
+"""Simulate a trace within many budgets, down to the smallest with which the run succeeds.
 
-`rekindle.profile`, `rekindle.max_batch` and the planners use it.
+`rekindle.profile`, `rekindle.max_batch` and the planners use this module.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rekindle.simulator._replay import replay
 from rekindle.trace import Trace, keep_all_peak, largest_need
 
 MOST_OVERHEAD = 10
-"""Limit on recomputation, as a multiple of the program's time; a budget beyond it is too small."""
+"""Most recomputation, as a multiple of the program's time; else the budget counts as too small."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Cost of recomputation within a budget (bytes): time (ns) and number of operators."""
+    """A budget (bytes), and the recomputation with this budget: time (ns), number of operators."""
 
     budget: Bytes
     recompute_ns: Nanoseconds
@@ -40,12 +40,12 @@ def fits(trace: Trace, budget: Bytes, policy: Policy) -> Record | None:
 
 
 def smallest_budget(trace: Trace, policy: Policy, *, above: Bytes = 0) -> Bytes:
-    """Find the smallest budget (bytes) with which the engine gets through, by bisection to 1 %.
+    """Find the smallest budget (bytes) with which a simulated run succeeds, by bisection to 1 %.
 
     Args:
         trace: The trace.
-        policy: The policy.
-        above: A lower limit for the result.
+        policy: The policy that selects storages to evict.
+        above: The result is not below this.
     """
     low, high = max(above, largest_need(trace)), keep_all_peak(trace)
     if low >= high or fits(trace, low, policy):
@@ -66,14 +66,15 @@ def curve(
     points: int = 16,
     watch: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Point]:
-    """Simulate a trace within evenly spaced budgets, from keep-all to the smallest feasible one.
+    """Simulate a trace within evenly spaced budgets.
 
-    The curve is made monotone: if a smaller budget happens to be faster, it gets the time of the
-    larger one. Budgets that fail are left out.
+    The largest is the peak without evictions, the smallest is the smallest with which a run
+    succeeds. The curve is made monotone: if a smaller budget happens to be faster than a larger
+    one, it gets the time of the larger one. Budgets with which the run fails are left out.
 
     Args:
         trace: The trace.
-        policy: The policy.
+        policy: The policy that selects storages to evict.
         points: The number of budgets.
         watch: A function that is called with (budgets done, number of budgets).
 

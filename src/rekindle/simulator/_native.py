@@ -1,14 +1,14 @@
-"""Replay traces on the native engine (C++), which takes a trace as one stream of words.
+"""Replay traces on the native engine (C++), which takes a trace as one array of 64-bit words.
 
-`_replay.py` and the tests of the native engine use it. native/replay/player.h reads the words. The
-word of a `Call` is followed by:
+`_replay.py` and the tests of the native engine use this module. native/replay/player.h reads the
+array. Each event begins with a word for its kind. For a `Call` these words follow:
 
 - operator, cost, flags, workspace;
 - the number of values read, and these values;
 - the number of values made, and for each (value, storage, bytes), or (value, root, -1) for a view;
 - the number of values overwritten, and for each (output, value overwritten).
 
-The word of any other event is followed by the value and an unused word.
+For any other event the value and an unused word follow.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from rekindle.policies import Policy, Swap, score_of
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 Core = Literal["auto", "native", "python"]
-"""Choice of the engine: "auto" is the native one if it is available. All give the same result."""
+"""Name of the engine to use; "auto" is the native one if available. All give the same result."""
 
 WORDS: Final = {
     kind: number for number, kind in enumerate((t.Call, t.Use, t.Pin, t.Retain, t.Release, t.Drop))
 }
 REPLAYABLE, HELD = 1, 2
-PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: the status at the end of a run
+PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: how a run ended, as the native engine reports it
 
 _DEAD: Final = {"evict": 0, "ignore": 1, "banish": 2}
-_EXACT: Final = 2**53  # integers below it are exact as floats, so both engines agree on scores
+_EXACT: Final = 2**53  # smaller integers are exact as floats, so both engines get equal scores
 _LONG: Final = 20_000  # number of events from which compiling the native engine is worth the wait
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals of a native run; they stand in for an `Engine` where only the totals are read."""
+    """Totals of a native run, with the names of the attributes of `Engine`."""
 
     memory: Bytes
     peak: Bytes
@@ -56,7 +56,7 @@ class Totals:
 
 @final
 class Played:
-    """Result of a native run. Actions and other long lists are decoded only when they are read."""
+    """Result of a native run. Its methods decode actions and other long lists on each call."""
 
     def __init__(self, result: tuple[Any, ...]) -> None:
         self.status, self.numbers, totals = result[:3]
@@ -91,12 +91,12 @@ class Played:
     def steps(self) -> array[int]:
         """Return three words for each event: actions so far, memory (bytes), clock (ns).
 
-        The number of actions is inverted (~n) if there was no room for the event.
+        If the event did not fit into the budget, the number of actions is stored as ~n.
         """
         return words_of(self._arrays[3])
 
     def journal(self) -> array[int]:
-        """Return the journal, six words an entry: see native/engine/journal.h."""
+        """Return the engine's log of its last steps; its format is in native/engine/journal.h."""
         return words_of(self._arrays[4])
 
 
@@ -115,13 +115,14 @@ def module_for(
         trace: The trace.
         policy: The policy.
         core: The engine that the caller wants.
-        needs_python: The reason why only the Python engine can replay this; empty if there is none.
+        needs_python: The caller's reason why only the Python engine can replay the trace; empty if
+            there is none.
 
     Returns:
-        The module of the native engine, or None for the Python engine.
+        The Python module of the native engine, or None for the Python engine.
 
     Raises:
-        Unsupported: `core` is "native", and the native engine cannot replay this.
+        Unsupported: `core` is "native", and the native engine cannot replay the trace.
     """
     if core == "python":
         return None
@@ -163,13 +164,13 @@ def play(
         module: The native engine.
         words: The trace, from `words_for`.
         budget: The budget (bytes), or None.
-        policy: The policy, one of those that exist in C++.
+        policy: The policy, one of those that also exist in C++.
         rules: The rules of the engine.
-        route: A schedule to follow, or None.
+        route: A plan to follow, or None.
         swap: The bandwidth to the host, or None.
-        watch: Bits. 1: record `steps`. 2: also check every invariant. 4: if there is no room for an
-            event, record that and continue with the next event.
-        journal: The number of last entries of the journal to keep.
+        watch: Bits. 1: record `steps`. 2: also check every invariant. 4: if an event does not fit
+            into the budget, record that and continue with the next event.
+        journal: The number of last entries to keep in the engine's log.
 
     Returns:
         The result, or None if the clock is so large that floats are no longer exact.
@@ -186,7 +187,7 @@ def play(
 
 
 def numbers_of(swap: Swap | None) -> tuple[int, int, int, int, bool]:
-    """Encode `swap` for the native engine: flag, host bytes, bandwidth out and in, `only`."""
+    """Encode `swap` for the native engine: flag, host bytes, bandwidths out and in, `swap.only`."""
     if swap is None:
         return 0, 0, 1, 1, False
     host = -1 if swap.host is None else min(swap.host, 2**62)
@@ -194,7 +195,7 @@ def numbers_of(swap: Swap | None) -> tuple[int, int, int, int, bool]:
 
 
 def _numbers_of(route: Route) -> tuple[array[int], ...]:
-    """Encode a route as flat arrays for the native engine."""
+    """Encode a plan to follow (`Route`) as flat arrays for the native engine."""
     restores, restored = array("q", [0]), array("q")
     for made in route.restores:
         restored.extend(made)
@@ -203,7 +204,8 @@ def _numbers_of(route: Route) -> tuple[array[int], ...]:
     return stops, moves, restores, restored, kept
 
 
-# Encoded traces by identity: a sweep replays the same trace many times, and traces never change.
+# Encoded traces by the id() of the trace. A sweep replays one trace many times, and traces never
+# change, so each is encoded once.
 _encoded: dict[int, tuple[weakref.ref[t.Trace], array[int]]] = {}
 
 

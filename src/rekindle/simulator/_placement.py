@@ -1,10 +1,11 @@
-"""Place the storages of a simulated run on a device, and evict if an allocation finds no place.
+"""Give the storages of a simulated run addresses on a device, and evict more if that fails.
 
-A budget counts bytes, but an allocator needs contiguous bytes. As on a device, the engine first
-makes the sum fit, by the policy. If an allocation still fails, more is evicted, in one of two ways:
+A budget counts bytes, but an allocator needs contiguous bytes. As on a real device, the engine
+first makes the sum of bytes fit, by the policy. If an allocation still fails, more storages are
+evicted, in one of two ways:
 
 - "window": the cheapest window of neighbors in memory (Coop, NeurIPS 2023), by the policy's score
-  without the size. Whole segments or pages, if returning those to the device costs less.
+  without the size. If returning whole segments or pages to the device costs less, those.
 - "score": storages one after another, the lowest score first.
 
 The models of the allocators are in `rekindle.simulator.allocator`.
@@ -38,13 +39,13 @@ _ALLOCATORS: Final = {"native": Native, "expandable": Expandable}
 @final
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device and its allocator.
+    """Settings of a simulated device.
 
     Attributes:
         allocator: The model of the allocator.
         memory: The bytes of the device. None: no limit.
-        repair: How to select storages to evict if an allocation fails although the sum fits: the
-            cheapest "window", or the lowest "score" one after another until it succeeds.
+        repair: How to select storages to evict if enough bytes are free but not contiguous: the
+            cheapest "window" of neighbors, or those with the lowest "score", one after another.
     """
 
     allocator: AllocatorName = "native"
@@ -54,13 +55,13 @@ class Device:
 
 @final
 class Placement:
-    """The blocks of all resident storages.
+    """The block of memory of each resident storage on a simulated device.
 
     Attributes:
-        device: The device.
+        device: The settings of the device.
         allocator: The state of its allocator.
-        repairs: How often storages were evicted to make a contiguous place.
-        refusal: The last `NoRoom` that was raised for lack of a contiguous place.
+        repairs: How often storages were evicted because free memory was not contiguous.
+        refusal: The last `NoRoom` that was raised because free memory was not contiguous.
     """
 
     def __init__(self, trace: Trace, device: Device) -> None:
@@ -73,10 +74,10 @@ class Placement:
         self._owner: dict[Block, StorageId] = {}
 
     def follow(self, actions: Iterable[Action], engine: Engine) -> Iterator[Action]:
-        """Yield the actions, and before each the evictions that make a place for it.
+        """Yield the actions, and before each action the evictions that its allocations need.
 
-        If nothing is left to evict, `NoRoom` is thrown into the generator of the engine. The engine
-        then tries again with as little memory in use as possible.
+        If nothing is left to evict, `NoRoom` is thrown into the generator `actions`. The engine
+        then tries the event again with as little memory in use as possible.
 
         Args:
             actions: The actions of one event, from the engine.
@@ -85,7 +86,7 @@ class Placement:
         Raises:
             NoRoom: The second attempt of the engine fails as well.
         """
-        # The engine's actions are a generator wherever they allocate.
+        # Actions that allocate always come from a generator of the engine, never from a list.
         coming = cast("Generator[Action]", iter(actions))
         action = next(coming, None)
         while action is not None:
@@ -99,7 +100,7 @@ class Placement:
 
     @property
     def storages(self) -> set[StorageId]:
-        """The storages that have a block."""
+        """The storages that have a block of memory now."""
         return {*self._blocks}
 
     def check(self) -> None:
@@ -109,7 +110,7 @@ class Placement:
         assert self.allocator.allocated == sum(block.nbytes for block in self._owner)
 
     def _place(self, action: Action, engine: Engine) -> Iterator[Action]:
-        """Allocate or free blocks for one action, and yield the evictions that this needs."""
+        """Allocate or free the blocks of one action, and yield the evictions that this needs."""
         match action:
             case Compute(op, in_place):
                 yield from self._compute(op, in_place, engine)
@@ -123,7 +124,7 @@ class Placement:
                 pass
 
     def _compute(self, op_id: int, in_place: bool, engine: Engine) -> Iterator[Action]:
-        """Allocate the results of an operator, then its workspace, which is freed at once."""
+        """Allocate results and workspace of an operator, then free the workspace."""
         op, trace = self._trace.ops[op_id], self._trace
         lent = {
             trace.values[output]: trace.values[source]
@@ -133,7 +134,7 @@ class Placement:
         sizes = [trace.storages[storage] for storage in fresh]
         *blocks, workspace = yield from self._allocate([*sizes, op.workspace], engine)
         for storage, block in zip(fresh, blocks, strict=True):
-            if storage in self._blocks:  # already resident: the new block is not needed
+            if storage in self._blocks:  # a resident result keeps its old block
                 self._return(block)
             else:
                 self._keep(storage, block)
@@ -159,10 +160,13 @@ class Placement:
     def _allocate(
         self, sizes: Iterable[Bytes], engine: Engine
     ) -> Generator[Action, None, list[Block | None]]:
-        """Allocate blocks, evicting if necessary; if one finds no place, free all of them.
+        """Allocate one block for each size, and evict if necessary.
 
         Returns:
             One block for each size; None for a size of 0.
+
+        Raises:
+            NoRoom: A block cannot be allocated. The blocks before it are freed.
         """
         found: list[Block | None] = []
         subject = engine.subject
@@ -181,13 +185,16 @@ class Placement:
         return found
 
     def _repair(self, nbytes: Bytes, engine: Engine) -> Iterator[Action]:
-        """Evict storages that make a place for `nbytes`; if none are known, evict at least one."""
+        """Evict storages whose eviction makes `nbytes` fit. If none are known, evict any one."""
         self.repairs += 1
         victims = self._neighbors(nbytes, engine) if self.device.repair == "window" else []
         return engine.evict(victims) if victims else engine.shrink(engine.memory - 1)
 
     def _neighbors(self, nbytes: Bytes, engine: Engine) -> list[Storage]:
-        """Return the cheapest storages to evict for a place of `nbytes`, or an empty list."""
+        """Return the cheapest storages whose eviction makes `nbytes` contiguous bytes free.
+
+        The list is empty if there are none.
+        """
         by_id = {storage.id: storage for storage in engine.storages}
 
         @cache

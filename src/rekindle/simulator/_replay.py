@@ -1,7 +1,7 @@
 """Replay a trace within a budget, with a policy, on a virtual clock and without a device.
 
-The engine is the same as in the runtime, so that the simulated decisions are those of a real run.
-`rekindle.simulate`, sweeps, profiles and planners use this module.
+The engine that decides is the same as in the runtime. So simulated evictions are those of a real
+run. `rekindle.simulate`, sweeps, profiles and planners use this module.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def replay(
         policy: The policy that selects storages to evict.
         rules: The rules of the engine.
         watch: A function that is called with the engine after every event. Python engine only.
-        route: A schedule to follow; `policy` decides where the schedule does not.
+        route: A plan to follow; `policy` decides where the plan says nothing.
         swap: Evicted values may also be swapped out, at this bandwidth. Python engine only.
-        device: Give every storage a place on this device. Python engine only.
+        device: Simulate addresses on this device, too. Python engine only.
         core: The engine: "auto", "native" or "python".
 
     Returns:
         The record of the run.
 
     Raises:
-        NoRoom: The budget cannot be kept (`rekindle.engine.NoRoom`).
+        NoRoom: An operator does not fit into the budget (`rekindle.engine.NoRoom`).
         Thrashed: Recomputation takes longer than `rules` allow (`rekindle.engine.Thrashed`).
     """
     if watch is not None and core == "auto":
@@ -101,7 +101,7 @@ class Run:
         self._played: Played | None = None
         self.evictions = self.recomputations = 0
         self._ran: set[int] = set()
-        self._backward = False  # True in the backward pass, where values are prefetched
+        self._backward = False  # True in the backward pass, in which values are swapped in early
         self._trace = trace
         self._policy, self._rules, self._route, self._swap = policy, rules, route, swap
         self._budget = budget
@@ -114,7 +114,7 @@ class Run:
         """Run the replay.
 
         Raises:
-            NoRoom: The budget cannot be kept.
+            NoRoom: An operator does not fit into the budget.
             Thrashed: Recomputation takes longer than the rules allow.
         """
         if self._native is not None and watch is None:
@@ -132,7 +132,7 @@ class Run:
         self._go_in_python(watch)
 
     def _take(self, played: Played) -> None:
-        """Take over the result of the native engine, and raise its error, if any."""
+        """Store the result of a native run in this object, and raise its error, if any."""
         self._played, self.engine = played, played.totals
         self.evictions, self.recomputations = played.evictions, played.recomputations
         needed, memory, budget, op_id, _ = played.numbers
@@ -142,7 +142,7 @@ class Run:
             raise Thrashed(needed, memory)
 
     def _call(self, op_id: int) -> Call | None:
-        """Return the operator that could not run, for an error message, or None."""
+        """Return the operator `op_id` as the engine's class, for an error message, or None."""
         if op_id < 0:
             return None
         op = self._trace.ops[op_id]
@@ -157,12 +157,12 @@ class Run:
             self._perform(actions, engine)
             if self.timeline is not None:
                 self._copy(event, engine, self.timeline)
-            engine.idle.clear()  # the runtime would free these; a simulated program has no memory
+            engine.idle.clear()  # storages whose memory the runtime would free; here there is none
             if watch is not None:
                 watch(engine)
 
     def _perform(self, actions: Iterable[Action], engine: Engine) -> None:
-        """Record the actions, place their storages and advance the clock."""
+        """Record the actions, give their storages addresses, and advance the clock."""
         acted, ran, timeline = self._recorder.acted, self._ran, self.timeline
         if self.placement is not None:
             actions = self.placement.follow(actions, engine)
@@ -181,7 +181,7 @@ class Run:
                 timeline.follow(action, engine.memory)
 
     def _copy(self, event: Value | None, engine: Engine, timeline: Timeline) -> None:
-        """Wait for the value `event` that the program reads, then start copies ahead of time."""
+        """Wait until the value `event` can be read by the program, then start early swap-ins."""
         if event is not None:
             timeline.need(event.storage.id)
         self._perform(engine.discards(), engine)
@@ -222,7 +222,7 @@ class Run:
 
 
 class _Nobody:
-    """Host of a follower without real memory: there is nothing to poll and nothing to own."""
+    """Stand-in for the runtime that a `Follower` works for; a simulation has no real memory."""
 
     def poll(self) -> None: ...
 
@@ -238,10 +238,11 @@ _Step = tuple[Value | None, Iterable[Action]]
 
 
 def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterator[_Step]:
-    """Turn the events of a trace into calls of the engine.
+    """Tell the engine the events of a trace, one after another.
 
     Yields:
-        For each call, the value that the program reads after its actions, or None, and the actions.
+        For each event, the value that the program reads after the actions, or None; and the actions
+        of the engine.
     """
     by_id: dict[int, Value] = {}
     following = OpId(0)  # the next operator to run for the first time

@@ -1,6 +1,6 @@
 """Extrapolate the trace of a large batch linearly from traces of two smaller batches.
 
-`rekindle.max_batch(simulated=True)` uses it.
+`rekindle.max_batch(simulated=True)` uses this module.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rekindle.trace import Trace, check_trace
 def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> Trace:
     """Extrapolate a trace to another batch size.
 
-    Every size and every cost is assumed to grow linearly with the batch. This holds if the program
-    runs the same operators.
+    The size of every storage and the cost of every operator are assumed to grow linearly with the
+    batch. This holds if the program runs the same operators for each batch size.
 
     Args:
         small: A batch size and its trace.
@@ -49,5 +49,5 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
 
 
 def _shape(trace: Trace) -> object:
-    """Return everything in a trace but sizes and costs, for comparison."""
+    """Return all of a trace except sizes and costs, to check that two traces differ only there."""
     return trace.values, trace.events, [replace(op, cost=0, workspace=0) for op in trace.ops]

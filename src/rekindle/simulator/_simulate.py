@@ -1,4 +1,4 @@
-"""Define `rekindle.simulate`: check the user's arguments, replay a trace, translate errors."""
+"""Define `rekindle.simulate`: check the user's arguments, replay a trace, convert engine errors."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ def simulate(
     repair: Repair = "window",
     core: Core = "auto",
 ) -> Record:
-    """Replay a trace within a budget, with the decisions that the runtime would make.
+    """Replay a trace within a budget, with the evictions that the runtime would choose.
 
     Args:
         trace: A `Trace`, or the path of a file that holds one.
         budget: Bytes, or text ("6GiB"). Default: no limit.
-        policy: One of `rekindle.policies`, or its name: it selects storages to evict. Default:
-            `Thrifty()`.
-        rules: Variants of the engine, for experiments with the DTR paper's simulator.
+        policy: The policy that selects storages to evict: one of `rekindle.policies`, or its name.
+            Default: `Thrifty()`.
+        rules: Variants of the engine's rules, for comparison with the DTR paper's simulator.
         swap: Evicted values may also be swapped out to the host, at this bandwidth.
-        allocator: Give every storage an address, by a model of PyTorch's CUDA allocator: "native"
-            or "expandable" (`expandable_segments:True`). The record then has `rounding` and
+        allocator: Simulate addresses too, by a model of PyTorch's CUDA allocator: "native" or
+            "expandable" (`expandable_segments:True`). The record then has `rounding` and
             `fragmentation`.
         device_memory: The bytes that this allocator may reserve. Default: no limit.
-        repair: How to select storages to evict if an allocation fails although the sum fits: the
-            cheapest "window" of neighbors in memory (Coop, NeurIPS 2023), or the lowest "score" one
-            after another.
-        core: "native" decides in C++, "python" in Python; both give the same record. "auto" uses
-            the native core if it is available. With an allocator only Python works.
+        repair: How to select storages to evict if enough bytes are free but not contiguous: the
+            cheapest "window" of neighbors in memory (Coop, NeurIPS 2023), or those with the lowest
+            "score", one after another.
+        core: "native" runs the engine in C++, "python" in Python; both give the same record. "auto"
+            uses the native core if it is available. With an allocator only Python works.
 
     Returns:
         A `Record`: actions, peak, recomputation, overhead.
 
     Raises:
-        OutOfBudget: The budget cannot be kept.
+        OutOfBudget: Some operator does not fit into the budget.
 
     Example:
         ```python
@@ -105,7 +105,7 @@ def _device(
     repair: Repair,
     swap: Swap | None,
 ) -> Device | None:
-    """Check the arguments about the allocator; return the device, or None without one."""
+    """Check the arguments about the allocator. Return the device, or None without an allocator."""
     checks.one_of(allocator, (None, *get_args(AllocatorName)), "rekindle.simulate(allocator={})")
     checks.one_of(repair, get_args(Repair), "rekindle.simulate(trace, repair={})")
     if memory is None:

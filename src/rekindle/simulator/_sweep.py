@@ -1,6 +1,6 @@
-"""Simulate many runs (logs x policies x budgets) in parallel processes.
+"""Simulate many runs (traces x policies x budgets) in parallel processes.
 
-`rekindle simulate`, `rekindle paper` and benchmarks use it.
+`rekindle simulate`, `rekindle paper` and benchmarks use this module. A log is the file of a trace.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from rekindle.trace import Trace, keep_all_peak
 from rekindle.trace.formats import load
 
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""The budgets of the DTR paper's figures, as shares of the peak of keep-all."""
+"""The budgets of the DTR paper's figures, as shares of the peak without evictions."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run to simulate."""
+    """Settings of one run to simulate: the file of the trace, the policy, the budget."""
 
     log: str
     policy: str
-    ratio: float | None = None  #: budget as a share of the peak of keep-all
-    budget: Bytes | None = None  #: instead of the ratio; both None: no limit
-    dead: Literal["evict", "ignore", "banish"] = "evict"  #: treatment of dead storages
-    quirks: bool = False  #: decide as the authors' simulator does
-    limit: float | None = 2.0  #: the run thrashes beyond this multiple of the program's own time
+    ratio: float | None = None  #: budget as a share of the peak without evictions
+    budget: Bytes | None = None  #: budget in bytes, instead of `ratio`; both None: no limit
+    dead: Literal["evict", "ignore", "banish"] = "evict"  #: treatment of unreferenced storages
+    quirks: bool = False  #: decide as the DTR authors' simulator does
+    limit: float | None = 2.0  #: a run longer than this multiple of the program's time thrashes
     count: bool = False  #: count the scores that the policy computes
     swap: Swap | None = None
     device: Device | None = None
@@ -50,14 +50,14 @@ class Outcome:
     """Figures of one simulated run; those of a failed run cover the time up to the failure.
 
     Attributes:
-        log: The name of the log.
+        log: The name of the trace's file.
         policy: The name of the policy.
-        dead: The treatment of dead storages.
-        quirks: True if decisions are those of the authors' simulator.
-        ratio: The budget as a share of the peak of keep-all, if it was given so.
+        dead: The treatment of unreferenced storages.
+        quirks: True if decisions are those of the DTR authors' simulator.
+        ratio: The budget as a share of the peak without evictions, if the case gave a share.
         budget_bytes: The budget, or None.
         keep_all_bytes: The peak if nothing is evicted.
-        status: "pass"; "oom" if the budget cannot be kept; "thrash" if the time limit is exceeded.
+        status: "pass"; "oom" if an operator does not fit; "thrash" if recomputing took too long.
         overhead: The time of the run over the time of running everything once. 1.0 means no
             recomputation and no waiting.
         peak_bytes: The peak of the run.
@@ -65,9 +65,9 @@ class Outcome:
         rematerializations: The number of recomputed operators.
         base_ns: The time (ns) of running everything once.
         rematerialization_ns: The time (ns) of recomputation.
-        seconds: The time of the simulation itself.
+        seconds: The real time that the simulation took.
         scores: The number of scores that the policy computed, if counted.
-        waiting_ns: The time (ns) of waiting for copies.
+        waiting_ns: The time (ns) of waiting for copies to and from the host.
         allocated_bytes: With an allocator, the bytes in blocks at the peak.
         reserved_bytes: With an allocator, the bytes reserved from the device at the peak.
     """
@@ -97,7 +97,7 @@ class Outcome:
 
 
 def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> Outcome:
-    """Simulate one run. The trace is read from the log if it is not given."""
+    """Simulate one run of `trace`; None: read the trace from the file `case.log`."""
     trace = trace or _load(case.log)
     everything = keep_all_peak(trace)
     budget = case.budget
@@ -119,7 +119,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
     except Thrashed:
         status = "thrash"
     waiting = run.timeline.waiting_ns if run.timeline else 0
-    clock = run.engine.clock + waiting + case.quirks  # the authors' clock starts at 1 ns
+    clock = run.engine.clock + waiting + case.quirks  # the DTR authors' clock starts at 1 ns
     allocator = run.placement.allocator if run.placement else None
     return Outcome(
         log=_name(case.log),
@@ -146,7 +146,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
 
 @final
 class _Counted(Policy):
-    """Wrapper of a policy that counts the scores computed in its last run."""
+    """Wrapper of a policy that counts the scores that the policy computes in its last run."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -173,7 +173,7 @@ def cases(
     swap: Swap | None = None,
     device: Device | None = None,
 ) -> list[Case]:
-    """Return a case for each combination of log, policy and ratio."""
+    """Return a case for each combination of log, policy and ratio; the other settings are equal."""
     return [
         Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap, device=device)
         for log in logs

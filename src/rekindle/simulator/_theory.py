@@ -1,6 +1,7 @@
-"""Run the programs of the DTR paper's two theorems: the linear network, and the adversary.
+"""Simulate the programs of the DTR paper's two theorems: the linear network, and the adversary.
 
-Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendices A and B.
+The paper is Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendices A and B. The
+functions `revolve` and `chen` give known bounds for comparison.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ def linear_recomputations(
 ) -> int:
     """Count the recomputed operators of a linear network of unit sizes and costs.
 
-    Theorem 1: for a budget of 2 sqrt(layers) or more the count is O(layers), with a score made of
-    the exact neighborhood and the size, without staleness.
+    Theorem 1: with a budget of 2 sqrt(layers) or more the count is O(layers), if the policy's score
+    uses the exact neighborhood (the evicted storages to recompute) and the size, not the staleness.
 
     Args:
         layers: The number of layers.
-        budget: The budget, in units.
+        budget: The budget, in units of one storage.
         policy: The policy.
-        quirks: Decide as the authors' simulator does.
+        quirks: Decide as the DTR authors' simulator does.
     """
     run = Run(chain(layers, early=True), budget, policy, Rules(quirks=quirks))
     run.go()
@@ -39,7 +40,7 @@ def linear_recomputations(
 @final
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """Result of an adversary: the operators that it called, and those recomputed for them."""
+    """Result of an adversary: the number of operators that it called, and of those recomputed."""
 
     asked: int
     recomputations: int
@@ -54,14 +55,15 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
 
     Theorem 2: for every deterministic policy there is a program of N operators that takes
     Omega(N / budget) times as long as with a schedule that knows the program. The program has a
-    pinned root, and as many chains below it as the budget has units. The root takes one unit, so
-    some chain has no resident storage. The next operator extends the shortest such chain.
+    pinned root, and as many chains of operators below the root as the budget has units. The root
+    takes one unit, so some chain has no resident storage. The next operator extends the shortest
+    such chain, which must first be recomputed.
 
     Args:
         asked: N, the number of operators.
-        budget: The budget, in units.
+        budget: The budget, in units of one storage.
         policy: The policy.
-        quirks: Decide as the authors' simulator does.
+        quirks: Decide as the DTR authors' simulator does.
     """
     engine = Engine(budget, policy, Rules("ignore", quirks=quirks))
 
@@ -85,7 +87,7 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
 
 @cache
 def revolve(layers: int, slots: int) -> int:
-    """Count the forward steps that an optimal schedule recomputes with `slots` checkpoints.
+    """Return how many forward steps an optimal schedule recomputes with `slots` checkpoints.
 
     Griewank and Walther 2000: let beta(s, t) = C(s + t, s), and t the least number with
     beta(slots, t) >= layers. The schedule takes t * layers - beta(slots + 1, t - 1) forward steps.
@@ -98,8 +100,8 @@ def revolve(layers: int, slots: int) -> int:
 
 
 def chen(layers: int) -> int:
-    """Count the forward steps that segments of sqrt(layers) recompute (Chen et al. 2016).
+    """Return how many forward steps are recomputed with segments of sqrt(layers) layers.
 
-    These are all steps but the last of each segment.
+    By Chen et al. 2016 these are all steps but the last of each segment.
     """
     return layers - math.isqrt(layers)

@@ -1,4 +1,4 @@
-"""Model the blocks of an allocator, and the pool that finds free blocks."""
+"""Model the blocks of an allocator, and pools of segments with an index of their free blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle._types import Bytes
 
 @final
 class Block:
-    """Piece of a segment, free or in use. It is `mapped` if its addresses are backed by memory."""
+    """Piece of a segment, free or in use. `mapped` is True if memory backs its addresses."""
 
     __slots__ = ("address", "following", "mapped", "nbytes", "pool", "previous", "used")
 
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def whole(self) -> bool:
-        """True if the block is a whole segment."""
+        """True if the block spans its whole segment."""
         return self.previous is None and self.following is None
 
     def onward(self) -> Iterator[Block]:
@@ -41,7 +41,7 @@ class Block:
             block = block.following
 
     def cut(self, nbytes: Bytes) -> Block:
-        """Shrink this block to its first `nbytes`; return the rest as a new block."""
+        """Shrink this block to its first `nbytes` bytes; return the rest as a new block."""
         begin, left = self.address + nbytes, self.nbytes - nbytes
         rest = Block(self.pool, begin, left, mapped=self.mapped)
         self.nbytes = nbytes
@@ -67,7 +67,7 @@ class Block:
 
 @final
 class Pool:
-    """Segments for requests of one size class, with an index of their free blocks.
+    """Segments for requests of one size class (small or large), with an index of free blocks.
 
     `segments` holds the first block of each segment. Free blocks are ordered by size, then by
     address; unmapped blocks by address.
@@ -81,7 +81,7 @@ class Pool:
         self._at: dict[int, Block] = {}  # free and unmapped blocks, by address
 
     def put(self, block: Block) -> Block:
-        """Add a free or unmapped block, merged with its free neighbors; return the result."""
+        """Merge a free or unmapped block with like neighbors, and add the result to the index."""
         behind, before = block.following, block.previous
         if behind is not None and not behind.used and behind.mapped == block.mapped:
             self.take(behind)

@@ -1,13 +1,14 @@
 """Model PyTorch's caching allocator for CUDA: the base class of its two variants.
 
-After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6; `malloc`, `free_block`, `try_merge_blocks`,
-`should_split`, `release_cached_blocks`), with its default settings. A request is rounded up. Its
-pool finds the smallest free block that is large enough, and splits off the excess. If there is no
-such block, the allocator reserves more from the device. If that fails, it returns all cached memory
-that it can return to the device, and tries once more.
+The model follows c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6; `malloc`, `free_block`,
+`try_merge_blocks`, `should_split`, `release_cached_blocks`), with default settings. The size of a
+request is rounded up. The pool for that size finds the smallest free block that is large enough,
+and splits off the excess. If there is no such block, the allocator reserves more memory from the
+device. If that fails, it returns all unused cached memory to the device, and tries once more.
 
-Missing: other streams, and events that hold blocks back; pools of CUDA graphs; `max_split_size_mb`,
-`roundup_power2_divisions`, `garbage_collection_threshold`; the memory of the driver.
+Not modeled: other streams, and events that delay the reuse of blocks; pools of CUDA graphs;
+`max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`; the memory of the
+CUDA driver.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from rekindle.simulator.allocator._blocks import Block, Pool
 from rekindle.simulator.allocator._window import Choice, Loss, cheapest_window
 
 MIB: Final = 2**20
-GRAIN: Final = 512  #: the size of every block is a multiple of it (kMinBlockSize)
+GRAIN: Final = 512  #: the size of every block is a multiple of this (kMinBlockSize)
 SMALL: Final = MIB  #: the largest request of the small pool (kSmallSize)
-SMALL_SEGMENT: Final = 2 * MIB  #: kSmallBuffer
-LARGE_SEGMENT: Final = 20 * MIB  #: kLargeBuffer
+SMALL_SEGMENT: Final = 2 * MIB  #: size of a segment of the small pool (kSmallBuffer)
+LARGE_SEGMENT: Final = 20 * MIB  #: usual size of a segment of the large pool (kLargeBuffer)
 
 
 def rounded(nbytes: Bytes) -> Bytes:
-    """Return the smallest size of a block for `nbytes` (`round_size`)."""
+    """Return the size of the smallest block that holds `nbytes` (PyTorch's `round_size`)."""
     return max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
 
 
 class CachingAllocator(ABC):
-    """Allocator of blocks of a device.
+    """Simulated allocator of blocks of a device.
 
     Attributes:
         limit: The bytes of the device; infinite if there is no limit.
         allocated: The bytes of blocks in use.
-        allocated_peak: The most bytes in use.
+        allocated_peak: The most bytes in use at once.
         reserved: The bytes reserved from the device.
-        reserved_peak: The most bytes reserved.
+        reserved_peak: The most bytes reserved at once.
         small: The pool for small requests.
         large: The pool for large requests.
     """
@@ -55,7 +56,7 @@ class CachingAllocator(ABC):
         self.small, self.large = Pool(small=True), Pool(small=False)
 
     def allocate(self, nbytes: Bytes) -> Block | None:
-        """Return a block of at least `nbytes`, or None if no contiguous place is found."""
+        """Return a block of at least `nbytes`, or None if there is no contiguous free memory."""
         nbytes = rounded(nbytes)
         pool = self.pool_for(nbytes)
         block = self._best_fit(pool, nbytes) or self._grow(pool, nbytes)
@@ -73,7 +74,7 @@ class CachingAllocator(ABC):
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block. Its memory is cached and not returned to the device."""
+        """Free a block. The allocator caches its memory and does not return it to the device."""
         self.allocated -= block.nbytes
         block.used = False
         block.pool.put(block)
@@ -88,20 +89,25 @@ class CachingAllocator(ABC):
         return self.limit - self.reserved
 
     def cheapest(self, nbytes: Bytes, loss: Loss) -> list[Block]:
-        """Return the blocks whose eviction makes a contiguous place of `nbytes` for the least loss.
+        """Return the blocks whose eviction makes a request fit, with the least sum of losses.
 
         Args:
-            nbytes: The size of the request.
-            loss: The loss of evicting a block; None for a block that cannot be evicted.
+            nbytes: The size of the request, which needs contiguous memory.
+            loss: A function from a block to the loss of evicting its storage, or to None if the
+                storage cannot be evicted.
 
         Returns:
-            The blocks, empty if no place can be made.
+            The blocks, or an empty list if no evictions make the request fit.
         """
         choices = [way for way in self.ways(rounded(nbytes), loss) if way is not None]
         return min(choices, key=lambda choice: choice[0])[1] if choices else []
 
     def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
-        """Yield choices of blocks to evict: here the best window of each segment of the pool."""
+        """Yield choices of blocks whose eviction makes a request for `nbytes` fit.
+
+        Here they are the best windows of adjacent blocks, one for each segment of the pool. The
+        variants add others.
+        """
         for first in self.pool_for(nbytes).segments:
             yield cheapest_window(first.onward(), nbytes, loss)
 
@@ -146,7 +152,7 @@ class CachingAllocator(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Return unused memory to the device, as far as the variant can."""
+        """Return unused memory to the device, as far as this variant of the allocator can."""
 
     @abstractmethod
     def _grow(self, pool: Pool, nbytes: Bytes) -> Block | None:
@@ -154,4 +160,4 @@ class CachingAllocator(ABC):
 
     @abstractmethod
     def _splits(self, pool: Pool, rest: Bytes) -> bool:
-        """Return True if an excess of `rest` bytes is split off as a block of its own."""
+        """Return True if the `rest` bytes that a request leaves of a block become a new block."""

@@ -1,12 +1,13 @@
-"""Model the caching allocator with `expandable_segments:True`: one range of addresses a pool.
+"""Model PyTorch's caching allocator for CUDA with `expandable_segments:True`.
 
-After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): Note [Expandable Segments],
+Each pool has one range of addresses. Memory is mapped page by page, at the lowest unmapped
+addresses that are wide enough. Pages that are wholly free are unmapped before an allocation fails.
+
+The model follows c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): Note [Expandable Segments],
 `find_expandable_block`, `try_allocate_expandable_block`, `map_block`, `unmap_block`, the search
-for a block in `get_free_block`. Memory is mapped page by page, at the lowest gap of addresses that
-is wide enough. Pages that are wholly free are unmapped before an allocation fails.
-
-Missing: the end of the range of addresses (at 9/8 of the device's memory a second range begins),
-and the check of `set_per_process_memory_fraction`, which counts more than is mapped in the end.
+for a block in `get_free_block`. Not modeled: the end of the range of addresses (at 9/8 of the
+device's memory a second range begins), and the check of `set_per_process_memory_fraction`, which
+counts more than is mapped in the end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RANGE: Final = 2**30 * LARGE_SEGMENT  # larger than any device; a multiple of bo
 
 @final
 class Expandable(CachingAllocator):
-    """Allocator with one segment a pool; it grows by pages, and free pages are unmapped."""
+    """Allocator with one segment per pool. The segment grows by pages; free pages are unmapped."""
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
@@ -60,9 +61,10 @@ class Expandable(CachingAllocator):
         self.reserved -= end - begin
 
     def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
-        """Yield choices of blocks to evict: windows, and pages from anywhere.
+        """Yield choices of blocks to evict: windows of adjacent blocks, and scattered pages.
 
-        Unmapped pages can be mapped again at contiguous addresses.
+        Scattered pages help as well, because they can be unmapped, and mapped again at contiguous
+        addresses.
         """
         yield from super().ways(nbytes, loss)
         page = _page(self.pool_for(nbytes))
@@ -71,7 +73,11 @@ class Expandable(CachingAllocator):
         yield cheapest_release(pages, missing, loss)
 
     def _best_fit(self, pool: Pool, nbytes: Bytes) -> Block | None:
-        """Prefer, among blocks that are large enough, the one that could grow less."""
+        """Return a free block of at least `nbytes`, or None.
+
+        It is the smallest such block, unless the next larger one would be smaller after both had
+        grown into the unmapped memory behind them.
+        """
         best: Block | None = None
         for block in pool.free(nbytes):
             if best is not None and _could_be(block) >= _could_be(best):
@@ -96,10 +102,10 @@ class Expandable(CachingAllocator):
         return block
 
     def _map(self, pool: Pool, gap: Block, nbytes: Bytes) -> Block | None:
-        """Map pages at the start of `gap`, for `nbytes` or all of it.
+        """Map pages from the start of the unmapped block `gap`, for `nbytes` or all of `gap`.
 
         Returns:
-            The free block there, or None if the device has too little memory.
+            The free block with the new pages, or None if the device has too little memory.
         """
         page = _page(pool)
         nbytes = min(-(-nbytes // page) * page, gap.nbytes)
@@ -122,7 +128,7 @@ def _page(pool: Pool) -> Bytes:
 
 
 def _pages(first: Block) -> Iterator[tuple[Bytes, list[Block]]]:
-    """Yield the mapped pages of a segment: their bytes, and the blocks in use on them."""
+    """Yield for each mapped page of a segment its bytes and the blocks in use on the page."""
     page, blocks_on = _page(first.pool), dict[int, list[Block]]()
     for block in first.onward():
         if block.mapped:
@@ -139,9 +145,10 @@ def _could_be(block: Block) -> Bytes:
 
 
 def _wide_enough(gap: Block, nbytes: Bytes) -> Block | None:
-    """Return the first block of a place for `nbytes` at `gap`, or None if `gap` is too narrow.
+    """Return the block at which `nbytes` contiguous bytes would begin if `gap` were mapped.
 
-    The place begins at the free block before `gap`, if there is one.
+    That is the free block before `gap`, if there is one, else `gap`. Return None if both together
+    are too small.
     """
     before = gap.previous
     first = before if before is not None and not before.used else gap

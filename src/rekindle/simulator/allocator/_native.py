@@ -1,6 +1,7 @@
-"""Model the caching allocator by default: segments from `cudaMalloc`, whose size never changes.
+"""Model PyTorch's caching allocator for CUDA as it is by default.
 
-After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): `get_allocation_size`, `alloc_block`,
+Its segments come from `cudaMalloc`, and their size never changes. The model follows
+c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): `get_allocation_size`, `alloc_block`,
 `should_split`, `release_blocks`.
 """
 
@@ -23,11 +24,11 @@ from rekindle.simulator.allocator._caching import (
 from rekindle.simulator.allocator._window import Choice, Loss, cheapest_release
 
 OWN_SEGMENT: Final = 10 * MIB  #: requests from this size on get their own segment (kMinLargeAlloc)
-COARSE: Final = 2 * MIB  #: the size of such a segment is a multiple of this (kRoundLarge)
+COARSE: Final = 2 * MIB  #: the size of such an own segment is a multiple of this (kRoundLarge)
 
 
 def segment_bytes(nbytes: Bytes) -> Bytes:
-    """Return the size of a new segment for a request of `nbytes` (`get_allocation_size`)."""
+    """Return the size of a new segment for a request (PyTorch's `get_allocation_size`)."""
     nbytes = rounded(nbytes)
     if nbytes <= SMALL:
         return SMALL_SEGMENT
@@ -42,7 +43,7 @@ class Native(CachingAllocator):
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
-        self._next_address = 0  # addresses are never reused here, unlike those of `cudaMalloc`
+        self._next_address = 0  # of the next segment; unlike in `cudaMalloc`, never used twice
 
     def release(self) -> None:
         for pool in (self.large, self.small):

@@ -1,10 +1,10 @@
-"""Select the neighbors in memory to evict so that one request fits.
+"""Select adjacent blocks of memory to evict, so that a request for contiguous bytes fits.
 
-The sliding window of Coop (Zhang, Ma, Liu, Yuan: Coop: Memory is not a Commodity, NeurIPS 2023,
-arXiv 2311.00591, section 4.1): two pointers over the blocks of a segment by address. A free block
-costs nothing; a block that cannot be evicted restarts the window. Of all windows that are wide
-enough, the one with the least sum of losses wins. The time is linear in the number of blocks,
-except for the sums.
+This is the sliding window of Coop (Zhang, Ma, Liu, Yuan: Coop: Memory is not a Commodity, NeurIPS
+2023, arXiv 2311.00591, section 4.1). Two pointers, first and last block of the window, move over
+the blocks of a segment by address. A free block costs nothing. A block that cannot be evicted ends
+the window, and a new one begins after it. Of all windows that are wide enough, the one with the
+least sum of losses wins. The time is linear in the number of blocks, except for the sums.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rekindle._types import Bytes
 from rekindle.simulator.allocator._blocks import Block
 
 Loss = Callable[[Block], float | None]
-"""Loss of evicting the storage in a block; None if it cannot be evicted."""
+"""Function from a block to the loss (score) of evicting its storage; None if it must stay."""
 
 Choice = tuple[float, list[Block]]
-"""Blocks to evict, after the sum of their losses."""
+"""Pair: the sum of the losses, and the blocks to evict."""
 
 
 def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choice | None:
-    """Find the window of `nbytes` whose blocks cost least to evict.
+    """Find the adjacent blocks of at least `nbytes` together that cost least to evict.
 
     Args:
         blocks: The blocks of one segment, in order of address.
         nbytes: The size of the window.
-        loss: The loss of evicting a block.
+        loss: A function from a block to the loss of evicting its storage.
 
     Returns:
         The sum of losses and the blocks in use within the window, or None without such a window.
@@ -42,7 +42,7 @@ def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choic
             continue
         window.append((block, price))
         while window and block.end - window[0][0].address >= nbytes:
-            # A running sum would accumulate rounding errors, so each sum is computed afresh.
+            # A running sum would accumulate rounding errors, so each window is summed from zero.
             total = sum(price for _, price in window)
             if best is None or total < best[0]:
                 best = total, [each for each, _ in window if each.used]
@@ -55,14 +55,13 @@ def cheapest_release(
 ) -> Choice | None:
     """Select blocks to evict so that at least `nbytes` can be returned to the device.
 
-    The choice is greedy: parts with the least loss per byte come first. The sum of losses is not
-    always minimal.
+    Only whole segments or pages can be returned. Those with the least loss per byte are chosen
+    first (greedy), so the sum of losses is not always minimal.
 
     Args:
-        parts: Segments or pages: the bytes of each, and the blocks in use that lie there, at least
-            in part.
+        parts: For each segment or page, its bytes, and the blocks in use that overlap it.
         nbytes: The bytes to return.
-        loss: The loss of evicting a block.
+        loss: A function from a block to the loss of evicting its storage.
 
     Returns:
         The sum of losses and the blocks, or None if not enough can be returned.
