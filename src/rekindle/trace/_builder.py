@@ -1,4 +1,4 @@
-"""Build a trace event by event. Captures, readers of files and tests use it."""
+"""Build a trace event by event. Captures, readers of trace files and tests use this module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TraceBuilder:
 
     Args:
         name: The name of the trace.
-        held: True if variables of the program hold each result until `drop`.
+        held: True if a variable of the program holds each result until `drop` is called.
 
     Example:
         ```python
@@ -39,12 +39,12 @@ class TraceBuilder:
 
     @property
     def operators(self) -> int:
-        """The number of operators so far."""
+        """The number of operators added so far."""
         return len(self._ops)
 
     @property
     def storages(self) -> int:
-        """The number of storages so far."""
+        """The number of storages added so far."""
         return len(self._storages)
 
     def bytes_of(self, value: ValueId) -> Bytes:
@@ -55,9 +55,9 @@ class TraceBuilder:
         """Add a storage that nothing can recompute: a parameter, a batch.
 
         Args:
-            nbytes: Its size.
-            name: Its name.
-            held: True if a variable holds it until `drop`. Default: as the builder says.
+            nbytes: The size of the storage.
+            name: The name of the storage.
+            held: True if a variable holds the storage until `drop`. Default: `held` of the builder.
 
         Returns:
             The value in the storage.
@@ -82,15 +82,16 @@ class TraceBuilder:
 
         Args:
             name: The name of the operator.
-            cost: Its cost in ns.
-            inputs: The values that it reads.
+            cost: The time of the operator in ns.
+            inputs: The values that the operator reads.
             sizes: The size (bytes) of each output.
-            aliases: For output i, the value whose storage it is a view of; its size is ignored.
-            overwrites: Pairs (position of the output, input whose memory it takes over).
+            aliases: For each output that is a view, a value of the storage that it is a view of;
+                None for other outputs. The size of a view is ignored.
+            overwrites: Pairs (position of the output, input whose memory the output takes over).
             replayable: False if the operator cannot run again.
-            held: True if variables hold the outputs until `drop`. Default: as the builder says.
-            is_backward: True if it belongs to the backward pass.
-            workspace: Bytes that it uses internally.
+            held: True if variables hold the outputs until `drop`. Default: `held` of the builder.
+            is_backward: True if the operator belongs to the backward pass.
+            workspace: Bytes that the operator uses internally while it runs.
 
         Returns:
             The values of the outputs.
@@ -112,27 +113,27 @@ class TraceBuilder:
         return tuple(outputs)
 
     def use(self, value: ValueId) -> None:
-        """Add that the program reads `value` outside any operator."""
+        """Add the event that the program reads `value` outside any operator."""
         self._events.append(Use(value))
 
     def retain(self, value: ValueId) -> None:
-        """Add one more reference to `value` that permits eviction."""
+        """Add the event that a reference to `value` begins; such a reference permits eviction."""
         self._events.append(Retain(value))
 
     def release(self, value: ValueId) -> None:
-        """Add that one reference to `value` ends."""
+        """Add the event that one reference to `value` ends."""
         self._events.append(Release(value))
 
     def drop(self, value: ValueId) -> None:
-        """Add that variables of the program no longer hold `value`."""
+        """Add the event that variables of the program no longer hold `value`."""
         self._events.append(Drop(value))
 
     def pin(self, value: ValueId) -> None:
-        """Add that `value` is pinned: it stays in memory as long as it has references."""
+        """Add the event that `value` is pinned: it stays in memory while it has references."""
         self._events.append(Pin(value))
 
     def seal(self, value: ValueId) -> None:
-        """Mark the operator that made `value` as not replayable."""
+        """Mark the operator that made `value` as one that cannot run again."""
         for number, op in enumerate(self._ops):
             if value in op.outputs:
                 self._ops[number] = replace(op, replayable=False)

@@ -1,7 +1,7 @@
-"""Results that take over the memory of an input which dies in their operator.
+"""Change a trace so that results take over the memory of inputs that die in the same operator.
 
-A runtime does so where nothing else refers to the input, and the operator reads each element before
-it writes it: no memory is taken for the result.
+A runtime can compute such a result in place: nothing else refers to the input, and the operator
+reads each element before it writes that element. The result then takes no memory of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rekindle.trace._rules import check_trace
 
 
 def taking_over(trace: Trace, sources: Mapping[OpId, ValueId]) -> Trace:
-    """Return `trace` with results in the place of inputs that die.
+    """Return `trace` with results in the memory of inputs that die.
 
-    An input that lives on, has another size, or is read by an operator that can run again stays
-    where it is.
+    An input keeps its memory if it lives on, if its size differs from that of the result, or if an
+    operator that can run again reads it.
 
     Args:
         trace: Any trace.
-        sources: By operator of one result, the input that it may write over.
+        sources: For operators with one result, the input that the result may overwrite.
     """
     made: dict[OpId, Op] = {}
     dropped: set[int] = set()
@@ -52,7 +52,10 @@ def taking_over(trace: Trace, sources: Mapping[OpId, ValueId]) -> Trace:
 
 
 def _dropped_at(trace: Trace, call: int, storage: int) -> int | None:
-    """Return where the program drops `storage` between a call and the next one."""
+    """Return the index of the event that drops `storage` between a call and the next call.
+
+    `call` is the index of the first call. None: the program does not drop the storage there.
+    """
     for position in range(call + 1, len(trace.events)):
         event = trace.events[position]
         if isinstance(event, Call):

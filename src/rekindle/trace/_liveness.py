@@ -1,6 +1,7 @@
 """Compute the range of useful budgets of a trace, from the lifetimes of its storages.
 
-Below `largest_need` no schedule exists; at `keep_all_peak` nothing has to be evicted.
+Within a budget below `largest_need` no schedule exists. Within `keep_all_peak` nothing has to be
+evicted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from rekindle.trace._model import Call, Drop, Pin, Release, Retain, Trace, Use
 
 
 class References:
-    """Tracker of the references and holds of every storage along the events of a trace."""
+    """Counter of the references to every storage, and of the variables that hold it.
+
+    Its user passes it the events of a trace in order.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -18,7 +22,7 @@ class References:
         self._held = [False] * len(trace.storages)
 
     def called(self, event: Call) -> None:
-        """Apply a call: its outputs get an owner, and overwritten inputs lose their hold."""
+        """Apply a call: outputs get a reference or a hold, and overwritten inputs lose theirs."""
         op = self._trace.ops[event.op]
         for value in op.outputs:
             if event.held:
@@ -79,8 +83,8 @@ def keep_all_peak(trace: Trace) -> Bytes:
 def largest_need(trace: Trace) -> Bytes:
     """Return a lower bound (bytes) for every feasible budget.
 
-    It is the largest sum, over all operators, of the live sources, the operator's other inputs, its
-    outputs and its workspace.
+    Each operator needs its inputs, its outputs, its workspace, and all live sources, which cannot
+    be recomputed. The bound is the largest need of one operator.
     """
     return neediest(trace)[1]
 

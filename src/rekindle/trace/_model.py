@@ -1,9 +1,10 @@
 """Define traces: operators over values in storages, and the order of events. All data are frozen.
 
 A **storage** is a piece of memory, the unit of eviction. A **value** is the contents of a storage
-after one operator wrote it. The first value of a storage is its root. Further values are views
-(aliases); they cost no bytes, but are evicted with the storage. An in-place write makes a *new*
-storage that takes over the memory of the old one (`Op.overwrites`), so each value is written once.
+after one operator wrote it. The first value of a storage is its root. Further values of the storage
+are views (aliases). They take no bytes of their own and are evicted with the storage. An in-place
+write makes a *new* storage that takes over the memory of the old one (`Op.overwrites`). So each
+value is written only once.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Op:
 
     Attributes:
         name: The name of the operator.
-        cost: Its cost in ns.
-        inputs: The values that it reads.
-        outputs: The values that it makes.
+        cost: The time of the operator in ns.
+        inputs: The values that the operator reads.
+        outputs: The values that the operator makes.
         replayable: False if the outputs cannot be recomputed, as for parameters and batches.
-        overwrites: Pairs (output, input whose memory it takes over).
-        is_backward: True if it belongs to the backward pass.
-        workspace: Bytes that it uses internally.
+        overwrites: Pairs (output, input whose memory the output takes over).
+        is_backward: True if the operator belongs to the backward pass.
+        workspace: Bytes that the operator uses internally while it runs.
     """
 
     name: str
@@ -45,10 +46,10 @@ class Op:
 @final
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The program runs `op` for the first time; operators are called in the order of their ids.
+    """Event: the program runs `op` for the first time. Operators are called in order of their ids.
 
     Each output starts with one owner. With `held` the owner is a variable of the program, which
-    forbids eviction until `Drop`. Otherwise it is a reference that permits eviction.
+    forbids eviction until `Drop`. Otherwise the owner is a reference that permits eviction.
     """
 
     op: OpId
@@ -58,7 +59,10 @@ class Call:
 @final
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The program reads `value` outside any operator; the value is resident and user-held then."""
+    """Event: the program reads `value` outside any operator. The value must then be resident.
+
+    From then on a variable of the program holds the value until `Drop`.
+    """
 
     value: ValueId
 
@@ -66,7 +70,7 @@ class Use:
 @final
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """A reference to `value` that permits eviction begins (a handle of autograd, a copy)."""
+    """Event: a reference to `value` begins that permits eviction, such as one of autograd."""
 
     value: ValueId
 
@@ -74,7 +78,10 @@ class Retain:
 @final
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One reference to `value` ends. A storage without references and holds is dead."""
+    """Event: one reference to `value` ends.
+
+    A storage that has no references and that no variable holds is dead.
+    """
 
     value: ValueId
 
@@ -82,7 +89,7 @@ class Release:
 @final
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The program's own variables no longer hold the storage of `value`."""
+    """Event: the program's own variables no longer hold the storage of `value`."""
 
     value: ValueId
 
@@ -90,7 +97,10 @@ class Drop:
 @final
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`value` is pinned: resident from now on while it has references (an output, `run.keep`)."""
+    """Event: `value` is pinned, so that it stays resident while it has references.
+
+    Outputs of the program are pinned, and tensors given to `run.keep`.
+    """
 
     value: ValueId
 
@@ -108,7 +118,7 @@ class Trace:
         values: The storage of each value.
         ops: Every execution of an operator.
         events: All events, in order.
-        name: A name for people.
+        name: A name of the program for the user; it has no effect.
     """
 
     storages: tuple[Bytes, ...]
@@ -151,5 +161,5 @@ class Trace:
 
     @cached_property
     def compute_ns(self) -> Nanoseconds:
-        """The cost (ns) of running every operator once."""
+        """The time (ns) of running every operator once."""
         return sum(op.cost for op in self.ops)

@@ -1,6 +1,7 @@
 """Check the rules of a valid trace.
 
-Each rule is a function that yields a complaint for each place that breaks it. `RULES` lists them.
+Each rule is a function. It yields a message for each place at which a trace breaks the rule.
+`RULES` lists all rules.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _inputs_are_made_before(trace: Trace) -> Iterator[str]:
 
 
 def _views_follow_their_root(trace: Trace) -> Iterator[str]:
-    """Complain about views whose operator reads no value of the same storage."""
+    """Yield a message for each view whose operator reads no value of the same storage."""
     for op_id, op in enumerate(trace.ops):
         for value in op.outputs:
             if trace.is_root(value):
@@ -75,7 +76,7 @@ def _views_follow_their_root(trace: Trace) -> Iterator[str]:
 
 
 def _overwrites_pair_output_and_input(trace: Trace) -> Iterator[str]:
-    """Complain about overwrites that do not pair values of one size."""
+    """Yield a message for each overwrite that does not pair an output and an input of one size."""
     for op_id, op in enumerate(trace.ops):
         for output, source in op.overwrites:
             if output not in op.outputs or source not in op.inputs:
@@ -91,7 +92,7 @@ def _calls_in_order(trace: Trace) -> Iterator[str]:
 
 
 def _references_balance(trace: Trace) -> Iterator[str]:
-    """Complain about releases and drops without a reference or hold."""
+    """Yield a message for each release without a reference, and each drop without a hold."""
     references = [0] * len(trace.values)
     held: set[int] = set()
     for position, event in enumerate(trace.events):
@@ -132,14 +133,14 @@ RULES: tuple[tuple[str, Callable[[Trace], Iterator[str]]], ...] = (
     ("calls-in-order", _calls_in_order),
     ("references-balance", _references_balance),
 )
-"""The rules in the order in which they are checked; a rule may rely on the earlier ones."""
+"""The rules in the order in which they are checked. A rule may assume that earlier ones hold."""
 
 
 def check_trace(trace: Trace) -> Trace:
     """Return `trace` if it obeys every rule.
 
     Raises:
-        InvalidTrace: The trace breaks a rule; the error names the rule and the place.
+        InvalidTrace: The trace breaks a rule. The error names the rule and where it is broken.
     """
     for name, rule in RULES:
         for complaint in rule(trace):

@@ -1,4 +1,4 @@
-"""Make synthetic traces for tests, benchmarks and documentation. The same seed gives one trace."""
+"""Make synthetic traces for tests, benchmarks and documentation. Equal seeds give equal traces."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def chain(length: int, *, nbytes: int = 1, cost: int = 1, early: bool = False) -
         length: The number of layers.
         nbytes: The bytes of each value.
         cost: The cost (ns) of each operator.
-        early: Release the output of a layer before its backward step, which does not read it, as
-            in the code of the paper's authors. Default: release it afterwards.
+        early: Release the output of a layer before the layer's backward step, which does not read
+            the output, as in the code of the paper's authors. Default: release it afterwards.
     """
     builder = TraceBuilder(f"chain-{length}")
     forward: list[ValueId] = []
@@ -56,7 +56,7 @@ def random_dag(
 
     Args:
         length: The number of operators of the forward pass.
-        rng: The source of all decisions; hypothesis can drive it through `st.randoms()`.
+        rng: The random generator for all decisions. Tests with hypothesis pass `st.randoms()`.
         sources: The number of parameters.
         largest: The largest size (bytes) of a storage.
         backward: Add a backward pass that reads the remaining values in reverse order.
@@ -94,7 +94,7 @@ def random_dag(
             (new,) = builder.call(
                 f"write_{number}", cost, [base, *inputs], [sizes[base]], overwrites=[(0, base)]
             )
-            for value in old:  # the old contents are overwritten, so their references end
+            for value in old:  # values of the overwritten storage: their references end
                 if value in held:
                     held.remove(value)
                 forget(value)

@@ -1,4 +1,4 @@
-"""Read and write traces in files: one module a format.
+"""Read and write traces in files. Each module of this package is one format.
 
 `load` recognizes the format by the first line of the file, and gzip by its first bytes. `save`
 compresses files whose name ends in `.gz`.
@@ -64,7 +64,8 @@ def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> Non
         Unsupported: The format cannot hold the trace; no file is written.
     """
     (chosen,) = (module for module in FORMATS if as_format == module.NAME)
-    # Format everything once before the file is opened, so that an error leaves no partial file.
+    # Format the whole trace once before the file is opened, so that an error leaves no partial
+    # file.
     for _ in chosen.write(trace):
         pass
     path = Path(path)

@@ -1,7 +1,7 @@
 """Read JSON objects line by line, with checked fields.
 
-Every error is an `InvalidFile` that names the line and the field. The formats `native` and `dtr`
-use it.
+Every error is an `InvalidFile` that names the line and the field. The readers of the formats
+`native` and `dtr` use this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _SHOWN = 40  # characters of a wrong value that a message quotes
 
 @final
 class Line:
-    """JSON object on one line of a file. Its methods return a field, or raise `InvalidFile`."""
+    """JSON object on one line of a file. A method returns the field that it is asked for.
+
+    It raises `InvalidFile` if the field is missing or has another type.
+    """
 
     __slots__ = ("fields", "number")
 
@@ -80,7 +83,7 @@ class Line:
 
 
 def read_lines(texts: Iterable[str]) -> Iterator[Line]:
-    """Yield the objects of a file. Empty lines are skipped."""
+    """Yield the JSON object on each line of a file. Empty lines are skipped."""
     for number, text in enumerate(texts, 1):
         if text.strip():
             yield Line(number, text)

@@ -1,12 +1,13 @@
-"""Read and write graphs as Checkmate plans them (Jain et al., MLSys 2020), in JSON.
+"""Read and write graphs of operators, as Checkmate plans them (Jain et al., MLSys 2020), in JSON.
 
     {"name": "vgg16", "meta": {...}, "nodes": [
         {"id": 0, "name": "conv", "cost": 12.5, "mem": 4096, "deps": [], "is_backward": false},
         ...]}
 
 One node is one operator with one output. `cost` is in microseconds (a fraction is kept to the
-nanosecond), `mem` in bytes, `deps` lists the ids that it reads, and the nodes come in the order in
-which the program runs them. Parameters and batches are not nodes: their memory is a fixed cost.
+nanosecond), `mem` is the size of the output in bytes, and `deps` lists the ids of the nodes whose
+outputs the node reads. The nodes come in the order in which the program runs them. Parameters and
+batches are not nodes, so their memory is not in the graph.
 
 A value is released after its last reader, as autograd does; a value without readers is released at
 once. `"is_output": true` (an addition of this library) pins a node's value to the end.
@@ -33,7 +34,7 @@ NAME: Final = "checkmate"
 
 
 def recognizes(first: str) -> bool:
-    """Return True if the first line begins any JSON object; the other formats are asked before."""
+    """Return True if the first line begins a JSON object; `load` tries the other formats first."""
     return first.lstrip().startswith("{")
 
 
@@ -45,7 +46,7 @@ def read(lines: Iterable[str], name: str = "") -> Trace:
         name: The name of the trace, unless the file contains one.
 
     Raises:
-        InvalidTrace: The graph is wrong; the error names the place.
+        InvalidTrace: The graph is wrong; the error names the node and the field.
     """
     try:
         document = json.loads("".join(lines))
@@ -102,7 +103,7 @@ def write(trace: Trace) -> Iterator[str]:
         trace: A trace whose operators have one output each.
 
     Raises:
-        Unsupported: The trace has other operators or events that a graph cannot express.
+        Unsupported: An operator does not have one output, or a graph cannot express an event.
     """
     nodes: list[dict[str, object]] = []
     outputs = {event.value for event in trace.events if isinstance(event, Pin)}
@@ -131,7 +132,8 @@ def write(trace: Trace) -> Iterator[str]:
     yield json.dumps(document) + "\n"
 
 
-# Each of these functions reads one field. Its error says which node is wrong, and what was wanted.
+# Each of the following functions reads one field of a node. Its error says which node is wrong, and
+# what was wanted.
 
 _Node = Mapping[str, object]
 

@@ -5,18 +5,19 @@ value; a value may have several names. Sizes are bytes, times ns. The authors' s
 instructions as follows, and so does this module:
 
 CONSTANT, MEMORY  a source, and the bytes of its storage. Sources cannot be recomputed.
-CALL              an operator; MEMORY and ALIAS follow for each result. ALIAS "-1" is a storage of
-                  its own, otherwise the position of the argument of which the result is a view.
+CALL              an operator; MEMORY and ALIAS follow for each result. ALIAS is the position of the
+                  argument of which the result is a view, or "-1" if it has a storage of its own.
 MUTATE            an operator that the prototype ran on copies of its arguments. Each argument that
                   it changes gets a new storage of the same size. The name used for the argument
                   then refers to the new value; other names still refer to the old one.
 COPY              one more name for a value. COPY_FROM: an existing name gets the value of another.
-RELEASE           a name ends.
+RELEASE           a name is no longer used.
 ANNOTATE          START: instructions before it are not part of the program. BACKWARD: the backward
                   pass begins.
 
 *Output condition*: the values that still have a name at the end (gradients, weights) must be in
-memory at the end. They are pinned one after another, in the order in which their names appeared.
+memory at the end. The end of the trace pins them one after another, in the order in which their
+names first appeared.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Reader:
         self.backward = False
 
     def take(self, line: Line, rest: Iterator[Line]) -> None:
-        """Read one instruction, and from `rest` the lines that belong to it."""
+        """Read the instruction on `line`, and from `rest` further lines that belong to it."""
         kind = line.text("INSTRUCTION")
         match kind:
             case "ANNOTATE":
@@ -94,7 +95,7 @@ class _Reader:
                 raise line.wrong("INSTRUCTION", expected, kind)
 
     def finish(self) -> Trace:
-        """Pin the outputs, which still have names, and return the trace."""
+        """Pin the outputs of the program, the values that still have names; return the trace."""
         for value in dict.fromkeys(self.names.values()):
             if self.references[value]:
                 self.builder.pin(value)
@@ -164,14 +165,14 @@ class _Reader:
     def _release(self, line: Line) -> None:
         name = line.text("NAME")
         if name not in self.names and self.started:
-            return  # made before START
+            return  # the name was made before START and is not part of the program
         value = self._value(line, "NAME")
         if not self.references[value]:
             raise line.wrong("NAME", "a name that is not released yet", name)
         self._let_go(value)
 
     def _name(self, line: Line, field: str, value: ValueId, *, first: bool = False) -> None:
-        """Add a reference for a name that refers to `value` from now on."""
+        """Let a name refer to `value` from now on, and add a reference to the value."""
         self.names[line.text(field)] = value
         if first:
             self.references[value] = 1
@@ -271,7 +272,7 @@ class _Writer:
         self.live: dict[ValueId, list[str]] = {}
         self.backward = False
         self.pins: list[ValueId] = []
-        self.renamed: set[int] = set()  # positions of release events that a MUTATE implies
+        self.renamed: set[int] = set()  # positions of release events that a MUTATE line replaces
 
     def event(self, position: int) -> Iterator[str]:
         """Yield the lines for the event at `position` of the trace."""
@@ -305,7 +306,7 @@ class _Writer:
             )
 
     def check_outputs(self) -> None:
-        """Raise `Unsupported` unless the pins of the trace are the output condition."""
+        """Raise `Unsupported` unless the trace pins exactly the values that a log's end pins."""
         outputs = [v for v in dict.fromkeys(self.names.values()) if self.live.get(v)]
         if outputs != self.pins:
             raise Unsupported(
@@ -365,10 +366,10 @@ class _Writer:
         return next(i for i, v in enumerate(op.inputs) if self.trace.values[v] == storage)
 
     def _mutated(self, op: Op, position: int) -> list[int]:
-        """Return the positions of the arguments that `op` replaces, if MUTATE can express it.
+        """Return the positions of the arguments of `op` that a MUTATE line replaces by outputs.
 
-        It can if each output is as large as an argument that is released right afterwards. Else
-        the list is empty.
+        MUTATE can express `op` if each output is as large as an argument that is released right
+        after the call. Otherwise the list is empty.
         """
         following = self.trace.events[position + 1 : position + 1 + len(op.outputs)]
         old = [event.value for event in following if isinstance(event, Release)]

@@ -2,7 +2,8 @@
 
 The first line names format and version. The last line says how many events there are, so that a
 truncated file is noticed. A call contains its operator, and the size of each storage that it makes.
-Reading and writing go line by line. A valid trace that is written and read again is equal.
+Reading and writing go line by line. A valid trace that is written to a file and read again is
+equal to the original.
 
     {"rekindle": "trace", "version": 1, "name": "example"}
     {"call": "relu", "cost": 5, "in": [0], "out": [[1, 1, 100]]}    value, storage, bytes
@@ -183,7 +184,7 @@ class _Reader:
         return [line.as_amount(field, number) for number in item]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
     def trace(self, name: str) -> Trace:
-        """Return the trace, without checking its rules other than that ids are complete."""
+        """Return the trace. Of the rules of a trace only one is checked: no id is missing."""
         for kind, ids in (("value", self.values), ("storage", self.storages)):
             if ids and len(ids) != max(ids) + 1:
                 missing = next(i for i in range(max(ids)) if i not in ids)
