@@ -31,7 +31,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; show Rekindle's own errors without a traceback.
 
-        Their messages say all that the user needs.
+        The messages of these errors say all that the user needs.
         """
         try:
             return super().invoke(ctx)

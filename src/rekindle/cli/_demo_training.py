@@ -1,6 +1,6 @@
 """Define the model, the text and the training loop of `rekindle demo`: a character-level GPT.
 
-The model is ordinary PyTorch code that knows nothing of budgets. A `Meter`, which is independent of
+The model is ordinary PyTorch code that does not use Rekindle. A `Meter`, which is independent of
 the runtime, measures memory in the same way with a budget and without.
 """
 
@@ -27,8 +27,8 @@ from rekindle.pytorch.tensors import Meter
 
 HEADS = 4
 WARM_UP = 12  # steps until the full learning rate
-COUNTS = ("evictions", "recomputations", "recompute_ns")  # figures to copy from a `Run`
-ENOUGH = 1_000_000  # characters to read; the demo's steps use fewer
+COUNTS = ("evictions", "recomputations", "recompute_ns")  # figures of a `Run` to copy to `Trained`
+ENOUGH = 1_000_000  # characters of text to read; the steps of the demo use fewer
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Settings:
 class Text:
     """Text as indices into `alphabet`.
 
-    An index is one byte, because the memory of the text counts as well.
+    An index is one byte, to save memory: the measured memory includes the text.
     """
 
     alphabet: str
     characters: Tensor
 
     def batch(self, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
-        """Draw the batch of a step, which depends on the seed and the number of the step only.
+        """Draw the batch of a step. It depends only on the seed and the number of the step.
 
         Returns:
             Random pieces of the text and, for each of their characters, the following one. Both
@@ -83,7 +83,7 @@ def read_text(context: int, folder: Path | None = None) -> Text:
         folder: The folder to read. Default: that of the standard library.
 
     Raises:
-        ValueError: There is not more text than `context`.
+        ValueError: The text is not longer than `context` characters.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
     text = b""
@@ -153,7 +153,7 @@ class GPT(nn.Module):
 
 @dataclass(frozen=True)
 class Step:
-    """Figures of one step; `peak` is the most memory (bytes) in use during the step."""
+    """Figures of one training step; `peak` is the most memory (bytes) in use during the step."""
 
     number: int
     loss: float
@@ -191,7 +191,7 @@ class Trained:
         return int(statistics.median(step.ns for step in self.steps))
 
     def budget_at(self, fraction: float) -> Bytes:
-        """Return the constants plus `fraction` of the memory that this run needed beyond them."""
+        """Return a budget: `constants` plus `fraction` of the further memory at the run's peak."""
         return self.constants + int(fraction * (self.peak - self.constants))
 
 
@@ -201,7 +201,7 @@ def train(
     budget: Bytes | None = None,
     watch: Callable[[Step], None] = lambda step: None,
 ) -> Trained:
-    """Train a new model.
+    """Train a new model, within a budget or without.
 
     Args:
         settings: The model and its training.
@@ -226,7 +226,7 @@ def train(
             optimizer.step()
             ns = time.perf_counter_ns() - start
             step = Step(number, loss.item(), ns, meter.peak)
-            del scores, loss  # else their memory would still be in use in the next step
+            del scores, loss  # these variables would keep activations in memory in the next step
             steps.append(step)
             watch(step)
         gc.collect()
@@ -243,7 +243,7 @@ def train(
 
 @dataclass(frozen=True)
 class Identical:
-    """Result of a comparison of two runs: True for what is equal bit for bit."""
+    """Result of a comparison of two runs. A field is True if that part is equal bit for bit."""
 
     losses: bool
     weights: bool
@@ -262,5 +262,5 @@ def compare(one: Trained, other: Trained) -> Identical:
 def _same(one: Tensor, other: Tensor) -> bool:
     bits = [
         tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)
-    ]  # compare bits, because 0.0 == -0.0
+    ]  # compare as bytes, because 0.0 == -0.0 although their bits differ
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)

@@ -28,7 +28,7 @@ class _Memory(ProgressColumn):
 class View:
     """View of both runs.
 
-    `scale` is the memory (bytes) of a full bar. It grows with the peaks that are seen.
+    `scale` is the memory (bytes) of a full bar. It grows when a step has a higher peak.
     """
 
     def __init__(self, settings: Settings, console: Console, progress: Progress) -> None:

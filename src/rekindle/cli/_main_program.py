@@ -1,6 +1,6 @@
 """Run a program in this process as `python` would: as __main__, with its own sys.argv and sys.path.
 
-`rekindle run` uses it. The budget is not opened here.
+`rekindle run` uses this module, and opens the budget itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import click
 
 from rekindle._files import what_is
 
-#: Beginnings of the descriptions by `what_is` of files that are refused. The interpreter judges
-#: all other files.
+#: Files are refused if their description by `what_is` begins with one of these texts. All other
+#: files are passed to the interpreter, which may raise a SyntaxError.
 _NO_PROGRAMS = (
     "a checkpoint", "a picture", "a PDF", "a gzip", "an array", "an HDF5", "compiled", "a pickle",
     "a zip file", "a report", "a trace", "a web page",
@@ -37,14 +37,14 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 @final
 @dataclass(frozen=True, slots=True)
 class MainProgram:
-    """A program: `python PLACE ARGUMENTS`, or `python -m PLACE ARGUMENTS` if `is_module`."""
+    """A program to run as `python PLACE ARGUMENTS`; if `is_module`, as `python -m PLACE ...`."""
 
     place: str
     arguments: Sequence[str]
     is_module: bool
 
     def prepare(self) -> None:
-        """Set sys.argv and sys.path as the interpreter does before the first line.
+        """Set sys.argv and sys.path as the interpreter does before it runs a program.
 
         Raises:
             click.UsageError: The program does not exist, or the file is not a program.
@@ -65,7 +65,7 @@ class MainProgram:
         sys.stdout.flush()
 
     def run(self) -> None:
-        """Run the whole program. Its exceptions, also `SystemExit`, pass through."""
+        """Run the whole program. Exceptions of the program, also `SystemExit`, are not caught."""
         if self.is_module:
             runpy.run_module(self.place, run_name="__main__", alter_sys=True)
         elif self._is_archive:
@@ -75,7 +75,7 @@ class MainProgram:
 
     @property
     def _is_archive(self) -> bool:
-        """True for a folder or zip file, which has a __main__.py, and for compiled code."""
+        """True for a folder or zip file, which has a __main__.py, and for a .pyc file."""
         return (
             os.path.isdir(self.place)
             or self.place.endswith(".pyc")
@@ -96,7 +96,7 @@ class MainProgram:
             )
 
     def _enter_folder(self, folder: str) -> None:
-        """Make `folder` the first place for imports, instead of the folder of this command."""
+        """Put `folder` first on `sys.path`, in place of the folder of the `rekindle` command."""
         if not sys.flags.safe_path:
             sys.path[0] = folder
 
@@ -129,7 +129,7 @@ class MainProgram:
 def show(error: BaseException) -> int:
     """Print the exception that ended a program as the interpreter would.
 
-    Frames of this command are left out of the traceback. After Ctrl-C the process dies of SIGINT.
+    Frames of `rekindle run` are left out of the traceback. After Ctrl-C the process ends by SIGINT.
 
     Returns:
         The exit code.
@@ -142,7 +142,7 @@ def show(error: BaseException) -> int:
 
 
 def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame of the program on, or all of it if none is."""
+    """Return the traceback from the first frame of the program on; without one, all of it."""
     rest = traceback
     while rest is not None:
         name = rest.tb_frame.f_code.co_filename
@@ -153,7 +153,7 @@ def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _die_of(number: signal.Signals) -> None:
-    """Kill this process by a signal, so that a shell that waits for it sees the real reason."""
+    """Kill this process by a signal, so that the shell that started it sees the signal."""
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)

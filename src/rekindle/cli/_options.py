@@ -60,7 +60,7 @@ def policy_name(ctx: click.Context, param: click.Parameter, value: str | None) -
 def writable(
     ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, Path], ...]
 ) -> tuple[tuple[str, Path], ...]:
-    """Check that the folders of output files exist, before the program runs for an hour."""
+    """Check that the folders of output files exist now, not after the program has run."""
     for _, path in value:
         if not path.parent.is_dir():
             raise click.UsageError(f"{param.opts[0]}: there is no folder {path.parent}", ctx)

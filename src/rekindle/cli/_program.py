@@ -1,6 +1,6 @@
 """Find the program that a command line names: a script, or a function of a script or a module.
 
-`profile`, `capture` and `verify` use it; `rekindle run` has `_main_program` instead.
+The commands `profile`, `capture` and `verify` use this module; `rekindle run` uses `_main_program`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 
 
 def script(place: str) -> Path:
-    """Return the path of a script, and make its folder the first place for imports."""
+    """Return the path of a script, and put its folder first on `sys.path`."""
     path = Path(place)
     if not path.is_file():
         raise click.UsageError(f"there is no file {place}")
@@ -27,7 +27,7 @@ def script(place: str) -> Path:
 def function(place: str, name: str) -> Callable[[], Any]:
     """Return the function `name` of a module, or of a script.
 
-    A script runs once to define it, but not as __main__.
+    A script runs once to define the function, but not as __main__.
     """
     if place.endswith(".py"):
         found = runpy.run_path(str(script(place)), run_name=Path(place).stem)

@@ -21,16 +21,16 @@ BETWEEN_LINES: Final = 10.0
 
 
 def unwatched() -> nullcontext[None]:
-    """Do nothing; stands in for `progress` without --progress."""
+    """Return a context that does nothing, in place of `progress`, if --progress is not given."""
     return nullcontext()
 
 
 @contextmanager
 def progress(run: Run) -> Generator[None]:
-    """Show the status of a run after each step, until the context ends.
+    """Show the status of a run after each training step, until the context ends.
 
-    On a terminal it is one line below all output. Elsewhere a line is printed every
-    `BETWEEN_LINES` seconds.
+    On a terminal the status is one line below the program's output. Elsewhere a line is printed
+    every `BETWEEN_LINES` seconds.
     """
     from rich.console import Console
     from rich.live import Live
@@ -49,7 +49,7 @@ def progress(run: Run) -> Generator[None]:
         if live is None:
             click.echo(f"rekindle: {run.status()}", err=True)
         else:
-            line = Text(run.status(), no_wrap=True, overflow="ellipsis")  # fits in 80 columns
+            line = Text(run.status(), no_wrap=True, overflow="ellipsis")  # cut at the right edge
             live.update(line, refresh=True)
 
     run.on_step(show)
@@ -58,7 +58,7 @@ def progress(run: Run) -> Generator[None]:
 
 
 def found_by(phases: Phases) -> str:
-    """List the smallest budgets of a profiled run, and the time lost within other budgets."""
+    """Format the smallest budgets of a profiled run, and the time lost within other budgets."""
     if not phases.whole:
         return "--profile: no operator ran within the budget: nothing was measured"
     lines = [f"the smallest budgets, simulated, with a margin of {phases.MARGIN:.0%}:"]
@@ -73,5 +73,5 @@ def found_by(phases: Phases) -> str:
 
 
 def smallest(budget: Bytes) -> str:
-    """Format a budget for the command line: in MiB, rounded up, from 1 GiB on, else in bytes."""
+    """Format a budget for a command line: in bytes below 1 GiB, else in MiB, rounded up."""
     return str(budget) if budget < 1 << 30 else f"{-(-budget // (1 << 20))}MiB"

@@ -26,8 +26,8 @@ from rekindle.cli._options import examples
 def command(ctx: click.Context, into: Path | None) -> None:
     """Compile the native cores now, not when they are first needed.
 
-    There are two cores, one for budgets and one for the simulator. They are compiled for the
-    installed PyTorch and compiler, which takes under a minute on two cores. They are kept in the
+    There are two native cores, one for budgets and one for the simulator. They are compiled for the
+    installed PyTorch and compiler, which takes under a minute on two CPUs. They are kept in the
     user's cache (`rekindle doctor` shows where), for all environments with the same PyTorch.
     """
     from rekindle import native

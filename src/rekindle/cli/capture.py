@@ -67,6 +67,6 @@ def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int
 
 
 def _can_be_written(path: Path) -> None:
-    """Check the folder of the output now, not after an hour of computing."""
+    """Refuse an output file that cannot be written now, not after the program has run."""
     if not path.parent.is_dir():
         raise click.UsageError(f"-o {path}: there is no folder {path.parent}")

@@ -29,8 +29,8 @@ from rekindle.trace.formats import load, save
 def command(source: Path, target: Path, as_format: str | None) -> None:
     """Read the trace SOURCE in any known format and write it to TARGET.
 
-    SOURCE is a trace of Rekindle (.jsonl), a log of the DTR paper or a graph of Checkmate; either
-    file is gzipped if its name ends in .gz.
+    SOURCE is a trace of Rekindle (.jsonl), a log of the DTR paper or a graph of Checkmate. SOURCE
+    may be gzipped; TARGET is gzipped if its name ends in .gz.
     """
     suffixes = [suffix for suffix in target.suffixes if suffix != ".gz"]
     chosen = as_format or ("dtr" if suffixes[-1:] == [".log"] else "native")

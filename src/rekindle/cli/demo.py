@@ -68,14 +68,14 @@ def command(
 
     The model learns the text of Python's standard library, character by character. The first run
     measures how much memory training takes. The second run has less memory, and must give the same
-    losses and the same weights, bit for bit. If it does not, the exit code is 1.
+    losses and the same weights, bit for bit. If they differ, the exit code is 1.
     """
     given = ctx.get_parameter_source("fraction") is not ParameterSource.DEFAULT
     if budget is not None and given:
         raise click.UsageError("--budget and --fraction say the same thing: write only one")
 
-    # OpenMP reads this variable when torch is loaded. Threads that spin while they wait make
-    # training many times slower on a machine that is busy with other work.
+    # OpenMP reads this variable when torch is loaded. It stops idle threads from spinning, which
+    # would make training many times slower on a machine that is busy with other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from rekindle.cli import _demo_training as demo
     from rekindle.cli import _demo_view

@@ -24,12 +24,12 @@ _PRELOADED: Final = ("jemalloc", "tcmalloc", "mimalloc")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the output."""
+    """One line of the output: a part of the installation, its state, and advice."""
 
     name: str
     found: str
-    advice: str = ""  # the command that solves the problem; empty if there is none
-    needed: bool = False  # True if the exit code is 1 without it
+    advice: str = ""  # the command that adds the missing part; empty if nothing is missing
+    needed: bool = False  # True if the exit code is 1 when this part is missing
 
 
 @click.command(
@@ -42,7 +42,7 @@ class Row:
 def command(ctx: click.Context) -> None:
     """Show versions, devices, the native core, compiler, caches, and missing parts.
 
-    Add the output to a report of a problem. The command compiles nothing and changes nothing.
+    Add the output to a bug report. The command compiles nothing and changes nothing.
     """
     rows = [
         *_versions(),
@@ -112,9 +112,9 @@ def _folder(folder: Path) -> str:
 
 
 def _allocator() -> Iterator[Row]:
-    """Name the CPU allocator: that of the C library, or one that is preloaded instead.
+    """Name the CPU memory allocator: that of the C library, or one that is preloaded instead.
 
-    Its name matters for resident memory, because allocators keep freed memory.
+    The resident memory of a process depends on it, because allocators keep freed memory.
     """
     libc = " ".join(platform.libc_ver()) or "the system's"
     loaded = _MAPS.read_text(encoding="utf-8") if _MAPS.exists() else ""
@@ -137,7 +137,7 @@ def _extras() -> Iterator[Row]:
 
 
 def _extra_packages() -> dict[str, list[str]]:
-    """Return the packages of each extra, from the metadata of the installed rekindle."""
+    """Return the packages of each optional extra, from the metadata of the installed rekindle."""
     found: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("rekindle") or []

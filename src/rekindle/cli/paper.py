@@ -1,4 +1,4 @@
-"""`rekindle paper`: regenerate the simulated figures of the DTR paper from a folder of logs.
+"""`rekindle paper`: regenerate the simulated figures of the DTR paper from its operator logs.
 
 The paper is Kirisame et al., ICLR 2021.
 """
@@ -131,7 +131,7 @@ def _theory(folder: Path) -> None:
 
 
 def switch(layers: int) -> dict[str, list[tuple[float, float]]]:
-    """Compute the recomputation of a linear network for budgets from log2(layers) to `layers`."""
+    """Count recomputed operators of a linear network, for budgets from log2(layers) to `layers`."""
     import math
 
     least = math.ceil(math.log2(layers)) + 2

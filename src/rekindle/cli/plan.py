@@ -176,7 +176,7 @@ def _as_object(plan: Plan, problem: Problem) -> dict[str, object]:
 
 @contextmanager
 def _progress(name: str, quiet: bool) -> Generator[Watch | None]:
-    """Show the state of the search as a line on a terminal; yield the function to report to."""
+    """Show the state of the search as a line on a terminal; yield the function that updates it."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -244,9 +244,10 @@ def _waiting(plan: Plan) -> float:
 
 
 def _bound(plans: Sequence[Plan]) -> float:
-    """Return the best lower bound for all schedules.
+    """Return the highest lower bound of the plans for the cost of all schedules.
 
-    Checkmate's bound holds for schedules of its own stages only; it is used if there is no other.
+    Checkmate's bound holds only for schedules of Checkmate's stages, so it is used only if no other
+    plan has a bound.
     """
     general = [plan for plan in plans if not plan.planner.startswith("checkmate")]
     return max(plan.lower_bound for plan in general or plans)

@@ -74,7 +74,7 @@ def command(
 ) -> None:
     """Measure the memory of PROGRAM, and predict its time within smaller budgets.
 
-    PROGRAM is a function that takes one training step, SCRIPT.py:FUNCTION or MODULE:FUNCTION, or a
+    PROGRAM is a function that makes one training step, SCRIPT.py:FUNCTION or MODULE:FUNCTION, or a
     script, SCRIPT.py, which runs once as a whole. A function runs several times, and weights,
     gradients and optimizer state are restored after each run. The script finds ARGUMENTS in
     sys.argv; put -- before arguments that begin with a dash.

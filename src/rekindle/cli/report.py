@@ -1,4 +1,4 @@
-"""`rekindle report`: show a report that was saved as JSON."""
+"""`rekindle report`: show a report of a run or a profile that was saved as JSON."""
 
 from __future__ import annotations
 

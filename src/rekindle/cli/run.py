@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Reports = tuple[tuple[str, Path], ...]
 
-#: The argument `learn` of `rekindle.budget` for each option.
+#: The argument `learn` of `rekindle.budget` for each value of the option --learn.
 _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "never": False}
 
 
@@ -168,7 +168,7 @@ def command(
     except BaseException as error:
         code = show(_with_a_hint(error, f"-m {program}" if is_module else program))
     finally:
-        if run is not None and os.getpid() == process:  # a fork of the program reports nothing
+        if run is not None and os.getpid() == process:  # processes forked by the program: no report
             _tell(run, reports, quiet)
             if phases is not None:
                 click.echo(f"rekindle: {found_by(phases)}", err=True)
@@ -176,7 +176,7 @@ def command(
 
 
 def _warn_of_misplaced(program: str, arguments: Sequence[str], is_module: bool) -> None:
-    """Warn that a `--budget SIZE` after PROGRAM is an argument of PROGRAM."""
+    """Warn if `--budget SIZE` stands after PROGRAM, where it is an argument of PROGRAM."""
     for number, word in enumerate(arguments):
         name, _, value = word.partition("=")
         value = value or (*arguments, "")[number + 1]
@@ -227,6 +227,6 @@ def _tell(run: Run, reports: Reports, quiet: bool) -> None:
 
 
 def _rank() -> str | None:
-    """Return the rank of this process, or None if it is the only one."""
+    """Return the rank of this process among those of torchrun or accelerate, or None if alone."""
     several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
     return os.environ.get("RANK") if several else None

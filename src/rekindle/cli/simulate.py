@@ -142,8 +142,8 @@ def command(
     """Replay recorded programs under budgets and policies.
 
     LOGS are traces of Rekindle (.jsonl) or operator logs of the DTR paper, gzipped or not, or
-    folders of them. A run can pass, need more than the budget (oom), or recompute for longer than
-    the limit (thrash).
+    folders of such files. A simulated run can pass, need more than the budget (oom), or recompute
+    for longer than the limit (thrash).
     """
     if budget is not None and (ratios or as_sweep):
         raise click.UsageError("--budget, --ratio and --sweep all say the budgets: write only one")
@@ -243,7 +243,7 @@ def run_all(wanted: Sequence[Case], jobs: int | None = None) -> list[Outcome]:
 
 
 def write_csv(outcomes: Iterable[Outcome], path: Path) -> None:
-    """Write a table with a header: one line a run, one column a field of `Outcome`."""
+    """Write a table with a header, one line for each run and one column for each field."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Outcome)])
         writer.writeheader()
@@ -279,7 +279,7 @@ def _print(outcomes: Sequence[Outcome]) -> None:
             format_bytes(outcome.budget_bytes) if outcome.budget_bytes else "none",
             f"{ratio:.2f}" if ratio else "",
             outcome.status,
-            f"{outcome.overhead - 1:.2%}" if passed else "",  # `overhead` is 1.0 for none
+            f"{outcome.overhead - 1:.2%}" if passed else "",  # an `overhead` of 1.0 means no loss
             format_bytes(outcome.peak_bytes),
             *([format_bytes(outcome.reserved_bytes)] if placed else []),
             outcome.evictions,

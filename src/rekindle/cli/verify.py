@@ -37,9 +37,10 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
     """Run a training step with and without a budget, and compare.
 
     SCRIPT.py runs once, not as __main__, to define the step; package.module is imported instead.
-    STEP names a function without arguments, "step" if not given. It makes one training step, and
-    must do the same at each call. It runs twice without the budget and once within it. Results,
-    gradients, buffers, random numbers and calls of hooks are compared bit for bit.
+    STEP is the name of a function without arguments that makes one training step; the default is
+    "step". The function must do the same at each call. It runs twice without the budget and once
+    within it. Results, gradients, buffers, random numbers and calls of hooks are compared bit for
+    bit.
     """
     from rekindle.pytorch import verify
 

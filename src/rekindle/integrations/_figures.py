@@ -1,6 +1,6 @@
 """Compute the figures of a run that frameworks log: each covers the time since the previous log.
 
-The integrations of Hugging Face and Lightning use it.
+The integrations of Hugging Face and Lightning use this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Amount = str | int | budget
 
 
 def entered(amount: Amount) -> budget:
-    """Make a context for one training. A given `budget` is copied, so that it can be used again."""
+    """Make a `budget` context for one training; a given `budget` is copied for repeated use."""
     return amount.copy() if isinstance(amount, budget) else budget(amount)
 
 

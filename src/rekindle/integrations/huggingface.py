@@ -3,7 +3,7 @@
     class BudgetTrainer(WithinBudget, Trainer): ...
     trainer = BudgetTrainer(model, args, train_dataset=data, budget="20GiB")
 
-It is a mixin, because a callback of `Trainer` is called at steps but cannot wrap the training loop.
+`WithinBudget` is a mixin, because a callback of `Trainer` cannot wrap the training loop.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rekindle.pytorch import Run
 class WithinBudget:
     """A mixin for `transformers.Trainer`: `train()` runs within a budget.
 
-    Put it before `Trainer` among the bases. Leave gradient checkpointing off, so that blocks that
-    fit are not computed twice. The figures of the run are logged with the losses.
+    Put the mixin before `Trainer` among the bases. Leave gradient checkpointing off, because it
+    recomputes blocks even if they fit. The figures of the run are logged with the losses.
 
     Args:
         budget: Bytes, or text ("20GiB"), for all of training, evaluations included. For other
@@ -64,7 +64,7 @@ class WithinBudget:
 
 
 class BudgetLog(TrainerCallback):
-    """A callback that adds the figures of a run to the log; `WithinBudget` adds it.
+    """A callback that adds the figures of a run to the log. `WithinBudget` installs it.
 
     The names are `rekindle_peak_bytes`, `rekindle_evictions`, `rekindle_recomputations` and
     `rekindle_time_lost_percent`.

@@ -1,6 +1,6 @@
 """Reports of runs and profiles as text, plots, pages and JSON.
 
-Other packages pass plain data here; a report does no measuring of its own. Only `_plot.py` imports
+Other packages pass plain data to this package, which measures nothing. Only `_plot.py` imports
 matplotlib.
 """
 

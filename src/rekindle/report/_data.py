@@ -15,7 +15,7 @@ from rekindle._types import Bytes, Nanoseconds
 @final
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Holders of memory at one moment. Each table adds up to `memory` if `memory` is known.
+    """Uses of memory at one moment. If `memory` is known, the bytes of each table add up to it.
 
     Attributes:
         memory: Bytes in use.
@@ -25,8 +25,9 @@ class Holders:
         modules: Bytes by module.
         lines: Bytes by source line.
         operators: Bytes by operator.
-        resident: Bytes of resident memory of the process, as the system counts it; 0 if unknown.
-        cached: Bytes of the resident memory that are free, and cached for the next request.
+        resident: Resident memory of the process (RSS) in bytes, as the operating system counts it;
+            0 if unknown.
+        cached: Bytes of the resident memory that the allocator caches for the next request.
     """
 
     memory: Bytes = 0
@@ -48,7 +49,7 @@ class Timeline:
     Attributes:
         clock: The time (ns) of each point since the start.
         bands: For each category, the bytes in use at each point.
-        evicted: Bytes evicted since the previous point, of storages that are restored later.
+        evicted: Bytes evicted since the previous point, only of storages that are restored later.
         recomputed: Time (ns) of recomputation since the previous point.
         note: The part of the run that the timeline shows; empty if it shows the whole run.
     """
@@ -63,7 +64,7 @@ class Timeline:
 @final
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Recomputed operators of one kind in one module: their number and their time (ns)."""
+    """Recomputed calls of one operator in one `nn.Module`: their number and their time (ns)."""
 
     module: str
     operator: str
@@ -74,14 +75,14 @@ class Recomputed:
 @final
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A budget, and the predicted time of a step within it.
+    """A budget, and the predicted time of a step within this budget.
 
     Attributes:
         budget: The budget in bytes.
         step_ns: The predicted time of a step (ns).
-        slowdown: That time over the time of the step without Rekindle.
+        slowdown: The predicted time over the time of the step without Rekindle.
         recompute_ns: Time (ns) in recomputed operators.
-        recomputations: How many operators run again.
+        recomputations: How many operators are recomputed.
     """
 
     budget: Bytes
@@ -98,8 +99,8 @@ class Swapped:
 
     Attributes:
         out: Bytes copied to the host.
-        back: Bytes copied back.
-        host_peak: The most bytes on the host at once.
+        back: Bytes copied back from the host.
+        host_peak: The most bytes of copies on the host at once.
         transfer_ns: Time (ns) of all copies.
         waiting_ns: Time (ns) that the program waited for copies. The rest of `transfer_ns` was
             hidden behind computation.
@@ -128,7 +129,7 @@ class Figures:
     recomputed: tuple[Recomputed, ...] = ()
     choices: tuple[Choice, ...] = ()
     keep_all: Bytes | None = None  #: peak of a step in which nothing is evicted
-    smallest_budget: Bytes | None = None  #: smallest budget in which the simulated step runs
+    smallest_budget: Bytes | None = None  #: smallest budget within which the simulated step runs
     plain_ns: Nanoseconds | None = None  #: measured time of the step without Rekindle
     swapped: Swapped | None = None  #: None without swapping
     advice: tuple[str, ...] = ()
@@ -136,10 +137,10 @@ class Figures:
 
     @property
     def overhead(self) -> float:
-        """Time lost as a share of `compute_ns`; 0.0 means nothing was lost."""
+        """Time lost to the budget, as a share of `compute_ns`; 0.0 means that nothing was lost."""
         return self.time_lost / self.compute_ns if self.compute_ns else 0.0
 
     @property
     def time_lost(self) -> Nanoseconds:
-        """Time lost (ns): `lost_ns` if it was measured, else `recompute_ns`."""
+        """Time (ns) lost to the budget: `lost_ns` if that was measured, else `recompute_ns`."""
         return self.recompute_ns if self.lost_ns is None else self.lost_ns

@@ -1,4 +1,7 @@
-"""Compute the timeline and the table of recomputed operators from a trace and a record of it."""
+"""Compute two parts of a report from the trace and the record of a run.
+
+These are the memory over time and the table of recomputed operators.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from rekindle.schedule import Action, Compute, Discard, Free, Record, SwapIn, Sw
 from rekindle.trace import Trace
 
 MOST_POINTS = 600
-"""Most points of a timeline: about as many as the plot has pixels."""
+"""Most points of a timeline: about as many as its plot is wide in pixels."""
 
 
 def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Recomputed, ...]:
@@ -43,9 +46,10 @@ def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Re
 
 
 def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
-    """Compute the memory after each action, by category.
+    """Compute the memory in use after each action of a run, by category.
 
-    If there are more than `MOST_POINTS` points, each interval of time keeps its highest point only.
+    If there are more than `MOST_POINTS` points, time is divided into intervals, and only the point
+    with the most memory of each interval is returned.
 
     Args:
         trace: The trace.
@@ -67,11 +71,11 @@ def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
 
 
 _Point = tuple[Nanoseconds, dict[str, Bytes], Bytes, Nanoseconds]
-"""Clock, memory by category, bytes evicted by this action, time of recomputation in it."""
+"""After one action: clock, memory by category, bytes that it evicted, time that it recomputed."""
 
 
 class _Walk:
-    """Tracker of resident storages along the actions of a record."""
+    """Follows the actions of a record and knows which storages are resident."""
 
     def __init__(self, trace: Trace, kinds: Sequence[str], record: Record) -> None:
         self._trace = trace
@@ -83,7 +87,7 @@ class _Walk:
         self._runs_left = Counter(a.op for a in record.actions if isinstance(a, Compute))
 
     def after(self, action: Action) -> Iterator[_Point]:
-        """Apply an action, and yield the point after it, if it changes memory or time."""
+        """Apply an action. If it changes memory or time, yield the point after the action."""
         match action:
             case Compute():
                 yield self._compute(action)
@@ -119,7 +123,7 @@ class _Walk:
             self._memory[self._kinds[storage]] += self._trace.storages[storage]
 
     def _free(self, storage: int) -> Bytes:
-        """Free a storage; return its bytes if its operator runs again later, else 0."""
+        """Free a storage. Return its bytes if it is recomputed later (an eviction), else 0."""
         if storage not in self._resident:
             return 0
         self._resident.discard(storage)
@@ -130,7 +134,7 @@ class _Walk:
 
 
 def _thinned(points: list[_Point]) -> list[_Point]:
-    """Keep the highest point of each interval of time, so that at most `MOST_POINTS` remain."""
+    """Keep the point with the most memory of each time interval, at most `MOST_POINTS` in all."""
     if len(points) <= MOST_POINTS:
         return points
     width = max(1, -(-points[-1][0] // (MOST_POINTS - 1)))
@@ -145,7 +149,7 @@ def _thinned(points: list[_Point]) -> list[_Point]:
 def _sums(
     points: list[_Point], clock: tuple[Nanoseconds, ...]
 ) -> tuple[tuple[Bytes, ...], tuple[Nanoseconds, ...]]:
-    """Sum up evicted bytes and recomputation time between consecutive points of `clock`."""
+    """Sum up evicted bytes and recomputation time of `points` between neighbors in `clock`."""
     evicted = [0] * len(clock)
     again = [0] * len(clock)
     place = 0

@@ -31,7 +31,7 @@ _PALETTE = (*COLORS[:7], "#f0e442")  # without black, which is invisible on a da
 
 
 def page(report: Figures) -> str:
-    """Return the whole document."""
+    """Return the report as a whole HTML document."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -41,7 +41,7 @@ def page(report: Figures) -> str:
 
 
 def fragment(report: Figures) -> str:
-    """Return the content with its style, which does not affect the page around it."""
+    """Return the report as HTML for a notebook. Its style does not affect the page around it."""
     peak = report.at_peak
     parts = [
         f"<h1>{escape(report.title)}</h1>",
@@ -108,8 +108,8 @@ def _timeline(report: Figures) -> str:
     line = report.timeline
     if len(line.clock) < 2:
         return ""
-    # Categories whose memory never falls far are drawn at the bottom, so that others stand on a
-    # level base.
+    # Categories with constant memory, such as parameters, are drawn at the bottom, so that changing
+    # ones are drawn on a level base.
     names = sorted(line.bands, key=lambda name: (-min(line.bands[name]), -max(line.bands[name])))
     bands = {name: line.bands[name] for name in names}
     colors = _colors(names)
@@ -165,7 +165,7 @@ def _who(report: Figures) -> str:
 
 
 def _bars(table: Mapping[str, Bytes], whole: Bytes) -> str:
-    """Return a table with a bar for the bytes of each row."""
+    """Return an HTML table with a bar for the bytes of each row."""
     shown = list(table.items())[:MOST_ROWS]
     if not shown:
         return ""

@@ -1,6 +1,7 @@
 """Write reports as JSON and read them back.
 
-The JSON has a version. `read` accepts only the version and the fields that `write` writes.
+The JSON contains a version number. `read` accepts only the version and the fields that `write`
+writes.
 """
 
 from __future__ import annotations

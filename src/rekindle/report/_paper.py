@@ -1,6 +1,6 @@
 """Draw the figures of the DTR paper (Kirisame et al., ICLR 2021) from simulated runs.
 
-`rekindle paper` and `rekindle simulate --plots` call it.
+`rekindle paper` and `rekindle simulate --plots` call this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rekindle.report import _plot
 
 
 class Point(Protocol):
-    """One simulated run."""
+    """Figures of one simulated run, such as an `Outcome` of the simulator."""
 
     @property
     def log(self) -> str: ...
@@ -40,11 +40,12 @@ def _policy(point: Point) -> str:
 def overheads(
     points: Sequence[Point], path: Path, *, label: Callable[[Point], str] = _policy
 ) -> None:
-    """Draw figure 2: overhead against memory ratio, one panel a model.
+    """Draw figure 2 of the paper: overhead against memory ratio, one panel for each model.
 
-    A line ends at the lowest ratio that works. A dotted vertical line there means that the next
-    budget is too small; a dashed one means that the next budget makes the policy thrash. For a run
-    without a ratio, the ratio is its peak over the peak of keep-all.
+    The memory ratio is the budget over the peak without evictions. If a run has no ratio, its own
+    peak takes the place of the budget. A line ends at the lowest ratio that works. A dotted
+    vertical line at its end means that the next lower budget is too small. A dashed one means that
+    within the next lower budget the policy recomputes too long.
 
     Args:
         points: The runs.
@@ -80,7 +81,10 @@ def _ratio(point: Point) -> float:
 
 
 def _split(points: Sequence[Point]) -> tuple[list[Point], Point | None]:
-    """Split sorted runs into those before the first failure, and that failure, or None."""
+    """Return the runs before the first one that failed, and that failed run, or None.
+
+    The runs are sorted by budget, the largest first.
+    """
     passed: list[Point] = []
     for point in points:
         if point.status != "pass":
@@ -92,7 +96,7 @@ def _split(points: Sequence[Point]) -> tuple[list[Point], Point | None]:
 def bars(
     counts: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], path: Path, *, what: str
 ) -> None:
-    """Draw counts against memory ratio, on a logarithmic axis.
+    """Draw counts against the memory ratio, with a logarithmic axis for the counts.
 
     Args:
         counts: For each model and policy, points (ratio, count).

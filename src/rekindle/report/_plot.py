@@ -1,4 +1,4 @@
-"""Draw figures with matplotlib: a grid of axes, lines, a file. No other file imports matplotlib."""
+"""Draw plots with matplotlib and save them to files. No other file imports matplotlib."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def line(
 
 
 def failure(axis: Any, x: float, *, number: int, style: str) -> None:
-    """Draw a vertical line at the last budget with which a policy works."""
+    """Draw a vertical line at `x`, the smallest budget with which a policy works."""
     axis.axvline(x, color=COLORS[number % len(COLORS)], linestyle=style, linewidth=0.9, alpha=0.7)
 
 

@@ -23,7 +23,7 @@ class Profile:
     """A measured step, and predictions of its time within smaller budgets.
 
     Attributes:
-        report: Holders of memory at the peak, memory over time, time against budget.
+        report: Uses of the memory at the peak, memory over time, time against budget.
         trace: The trace of the step, for `rekindle.simulate` and the planners.
     """
 
@@ -37,7 +37,7 @@ class Profile:
 
     @property
     def at_peak(self) -> Holders:
-        """Holders of memory at the peak, by category, module, line and operator."""
+        """Uses of the memory at the peak: by category, module, source line and operator."""
         return self.report.at_peak
 
     @property
@@ -47,9 +47,9 @@ class Profile:
 
     @property
     def curve(self) -> tuple[Choice, ...]:
-        """Predicted time of a step against budget, from the largest budget to the smallest.
+        """Budgets with the predicted time of a step within each, from the largest budget on.
 
-        A smaller budget is never predicted to be faster.
+        A smaller budget is never predicted to be faster than a larger one.
         """
         return self.report.choices
 
@@ -72,7 +72,7 @@ class Profile:
         return self.curve[0].step_ns if wanted > self.curve[0].budget else self.curve[-1].step_ns
 
     def slowdown(self, budget: str | Bytes) -> float:
-        """Return the predicted time of a step over its time without Rekindle.
+        """Return the predicted time of a step within a budget, over its time without Rekindle.
 
         Args:
             budget: Bytes, or text such as "6GiB".
@@ -81,13 +81,14 @@ class Profile:
         return first.slowdown * self.step_ns(budget) / first.step_ns
 
     def budget_for(self, slowdown: float = 1.1) -> Bytes:
-        """Return the smallest budget (bytes) for an acceptable slowdown.
+        """Return the smallest budget (bytes) within which a step is fast enough.
 
         Args:
-            slowdown: The most that a step may take, as a multiple of its time without Rekindle.
+            slowdown: The most time that a step may take, as a multiple of its time without
+                Rekindle.
 
         Raises:
-            ValueError: No budget is that fast.
+            ValueError: Even within the largest budget a step is slower.
         """
         checks.number(slowdown, 0.0, "profile.budget_for(slowdown={})", "1.1")
         fast = [choice for choice in self.curve if choice.slowdown <= slowdown]

@@ -28,7 +28,7 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Report(Figures):
-    """Report of a run: budget, peak, holders of memory, recomputed operators, time lost.
+    """Report of a run: budget, peak, what used the memory, recomputed operators, time lost.
 
     `print(report)` shows it as text, `report.show()` in color on a terminal. A notebook shows it as
     a page.
@@ -86,13 +86,13 @@ class Report(Figures):
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Read a report from what `to_json` returned.
+        """Read a report from the JSON text that `to_json` returned.
 
         Args:
             text: The JSON.
 
         Raises:
-            InvalidFile: The text is not a report.
+            InvalidFile: The text is not a report of this version.
         """
         return cls(**read(text))
 

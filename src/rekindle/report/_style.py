@@ -1,6 +1,7 @@
 """Define the style sheet of a report.
 
-Every rule is below `.rekindle`, so that the style of a surrounding notebook does not change.
+Every CSS rule applies only inside an element of class `rekindle`. So the style of a notebook around
+a report does not change.
 """
 
 from __future__ import annotations

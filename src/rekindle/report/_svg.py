@@ -1,7 +1,7 @@
 """Draw charts as inline SVG that stretches with the page.
 
-Labels are HTML text outside the SVG. So a chart uses the full width, and its labels keep their size
-on a phone.
+Labels are HTML text outside the SVG. So the drawing stretches to the full width, but its labels
+keep a readable size on a phone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _dashed(x1: float, x2: float, y1: float, y2: float) -> str:
 
 
 def shaded(left: float, right: float, title: str) -> str:
-    """Shade the region from `left` to `right` (0 to 1), which is not possible."""
+    """Shade the region from `left` to `right` (0 to 1), to mark it as impossible."""
     return (
         f'<rect class="shaded" x="{WIDTH * left:.1f}" width="{WIDTH * (right - left):.1f}" y="0" '
         f'height="{HEIGHT}"><title>{escape(title)}</title></rect>'

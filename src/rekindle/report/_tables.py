@@ -1,4 +1,4 @@
-"""Shorten tables: add up modules that differ only in a number, and shorten paths."""
+"""Shorten tables of a report: add up `nn.Module`s that differ only in a number, shorten paths."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rekindle.report._data import Recomputed
 
 
 def by_kind(modules: Mapping[str, Bytes]) -> dict[str, Bytes]:
-    """Add up the bytes of modules that differ only in a number, such as "GPT.blocks.*.out (12)".
+    """Add up the bytes of modules whose paths differ only in a number.
 
     Returns:
-        Bytes by kind of module, the largest first.
+        Bytes by common path, such as "GPT.blocks.*.out (12)" for twelve modules, the largest first.
     """
     sums: Counter[str] = Counter()
     members: Counter[str] = Counter()
@@ -26,7 +26,10 @@ def by_kind(modules: Mapping[str, Bytes]) -> dict[str, Bytes]:
 
 
 def recomputed_by_kind(rows: Iterable[Recomputed]) -> list[Recomputed]:
-    """Add up recomputed operators of such modules. The longest time comes first."""
+    """Add up recomputed operators of modules whose paths differ only in a number.
+
+    The entry with the longest time comes first.
+    """
     times: Counter[tuple[str, str]] = Counter()
     spent: Counter[tuple[str, str]] = Counter()
     for row in rows:
@@ -37,12 +40,15 @@ def recomputed_by_kind(rows: Iterable[Recomputed]) -> list[Recomputed]:
 
 
 def short_path(line: str) -> str:
-    """Return a "file:line" relative to the working folder, if it is below it."""
+    """Return a "file:line" relative to the working folder, if the file is in that folder."""
     return line.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def short_paths(lines: Mapping[str, Bytes]) -> dict[str, Bytes]:
-    """Shorten all paths; remove the common folder of those outside the working folder."""
+    """Shorten the paths of all source lines.
+
+    Paths in the working folder become relative to it. The others lose the folder that they share.
+    """
     shown = {short_path(line): nbytes for line, nbytes in lines.items()}
     folders = [os.path.dirname(_place(line)) for line in shown if os.path.isabs(line)]
     common = os.path.commonpath(folders) if folders else ""
@@ -55,7 +61,7 @@ def short_paths(lines: Mapping[str, Bytes]) -> dict[str, Bytes]:
 
 
 def _place(line: str) -> str:
-    """Remove the line of a library, which may follow in parentheses."""
+    """Return the user's source line without the library's line that may follow in parentheses."""
     return line.partition(" (")[0]
 
 

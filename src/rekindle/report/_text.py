@@ -12,7 +12,7 @@ from rekindle.report._data import Choice, Figures
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
 MOST_ROWS = 8
-"""Most rows of a table; a last line counts the others."""
+"""Most rows of a table; a last line says how many rows are left out."""
 
 _Paint = Callable[[str, str], str]
 _BOLD, _DIM, _RED, _YELLOW, _CYAN = "1", "2", "31", "33", "36"
@@ -27,7 +27,7 @@ def wants_color(file: IO[str]) -> bool:
 
 
 def text_of(report: Figures, *, color: bool) -> str:
-    """Return all sections, with an empty line between them."""
+    """Return all sections of the report as text, with an empty line between them."""
     paint = _paint if color else _plain
     sections = [
         _figures(report, paint),
@@ -71,7 +71,7 @@ def _figures(report: Figures, paint: _Paint) -> list[str]:
 
 
 def _resident(report: Figures) -> list[str]:
-    """Return the line of resident memory near the peak, and its parts."""
+    """Return the lines about the resident memory of the process near the peak, and its parts."""
     peak = report.at_peak
     if not peak.resident:
         return []
@@ -163,6 +163,6 @@ def _choices(report: Figures, paint: _Paint) -> list[str]:
 
 
 def _thinned(choices: Sequence[Choice]) -> list[Choice]:
-    """Select at most twelve choices, including the first and the last."""
+    """Select at most twelve of the budgets, including the first and the last."""
     step = max(1, -(-(len(choices) - 1) // 11))
     return list(choices) if step == 1 else [*choices[:-1:step], choices[-1]]
