@@ -96,7 +96,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(_unknown(name), name=name)
     module = import_module(_HOME[name])
     value: object = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
-    globals()[name] = value  # later accesses find the value and do not call this function
+    globals()[name] = value  # later accesses find the value here and do not call `__getattr__`
     return value
 
 

@@ -1,6 +1,6 @@
 """Make `python -m rekindle` the same as `rekindle`.
 
-Launchers that start modules need it: `torchrun -m rekindle run train.py`.
+Launchers that start Python modules need this file: `torchrun -m rekindle run train.py`.
 """
 
 from rekindle.cli import main

@@ -28,7 +28,7 @@ def cache_folder() -> Path | None:
 
 
 def core_folder() -> Path:
-    """Return the folder for compiled cores, also if `REKINDLE_CACHE=off`.
+    """Return the folder for compiled cores. `REKINDLE_CACHE=off` does not affect it.
 
     Raises:
         RuntimeError: The user has no home folder.

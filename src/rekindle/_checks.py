@@ -1,4 +1,4 @@
-"""Check arguments of public functions at the call, before anything runs.
+"""Check the arguments of public functions when the user calls them, before anything runs.
 
 Each public function here returns its `value`, or raises `InvalidArgument`. The message says what
 was got, what was wanted, and the line to write. The argument `line` is the source line that the
@@ -37,13 +37,13 @@ def switch(value: bool, line: str) -> bool:
 
 
 def number(value: Any, least: float, line: str, instead: str) -> Any:
-    """Check that `value` is a number of at least `least`, and whole if `least` is an int.
+    """Check that `value` is at least `least`. If `least` is an int, `value` must be whole.
 
     Args:
         value: The argument to check.
         least: The smallest value that is accepted.
-        line: The line that the user wrote, with {} for the value.
-        instead: The value that the error message suggests.
+        line: The user's source line, with {} for the value. The error message shows it corrected.
+        instead: The value that the error message puts into the corrected line.
     """
     kinds = (int,) if isinstance(least, int) else (int, float)
     if isinstance(value, kinds) and not isinstance(value, bool) and value >= least:
@@ -59,10 +59,10 @@ def function(
 
     Args:
         value: The argument to check.
-        line: The line that the user wrote, with {} for the value.
-        instead: The expression that the error message suggests.
+        line: The user's source line, with {} for the value. The error message shows it corrected.
+        instead: The expression that the error message puts into the corrected line.
         arguments: Example arguments; only their number matters.
-        wanted: The words of the error message for the wanted object.
+        wanted: How the error message describes an accepted value.
     """
     if not callable(value):
         got = _kind(value) + " (a call in place of a function?)" * (value is None)
@@ -76,7 +76,7 @@ def function(
 
 
 def step(value: Any, line: str) -> Callable[[], object]:
-    """Check that `value` is a function that makes one training step and needs no arguments."""
+    """Check that `value`, which makes one training step, can be called without arguments."""
     wanted = "a function that takes one step, without arguments"
     return function(value, line, "lambda: step(batch)", wanted=wanted)
 
@@ -87,9 +87,9 @@ def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:
     Args:
         value: The argument to check.
         wanted: A type, or a tuple of types.
-        name: The words of the error message for the wanted type.
-        line: The line that the user wrote, with {} for the value.
-        instead: The expression that the error message suggests.
+        name: How the error message describes the wanted type.
+        line: The user's source line, with {} for the value. The error message shows it corrected.
+        instead: The expression that the error message puts into the corrected line.
     """
     if isinstance(value, wanted):
         return value
@@ -99,7 +99,7 @@ def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:
 
 
 def _unlike(value: Callable[..., Any], arguments: tuple[object, ...]) -> str | None:
-    """Return why `value` cannot be called with `arguments`, or None if nothing is known."""
+    """Return why `value` cannot be called with `arguments`; None if it can or this is unknown."""
     try:
         # `nn.Module.__call__` takes anything; its `forward` has the real signature.
         signature = inspect.signature(getattr(value, "forward", value))

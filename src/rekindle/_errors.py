@@ -1,6 +1,7 @@
 """Define every error that this library raises on purpose.
 
-Other errors, such as those of the user's code, pass through unchanged. The tree:
+Other errors, such as those of the user's code, pass through unchanged. The tree of classes, each
+with its built-in base and its meaning:
 
 RekindleError
  +- InvalidArgument (ValueError)    an argument is not one of the accepted values
@@ -11,7 +12,7 @@ RekindleError
  +- OutOfBudget (MemoryError)       an operator does not fit (also a torch.OutOfMemoryError)
  +- SwapFailed (OSError)            a value can be neither read back nor recomputed
  +- Unsupported (RuntimeError)      something cannot work; the message says what to do instead
- +- VerificationFailed (AssertionError)  a step differs within a budget
+ +- VerificationFailed (AssertionError)  a step gives other results within a budget
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class RekindleError(Exception):
 
 
 def _again(kind: type[RekindleError], arguments: tuple[object, ...]) -> RekindleError:
-    """Recreate a pickled error without `__init__`, which takes the parts of the message."""
+    """Recreate a pickled error from its final message; `__init__` would compose a new message."""
     builtin: Any = kind
-    # `__new__` has to be that of the builtin base that fixes the memory layout of the class. That
-    # is `__base__`, which is not always the last of `__bases__`.
+    # Python accepts only the `__new__` of the builtin class that fixes the memory layout, such as
+    # `OSError.__new__`. `__base__` leads to that class; the last of `__bases__` may be another.
     while builtin.__module__ != "builtins":
         builtin = builtin.__base__
     error = builtin.__new__(_kind_to_raise(kind))
@@ -56,8 +57,8 @@ class InvalidTrace(RekindleError, ValueError):
     """A trace breaks a rule.
 
     Attributes:
-        rule: The rule.
-        complaint: Where the trace breaks it.
+        rule: The rule that is broken.
+        complaint: The place at which the trace breaks the rule.
     """
 
     def __init__(self, rule: str, complaint: str) -> None:
@@ -70,11 +71,11 @@ class InvalidFile(RekindleError, ValueError):
     """A file cannot be read.
 
     Attributes:
-        line: The line, from 1.
-        field: The field that is wrong; empty if the whole line is.
+        line: The number of the wrong line, from 1.
+        field: The name of the wrong field; empty if the whole line is wrong.
         expected: The expected content.
         got: The content found.
-        path: The file.
+        path: The path of the file.
     """
 
     def __init__(self, line: int, field: str, expected: str, got: str, *, path: str = "") -> None:
@@ -96,9 +97,9 @@ class InvalidSchedule(RekindleError, ValueError):
     """A schedule cannot be performed.
 
     Attributes:
-        index: The number of the action that fails.
-        action: The action.
-        reason: Why it fails.
+        index: The position of the failing action in the schedule, from 0.
+        action: The failing action.
+        reason: Why the action fails.
     """
 
     def __init__(self, index: int, action: object, reason: str) -> None:
@@ -116,8 +117,8 @@ class OutOfBudget(RekindleError, MemoryError):
     """An operator does not fit into the budget, even after everything else was evicted.
 
     Once torch is loaded, each `OutOfBudget` is also a `torch.OutOfMemoryError`, and its text has
-    the words that PyTorch uses. Code that retries with a smaller batch recognizes it. Nothing is
-    lost: weights, optimizer state and batch are as before the step.
+    the words that PyTorch uses. So code that retries with a smaller batch after a CUDA OOM does the
+    same after this error. Weights, optimizer state and batch are as before the step.
 
     Attributes:
         needed: Bytes that the operator asked for.
@@ -128,8 +129,8 @@ class OutOfBudget(RekindleError, MemoryError):
         worth_trying: The budget that the message names, never above the peak of plain PyTorch. It
             is `smallest_budget`, or more if budgets named before were too small, or the budget for
             whole steps after `rehearse()`.
-        operator: The operator.
-        where: The source line that called the operator, as "file:line".
+        operator: The name of the operator that does not fit.
+        where: The source line that called this operator, as "file:line".
     """
 
     def __new__(cls, *arguments: Any, **figures: Any) -> Self:
@@ -161,14 +162,16 @@ class OutOfBudget(RekindleError, MemoryError):
         return _again, (OutOfBudget, self.args), state
 
     def rehearse(self, seconds: float = 10.0) -> Bytes:
-        """Find a budget for whole steps by running the model on shapes. Call it after the context.
+        """Find a budget for whole steps by a rehearsal: the model runs on shapes without data.
+
+        Call it after the `with rekindle.budget(...)` block that raised the error has ended.
 
         Args:
             seconds: The most seconds that the rehearsal may take.
 
         Returns:
-            The budget in bytes, also as `worth_trying` and in the message. If the model cannot be
-            rehearsed, the budget stays as it was.
+            The budget in bytes. `worth_trying` and the message then name this budget as well. If
+            the model cannot be rehearsed, they still name the budget from before.
         """
         rehearsal = self.__dict__.get("_rehearsal")
         if rehearsal is not None and rehearsal(self, seconds):
@@ -176,11 +179,11 @@ class OutOfBudget(RekindleError, MemoryError):
         return self.worth_trying
 
     def can_rehearse(self, rehearsal: Callable[[OutOfBudget, float], bool]) -> None:
-        """Have `rehearse` call `rehearsal` until it returns True, which ends the search.
+        """Let each call of `rehearse` call `rehearsal`, until `rehearsal` has returned True.
 
         Args:
-            rehearsal: A function of this error and the seconds it may take. It returns True if a
-                further call cannot find more.
+            rehearsal: A function of this error and the most seconds that the rehearsal may take. It
+                returns True if a further call cannot find a better budget.
         """
         self._rehearsal = rehearsal
 
@@ -189,7 +192,7 @@ class OutOfBudget(RekindleError, MemoryError):
 
         Args:
             budget: The budget (bytes) to suggest.
-            reason: The words of the message that say what this budget is.
+            reason: The words that the message puts before the budget.
         """
         before = f"rekindle.budget({self.worth_trying})"
         *lines, words = (each for each in self.args[0].splitlines() if not each.endswith(before))
@@ -224,16 +227,16 @@ def remedy_for(operator: str) -> str:
 
 
 def _kind_to_raise(kind: type[Any]) -> type[Any]:
-    """Return the class to instantiate for `kind`; it differs once torch is loaded."""
+    """Return `kind`; for `OutOfBudget`, once torch is loaded, its subclass from `_also`."""
     torch_error = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     return kind if kind is not OutOfBudget or torch_error is None else _also(torch_error)
 
 
 @cache
 def _also(torch_error: type[Exception]) -> type[OutOfBudget]:
-    """Make the subclass of `OutOfBudget` that is a `torch_error` too.
+    """Make the subclass of `OutOfBudget` that is also a subclass of `torch_error`.
 
-    It is made on first use, because this module must not import torch.
+    The subclass is made on first use, because this module must not import torch.
     """
     members = {"__module__": OutOfBudget.__module__, "__doc__": OutOfBudget.__doc__}
     return type(OutOfBudget.__name__, (OutOfBudget, torch_error), members)
@@ -241,10 +244,10 @@ def _also(torch_error: type[Exception]) -> type[OutOfBudget]:
 
 @contextmanager
 def beside(error: BaseException | None) -> Generator[None]:
-    """Turn an exception of the block into a note of `error`, so that it does not replace `error`.
+    """Run a `with` block; an exception in it becomes a note of `error` and does not replace it.
 
     Args:
-        error: The error that is already on its way to the user. None: exceptions of the block
+        error: The error that is already being raised to the user. None: exceptions of the block
             are raised as they are.
     """
     try:
@@ -256,7 +259,7 @@ def beside(error: BaseException | None) -> Generator[None]:
 
 
 class SwapFailed(RekindleError, OSError):
-    """A value was swapped out and can be neither read back nor recomputed. The step fails."""
+    """A swapped-out value can be neither read back nor recomputed. The training step fails."""
 
 
 class Unsupported(RekindleError, RuntimeError):
@@ -264,7 +267,7 @@ class Unsupported(RekindleError, RuntimeError):
 
 
 class VerificationFailed(RekindleError, AssertionError):
-    """A step differs within a budget; the message is the table of `verify`."""
+    """A step gives other results within a budget; the message is the table of `verify`."""
 
 
 # Make tracebacks show the name that users write, such as rekindle.OutOfBudget.

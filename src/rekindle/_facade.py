@@ -1,7 +1,8 @@
 """Define the public functions that plan a model: `sequential`, `export`, `plan`, `backend`.
 
-Each joins parts that do not import each other: `rekindle.pytorch` measures or traces the model, a
-planner decides, and `rekindle.pytorch` runs the plan. torch is imported only inside the functions.
+Each function joins packages that do not import each other: `rekindle.pytorch` measures or traces
+the model, a planner decides, and `rekindle.pytorch` runs the plan. torch is imported only inside
+the functions.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from rekindle.pytorch.planned import Backend, Export, ModelPlan
 
 
-# Share of the budget that selective checkpoints may fill. While a block is recomputed, variables of
-# its Python code hold results longer than the timeline of operators shows. That excess is small
-# compared with a whole block, but not compared with the results that selective checkpoints save.
+# Share of the budget that selective checkpoints may fill. The predicted timeline frees a result
+# after its last reader, but Python variables of a block that is recomputed hold it longer. This
+# excess is small compared with a whole block, but large compared with single saved results.
 _MARGIN = 0.97
 
 
@@ -48,10 +49,10 @@ def sequential(
     """Make an `nn.Sequential` with the same parameters that trains within a budget.
 
     Each stage is measured on a sample. Rotor's dynamic program (Beaumont et al., TOMS 2024) decides
-    for each stage to keep what its backward pass needs, or its input, or nothing. Stages run in
-    eager PyTorch and are recomputed as a whole, so forward hooks and Python side effects inside a
-    stage run again. Gradients, buffers and random numbers equal those of `model` bit for bit. A
-    stage is a child of the sequential or of a nested one.
+    for each stage to keep what its backward pass needs, or only the stage's input, or nothing. A
+    stage is a child of `model`, or of an `nn.Sequential` nested in it. Stages run in eager PyTorch
+    and are recomputed as a whole, so forward hooks and Python side effects inside a stage run
+    again. Gradients, buffers and random numbers equal those of `model` bit for bit.
 
     Args:
         model: The `nn.Sequential`.
@@ -60,7 +61,8 @@ def sequential(
             gradients, input, output, activations.
         loss: A function from the output to a scalar; its memory is measured too. Default: a sum.
         beside: Bytes of memory outside the model during a step: optimizer state, targets.
-        reshape: How to treat an input of another shape: "measure" again, or "refuse" it.
+        reshape: How to treat an input whose shape differs from `sample`: "measure" the stages
+            again, or "refuse" the input.
         watch: A function that is called with (stages measured, number of stages).
 
     Returns:
@@ -118,22 +120,25 @@ def export(
 ) -> Export:
     """Choose the blocks of a model to wrap in `torch.utils.checkpoint` for a budget.
 
-    The peak is a prediction. It is up to a tenth too low where the Python code of a block holds
-    intermediate results, as residual convolutional blocks do.
+    The peak memory of the result is predicted. It is up to a tenth too low if Python variables in a
+    block hold intermediate results, as residual convolutional blocks do.
 
     Args:
         model: The model.
-        step: A whole training step, not the first one. It runs once.
+        step: A function that makes a whole training step. It runs once here; run at least one step
+            before, so that the optimizer state exists.
         budget: Bytes, or text ("6GiB").
-        blocks: Paths of submodules that may be wrapped. Default: children of lists and sequentials.
-        selective: Let the checkpoints save the most expensive results that fit.
+        blocks: Paths of submodules that may be wrapped. Default: the children of every
+            `nn.ModuleList` and `nn.Sequential`.
+        selective: Let the checkpoints save those results inside blocks that cost most to recompute,
+            as far as they fit the budget.
 
     Returns:
         An `Export` with `apply(model)`, `code()` to paste, and `policy(block)`. If whole blocks
         cannot reach the budget, `fits` is False and `excess` is the difference in bytes.
 
     Raises:
-        Unsupported: The model has no such blocks, or they did not run.
+        Unsupported: The model has no such blocks, or the step did not run them.
     """
     from rekindle.planners._blocks import blocks_of
     from rekindle.pytorch.observed import capture_modules
@@ -203,19 +208,21 @@ def plan(
     Args:
         program: A model, a `Trace`, or the path of a file that holds a trace.
         example_inputs: The arguments of the model: a tuple of positional arguments, a dictionary of
-            keyword arguments, or one tensor. Not for a trace.
+            keyword arguments, or one tensor. Leave it out for a trace.
         budget: Bytes, or text ("6GiB"), for one forward and backward pass: parameters, buffers,
             inputs, activations, gradients. Default: half way between the smallest possible budget
             and keeping everything, or the smallest budget that has a plan.
         planner: One of `rekindle.planners`, or its name ("rotor"). Default: `Cuts`, started from a
             run of DTR.
-        swap: For a trace and the default planner: values may also be swapped, at this bandwidth.
+        swap: For a trace and the default planner: values may also be swapped to the host, at this
+            bandwidth.
         reserve: Bytes of the budget for memory that the graph of the model does not show: optimizer
             state, accumulated gradients, a loss outside the model.
-        shapes: How to treat inputs of another shape: "replan", or raise an "error".
+        shapes: How to treat inputs whose shapes differ from the example: "replan", or raise an
+            "error".
         check: Run the model and the plan once on the example inputs, compare them bit for bit, and
-            refuse a plan that differs. False only traces the model. Not for `compile=True`, which
-            compares each compiled segment with its operators.
+            refuse a plan whose results differ. False only traces the model. Ignored with
+            `compile=True`, which compares each compiled segment with its operators instead.
         compile: Have Inductor compile runs of light operators as segments. Results equal those of
             the same segments without a budget bit for bit, and those of eager PyTorch within
             rounding. Needs a C++ compiler (on a device: Triton).
@@ -298,7 +305,7 @@ _NO_LIMIT = 1 << 60
 
 
 def _plan_trace(trace: Trace, budget: Bytes | None, planner: Planner) -> Plan:
-    """Plan a trace; without a budget, within the default one or the smallest that has a plan."""
+    """Plan a trace. Without a budget use the default one, or the smallest that has a plan."""
     problem = Problem.of(trace)
     if budget is not None:
         return planner.plan(problem, budget)
@@ -401,19 +408,20 @@ def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
 
 
 TIME_LIMIT = 30.0  #: time limit of the default planner, in seconds
-GAP = 0.001  #: the default planner stops when a plan is within this share of the lower bound
+GAP = 0.001  #: the default planner stops when a plan costs at most this share above the lower bound
 
-# Plans for the most recent programs. A smaller budget's plan is reused if a larger budget's search
-# finds a slower one, so that more memory never means more time.
+# All plans found for the most recent programs. If the search for a larger budget finds a slower
+# plan than an earlier search for a smaller budget, the earlier plan is used. So a larger budget
+# never gives a slower plan.
 _known: dict[tuple[Trace, Planner], list[Plan]] = {}
 _MOST_KNOWN = 16
 
 
 class _Plans:
-    """Planner that remembers its plans, as a function of a trace and a budget.
+    """Function from a trace and a budget to a plan, which remembers all plans that it finds.
 
-    It returns the fastest plan that fits among all that it has found for the trace. It shows the
-    progress of the search on a terminal.
+    It returns the fastest remembered plan of the trace that fits the budget. It shows the progress
+    of the search on a terminal.
     """
 
     def __init__(self, planner: Planner | None, progress: ProgressLine) -> None:

@@ -1,9 +1,9 @@
 """Name the planners, and combine planners with the simulator.
 
-`rekindle.planners` must not import the simulator, so that no planner judges itself. Therefore the
-two planners that use both are here: `Online` makes a plan of a simulated run of a policy (DTR), and
-`WarmCuts` starts the cut relaxation from such runs. `rekindle.plan`, `rekindle.backend` and the
-command line look planners up here.
+`rekindle.planners` must not import the simulator, so that no planner judges its own plans.
+Therefore the two planners that use the simulator are here: `Online` converts a simulated run of an
+eviction policy (DTR) to a plan, and `WarmCuts` starts the cut relaxation from such runs.
+`rekindle.plan`, `rekindle.backend` and the command line look planners up here.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from rekindle.policies import DEFAULT, DTR, MSPS, Policy, Swap
 from rekindle.schedule import Schedule, verify
 from rekindle.simulator import replay, smallest_budget
 
-# Limit on recomputation in a run that starts a search, as a multiple of the program's own time. A
-# run beyond it is a bad start and slow to simulate.
+# Limit on recomputation in a simulated run from which a search starts, as a multiple of the
+# program's own time. A run that recomputes longer is a bad start and slow to simulate.
 LONGEST: Final = 10
-_QUICK: Final = 1  # the same limit for the first attempt, before any plan is known
-# The search for the smallest budget with a plan: its share of the time limit, the share of one
-# attempt, and the gap at which an attempt stops. Any plan shows that a budget suffices.
+_QUICK: Final = 1  # the same limit for the first simulated run, when no plan is known yet
+# The search for the smallest budget that has a plan: its share of the time limit, the share of one
+# attempt, and the distance to the lower bound at which an attempt stops. That distance is large,
+# because any plan, however slow, shows that the budget suffices.
 _ASIDE, _TRY, _ENOUGH = 0.25, 0.02, 10.0
 
 
 def halfway(problem: Problem) -> Bytes:
-    """Return the default budget: half way between the lower limit and the peak of keep-all.
+    """Return the default budget: half way between `problem.floor` and the peak without evictions.
 
-    No schedule fits into less than the lower limit, `problem.floor`.
+    No schedule fits into less than `problem.floor`.
     """
     return (problem.floor + problem.keep_all_peak) // 2
 
@@ -58,8 +59,8 @@ def halfway(problem: Problem) -> Bytes:
 class Online:
     """Planner whose plan is a simulated run of the online engine.
 
-    The engine sees each operator only when it runs, so the plan is usually worse than that of a
-    planner that knows the whole trace.
+    The engine sees each operator only when the operator runs. So the plan is usually worse than
+    that of a planner that knows the whole trace.
 
     Attributes:
         policy: The policy that selects storages to evict.
@@ -102,16 +103,17 @@ class Online:
 @final
 @dataclass(frozen=True)
 class WarmCuts:
-    """Planner that starts the cut relaxation (`Cuts`) from a run of the online engine.
+    """Planner that starts the cut relaxation (`Cuts`) from a simulated run of the online engine.
 
-    If that finds no plan, it starts again from runs of other policies. The plan is never slower
-    than the run, unless the run recomputes for more than ten times the program's time. With `swap`
-    the search starts from three runs: one that recomputes, one that swaps, and one that does both.
+    If the search finds no plan, it starts again from runs with other eviction policies. The plan is
+    never slower than the run, unless the run recomputes for more than ten times the program's time.
+    With `swap` the search starts from three runs: one only recomputes, one only swaps, one does
+    both.
 
     Attributes:
         time_limit: Seconds for the search.
-        gap: The search stops when the plan is within this share of the lower bound.
-        swap: If given, values may also be swapped.
+        gap: The search stops when the plan costs at most this share above the lower bound.
+        swap: If given, values may also be swapped, at this bandwidth.
     """
 
     time_limit: float
@@ -156,8 +158,8 @@ class WarmCuts:
             if quick.plan(problem, middle).schedule is None:
                 low = middle
             else:
-                # The peak of this plan may be lower still. But a search that is given only that
-                # peak might not find the plan again.
+                # The peak of this plan may be below `middle`. But a search with only that peak as
+                # the budget might not find this plan again, so `middle` is the safe answer.
                 high = middle
         return replace(plan, smallest_budget=high)
 
@@ -180,10 +182,10 @@ def _steps(problem: Problem, runs: Sequence[Schedule | None]) -> tuple[tuple[int
 
 
 def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
-    """Return `plan`, or a plan made of `run` if that costs less.
+    """Return `plan`, or a plan made of the simulated run `run` if `run` costs less.
 
-    The search does not count the time of views. Its schedule may run some of them again, so that it
-    can cost more than the run from which the search started.
+    The search does not count the time of views, but its schedule may run some views again. So
+    `plan` can cost more than the run from which the search started.
     """
     cost = verify(problem.trace, run, plan.budget)
     if plan.cost_ns is None or cost.total_ns >= plan.cost_ns:
@@ -225,13 +227,13 @@ PLANNERS: dict[str, Callable[[float], Planner]] = {
     "keep-all": lambda _: KeepAll(),
     "recompute-all": lambda _: RecomputeAll(),
 }
-"""Makers of planners, by the name on the command line. Each takes the time limit in seconds."""
+"""Functions from a time limit (seconds) to a planner, by its name on the command line."""
 
 SWAPPING: dict[str, Callable[[float, Swap], Planner]] = {
     "cuts": lambda time_limit, swap: WarmCuts(time_limit, swap=swap),
     "dtr": lambda _, swap: Online(DTR(), swap),
 }
-"""Makers of the planners that can also swap, by name."""
+"""Functions that make the planners which can also swap, by the planner's name."""
 
 
 def given_planner(
@@ -241,7 +243,7 @@ def given_planner(
 
     Args:
         planner: A planner, its name, or its class, which is called without arguments.
-        line: The line that the user wrote, with {} for the planner.
+        line: The user's source line, with {} for the planner, for the error message.
         seconds: The time limit for a planner that is given by name.
 
     Returns:

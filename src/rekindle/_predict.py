@@ -1,7 +1,8 @@
 """Predict memory and time of training steps: `rekindle.profile` and `rekindle.max_batch`.
 
-The runtime runs one step and records a trace; the simulator replays the trace within other budgets.
-`max_batch` normally runs each batch size instead, and simulates only if asked to.
+For `profile` the runtime runs one step and records a trace, and the simulator replays the trace
+within smaller budgets. `max_batch` runs real steps of several batch sizes; with `simulated=True` it
+uses the simulator as well.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ def profile(
     """Measure what one step needs, and predict its time within smaller budgets.
 
     The step runs several times, and everything that it changes is restored: weights, buffers,
-    gradients, optimizer state, random generators. Items taken from an iterator stay taken.
+    gradients, optimizer state, random generators. Iterators are not restored: a data loader goes on
+    after the batches that the step took.
 
     Args:
-        step: A function that takes one whole step: forward, backward, optimizer.
+        step: A function that makes one whole step: forward, backward, optimizer.
         budget: Run within this budget (bytes, or text such as "6GiB") if the step does not fit
             without one. Default: no limit.
         policy: The policy that selects storages to evict, in the run and in the prediction.
             Default: `Thrifty()`.
-        device: The device whose memory is meant. Default: CUDA if the program uses it, else the
+        device: The device whose memory is measured. Default: CUDA if the program uses it, else the
             CPU.
-        repeats: How often to time the step, with the bookkeeping and without; up to four times as
-            often on a busy machine. 0 runs the step once, restores nothing, and takes the sum of
-            its operators as its time.
+        repeats: How often to time the step, once with Rekindle's bookkeeping and once without each
+            time; up to four times as often on a busy machine. 0 runs the step once, restores
+            nothing, and takes the sum of the times of its operators as the time of the step.
         clock: The clock that times the step, in ns.
         watch: A function that is called with a line about the current stage.
 
     Returns:
-        A `Profile`: who holds memory at the peak, the smallest feasible budget, and the predicted
-        time of a step against budget.
+        A `Profile`: the holders of memory at the peak, the smallest feasible budget, and the
+        predicted time of a step for each budget.
 
     Raises:
         OutOfBudget: The step does not fit into `budget`.
@@ -130,7 +132,7 @@ def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
 
 
 def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:
-    """Return a line of advice if a predicted slowdown is below 1, which can only be noise."""
+    """Return a line of advice if a predicted slowdown is below 1, which only noise can cause."""
     least = min((choice.slowdown for choice in choices), default=1.0)
     if least >= 1.0:
         return ()
@@ -174,18 +176,20 @@ def max_batch(
 ) -> Batch:
     """Find the largest batch whose training step fits into a budget.
 
-    Sizes are doubled until one does not fit, then bisected. Each step runs twice, and everything
-    that it changes is restored: weights, buffers, gradients, optimizer state, random generators.
+    Batch sizes are doubled until one does not fit, then bisected. For each size the step runs
+    twice, and everything that it changes is restored: weights, buffers, gradients, optimizer state,
+    random generators.
 
     Args:
-        step_factory: A function from a batch size to a function that takes one whole step.
+        step_factory: A function from a batch size to a function that makes one whole step.
         budget: The budget in bytes or as text ("6GiB"). "auto": the free memory of the device,
             with a margin.
         slowdown: The most that recomputation may slow a step: 1.3 means 30 % more time. Default: no
             limit.
         at_most: Sizes above this one are not tried.
         simulated: Run only batches of 2 and 4 and extrapolate their traces. This is quick and needs
-            little memory; try the answer before you rely on it.
+            little memory, but less exact: run a real step of the returned size before you rely on
+            the size.
         policy: As for `rekindle.profile`.
         device: As for `rekindle.profile`.
         watch: A function that is called with a line about the current stage. Default: a progress
@@ -282,10 +286,10 @@ def _so_far(price: dict[int, float]) -> str:
 
 
 def largest(feasible: Callable[[int], bool], at_most: int) -> int:
-    """Find the largest feasible number by doubling, then bisection.
+    """Find the largest number for which `feasible` is True, by doubling, then bisection.
 
     Args:
-        feasible: A function that is True up to some number and False above it.
+        feasible: A function of a number, True up to some number and False above that number.
         at_most: The largest number to try.
 
     Returns:

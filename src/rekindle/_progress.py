@@ -11,14 +11,14 @@ import time
 from typing import Final, final
 
 SECONDS: Final = 2.0
-"""Work that ends sooner shows no line."""
+"""Work that takes less than this shows no line."""
 
 
 @final
 class ProgressLine:
-    """Line that appears after `SECONDS` of work, and is erased by `done()`.
+    """Progress line on a terminal: it appears after `SECONDS` of work, and `done()` erases it.
 
-    Call it with a text to update the line.
+    Call the object with a text to update the line.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class ProgressLine:
             self.done()
 
     def done(self) -> None:
-        """Erase the line. The next call starts the clock again."""
+        """Erase the line. The next text is again shown only after `SECONDS`."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

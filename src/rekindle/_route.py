@@ -1,9 +1,9 @@
-"""Plan a recorded step in a process of its own, with less priority than the training process.
+"""Plan a recorded training step in a process of its own, below the training process in priority.
 
-Usage: `python -m rekindle._route FOLDER BUDGET SECONDS NICENESS`. The runtime starts it to make
-learned plans in the background. It reads FOLDER/trace.jsonl and writes each better plan as
-FOLDER/route-N.json. A plan file is complete as soon as it exists. The first plan is made in a tenth
-of the time, because that already achieves most of the gain.
+Usage: `python -m rekindle._route FOLDER BUDGET SECONDS NICENESS`. The runtime starts this process
+to make learned plans in the background. The process reads FOLDER/trace.jsonl and writes each better
+plan as FOLDER/route-N.json. A plan file is complete as soon as it exists. The first plan is made in
+a tenth of SECONDS, because a quick plan already brings most of the gain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.planners.given import steps_of
 from rekindle.policies import DEFAULT
 from rekindle.trace.formats import native
 
-QUICK = 0.1  # share of the time for the first plan
+QUICK = 0.1  # share of SECONDS for the first plan
 
 
 def main(folder: Path, budget: int, seconds: float) -> None:
@@ -37,7 +37,8 @@ def main(folder: Path, budget: int, seconds: float) -> None:
         plan = Cuts(share * seconds, warm_start=warm).plan(problem, budget)
         if plan.schedule is None:
             continue
-        # The search starts from the best plan so far, so a different cost is a lower one.
+        # The second search starts from the first plan, so its plan never costs more. A different
+        # cost therefore means a better plan.
         if best is None or plan.recompute_ns != best.recompute_ns:
             route = Route.of(problem.trace, plan.schedule)
             _write(folder / f"route-{number}.json", replace(route, **_figures(plan)))

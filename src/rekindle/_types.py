@@ -1,6 +1,6 @@
 """Define the types of ids and quantities that all parts share.
 
-All are integers, so that equality is exact.
+All these types are integers, so that comparisons are exact.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import SupportsIndex
 from rekindle._errors import InvalidBudget
 from rekindle._types import Bytes, Nanoseconds
 
-# Units that a user may write, in lower case because case is ignored.
+# Bytes of each unit that a user may write. Keys are in lower case, because case is ignored.
 _BYTES_IN = {
     "b": 1,
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
@@ -27,8 +27,8 @@ _BYTES_IN = {
 _SIZE = re.compile(
     r"(?P<sign>[+-]?)(?P<number>\d+(?:_\d+)*(?:\.\d+)?)\s*(?P<unit>[^\d\s].*)?", re.ASCII
 )
-# Longest text in characters: more than any size needs, and short enough for int(), which refuses
-# text of more than 4,300 digits.
+# Longest accepted text, in characters: more than any size needs. Longer text could reach the limit
+# of int(), which refuses more than 4,300 digits.
 _LONGEST = 40
 
 # Unit, size, number of decimals. The decimals are fixed per unit, so that columns line up.
@@ -49,10 +49,10 @@ def parse_bytes(value: str | int, *, line: str = "rekindle.budget({})") -> Bytes
 
     Args:
         value: An int, or text such as "6GiB", "1.5 gb", "200_000_000", "64 KiB".
-        line: The line that the user wrote, with {} for the size, for the error message.
+        line: The user's source line, with {} for the size. The error message shows it corrected.
 
     Returns:
-        The bytes, rounded down, because a budget is a cap.
+        The bytes, rounded down, so that a budget is never larger than the user wrote.
 
     Raises:
         InvalidBudget: `value` is not a positive amount; the message shows the corrected line.
@@ -67,7 +67,7 @@ def format_bytes(n: Bytes) -> str:
 
 def format_ns(ns: Nanoseconds) -> str:
     """Format ns for people: "850 ns", "3.2 ms", "12.50 s", "2 min 05 s", "1 h 02 min"."""
-    if abs(ns) < 59_995_000_000:  # from here on, rounding would show "60.00 s"
+    if abs(ns) < 59_995_000_000:  # a longer time would be rounded to "60.00 s"
         return _scaled(ns, _SHOWN_NS)
     sign = "-" if ns < 0 else ""
     minutes, seconds = divmod(round(abs(ns) / 1e9), 60)
@@ -89,7 +89,7 @@ def _scaled(n: int, units: tuple[tuple[str, int, int], ...]) -> str:
 
 
 class _Reader:
-    """Reader of one value; keeps the value and the line for error messages."""
+    """Reader of one amount of bytes; keeps the user's value and source line for error messages."""
 
     def __init__(self, value: object, line: str) -> None:
         self.value = value
@@ -155,14 +155,14 @@ class _Reader:
 
 
 def _amount(number: str, unit: str) -> Bytes:
-    """Compute the exact number of bytes, rounded down."""
+    """Return the bytes of `number` times `unit`, computed exactly and then rounded down."""
     return math.floor(Fraction(number) * _BYTES_IN[unit.lower()])
 
 
 def _instead_of(value: float) -> tuple[str, ...]:
-    """Return what to write for a float: its whole bytes, and a round figure if that is equal."""
+    """Return texts to write instead of a float: whole bytes, and a round size of equal value."""
     if not math.isfinite(value) or value < 1:
-        return ('"6GiB"',)  # no amount is near it; a float below 1 may mean a share, also refused
+        return ('"6GiB"',)  # an example: no size is near a float below 1, which may mean a share
     n = int(value)
     for letter, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3)):
         figure = f"{Decimal(n) / size:f}"
