@@ -13,8 +13,8 @@ have been recomputed in the same way.
 
 For example, a program computes a = f(x), b = g(a), c = h(b), and the budget holds x and two more
 storages. Before h runs, the policy has to choose a victim, say a, and the engine yields `Free(a)`.
-When the backward pass asks for a, another victim makes room and the engine yields `Compute(f)`
-again. The input x cannot be computed. It is a **source**, and is never evicted.
+When the backward pass reads a, the engine evicts another victim and yields `Compute(f)` again. The
+input x has no recipe. It is a **source**, and is never evicted.
 
 Differences from the authors' prototype and simulator:
 
@@ -98,7 +98,7 @@ class Engine(Exchange):
         return self._let_go(storage) if storage.dead else ()
 
     def drop(self, storage: Storage) -> Iterable[Action]:
-        """Note that no variable of the program holds `storage`; evict or free it if it is dead."""
+        """Note that no variable of the program holds `storage`. If it is dead, evict or free it."""
         storage.held = False
         self._classify(storage)
         return self._let_go(storage) if storage.dead else ()
@@ -158,7 +158,7 @@ class Engine(Exchange):
             yield from self._free(self._lose_recipe(call))
 
     def spoil(self, storage: Storage) -> Iterator[Action]:
-        """Evict the dead `storage` after a call that was to overwrite it failed half way."""
+        """Evict the dead `storage`, because a call that overwrites it in place failed half way."""
         yield from self._evict(storage)
 
     # -- for drivers ------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Engine(Exchange):
         storage.nbytes = nbytes
 
     def _link(self, call: Call) -> None:
-        """Enter `call` and the storages it made into the graph."""
+        """Enter `call` and its new storages into the graph."""
         for storage in call.made:
             self._storages[storage] = None
             storage.cost = call.cost
@@ -372,7 +372,7 @@ class Engine(Exchange):
                 host.coming[storage] = storage.last_access
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
-        """Run `call`, after all calls that must run to provide its inputs."""
+        """Run `call`, after recomputing or swapping in its missing inputs."""
         if self.rules.quirks and not call.ran:
             self._link(call)
             for storage in call.made:
@@ -380,7 +380,7 @@ class Engine(Exchange):
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
         except NoRoom:
-            if self.rules.quirks:  # the authors give up here
+            if self.rules.quirks:  # the DTR authors' simulator gives up here
                 raise
             # The storages locked by this attempt may take the room that is missing. Evict all
             # candidates, and retry with late locks.
@@ -506,16 +506,16 @@ class Engine(Exchange):
             copied = [s for s in call.made if s.on_host and not s.resident and s is not wanted]
             self._readmit(frame, in_place)
             unasked = [storage for storage in call.made if storage not in self._storages]
-            for storage in unasked:  # dead siblings of the wanted storage, recomputed with it
+            for storage in unasked:  # dead outputs, which were recomputed with the wanted one
                 storage.resident = False
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
-            for storage in copied:  # siblings that have a copy on the host: the copy suffices
+            for storage in copied:  # other outputs with a copy on the host, which suffices
                 if storage in self._storages:
                     yield from self._evict(storage)
 
     def _readmit(self, frame: Frame, in_place: bool) -> None:
-        """Update memory, clock and candidates after a call was recomputed."""
+        """Update memory, clock and candidates after the call of `frame` was recomputed."""
         call = frame.call
         self.clock += call.cost
         self.recompute_ns += call.cost
@@ -548,7 +548,7 @@ class Engine(Exchange):
             The size of the storage of `source` in bytes.
         """
         old, new = source.storage, output.storage
-        # `output` may be evicted although the program holds it (`Storage.returns`).
+        # The program may hold `output` although it was evicted (`Storage.returns`).
         new.held, old.held = new.held or old.held, False
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)

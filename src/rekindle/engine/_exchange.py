@@ -54,7 +54,7 @@ class Exchange(Ledger):
         return super().evict(storages) if host is None else self._send_these(storages, host)
 
     def _send_these(self, storages: Iterable[Storage], host: HostMemory) -> Iterator[Action]:
-        """Evict or swap out exactly these storages, without those that are no candidates."""
+        """Evict or swap out each of `storages` that is a candidate."""
         for storage in storages:
             if storage.order >= 0:
                 yield from self._send(storage, host)

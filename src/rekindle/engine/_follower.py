@@ -26,17 +26,17 @@ class Host(Protocol):
     """The operations that a `Follower` needs from the driver, which owns the memory."""
 
     def poll(self) -> None:
-        """Refresh which storages the program still holds, before a value is brought back."""
+        """Find out which storages the program no longer holds, because memory is needed."""
 
     def current(self, storage: Storage) -> Storage:
-        """Return the storage that took the place of `storage`, or `storage` itself."""
+        """Return the storage that an in-place call made from `storage`, or `storage` itself."""
         ...
 
     def own(self, storage: Storage) -> None:
         """Keep the memory of `storage` although the program no longer refers to it."""
 
     def disown(self, storage: Storage) -> None:
-        """Undo `own`: the memory may be freed unless other references exist."""
+        """Undo `own`: the memory is freed if no other references exist."""
 
 
 @final
@@ -46,7 +46,7 @@ class Follower:
     def __init__(self, engine: Engine, route: Route, host: Host) -> None:
         assert engine.advice is not None, "an engine follows advice if its policy is Advised(...)"
         self.route = route
-        self.position = 0  #: number of moves taken so far
+        self.position = 0  #: number of moves of the plan taken so far
         self._engine = engine
         engine.listen()
         self._advice = engine.advice

@@ -1,4 +1,4 @@
-"""The state of a call while its inputs are gathered, and the errors that can end it."""
+"""The state of a call while the engine brings its inputs back, and the errors that can end it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cyclic(Exception):
 
 @final
 class Frame:
-    """A call whose inputs are being gathered: inputs still missing, and inputs already locked."""
+    """A call to run: its inputs that are still missing, and its inputs that are locked."""
 
     __slots__ = ("call", "gave_up", "locked", "pending", "wanted")
 

@@ -2,7 +2,8 @@
 
 A storage refers to the calls that read it (`consumers`), and a call to the values that it reads.
 These strong references in both directions keep the graph alive. `Engine` removes a storage from the
-graph when nothing can ask for it any more. Drivers attach their own data as `payload`.
+graph when neither the program nor a recomputation needs it. Drivers attach their own data as
+`payload`.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class Storage:
         self.order = -1  #: rank in which it became a candidate for eviction; negative: no candidate
         self.locks = 0  #: number of calls in progress that read it
         self.references = 0  #: number of the program's references that permit eviction
-        self.held = False  #: variables of the program keep the memory (user-held)
+        self.held = False  #: variables of the program hold this storage (user-held)
         self.returns = False  #: evictable while held: the driver can bring it back on access
         self.pinned = False  #: never evicted while it is needed
         self.resident = False
         self.on_host = False  #: a copy is on the host: swapping in can replace recomputing
         self.replayable = True  #: all calls that made it can be recomputed
-        self.values: list[Value] = []  #: root first, then views
+        self.values: list[Value] = []  #: the whole contents first, then views
         #: Calls that made the values, each once. Empty if this storage is not in the graph.
         self.makers: list[Call] = []
         self.consumers: dict[
@@ -71,7 +72,7 @@ class Storage:
         self.payload: Any = None
 
     def parents(self) -> list[Storage]:
-        """Return the storages needed to recompute this one; none if it has a copy."""
+        """Return the storages that recomputing this one reads. If it has a host copy: none."""
         if self.on_host:
             return []
         return [
@@ -122,7 +123,7 @@ class Storage:
 
     @property
     def useless(self) -> bool:
-        """True for a dead source that serves only to recompute values the program keeps anyway."""
+        """True for a dead source that only serves to recompute resident user-held values."""
         if not self.dead or not self.consumers:
             return False
         found: set[Storage] = {self}
@@ -193,7 +194,7 @@ class Call:
         self.made: list[Storage] = []  #: new storages, without those of which it made a view
         self.nbytes: Bytes = 0  #: total size of `made`
         self.workspace: Bytes = 0  #: bytes needed while it runs, in addition to `nbytes`
-        #: (output, input whose storage it takes over)
+        #: For a call in place: pairs of an output and the input whose storage it takes over.
         self.overwrites: Sequence[tuple[Value, Value]] = ()
         self.replayable = replayable
         self.ran = False

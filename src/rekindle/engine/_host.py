@@ -21,15 +21,15 @@ The backward pass of a matrix product is two matrix products.
 
 @final
 class HostMemory:
-    """Account of the copies on the host. An `Exchange` decides when to make or drop one."""
+    """Account of the copies on the host. An `Exchange` decides when to make or drop a copy."""
 
     def __init__(self, swap: Swap) -> None:
         self.limit = swap.host
         self.only = swap.only
         self.nbytes: Bytes = 0
         self.peak: Bytes = 0
-        self.swapped_out: Bytes = 0  #: bytes in total
-        self.swapped_in: Bytes = 0  #: bytes in total
+        self.swapped_out: Bytes = 0  #: total bytes of all swap-outs so far
+        self.swapped_in: Bytes = 0  #: total bytes of all swap-ins so far
         self.ways = Ways(swap)
         self.turn: Nanoseconds = 0  #: time of the last operator of a forward pass
         self.copies: dict[Storage, None] = {}
@@ -74,7 +74,7 @@ class HostMemory:
         """Select copies of resident storages to discard, oldest first, so that `nbytes` more fit.
 
         Returns:
-            The storages, or None if there are not enough.
+            The storages, or None if discarding all such copies would not make enough room.
         """
         lacking = self.lacks(nbytes)
         found: list[Storage] = []
@@ -91,7 +91,7 @@ class HostMemory:
         return (storage for storage in self.copies if not storage.resident)
 
     def next_back(self, now: Nanoseconds) -> Storage | None:
-        """Return the storage to prefetch next, or None.
+        """Return the storage to swap in next, ahead of its use, or None.
 
         A backward pass reads values in reverse order, so the storage used last is read first. A
         recomputable storage is skipped if its transfer would end after its expected use.

@@ -87,7 +87,7 @@ class Ledger:
             yield from self._evict(victim)
 
     def evict(self, storages: Iterable[Storage]) -> Iterator[Action]:
-        """Evict exactly these storages, without those that are no candidates.
+        """Evict each of `storages` that is a candidate.
 
         Drivers that need a particular address range to be free call this method. They may do so
         between any two actions.
@@ -172,7 +172,7 @@ class Ledger:
             return self._banish(storage)
         freed: list[Storage] = []
         if self.rules.quirks:
-            return freed  # the authors' graph only grows
+            return freed  # in the DTR authors' simulator, the graph only grows
         unneeded = [storage]
         while unneeded:
             storage = unneeded.pop()
@@ -234,7 +234,7 @@ class Ledger:
             if storage.resident:
                 freed.append(storage)
             parents = self._leave_graph(storage)
-            if not self.rules.quirks:  # the authors forget to look at the parents
+            if not self.rules.quirks:  # the DTR authors' simulator omits the parents
                 unneeded += parents
         return freed
 
@@ -310,7 +310,7 @@ class Ledger:
         self._lock(storage)
 
     def unlock(self, storage: Storage) -> Iterable[Action]:
-        """Undo `lock`, and evict or free `storage` if it died meanwhile."""
+        """Undo `lock`. If `storage` is dead and has no other locks, evict or free it."""
         self._unlock(storage)
         return self._let_go(storage) if storage.dead and not storage.locks else ()
 
@@ -334,7 +334,7 @@ class Ledger:
             and storage.locks == 0
             and (not storage.held or (storage.returns and storage not in self.reserve))
             and not storage.pinned
-            # The authors also evict storages of 0 bytes.
+            # The DTR authors' simulator also evicts storages of 0 bytes.
             and (storage.nbytes > 0 or self.rules.quirks)
         )
 

@@ -1,4 +1,4 @@
-"""A stand-in for the policy until the first eviction.
+"""A replacement of the policy's chooser until the first eviction.
 
 While everything fits into the budget, no storage has to be chosen, so the policy need not be kept
 up to date.
@@ -18,9 +18,9 @@ from rekindle.policies import Candidate, Chooser
 class NullChooser(Chooser):
     """A chooser that ignores all events until it is woken.
 
-    The graph holds all that most choosers need: the candidates, the order in which they became
-    candidates, and the evicted storages. `wake` reads them from there. A chooser with `remembers`
-    set needs the events themselves, so it is never replaced.
+    Most choosers need only the candidates, the order in which they became candidates, and the
+    evicted storages. `wake` reads all of these from the engine's graph. A chooser with `remembers`
+    set needs the events themselves, so it is never replaced by a `NullChooser`.
     """
 
     def __init__(self, chooser: Chooser) -> None:

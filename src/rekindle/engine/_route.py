@@ -1,7 +1,7 @@
 """A plan in a form that can be followed while a program runs: actions before each operator.
 
-`Route.of` translates a schedule. A route consists of numbers only, those of the schedule's trace.
-So it can be stored in a file, and outlives the objects it was made from.
+`Route.of` translates a schedule. A route contains only the numbers of storages and operators in the
+schedule's trace. So a route can be stored in a file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Route:
                 case Free(storage) | SwapOut(storage, keep=False):
                     moves.append(~storage)
                     untouched.discard(storage)
-                case Compute(op) if op == len(stops):  # for the first time
+                case Compute(op) if op == len(stops):  # the first run of this operator
                     stops.append(len(moves))
                     untouched.update(trace.new_storages(trace.ops[op]))
                 case Compute(op):
@@ -58,13 +58,13 @@ class Route:
                     dead = [each for each in read & untouched if death[each] <= len(stops)]
                     kept.update(dict.fromkeys(sorted(dead)))
                     made = tuple(trace.new_storages(trace.ops[op]))
-                    if made:  # views come back with their base
+                    if made:  # else the call only makes views, which come back with their base
                         moves.append(len(restores))
                         restores.append(made)
                 case SwapIn(storage):
                     moves.append(len(restores))
                     restores.append((storage,))
-                case SwapOut() | Discard():  # the engine decides these
+                case SwapOut() | Discard():  # the engine decides when to copy ahead and discard
                     pass
         stops.append(len(moves))
         return Route(tuple(stops), tuple(moves), tuple(restores), tuple(kept))
