@@ -1,4 +1,4 @@
-"""A wrapper for any policy: storages that a plan does not need for now are evicted first.
+"""A wrapper of a policy that first evicts storages which a plan does not need now.
 
 Advice changes which storage is chosen, never whether the result is correct. Without advice,
 `Advised(policy)` chooses as `policy` does.
@@ -17,7 +17,7 @@ from rekindle.policies._base import Candidate, Chooser, Policy
 @final
 @dataclass(frozen=True, slots=True)
 class Advised(Policy):
-    """Evict marked storages first, in the order of their marks, then what `policy` chooses."""
+    """Evict the storages that a plan has marked, in order, and then those that `policy` chooses."""
 
     policy: Policy
 
@@ -46,7 +46,7 @@ class AdvisedChooser(Chooser):
         self.repriced = chooser.repriced
 
     def mark(self, storage: Candidate) -> None:
-        """Note that the plan does not need `storage` until the plan recomputes it."""
+        """Mark `storage` for eviction: the plan does not need it until the plan brings it back."""
         self._marked[storage] = None
         if storage.order >= 0:
             self._make_ready(storage)

@@ -43,7 +43,7 @@ class Candidate(Protocol):
 class Chooser(ABC):
     """The state of a policy during one run: tracks the candidates, and chooses one to evict."""
 
-    #: True if choices depend on events before the first choice, not only on the current state.
+    #: True if `choose` depends on earlier events, not only on the current state of the storages.
     remembers = False
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Chooser(ABC):
         return storage.cost / max(1, now - storage.last_access)
 
     def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
-        """Note that a running call will make `storage` (only with the DTR authors' quirks)."""
+        """Note that a running call will make `storage` (only with `Rules.quirks`)."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """Note that `storage` was evicted. It can be recomputed or swapped in."""
@@ -104,7 +104,7 @@ class Chooser(ABC):
 
 
 class Policy(ABC):
-    """A rule that decides what to evict.
+    """A rule that decides which storage to evict next.
 
     A policy is frozen configuration, and `bind()` makes the state of one run. Subclass it to write
     a policy of your own: the guide "Write a policy or a planner" shows how.

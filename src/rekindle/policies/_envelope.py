@@ -35,13 +35,13 @@ class Envelope:
     """Lines in numbered slots. Of equal lines, the one with the greatest `order` wins."""
 
     def __init__(self, *, moving: bool, few: int = FEW) -> None:
-        self._moving = moving  # False: the benefit is bytes / cost, constant in time
+        self._moving = moving  # False: the benefit is bytes / cost, without staleness
         self._few = few
         self._vacant: list[int] = []
         self._dirty: set[int] = set()  # rows whose top must be searched again
         self._used = 0
         self._now: Nanoseconds = 0  # time of the last search
-        self._benefits: Floats | None = None  # of all lines at `_now`; None: unknown
+        self._benefits: Floats | None = None  # benefits of all lines at `_now`; None: not computed
         self._grow(1)
 
     def _grow(self, rows: int) -> None:
@@ -60,7 +60,7 @@ class Envelope:
         self._order = longer(get("_order"), np.full(slots, -1.0))
         # Slot of the top line of each row.
         self._top = longer(get("_top"), np.arange(0, slots, WIDTH))
-        # Time until which each row's top stays on top.
+        # Time until which each row's top is certainly the greatest line of the row.
         self._until = longer(get("_until"), np.full(rows, np.inf))
 
     def add(self, cost: float) -> int:
@@ -126,12 +126,12 @@ class Envelope:
         return self._benefit(self._bytes[slots], self._last[slots], self._cost[slots], now)
 
     def _benefit(self, nbytes: Any, last: Any, cost: Any, now: Nanoseconds) -> Any:
-        """Return the benefit. It rounds once more than the score at most, so ties stay ties."""
+        """Return the benefit. At most one extra rounding occurs, so equal scores stay equal."""
         return nbytes * (now - last) / cost if self._moving else nbytes / cost
 
     @staticmethod
     def _greatest(benefit: Floats, order: Floats) -> int:
-        """Return the index of the greatest benefit; a tie goes to the greatest order."""
+        """Return the index of the greatest benefit. Of equal ones, the greatest order wins."""
         best = int(benefit.argmax())
         ties = (benefit == benefit[best]).nonzero()[0]
         return best if len(ties) == 1 else int(ties[order[ties].argmax()])

@@ -73,7 +73,7 @@ def named(name: str) -> Policy:
 
 
 def policy_of(policy: object) -> Policy:
-    """Return the policy that the user's argument means.
+    """Return the policy for the user's argument `policy=`.
 
     Args:
         policy: A policy, a name, a policy class (used with its defaults), or None (the default

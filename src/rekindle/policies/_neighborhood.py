@@ -46,7 +46,7 @@ class Neighborhood(ABC):
     of all costs (see `_scored`).
     """
 
-    #: True if a cost depends on past events, not only on what is evicted now.
+    #: True if a cost depends on past events, not only on which storages are evicted now.
     remembers = False
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Neighborhood(ABC):
         """Count `storage`, which a running call will make, as evicted (with `Rules.quirks`)."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that `storage` left memory and can be recomputed."""
+        """Note that `storage` was evicted. It can be recomputed or swapped in."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
         """Note that `storage` is in memory again."""
@@ -158,7 +158,7 @@ class Exact(Neighborhood):
         # Storages whose neighborhood contains the outputs in `_expected`.
         self._noticed: dict[Candidate, None] = {}
         self._asked = 0  # number of costs computed so far
-        self._since: dict[Candidate, int] = {}  # value of `_asked` at the eviction of each storage
+        self._since: dict[Candidate, int] = {}  # value of `_asked` when each storage was evicted
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         self._asked += 1
@@ -178,8 +178,8 @@ class Exact(Neighborhood):
     def expected(self, storage: Candidate) -> None:
         """Count `storage` as evicted, but hide it from neighborhoods for now.
 
-        The authors' simulator updates a neighborhood only when something in it returns. Until then
-        it does not contain the outputs of the running call.
+        The DTR authors' simulator updates a neighborhood only when one of its storages returns to
+        memory. Until then the neighborhood does not contain the outputs of the running call.
         """
         self._expected[storage] = None
         self.evicted(storage)
@@ -328,7 +328,7 @@ class Classes(Neighborhood):
         # Cost that each storage will take out of its class.
         self._owed: dict[Candidate, Nanoseconds] = {}
         self._fallen: dict[_Class, None] = {}  # classes whose sum fell since last `cost_decreases`
-        # Storages that may have lost a class as their neighbor.
+        # Storages that may have lost a neighboring class, so that their cost fell.
         self._detached: dict[Candidate, None] = {}
         self._below: dict[_Class, None] = {}  # representatives of classes with a negative sum
 

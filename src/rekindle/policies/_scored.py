@@ -35,7 +35,7 @@ class ScoredChooser(Chooser):
     def __init__(
         self, neighborhood: Neighborhood, *, by_size: bool, by_staleness: bool, root: bool = False
     ) -> None:
-        """Choose the form of the score.
+        """Make a chooser without candidates.
 
         Args:
             neighborhood: The cost in the score.
@@ -97,7 +97,7 @@ class ScoredChooser(Chooser):
 
     def repriced(self, storage: Candidate) -> None:
         self._neighborhood.repriced(storage)
-        if storage in self._slot:  # its cost may also have fallen
+        if storage in self._slot:  # store a lower bound, because its cost may have fallen
             self._reprice(storage, self._least(storage))
         self._changes += 1
 
@@ -111,12 +111,12 @@ class ScoredChooser(Chooser):
         while True:
             slot = self._lines.best(now)
             storage = self._member[slot]
-            # Its cost is exact, so no other benefit can be greater.
+            # The greatest upper bound is an exact benefit, so no other benefit is greater.
             if self._priced.get(storage) == self._changes:
                 return storage
             self._priced[storage] = self._changes
             price = self._neighborhood.cost(storage) or _LEAST
-            # The bound was exact.
+            # The stored lower bound was the exact cost.
             if price == self._price[storage]:
                 return storage
             self._reprice(storage, price)

@@ -70,7 +70,7 @@ class Swap:
 
 
 def speed(swap: Swap | None, line: str) -> Swap | None:
-    """Check an argument `swap=` that gives bandwidths only, not an amount of host memory.
+    """Check an argument `swap=` that must be a `Swap` or None, not an amount of host memory.
 
     Args:
         swap: The user's argument.

@@ -1,4 +1,4 @@
-"""The score behind the banishing curve of the DTR paper, which is not quite h_DTR.
+"""The score behind the DTR paper's curve for banishing (freeing for good), not quite h_DTR.
 
     score(s) = (c0(s) + cost of e*(s)) / (m(s) * staleness)
 
@@ -46,7 +46,7 @@ class _Scan(Chooser):
         least, chosen = math.inf, None
         for storage in self._pool:
             score = _score(storage, now)
-            if score <= least:  # a tie goes to the last one
+            if score <= least:  # of equal scores, the last one is chosen
                 least, chosen = score, storage
         return chosen
 
