@@ -53,7 +53,7 @@ Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 
 
 class Keeper(Protocol):
-    """The object that can make evicted memory resident."""
+    """The object that makes evicted memory resident (`EvictHeld`)."""
 
     def present(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
         """Make the memory of `tensors` resident inside the block."""

@@ -68,7 +68,7 @@ class EvictHeld:
         self.threads = Threads()
 
     def all_threads_are_known(self) -> bool:
-        """Return True if each thread started within the budget or touches no tensor."""
+        """Return True if each thread was started within the budget or uses no tensors."""
         self.threads.changed()
         return not self.threads.unknown
 

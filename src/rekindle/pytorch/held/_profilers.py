@@ -35,7 +35,7 @@ _core = Current[ReadByProfilers]()
 def profilers_seen(core: ReadByProfilers) -> Iterator[None]:
     """Inside the block, report each start and stop of a profiler to `core`.
 
-    A profiler that is already running is reported at once.
+    If a profiler is already running, its start is reported now.
     """
 
     def starts(original: Any) -> Any:

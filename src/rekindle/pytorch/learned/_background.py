@@ -23,7 +23,7 @@ from rekindle.trace.formats import native
 MODULE = "rekindle._route"
 
 SECONDS: Final = 20.0
-"""Longest time (s) for improving a plan."""
+"""Longest time (s) of a search for better plans."""
 NICENESS: Final = 10
 """Niceness of the planning process, so that it yields the processor to training."""
 
@@ -37,7 +37,7 @@ class Planning:
     """
 
     def __init__(self, trace: Trace, budget: Bytes, seconds: float = SECONDS) -> None:
-        """Start the search.
+        """Start the planning process.
 
         Args:
             trace: The recorded step.

@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 
 class Learning(ABC):
-    """Follow the steps of one run, and pass their outcomes to `plans`."""
+    """Count the steps of one run, and pass each finished step to `plans`."""
 
     _driver: Any  #: the driver of the run
 

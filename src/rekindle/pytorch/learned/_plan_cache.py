@@ -52,7 +52,7 @@ class Claim:
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a fork has the descriptor open as well
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a fork may keep the descriptor open
             os.close(self._descriptor)
             self._path = None
 

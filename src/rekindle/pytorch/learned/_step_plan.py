@@ -42,7 +42,11 @@ class StepPlan:
     dearer: int = 0
 
     def lost_online(self, loss: float | None) -> None:
-        """Note the loss of a step of this shape. None: the step followed a plan."""
+        """Update `online_loss` by the loss of a step of this shape.
+
+        Args:
+            loss: Recomputation time divided by computation time. None: the step followed a plan.
+        """
         if loss is not None:
             self.online_loss = loss if self.online_loss is None else min(loss, self.online_loss)
 

@@ -31,17 +31,17 @@ MOST_LENGTHS: Final = 64
 """Most different step lengths that a patient learner counts."""
 DEARER: Final = 1.1
 NOISE: Final = 0.02
-"""Tolerated loss with a plan: `DEARER` times the loss without it, plus `NOISE`.
+"""Largest tolerated loss with a plan: `DEARER` times the loss without it, plus `NOISE`.
 
-Losses are shares of the computation time, and costs are measured, so small differences mean
-nothing.
+A loss is recomputation time divided by computation time. Both are measured, so small differences
+mean nothing.
 """
 BETWEEN_LOOKS: Final = 0.05
 """Time (s) between checks for the plan that another process searches."""
 
 
 class _Where(NamedTuple):
-    """The conditions that a plan is valid for, in addition to the budget."""
+    """The device, and True if plans are stored in the cache folder: plans are kept separately."""
 
     device: torch.device
     cache: bool
@@ -49,7 +49,7 @@ class _Where(NamedTuple):
 
 @final
 class StepPlans:
-    """The shapes of steps within one budget, the latest first, and the running search.
+    """The shapes of steps within one budget, the latest first, and the running search for a plan.
 
     Attributes:
         patient: True if the user did not ask for plans. Steps are then recorded only after steps
@@ -65,7 +65,7 @@ class StepPlans:
         self._where = where
         self._plan_cache = plan_cache
         self._planning: tuple[StepPlan, Planning, Claim] | None = None
-        self._elsewhere = False  #: another process searches for a plan that is needed here
+        self._elsewhere = False  #: True if another process searches for a plan needed here
         self._tries = 0  # number of steps still to record
         self._pause = 0  # number of steps until recording begins again
         self._next_pause = TRIES

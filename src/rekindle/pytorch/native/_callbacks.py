@@ -56,7 +56,15 @@ class PythonCallbacks:
     def out_of_budget(
         self, number: int, needed: Bytes, memory: Bytes, budget: Bytes, who: str
     ) -> OutOfBudget:
-        """Return the error for a request that does not fit into the budget."""
+        """Return the error for `needed` bytes that do not fit into the budget.
+
+        Args:
+            number: The driver.
+            needed: The bytes that were requested.
+            memory: The bytes in use.
+            budget: The budget in bytes.
+            who: The operator that made the request.
+        """
         who = shown_name(who)
         driver = drivers.get(number)
         shortage = NoRoom(needed, memory, budget, None)

@@ -67,7 +67,7 @@ def core(*, build: bool = True) -> ModuleType | None:
             PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())],
             (*EFFECTS, ONCE), SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
-    except RuntimeError as error:  # another library registered the same hooks first
+    except RuntimeError as error:  # another library has installed the same hooks before
         reason = f"it cannot be installed: {str(error).splitlines()[0]}"
     if reason:
         _started["why not"] = reason

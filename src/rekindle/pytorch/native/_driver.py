@@ -46,7 +46,7 @@ from rekindle.pytorch.online import (
 from rekindle.schedule import Recorder
 
 MUCH_LOST: Final = 10_000_000_000
-"""Least lost time (ns) that is worth a warning."""
+"""Least time (ns) lost to recomputation that causes a warning."""
 
 
 class Watcher(Protocol):
@@ -66,7 +66,7 @@ class Watcher(Protocol):
 
 
 class CopiesOnHost(Protocol):
-    """The store of swapped values on the host."""
+    """The host copies of swapped values."""
 
     @property
     def transfers(self) -> TransfersOnHost:
@@ -74,7 +74,7 @@ class CopiesOnHost(Protocol):
         ...
 
     def complain(self) -> None:
-        """Warn about failed transfers."""
+        """Warn about failed transfers, if there were any."""
         ...
 
 
@@ -198,11 +198,11 @@ class NativeDriver:
         if score is None:  # the core calls this policy through Python
             score, chooser = (0, False, False, False), policy.bind()
         self.handle = core.new(amount, str(device), assumed, learns, lends, score, chooser)
-        #: True for evict="anything": values made without grad are recorded as well.
+        #: True for evict="anything": operators without grad get recipes as well.
         self.anything = anything
         if anything:
             core.let_go_of_anything(self.handle)
-        #: Set if values that variables hold may be evicted.
+        #: Set if user-held memory may be evicted.
         self.lending: KnowsThreads | None = None
         self.watcher: Watcher | None = None  #: set if the run learns plans
         self.copies: CopiesOnHost | None = None
@@ -228,12 +228,12 @@ class NativeDriver:
         self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine)
-        self.undo: StepUndo | None = None  #: undo of the running optimizer step
+        self.undo: StepUndo | None = None  #: restores the weights if the running step fails
         self._stepping = False
         self._warned = False  # True once `warn_of_losses` has warned
         self._warm = WarmOptimizers()  # optimizers with state from before this run
         self.peak = NativePeak(self)
-        #: `operators_run` at the last `OutOfBudget`, and a copy of the error without frames.
+        #: `operators_run` at the last `OutOfBudget`, and a copy of the error without traceback.
         self.refused: tuple[int, OutOfBudget] | None = None
         drivers[core.number(self.handle)] = self
         leaves.come_back()  # undone by `gone`, when the last handle of a saved tensor is freed
@@ -286,16 +286,16 @@ class NativeDriver:
         return [
             Kept(shown_name(name), *rest)
             for name, *rest in self.core.kept(self.handle)
-            if not name.startswith(UNITS)  # those are in `functions_kept`
+            if not name.startswith(UNITS)  # forward passes of functions are in `functions_kept`
         ]
 
     @property
     def shortfall(self) -> NativeBackoff:
-        """How often the device had less memory than the budget."""
+        """Counts of device OOM errors: the device had less memory than the budget."""
         return NativeBackoff(*self.core.shortfall(self.handle))
 
     def keep_reserved(self) -> None:
-        """Apply the budget to memory that the device's allocator reserves, instead of uses."""
+        """Limit all memory that the device's allocator reserves, not only the memory in use."""
         self.core.keep_reserved(self.handle)
 
     def elsewhere(self) -> str | None:

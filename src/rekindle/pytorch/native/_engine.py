@@ -89,7 +89,7 @@ class NativeEngine:
 
     @property
     def storages(self) -> Iterator[int]:
-        """An iterator with one item for each storage of the graph, for counting them."""
+        """An iterator with one meaningless item for each storage of the graph, to count them."""
         return iter(range(self.now().storages))
 
     def take_samples(self) -> bytes:

@@ -69,7 +69,7 @@ def hidden_key() -> Any:
 
 
 def hidden() -> AbstractContextManager[Any]:
-    """Hide operators of this thread from the core inside the block."""
+    """Inside the block, hide operators of this thread from the core."""
     return torch._C._ExcludeDispatchKeyGuard(hidden_key())  # type: ignore[attr-defined]
 
 
@@ -158,7 +158,7 @@ def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
     if found is None:
         found = _operators[region, tried] = _RegionOperator(core, region, tried=tried)
     arguments = list(inputs)
-    inputs.clear()  # PyTorch frees the inputs in this way, too
+    inputs.clear()  # so that inputs can be freed during the region, as in PyTorch's own kernel
     with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(region.training):  # type: ignore[attr-defined]
         return found.run(arguments)
 
@@ -181,7 +181,7 @@ class _RegionOperator:
         namespace = ONCE if region.opaque else AGAIN
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._written = {position for position, _ in region.written}
-        # .results: the last results, with a mark in place of each tensor
+        # `.results`: the results of the region's last run, with `_TENSOR` in place of each tensor.
         self._last = threading.local()
         name = f"region_{len(_operators)}"
         written = "Tensor(a!)[]" if self._written else "Tensor[]"

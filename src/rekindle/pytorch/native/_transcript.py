@@ -31,22 +31,22 @@ _REPLAYABLE: Final = 1
 
 
 class Transcript(NamedTuple):
-    """A journal as the core returns it: 64-bit words, and names."""
+    """A journal as the core returns it: rows of 64-bit integers, and names of operators."""
 
     present: bytes
-    """Storages in the graph at the start: id, bytes, references, 1 if the program held it."""
+    """Storages in the graph at the start: id, bytes, references, 1 if it was user-held."""
     counted: bytes
     """Counted memory outside of the engine's graph at the start, in the same form."""
     entries: bytes
     """The entries: kind, id, number, flags, clock, memory."""
     places: bytes
-    """For a step: the number of entries before each of its operators."""
+    """For a recorded step: the number of entries before each operator of the step."""
     workspaces: bytes
     """For each call, its workspace in bytes."""
     backward: bytes
     """For each call, 1 if it ran in a backward pass."""
     over: bytes
-    """For each call, the storage that its result could take over; negative: none."""
+    """For each call, the storage whose memory its result could take over; negative: none."""
     names: list[str]
 
 
@@ -193,7 +193,7 @@ class _Reader:
                 self.builder.drop(self._values[storage])
             case "uncounted" if storage in self._counted:
                 self.builder.drop(self._counted.pop(storage))
-            case _:  # irrelevant for a trace
+            case _:  # a trace has no such events
                 pass
 
     def _call(self, cost: int, replayable: bool) -> None:

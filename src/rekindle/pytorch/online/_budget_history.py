@@ -40,13 +40,14 @@ class Shortage(NamedTuple):
 class BudgetHistory:
     """The budgets that were too small for the running program."""
 
-    CAP = 4  #: suggest at most `smallest` plus a quarter of it
+    CAP = 4  #: suggest at most a quarter (1/CAP) more than `smallest`
     #: If a budget from a forecast fails, the next suggestion adds a tenth: twice its 1/FIRST.
     FIRST = 20
     MOST = 64  #: most budgets per program, and most programs, to store
 
     def __init__(self) -> None:
-        self._named: dict[Bytes, Bytes] = {}  # suggested budgets, and the stride that led to each
+        # By suggested budget: the bytes (stride) that were added to suggest it.
+        self._named: dict[Bytes, Bytes] = {}
         self._met: dict[Bytes, Shortage] = {}
         # Failures in earlier processes, by budget. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None

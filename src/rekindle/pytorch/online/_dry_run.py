@@ -78,7 +78,7 @@ class _StandIn(Tensor):
 
 @final
 class _DryRun(TorchDispatchMode):
-    """A mode that runs operators on stand-ins, and counts the memory that they would need."""
+    """A dispatch mode that runs operators on stand-ins, and counts the memory they would need."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _DryRun(TorchDispatchMode):
             self._meet(tensor, self._bytes(tensor))
         stood_in = any(issubclass(kind, _StandIn) for kind in types or ())
         if stood_in and facts.name in ("aten::_local_scalar_dense", "aten::is_nonzero"):
-            return 1  # a norm that scales the step: no size depends on its value
+            return 1  # only a norm that scales the step is read, and no size depends on it
         shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
         if not facts.view:
             self.peak = max(self.peak, self.alive + self._needed(facts, shapes, named))
@@ -192,7 +192,7 @@ def _returned(func: Any, written: list[Tensor]) -> Any:
 
 
 def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
-    """Return an optimizer of the same type and state, with stand-ins for all tensors."""
+    """Return an optimizer with the type, state and settings of `optimizer`, but stand-ins."""
     shadow = object.__new__(type(optimizer))
     vars(shadow).update(
         {
@@ -224,7 +224,7 @@ def _foreach(group: Mapping[str, Any]) -> dict[str, bool]:
     The step chooses by the type of its parameters. The stand-ins have another type, so this
     function chooses from the original parameters.
     """
-    chooses = "foreach" in group and "differentiable" in group  # not those of Adafactor and Muon
+    chooses = "foreach" in group and "differentiable" in group  # False for Adafactor and Muon
     if not chooses or group["foreach"] is not None or group.get("fused") is not None:
         return {}
     _, foreach = _default_to_fused_or_foreach(group["params"], group["differentiable"])

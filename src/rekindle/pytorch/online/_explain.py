@@ -108,6 +108,6 @@ def out_of_memory(now: Snapshot) -> str:
 
 
 def table_of(categories: Mapping[str, Bytes]) -> list[str]:
-    """Return aligned lines, one per category."""
+    """Return one line per category, with aligned bytes."""
     width = max((len(name) for name in categories), default=0)
     return [f"  {name:<{width}}  {format_bytes(n):>11}" for name, n in categories.items()]

@@ -32,8 +32,8 @@ CAPSULES = {
     dlpack: ("to_dlpack",),
     torch: ("to_dlpack",),
 }
-#: Methods of storages that write, or let another process write. Pickling to another process uses
-#: these.
+#: Methods of `UntypedStorage` that write to it, or share it with another process. Sending a tensor
+#: to another process uses these methods.
 _OF_STORAGES = (
     "__setitem__",
     "_byteswap",
@@ -55,7 +55,7 @@ class Current(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.now: T | None = None  #: None: there is no budget
+        self.now: T | None = None  #: the value, or None while no budget is active
 
     @contextmanager
     def during(self, value: T) -> Iterator[None]:

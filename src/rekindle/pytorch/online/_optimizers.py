@@ -88,7 +88,7 @@ class OptimizerSteps:
         return OptimizerSteps(self._runtime, self._threads)
 
     def over(self) -> None:
-        """Note that the budget has ended while the thread keeps running."""
+        """Do nothing in this thread from now on, because the budget has ended."""
         self._threads = {}
         del self._runtime, self._driver
 
@@ -137,7 +137,7 @@ class OptimizerSteps:
         """Prepare the step, and return the changed arguments of `step`, or None."""
         begun = self._begun
         if begun is not None and begun.undo is not None and begun.undo.running:
-            begun.undo.protect(optimizer)  # a step inside a step
+            begun.undo.protect(optimizer)  # a step that another optimizer's step calls
             self._nested += 1
             return None
         self.recover()
@@ -178,7 +178,7 @@ class OptimizerSteps:
         return close
 
     def _begin(self, optimizer: Any, *, plain: bool) -> None:
-        """Make room for the step, or raise `OutOfBudget` before it changes anything.
+        """Make room for the step, or raise `OutOfBudget` before the step changes any tensor.
 
         Args:
             optimizer: The optimizer.
@@ -229,7 +229,7 @@ class OptimizerSteps:
         return predictable and are_plain, _kind_of(optimizer, driver.device, gradients)
 
     def _after(self, optimizer: Any) -> None:
-        """Finish the step, and store how much memory it needed."""
+        """Finish the step, and store the bytes that it needed, to predict the next step."""
         begun, driver = self._begun, self._driver
         with driver.lock:
             driver.forget_sources()

@@ -24,7 +24,7 @@ from rekindle.pytorch.online._calls import ModelCall, running_call
 from rekindle.pytorch.online._warm import WarmOptimizers, state_of
 from rekindle.pytorch.operators import STRIDED, is_plain
 
-_MOST_CALLS = 4  # number of models whose first call is recorded
+_MOST_CALLS = 4  # most models whose first call is recorded, for a rehearsal
 
 
 def memory_of(model: nn.Module, device: torch.device) -> Iterator[Tensor]:

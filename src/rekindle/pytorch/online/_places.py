@@ -56,7 +56,7 @@ class Places:
 
     def __init__(self) -> None:
         self.of_op: list[Place] = []
-        #: If set, called at every operator of the forward pass for a label of its place.
+        #: If set, called at each operator of the forward pass. Returns a label to store for it.
         self.where: Callable[[], str] | None = None
         self.said: list[str] = []  #: the label from `where`, for each operator
         self.parameters: dict[int, str] = {}  #: path of the module that owns a parameter, by its id
@@ -114,7 +114,7 @@ class Places:
     def _enter(self, module: nn.Module, args: Any) -> None:
         """Push the path of `module`, whose forward pass begins."""
         if torch.compiler.is_compiling():
-            return  # compiled code is one operator of the module that contains it
+            return  # the modules inside compiled code are part of one operator
         path = self._paths.get(module)
         if path is None:
             path = self._discover(module)

@@ -19,8 +19,8 @@ import torch
 
 from rekindle.pytorch.online._handed_out import Current
 
-#: Called with a storage and its new size (bytes) before a resize. Returns a function to call
-#: afterwards, or None.
+#: Called with a storage and its new size (bytes) before a resize. Returns a function to call after
+#: the resize, or None.
 AboutToResize = Callable[[torch.UntypedStorage, int], Callable[[], None] | None]
 
 

@@ -32,7 +32,7 @@ class Engine(Counting, Protocol):
 
 
 class Driver(Protocol):
-    """The part of a run that manages its memory."""
+    """The object that manages the memory of one run."""
 
     lock: RLock
     device: torch.device
@@ -108,7 +108,7 @@ class KnowsThreads(Protocol):
     """The object that knows which threads of the process may read the program's tensors."""
 
     def all_threads_are_known(self) -> bool:
-        """Return True if each thread started within the budget or touches no tensor."""
+        """Return True if each thread was started within the budget or uses no tensors."""
         ...
 
 
@@ -117,7 +117,7 @@ class StepUndo(Protocol):
 
     @property
     def running(self) -> bool:
-        """True until the step is over."""
+        """True until the optimizer's step is over."""
         ...
 
     def marked(self, *, entering: bool) -> None:
@@ -130,7 +130,7 @@ class StepUndo(Protocol):
 
 
 class Runtime(Protocol):
-    """One run, as used by the steps of optimizers."""
+    """The methods of one run that `OptimizerSteps` uses."""
 
     @property
     def driver(self) -> Driver: ...

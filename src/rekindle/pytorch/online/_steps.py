@@ -18,12 +18,13 @@ from typing import Final, NamedTuple, Protocol, final
 from rekindle._types import Bytes, Nanoseconds
 
 SHOWN: Final = 3
-"""Number of past steps whose samples are kept, in addition to the current step."""
+"""Number of finished steps whose samples are kept, in addition to the current step."""
 A_STEP: Final = 200
 """Approximate number of samples per step."""
 MOST: Final = 4 * SHOWN * A_STEP
 
-#: Time (ns) in operators, time lost to recomputation, evictions, recomputations.
+#: Figures of a recording: time (ns) in first runs of operators, time (ns) in recomputation, number
+#: of evictions, number of recomputed operators.
 Figures = tuple[Nanoseconds, Nanoseconds, int, int]
 
 
@@ -54,7 +55,7 @@ class Counting(Protocol):
     def peak(self, nbytes: Bytes) -> None: ...
 
     def now(self) -> Numbers:
-        """Return the state of the run."""
+        """Return all counts of the run."""
         ...
 
     def take_samples(self) -> bytes:

@@ -137,7 +137,7 @@ class Undo:
         self._runtime = runtime
         self._name = type(optimizer).__name__
         self._copies = copies
-        self._depth = 1  # depth of profiler ranges: each step is one
+        self._depth = 1  # nesting depth of profiler ranges: PyTorch makes one for each step
         self._before: dict[int, _Before] = {}
         self._items: list[_Item] = []
         self._file: IO[bytes] | None = None
@@ -169,7 +169,7 @@ class Undo:
             self.end()
 
     def end(self) -> None:
-        """End the step, and drop all copies."""
+        """Drop all copies, because the step has ended."""
         self.running = False
         self._before.clear()
         self._contents.clear()
@@ -191,7 +191,10 @@ class Undo:
         return moved
 
     def _item(self, value: Any) -> PutBack:
-        """Return a function that restores `value`, an item of the optimizer's containers."""
+        """Return a function that returns `value`, an item of the optimizer's state or settings.
+
+        If `value` is a tensor of which a copy exists, the function can also make it again.
+        """
         plain = type(value) is Tensor and value.layout is torch.strided
         if not plain or value.requires_grad or vars(value):
             return keep(value)
@@ -234,7 +237,8 @@ class Undo:
         try:
             write()
         except OutOfBudget:
-            # Bringing back results of the failed step may exceed the budget. Restore them anyway.
+            # Results of the failed step may be evicted, and exceed the budget when brought back.
+            # Restore them without a limit.
             engine.budget = float("inf")
             write()
         finally:

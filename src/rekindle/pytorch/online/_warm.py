@@ -19,12 +19,13 @@ from torch import Tensor
 
 from rekindle.pytorch.tensors import homes_of, living_objects, tensors_of
 
-#: Includes optimizers that made steps before this module was imported (with the first budget).
+#: Optimizers that may have state: those that existed before the first budget (when this Python
+#: module is imported), and those that have made a step or loaded a state since.
 _warm: WeakSet[Any] = WeakSet(living_objects(torch.optim.Optimizer))
 
 
 def _remember(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note that `optimizer` made a step."""
+    """Add `optimizer`, which made a step, to the optimizers that have state."""
     _warm.add(optimizer)
 
 
@@ -36,7 +37,7 @@ _load = _optimizers.load_state_dict
 
 @functools.wraps(_load)
 def _load_and_remember(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    """Load a state, and note that `optimizer` has one."""
+    """Call the original `load_state_dict`, and add `optimizer` to those that have state."""
     _load(optimizer, *args, **kwargs)
     _warm.add(optimizer)
 

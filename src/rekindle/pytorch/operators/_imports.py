@@ -48,7 +48,7 @@ class _Watch:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the next finder, with a loader that calls back after the import."""
+        """Return the spec that the next finder finds, with a loader that calls `imported`."""
         if name != self._name:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -59,12 +59,12 @@ class _Watch:
         return None
 
     def _tell_after(self, spec: ModuleSpec) -> None:
-        """Make the loader of `spec` call back after it has executed the module."""
+        """Make the loader of `spec` call `imported` after it has executed the module."""
         loader: Any = spec.loader
         execute = loader.exec_module
 
         def execute_and_tell(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # several watches may have replaced it
+            vars(loader).pop("exec_module", None)  # several `_Watch` objects may have replaced it
             execute(module)
             if self._imported is not None:
                 self._imported(module)

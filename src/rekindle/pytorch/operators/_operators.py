@@ -194,7 +194,7 @@ REDUCED_IN_PLACE = {
     "aten::soft_margin_loss",
 }
 
-#: Operators whose results may exceed any bound computed from the sizes of their arguments.
+#: Operators whose results may be larger than any bound derived from the sizes of their arguments.
 COUNTED_FIRST = {
     "aten::bincount",
     "aten::index",
@@ -243,7 +243,7 @@ class Operator:
             for position, argument in arguments
             if argument.alias_info is not None
             and argument.alias_info.is_write
-            and not moves  # the tensor gets other memory, and nothing is written
+            and not moves  # `set_` gives the tensor another storage, and writes no element
         )
         if self.name in COLLECTIVES_IN_PLACE:
             self.written = ((0, schema.arguments[0].name),)

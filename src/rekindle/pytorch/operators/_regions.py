@@ -70,7 +70,7 @@ def _wrapped(config: Any) -> Iterator[None]:
 
 @contextmanager
 def _nothing_captured(output_code: Any) -> Iterator[None]:
-    """Compile without CUDA graphs inside the block, even with `mode="reduce-overhead"`.
+    """Inside the block, compile code without CUDA graphs, even with `mode="reduce-overhead"`.
 
     A CUDA graph reads its inputs at fixed addresses, and has private memory that cannot be evicted.
     Values that a region saves for its backward pass would stay in memory.
@@ -126,7 +126,7 @@ class Region:
         )
 
     def may_differ(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if running the code again on `tensors` may give different bits."""
+        """Return True if recomputing the region on `tensors` may give different bits."""
         doubts = {Doubt.ATOMICS if each > Doubt.ATOMICS else each for each in self._doubts}
         return any(may_differ(each, None, (), tensors) for each in doubts)
 

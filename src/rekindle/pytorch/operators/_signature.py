@@ -161,7 +161,7 @@ class Signature:
         return self.needed
 
     def rounded(self, nbytes: Bytes) -> Bytes:
-        """Return the bytes that a storage of `nbytes` counts as."""
+        """Return `nbytes` rounded up to the bytes that the device's allocator uses."""
         return rounded(nbytes, self._device)
 
     def arguments(
@@ -299,7 +299,7 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
         return max((*plain, *nested), default=0)
     try:
         return _bytes_on_meta(signature, extras)
-    except Exception:  # wrong arguments make the operator itself raise
+    except Exception:  # if the arguments are wrong, the operator itself raises later
         counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
         return 8 * max(counts, default=0) * operator.results
 
@@ -335,7 +335,7 @@ def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
 
 
 def _meta(geometry: Geometry) -> Tensor:
-    """Return a meta tensor with the given geometry."""
+    """Return a meta tensor with the given shape, strides, offset and dtype."""
     reach = sum((n - 1) * s for n, s in zip(geometry.size, geometry.stride, strict=True))
     length = geometry.offset + reach + 1 if geometry.size.numel() else 0
     flat = torch.empty(length, dtype=geometry.dtype, device="meta")

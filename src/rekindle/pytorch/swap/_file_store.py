@@ -49,7 +49,7 @@ def _begin() -> None:
 
 @final
 class FileStore(Store):
-    """A file of at most `limit` bytes in `directory`.
+    """A store in a file of at most `limit` bytes in `directory`.
 
     Raises:
         Unsupported: No file can be made there, or Python lacks `os.pwrite` or `os.preadv`.

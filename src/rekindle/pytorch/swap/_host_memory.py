@@ -30,7 +30,7 @@ def host_memory(
     directory: str | os.PathLike[str] | None,
     device: torch.device,
 ) -> HostMemory | None:
-    """Return the host memory that the user asked for, or None.
+    """Return the checked arguments for swapping, or None if the user did not ask for swapping.
 
     Args:
         swap: An amount of host memory, or a `Swap` with its bandwidths.
@@ -52,7 +52,7 @@ def host_memory(
 
 
 ANY: Final[Bytes] = 1 << 60
-"""More bytes than any host has."""
+"""The limit if the user gives none: more bytes than any host has."""
 
 
 @final

@@ -96,7 +96,7 @@ class Copies:
         return news
 
     def release(self, number: StorageId) -> None:
-        """Free the copy of storage `number`, which has no running transfer."""
+        """Free the host copy of storage `number`, which has no running transfer."""
         self.store.release(self._keys.pop(number))
 
     def complain_of(self, nbytes: Bytes, site: str, why: str) -> None:
@@ -116,6 +116,6 @@ class Copies:
     def _measured(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
     ) -> None:
-        """Store measured bandwidths until the next `wait` returns them."""
+        """Store measured bandwidths, so that the next `wait` returns them to the core."""
         self._out_bytes_per_s = out_bytes_per_s or self._out_bytes_per_s
         self._in_bytes_per_s = in_bytes_per_s or self._in_bytes_per_s

@@ -35,10 +35,10 @@ A larger value gets a slab of its own.
 
 @final
 class PinnedStore(Store):
-    """At most `limit` bytes of page-locked host memory for values on `device`."""
+    """A store in at most `limit` bytes of page-locked host memory, for values on `device`."""
 
-    probe = 64 * 1024**2  # a smaller probe would measure the latency
-    latency_ns = 20_000  # small, because the device itself takes the time of its events
+    probe = 64 * 1024**2  # with a smaller probe, the latency dominates
+    latency_ns = 20_000  # small, because CUDA events measure the time on the device
 
     def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
         """Make a store that has no slabs yet.
@@ -94,7 +94,7 @@ class PinnedStore(Store):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return None  # the host has less memory to lock than the limit
+            return None  # the host cannot lock as many pages as `limit` allows
         self._slabs.append(_Slab(memory, Space(size)))
         return self._slabs[-1].take(nbytes)
 

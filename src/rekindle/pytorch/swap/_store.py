@@ -59,7 +59,7 @@ class Transfer(ABC):
 
 
 class Store(ABC):
-    """A place for at most `limit` bytes of values that are not in memory."""
+    """A container for at most `limit` bytes of swapped-out values."""
 
     limit: Bytes
     #: Bytes to transfer when the bandwidth is measured. With fewer bytes, the latency dominates.
