@@ -79,7 +79,7 @@ class CopiesOnHost(Protocol):
 
 
 class Kept(NamedTuple):
-    """An operator whose results are kept, because recomputing them may not be safe.
+    """An operator whose results are never evicted, because it cannot be recomputed safely.
 
     Attributes:
         operator: The name of the operator.
@@ -98,10 +98,10 @@ class NativeBackoff(NamedTuple):
     """How often the device had less memory than the budget.
 
     Attributes:
-        times: Number of device OOM errors that were handled by evicting.
-        budget: The budget now (bytes), maybe lowered by these errors. Negative: no limit.
-        by_sum: Number of these errors after which no contiguous piece could be freed, so the policy
-            evicted by total size.
+        times: Number of allocations that failed (device OOM) although the budget had room.
+        budget: The budget now (bytes), maybe lowered by these failures. Negative: no limit.
+        by_sum: Number of these failures after which no contiguous piece could be freed, so the
+            policy evicted by total size.
         for_places: Number of times that values were evicted to free a contiguous piece before an
             allocation.
     """
@@ -282,7 +282,7 @@ class NativeDriver:
 
     @property
     def kept(self) -> list[Kept]:
-        """The operators whose results are kept, because a trial showed different bits."""
+        """The operators whose results are never evicted, because a trial recomputation failed."""
         return [
             Kept(shown_name(name), *rest)
             for name, *rest in self.core.kept(self.handle)

@@ -151,7 +151,7 @@ def _heard(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_wanted(kind: type[Function]) -> bool:
-    """Return True if the user chose the function class `kind`, by itself or by a pattern."""
+    """Return True if the user chose the function class `kind`, directly or by a pattern."""
     if kind in _chosen:
         return True
     name = _name_of(kind)
