@@ -18,7 +18,7 @@ Effects*& of_this_thread() noexcept {
     return now;
 }
 
-// Of tensors that have memory.
+// Call `visit` with the storage of each tensor in `values` that has memory.
 template <class F>
 void each_home(std::span<const c10::IValue> values, F&& visit) {
     each_tensor(values, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
@@ -65,7 +65,7 @@ void Effects::run(
     torch::jit::Stack& stack,
     Locked& lock
 ) {
-    if (facts.composed) {  // its parts come here
+    if (facts.composed) {  // the operators that it consists of arrive separately
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, &stack);
         return;
@@ -106,7 +106,8 @@ void Effects::look_at(const Facts& facts, const torch::jit::Stack& stack) {
     }
 }
 
-// What the runtime does where an operator of the program writes, without a recipe for it.
+// Handle a write to `tensor` by an inner operator. If the kernel did not make the memory, note the
+// side effect, and treat the write like one without a recipe.
 void Effects::about_to_write(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return;

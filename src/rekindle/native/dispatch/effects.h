@@ -1,4 +1,5 @@
-// What an operator that is written in Python does beside its results, the first time that it runs.
+// Finds side effects of operators that are written in Python. An operator with side effects is
+// never recomputed.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,22 +17,26 @@
 
 namespace rekindle {
 
-// While it lives, the operators that the kernel of an untrusted operator calls come here, one by
-// one. They pass: none is recorded. But what one of them writes was not made inside is noted, and
-// is right for everybody else (R3, R4), and so is what talks to other processes.
+// Observes one call of an operator whose kernel is not trusted yet. While this object lives, every
+// inner operator (one that the kernel calls) goes through `run`. Inner operators get no recipe.
+// Three kinds of side effects are noted: writes to memory that was not made inside the kernel,
+// random numbers from a generator of the program, and communication with other processes. Such a
+// write is also registered like a write without a recipe, so that other values stay correct (R3,
+// R4).
 class Effects final {
 public:
-    // `inputs`: what the operator reads, of which it may write nothing; empty: only its own
-    // operators are looked at, not what kernels write that nobody sees.
+    // inputs: storages that the operator reads and must not write. Their checksums reveal writes by
+    // kernels that call no operator. If empty, only inner operators are observed.
     Effects(Driver& driver, std::span<const StoragePtr> inputs);
     Effects(const Effects&) = delete;
     Effects& operator=(const Effects&) = delete;
     Effects(Effects&&) = delete;
     Effects& operator=(Effects&&) = delete;
-    // With the lock.
+    // Must be called with the session mutex.
     ~Effects();
 
-    // While it lives, operators of this thread come to `effects`; null: to nobody.
+    // Scope in which the operators that this thread calls go through `effects`; null: they are not
+    // observed.
     class Watching final {
     public:
         explicit Watching(Effects* effects) noexcept;
@@ -45,10 +50,10 @@ public:
         Effects* const before_;
     };
 
-    // Whose operators this thread runs; null: nobody's.
+    // Return the object that observes operators of this thread, or null.
     static Effects* current() noexcept;
 
-    // Runs an operator of the kernel's. The lock is given back.
+    // Run an inner operator, after looking for side effects. Releases the session mutex.
     void run(
         const Facts& facts,
         const c10::OperatorHandle& op,
@@ -57,7 +62,8 @@ public:
         Locked& lock
     );
 
-    // The kernel is over. Returns what it did beside its results; null: nothing.
+    // Return the side effect that the kernel had, as text, or null. Must be called after the kernel
+    // has run.
     const char* found() const;
 
 private:
@@ -65,8 +71,10 @@ private:
     void about_to_write(const c10::TensorImpl& tensor);
 
     Driver& driver_;
-    std::vector<std::pair<StoragePtr, std::uint64_t>> checksums_;  // of the inputs, before it ran
-    std::unordered_set<const c10::StorageImpl*> made_;  // inside, and perhaps gone by now
+    // Checksums of the inputs before the kernel ran.
+    std::vector<std::pair<StoragePtr, std::uint64_t>> checksums_;
+    // Storages made inside the kernel, which may be freed already.
+    std::unordered_set<const c10::StorageImpl*> made_;
     const char* found_ = nullptr;
 };
 

@@ -22,12 +22,12 @@ namespace rekindle {
 
 namespace {
 
-// References to a gradient that has no other owner, while the operator of its node runs: `grads` of
-// the node's `apply`, into which autograd's engine moved it and to which the formula refers, and
-// the boxed argument. tests/pytorch/online/test_in_place.py counts them.
+// Number of references to a gradient without another owner, while an operator of its node runs. One
+// is `grads` of the node's `apply`, into which autograd's engine moved the gradient. The other is
+// the boxed argument of the operator. tests/pytorch/online/test_in_place.py counts them.
 constexpr std::size_t REFERENCES = 2;
 
-// The tensor that autograd unpacked last on this thread, and the node that it was for.
+// The saved tensor that autograd unpacked last on this thread, and the node that saved it.
 struct Unpacked final {
     const void* node = nullptr;
     const c10::StorageImpl* storage_impl = nullptr;
@@ -54,8 +54,8 @@ bool unpacks_without_hooks(const torch::autograd::Node& node) {
     return found != nullptr && !found->other_.has_hooks();
 }
 
-// Return true if `node` multiplies or divides by a tensor that it saved without hooks, as autograd
-// saves Python numbers.
+// Return true if `node` multiplies or divides by a tensor that was saved without hooks. Autograd
+// saves Python numbers like that.
 bool unpacks_without_hooks(const torch::autograd::Node& node) {
     return unpacks_without_hooks<torch::autograd::generated::MulBackward0>(node) ||
            unpacks_without_hooks<torch::autograd::generated::DivBackward0>(node);
@@ -71,9 +71,9 @@ bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
            has_no_hooks(node);
 }
 
-// Return true if that formula makes this call. The node saved one tensor, and its formula runs
-// nothing between unpacking it and the operator. Other callers on this thread are excluded: for
-// example a C++ function with as many references, in a forward pass that checkpointing runs again.
+// Return true if the formula of `node` makes this call. The node saved one tensor, and the formula
+// calls no other operator between unpacking this tensor and the call. This excludes other callers
+// on this thread, for example a C++ function in a forward pass that checkpointing runs again.
 bool is_called_by(
     const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
 ) {
@@ -126,7 +126,8 @@ bool lies_beside(const at::Tensor& tensor, const at::Tensor& gradient) {
            home_in(tensor) != home_in(gradient);
 }
 
-// Return true if the other arguments give the result the dtype and the geometry of the gradient.
+// Return true if the arguments other than the gradient give the result the gradient's dtype and
+// geometry.
 bool fit(const Facts& facts, std::span<const c10::IValue> given) {
     const at::Tensor& gradient = given[0].toTensor();
     for (std::size_t i = 1; i < given.size(); ++i) {
@@ -153,8 +154,8 @@ bool is_wanted(const StorageRecord& record) noexcept {
            record.locks != 0 || record.read_unseen;
 }
 
-// Return true if `tensor` has so many references, no Python object, and no weak reference but that
-// of `record`.
+// Return true if `tensor` has exactly `references` references, no Python object, and no weak
+// reference except that of `record`.
 bool has_just(const at::Tensor& tensor, std::size_t references, const StorageRecord* record) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     const std::size_t ours =
@@ -163,7 +164,7 @@ bool has_just(const at::Tensor& tensor, std::size_t references, const StorageRec
            impl->pyobj_slot()->load_pyobj() == nullptr;
 }
 
-// Return true if the gradient alone refers to its storage, or the gradient and its base, of which
+// Return true if only `gradient` refers to its storage, or only `gradient` and its base, of which
 // it is the only view.
 bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
     const c10::StorageImpl* storage_impl = home_in(gradient);
@@ -180,8 +181,8 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
            has_just(base, 1, record) && gradient.storage().use_count() == 2;
 }
 
-// Return true if no other owner of the storage of `gradient` exists. Reads by earlier owners
-// happened before: they released their references, and the fence acquires.
+// Return true if nothing else owns the storage of `gradient`. The fence makes sure that reads by
+// earlier owners, who released their references, happened before.
 bool dies(Driver& driver, const at::Tensor& gradient) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
     const Driver::AddressEntry* found = driver.find_by_address(storage_impl);
@@ -206,8 +207,8 @@ bool dies(Driver& driver, const at::Tensor& gradient) {
     return true;
 }
 
-// Return true if only this backward pass sees gradients: no graph of it is built, anomaly detection
-// is off, and no kernel may run on another stream.
+// Return true if nothing outside this backward pass sees its gradients: the pass builds no graph
+// (`create_graph`), anomaly detection is off, and no kernel may run on another stream.
 bool is_unseen(const Driver& driver) {
     return !c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
            !torch::autograd::AnomalyMode::is_enabled() && !driver.device.streams.are_several() &&
@@ -244,7 +245,8 @@ TakesOver takes_over(
     if (!node || !ends_formula(*node, *facts.in_place) || !fit(facts, given)) {
         return TakesOver::no;
     }
-    // A mode around this call, which is not active here, has made a Python object of the gradient.
+    // If the handler of a dispatch mode makes this call, the mode is not active here. But then the
+    // gradient has a Python object, so `dies` returns false.
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && is_called_by(*node, last, given) &&
         dies(driver, given[0].toTensor())) {
         return TakesOver::yes;

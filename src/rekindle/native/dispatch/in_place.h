@@ -1,7 +1,9 @@
-// Backward operators that write their result over the gradient that they read, if it dies there.
+// Lets backward operators write their result over the incoming gradient, if nothing uses this
+// gradient afterwards.
 //
-// The kernel is the same and reads each element before it writes it: the bits are equal, and the
-// result takes no memory. rekindle.pytorch.operators._in_place lists the operators, with reasons.
+// The kernel is the same, and reads each element before it writes that element. So the result has
+// the same bits, and takes no additional memory. rekindle.pytorch.operators._in_place lists these
+// operators, with reasons.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,18 +19,19 @@ namespace rekindle {
 
 // Note that autograd unpacked `saved` on this thread, for the current node.
 void note_unpacked(const at::Tensor& saved);
-// Note that an operator runs on this thread after that.
+// Forget the tensor that `note_unpacked` noted, because another operator runs on this thread.
 void forget_unpacked() noexcept;
 
-// Whether the result of a call is written over the first argument.
+// Answers to the question: is the result of this call written over the first argument?
 enum class TakesOver : std::uint8_t {
     no,
     yes,
-    without_modes,  // no, but yes if no dispatch mode of ours were active and the argument dies
+    // No; yes if rekindle's own dispatch mode were off and nothing else used the argument.
+    without_modes,
 };
 
-// Decide for a call of the operator of `facts`, which has an entry, with the arguments `given`.
-// Must be called once per call, with the core's lock.
+// Decide for a call of an operator in the list of such operators, described by `facts`, with the
+// arguments `given`. Must be called once per call, with the session mutex.
 TakesOver takes_over(
     Driver& driver, const Facts& facts, bool pointwise, std::span<const c10::IValue> given
 );

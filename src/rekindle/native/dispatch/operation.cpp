@@ -1,5 +1,5 @@
-// The main steps of an operator, and the registration of its results. See dispatch/runtime.cpp for
-// the way of an operator through the core.
+// The main steps of an operator, and the registration of its results. The note in
+// dispatch/runtime.cpp lists all stages of an operator.
 #include "operation.h"
 
 #include <c10/core/GradMode.h>
@@ -33,7 +33,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
         driver_.note_shared_version_counter(*parsed_.tensors[position]);
     }
     // Record a recipe only if the results may be needed again, and if a replay gives the same bits.
-    // Autograd needs none with grad mode off, but user-held values may.
+    // With grad mode off autograd needs no recipe, but user-held values may need one.
     const bool without_grad =
         driver_.held_eviction && driver_.held_eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
@@ -60,7 +60,7 @@ void Operation::run_as_it_may() {
     run_with_inputs();
 }
 
-// Decide whether the result takes over the gradient that the operator reads.
+// Decide whether the result is written over the incoming gradient; see dispatch/in_place.h.
 void Operation::decide_in_place() {
     const auto given = torch::jit::last(stack_, facts_.arguments);
     const TakesOver what = takes_over(driver_, facts_, op_.hasTag(at::Tag::pointwise), given);
@@ -73,14 +73,14 @@ void Operation::decide_in_place() {
 
 // Run the operator, whose inputs are resident.
 void Operation::run_with_inputs() {
-    // The fast path, for example of optimizer steps and evaluation.
+    // Fast path, for example for optimizer steps and evaluation: no recipe, no records.
     if (!recording_ && may_only_count()) {
         only_count();
         return;
     }
     prune_history();
     retry_evicting_held([&] { know_inputs(); });
-    // It may read its inputs after it has returned.
+    // The operator may read its inputs after it has returned.
     if (facts_.opaque) {
         keep_inputs_there();
     }
@@ -99,7 +99,8 @@ void Operation::run_with_inputs() {
         if (!guessed_) {
             throw;
         }
-        // Everything evictable has been evicted; an uncertain estimate refuses no operator.
+        // Everything evictable has been evicted. The operator still runs, because `needed_` is only
+        // an upper bound.
         needed_ = 0;
     }
     driver_.refuse_for_tests(facts_.name.c_str());
@@ -112,11 +113,12 @@ void Operation::run_with_inputs() {
     enforce_budget();
 }
 
-// Evict until the budget is met again, if the operator made more than was predicted.
+// If the operator made more bytes than predicted, evict until memory is within the budget again.
 void Operation::enforce_budget() {
     if (driver_.engine.memory > driver_.engine.budget) {
         about_to_let_go(driver_, lock_);
-        // The written memory cannot be restored, so the next operator is refused instead.
+        // The operator has overwritten memory and cannot be undone, so the next operator raises
+        // `OutOfBudget` instead.
         if (facts_.writes) {
             driver_.clear(0);
             return;
@@ -124,7 +126,7 @@ void Operation::enforce_budget() {
         try {
             or_without_copies(driver_, lock_, [&] { driver_.make_room(0, facts_.name.c_str()); });
         } catch (OutOfBudgetError& shortage) {
-            // Report the bytes that were made, not those that were predicted.
+            // Report the bytes that the operator made, not the predicted bytes.
             shortage.needed = shortage.memory - shortage.budget;
             shortage.memory = shortage.budget;
             throw;
@@ -134,9 +136,10 @@ void Operation::enforce_budget() {
 
 // -- operators that are only counted --------------------------------------------------------------
 
-// Return true if only the bytes and the cost of an unrecorded call matter. That is not so if the
-// call writes memory that has a recipe or that recipes read, or reads contents of unknown origin.
-// Its results become sources when a recipe reads them or autograd saves them.
+// Return true if a call without a recipe needs no records either: only its bytes and cost matter.
+// Return false if the call writes memory that has a recipe or that recipes read, or if it reads
+// contents that no operator wrote. Its results become sources when a recipe reads them or autograd
+// saves them.
 bool Operation::may_only_count() {
     const Signature& signature = *parsed_.signature;
     if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {
@@ -198,7 +201,7 @@ void Operation::only_count() {
     enforce_budget();
 }
 
-// Order the call after earlier accesses to its operands on other streams.
+// Let the stream of the call wait for earlier accesses to its operands on other streams.
 void Operation::order_counted() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
@@ -210,7 +213,7 @@ void Operation::order_counted() {
     }
 }
 
-// Order the call after earlier accesses to one operand on other streams.
+// Let the stream of the call wait for earlier accesses to the operand `record` on other streams.
 void Operation::order(
     std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record
 ) {
@@ -220,7 +223,7 @@ void Operation::order(
     }
 }
 
-// Note that the operands written in place were last written on this stream.
+// Note that this stream was the last to write the operands that the call writes in place.
 void Operation::note_writer() {
     for (const std::uint32_t position : parsed_.written) {
         const Driver::AddressEntry* found = driver_.find_by_address(
@@ -232,8 +235,8 @@ void Operation::note_writer() {
     }
 }
 
-// Note the order of `after`, which was written into the memory of `before`. The streams that read
-// it there stay among the readers of that memory.
+// Note which streams wrote and read `after`, the new version in the memory of `before`. Streams
+// that read `before` count as readers of this memory, so a later free waits for them.
 void Operation::note_written(const StorageRecord& before, const StorageRecord& after) {
     Streams& streams = driver_.device.streams;
     if (!streams.has_order(before.id)) {
@@ -250,7 +253,8 @@ void Operation::note_written(const StorageRecord& before, const StorageRecord& a
 
 // -- before the operator runs ---------------------------------------------------------------------
 
-// Prune long chains of recipes now and then: after about as many new storages as the graph has.
+// Prune long chains of recipes whenever about as many new storages were made as the engine's graph
+// contains.
 void Operation::prune_history() {
     if (driver_.storages_made > driver_.next_history_check) {
         driver_.prune_history();
@@ -260,7 +264,7 @@ void Operation::prune_history() {
     }
 }
 
-// Set the predicted bytes of the results.
+// Set the predicted bytes of the results from `need`.
 void Operation::need(Need need) {
     needed_ = need.nbytes;
     guessed_ = !need.known;
@@ -276,7 +280,8 @@ void Operation::predict() {
             need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
         }
         driver_.drain_free_queue();
-        if (facts_.dynamic) {  // not learned per signature, but the bound stays
+        // Sizes depend on values, so only the upper bound is stored in the signature.
+        if (facts_.dynamic) {
             parsed_.signature->needed = needed_;
             parsed_.signature->bound = guessed_;
         }
@@ -289,7 +294,7 @@ void Operation::predict() {
     }
 }
 
-// Return true if results and workspace fit without evicting.
+// Return true if the predicted results and workspace fit without evicting.
 bool Operation::fits() const {
     const Engine& engine = driver_.engine;
     const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
@@ -308,7 +313,8 @@ void Operation::find_places() {
     driver_.reserved.find_place(inside_);
 }
 
-// Make room for results and workspace. An unknown workspace gets a guess, if it will be measured.
+// Make room for results and workspace. A workspace that was not measured yet is estimated, if this
+// call will measure it.
 void Operation::make_room() {
     const Signature& signature = *parsed_.signature;
     inside_ = driver_.stepping ? 0 : signature.workspace;
@@ -331,8 +337,8 @@ void Operation::make_room() {
     }
 }
 
-// Note which generators the operator draws from, and their states (R5, randomness). On a device
-// also for a retry.
+// Note the states of the random generators that the operator draws from (R5, randomness). On a
+// device they are also noted for a retry after a device OOM.
 void Operation::draw() {
     if (!facts_.random || !(recording_ || driver_.device.queues())) {
         return;
@@ -357,8 +363,9 @@ void Operation::draw() {
     }
 }
 
-// Return the device of the results: the one asked for, else that of the arguments. An argument on
-// the CPU may be a single number among tensors of a device.
+// Return the device of the results: the one that the call names, else the device of the arguments.
+// A CPU argument counts only if no argument is on another device, because it may be a single
+// number.
 c10::Device Operation::where() const {
     if (facts_.device >= 0) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
@@ -377,7 +384,7 @@ c10::Device Operation::where() const {
 
 // -- afterwards -----------------------------------------------------------------------------------
 
-// Collect the results whose memory was not known before.
+// Collect the results whose storages are not in the address table yet.
 Operation::Results Operation::gather_results() {
     Results results;
     each_memory(
@@ -428,24 +435,24 @@ void Operation::register_results() {
     recording_ = recording_ && inputs_can_be_had();
     if (!parsed_.written.empty()) {
         if (written_over(recording_, nbytes)) {
-            cost = 0;  // the engine has it from `written_over`
+            cost = 0;  // `written_over` has reported the cost to the engine
         }
-        // A replay cannot make results in addition to what it writes.
+        // A replay cannot both write in place and return new results.
         recording_ = recording_ && facts_.has(Traits::STATISTICS);
-        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): learned by now
+        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set on the first call
     } else if (!std::ranges::equal(positions, *signature.fresh)) {
         // The results differ from those of the last call, so they depend on more than the
         // arguments.
         recording_ = false;
     }
     recording_ = recording_ && !non_strided_result && !external;
-    // Keep the inputs that the result may read later. A quantized tensor refers to its scales. A
-    // sparse tensor consists of its inputs; with `evict="anything"` those are seen and restored as
-    // needed.
+    // Keep inputs in memory that a result refers to. A quantized tensor refers to its scales. A
+    // sparse tensor consists of its inputs; with `evict="anything"` the runtime sees these parts
+    // and restores them as needed.
     if (driver_.held_eviction ? quantized : non_strided_result) {
         keep_inputs_there();
     }
-    if (parsed_.takes_over) {  // nothing else is left that has the memory
+    if (parsed_.takes_over) {  // only the result still refers to the memory
         const at::Tensor& result = torch::jit::last(stack_, 1)[0].toTensor();
         Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
     }
@@ -459,8 +466,8 @@ void Operation::register_results() {
     }
 }
 
-// Return true if every input is resident or can be restored. An input may be lost if another thread
-// wrote it, or handed out its memory, while the operator ran.
+// Return true if every input is resident or can be restored. An input is lost if another thread
+// wrote it, or passed its address to other code, while the operator ran.
 bool Operation::inputs_can_be_had() const {
     return std::ranges::all_of(inputs_, [](const Ref<Storage>& each) {
         return each && each->listed && (each->resident || each->restorable());
@@ -492,7 +499,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.flags = facts_.content & (UNWRITTEN | ZEROED);
         Driver::remember(record, *each.tensor);
         if (!parsed_.written.empty()) {
-            // Maybe written through `out=`: autograd bumps the version afterwards.
+            // The result may be written through `out=`: autograd bumps its version afterwards.
             record.version.expected = -1;
         }
         if (facts_.has(Traits::ROUTING) &&
@@ -509,7 +516,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     driver_.admit(call, parsed_.signature->workspace + stand_ins());
 }
 
-// Return the bytes of the scratch tensors that replace running statistics in a replay.
+// Return the bytes of the scratch tensors that a replay passes instead of running statistics.
 Bytes Operation::stand_ins() {
     Bytes nbytes = 0;
     if (recording_ && facts_.written != 0) {
@@ -520,10 +527,10 @@ Bytes Operation::stand_ins() {
     return nbytes;
 }
 
-// Register new versions of the values that were written in place (R3). A source without recipes
-// that read it stays the same source. Handles of the old versions refer to the new ones, and their
-// own version counters decide whether they may be read (R7). A replay makes the `results` again
-// although nothing needs them, so their bytes are part of its workspace. Return true if a call was
+// Register new versions of the values that were written in place (R3). A source that no recipe
+// reads keeps its record. Autograd's handles of an old version then refer to the new one; each
+// handle's version check decides if unpacking raises (R7). A replay also makes the results again,
+// `results` bytes that nothing needs, so they count as its workspace. Return true if a call was
 // recorded.
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
@@ -574,8 +581,8 @@ bool Operation::written_over(bool recording, Bytes results) {
     return true;
 }
 
-// Fill in the recipe `call`, and note the versions of its inputs. `statistics`: written tensors are
-// running statistics, which a replay leaves out (R6, hidden writes).
+// Fill in the recipe `call`, and note the versions of its inputs. `statistics`: the written tensors
+// are running statistics, which a replay does not update (R6, hidden writes).
 void Operation::link(Recipe& call, bool statistics) {
     call.signature = parsed_.signature;
     call.grad_mode = c10::GradMode::is_enabled();

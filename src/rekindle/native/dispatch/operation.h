@@ -1,9 +1,9 @@
 // One call of an operator within a budget: prepares its inputs, makes room, runs it, and records
 // its results.
 //
-// dispatch/runtime.cpp creates one per call. Its methods are defined in operation.cpp (the main
-// steps, and results), operands.cpp (inputs), calling.cpp (running the kernel) and touching.cpp
-// (`evict="anything"`).
+// dispatch/runtime.cpp creates one `Operation` per call. Its methods are defined in operation.cpp
+// (the main steps, and results), operation_inputs.cpp, operation_execute.cpp (running the kernel),
+// operation_pinned.cpp (`evict="anything"`) and trial.cpp.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -28,7 +28,8 @@
 
 namespace rekindle {
 
-// A call in progress, with one method per step. While it lives, its operands are not evicted.
+// An operator call in progress, with one method per step. While this object lives, the operands of
+// the call are not evicted.
 class Operation final : public Reader {
 public:
     Operation(
@@ -64,22 +65,23 @@ public:
     void note_read(StorageList& read) const override;
 
 private:
-    // A result in new memory, with its position among the results.
+    // A result in newly allocated memory, with its position among the results.
     struct Made final {
         std::uint32_t position;
         c10::TensorImpl* tensor;
         c10::StorageImpl* storage_impl;
     };
 
-    // The results in new memory. `nbytes`: their total, as counted. `non_strided_result`: some
-    // result is not a plain strided tensor. `quantized`: some result is quantized.
+    // All results in newly allocated memory. `nbytes`: their total, as the budget counts it.
+    // `non_strided_result`: some result is not a plain strided tensor. `quantized`: some result is
+    // quantized.
     struct Results final {
         c10::SmallVector<Made, 4> made;
-        Parts parts;  // keeps parts of results alive until they are registered
+        Parts parts;  // keeps parts of sparse results alive until they are registered
         Bytes nbytes = 0;
         bool non_strided_result = false;
         bool quantized = false;
-        bool external = false;  // PyTorch did not allocate some result
+        bool external = false;  // PyTorch did not allocate the memory of some result
     };
 
     void run_as_it_may();
@@ -158,20 +160,23 @@ private:
     Locked& lock_;
     const std::size_t below_;  // stack size without the arguments
     ParsedCall parsed_;
-    c10::SmallVector<Ref<Storage>, 6> inputs_;        // of the tensor arguments; null: no memory
-    c10::SmallVector<StorageRecord*, 1> fixed_;       // sources that it writes and recipes read
-    c10::SmallVector<StorageRecord*, 4> owned_here_;  // inputs to keep until the recipe exists
-    c10::SmallVector<StoragePtr, 1> private_;         // copies of inputs that others may write
-    StreamIndex stream_ = 0;                          // that the operator runs on
-    bool begun_ = false;                              // registered as a reader
+    c10::SmallVector<Ref<Storage>, 6> inputs_;  // records of the tensor arguments; null: no memory
+    // Sources that the operator writes and that recipes read.
+    c10::SmallVector<StorageRecord*, 1> fixed_;
+    // Inputs held in memory until the recipe exists.
+    c10::SmallVector<StorageRecord*, 4> owned_here_;
+    c10::SmallVector<StoragePtr, 1> private_;  // private copies of inputs that other code may write
+    StreamIndex stream_ = 0;                   // stream that the operator runs on
+    bool begun_ = false;                       // registered as a reader
     bool recording_ = false;
-    bool tried_ = false;              // recorded only if a trial goes well
-    std::optional<Effects> effects_;  // of a unit that is not trusted
-    bool would_take_over_ = false;    // but for our own dispatch mode
-    bool foreign_ = false;            // some input may be written by others than PyTorch
-    Bytes needed_ = 0;                // bytes of the results
-    bool guessed_ = false;            // `needed_` is only an upper bound
-    Bytes inside_ = 0;                // bytes of the workspace
+    bool tried_ = false;              // a recipe is recorded only if a trial passes
+    std::optional<Effects> effects_;  // side effects of a unit that is not trusted
+    // The result would take over an argument without our dispatch mode.
+    bool would_take_over_ = false;
+    bool foreign_ = false;  // other code than PyTorch may write some input
+    Bytes needed_ = 0;      // bytes of the results
+    bool guessed_ = false;  // `needed_` is only an upper bound
+    Bytes inside_ = 0;      // bytes of the workspace
     RngCheckpoints random_;
 };
 

@@ -1,4 +1,5 @@
-// Runs the kernel of an operator: measures it, and repeats it after a device OOM.
+// Runs the kernel of an operator: measures its time and workspace, and repeats it after a device
+// OOM.
 #include <ATen/Context.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -29,7 +30,7 @@ Nanoseconds now_ns() {
 
 }  // namespace
 
-// Tell the learner that this operator comes next.
+// Report this operator to the learner, which follows learned plans.
 void Operation::register_tensor() {
     Learner* following = learner_of(driver_);
     if (following == nullptr || !following->watches()) {
@@ -47,7 +48,8 @@ void Operation::register_tensor() {
     learner.meets(met, parsed_);
 }
 
-// Run the kernel without the lock. After a device OOM, evict and repeat it if possible.
+// Run the kernel with the session mutex released. After a device OOM, evict values and run the
+// kernel again if possible.
 void Operation::call() {
     // Copies for a retry: the kernel may have moved some arguments before it fails.
     c10::SmallVector<c10::IValue, 6> arguments;
@@ -55,7 +57,8 @@ void Operation::call() {
         const auto given = torch::jit::last(stack_, facts_.arguments);
         arguments.append(given.begin(), given.end());
     }
-    std::optional<WorkspaceProbe> watched;  // only while no other operator runs
+    // Measures the workspace; only while no other operator runs.
+    std::optional<WorkspaceProbe> watched;
     if (!parsed_.signature->priced && driver_.running == 0) {
         watched.emplace(driver_.device);
     }
@@ -103,7 +106,8 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     return true;
 }
 
-// Call the next kernel, and measure its cost while that is unknown. Runs without the lock.
+// Call the next kernel in the dispatcher, and measure its time unless the cost is known. Runs with
+// the session mutex released.
 void Operation::redispatch() {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
     std::optional<Effects::Watching> watching;
@@ -113,7 +117,8 @@ void Operation::redispatch() {
         guard.emplace(KEY);
     }
     std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
-    if (facts_.has(Traits::CONJUGATING)) {  // as without a mode of the program
+    // Let PyTorch resolve conjugation, as without a dispatch mode of the program.
+    if (facts_.has(Traits::CONJUGATING)) {
         const auto keys = c10::impl::tls_local_dispatch_key_set();
         conjugating.emplace(
             keys.included_,
@@ -142,13 +147,14 @@ void Operation::run_kernel() {
     }
     const at::Tensor over = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
     stack_.emplace_back(over);
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it may take over
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set if a result may take over an argument
     facts_.twin->redispatchBoxed(keys_ & BELOW_KEY, &stack_);
     const auto storage_impl = StoragePtr::reclaim_copy(over.storage().unsafeGetStorageImpl());
     stack_.back() = parsed_.signature->geometries[0].in(storage_impl);
 }
 
-// Measure the kernel with events of the device. The lock is taken only around the bookkeeping.
+// Measure the kernel with events of the device. The session mutex is taken only for the
+// bookkeeping.
 void Operation::priced_by_events() {
     bool wanted = false;
     {
@@ -167,8 +173,8 @@ void Operation::priced_by_events() {
     driver_.prices.add(std::move(pair));
 }
 
-// Return true if a replay may give different bits, so that the results must be kept. Twin of
-// rekindle.pytorch.operators._doubtful, which gives the reasons.
+// Return true if a replay may give different bits, so that the results must not be evicted without
+// a trial. Twin of rekindle.pytorch.operators._doubtful, which gives the reasons.
 bool Operation::may_differ() const {
     const auto given = torch::jit::last(stack_, facts_.arguments);
     if (facts_.rng_state_args != 0) {
@@ -204,7 +210,8 @@ bool Operation::may_differ() const {
     return true;
 }
 
-// Register partial writes of a failed operator, and release its inputs. The program sees `error`.
+// Register the writes that an operator may have made before it failed, and release its inputs. The
+// program gets `error`.
 void Operation::interrupted(std::exception& error) {
     after(error, [&] {
         if (!inputs_.empty() && !parsed_.written.empty()) {

@@ -13,7 +13,7 @@ void Operation::note_read(StorageList& read) const {
     }
 }
 
-// Restore user-held inputs that were evicted.
+// Restore the inputs that were evicted although the program holds them.
 void Operation::bring_inputs() {
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
         retry_evicting_held([&] {
@@ -29,17 +29,18 @@ void Operation::evict_for_tests() {
     lending(driver_, lock_, [&] { driver_.evict_all(); });
 }
 
-// Look up the records of all tensor arguments, and note what a recipe needs to know of them.
+// Look up the records of all tensor arguments, and note their version counters for recipes.
 void Operation::know_inputs() {
     inputs_.clear();
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
         StorageRecord* record = driver_.find_or_register(*tensor);
         inputs_.push_back(Ref<Storage>(record));
-        if (record == nullptr) {  // nothing is known of a tensor without memory
+        if (record == nullptr) {  // a tensor without memory has no record
             recording_ = false;
             continue;
         }
-        // The tensor may be destroyed when the operator has run.
+        // Get the version counter now, because the tensor may be destroyed by the time the operator
+        // has run.
         record->find_version_counter(*tensor);
         foreign_ = foreign_ || record->external;
     }
@@ -55,7 +56,7 @@ void Operation::know_inputs() {
     }
 }
 
-// Keep the inputs resident while the program holds them.
+// Do not evict the inputs while the program holds them.
 void Operation::keep_inputs_there() {
     for (const Ref<Storage>& each : inputs_) {
         if (each) {
@@ -69,8 +70,8 @@ bool Operation::is_written(std::uint32_t position) const noexcept {
     return std::ranges::binary_search(parsed_.written, position);
 }
 
-// Handle contents of unknown origin: memory made without contents may have been written unseen
-// (R4).
+// Handle the input at `position` if it was made by `empty` or `zeros` and no operator has written
+// it: other code may have written it unseen (R4).
 void Operation::resolve_content_flags(std::uint32_t position) {
     StorageRecord& record = *input(position);
     const c10::TensorImpl& tensor = *parsed_.tensors[position];
@@ -85,7 +86,7 @@ void Operation::resolve_content_flags(std::uint32_t position) {
     record.flags = 0;
 }
 
-// Pin masks and indices that decide a shape: they are never recomputed (R8, routing).
+// Pin masks and indices that decide the shape of a result: they are never recomputed (R8, routing).
 void Operation::keep_indices() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const auto dtype = c10::typeMetaToScalarType(parsed_.tensors[i]->dtype());
@@ -110,11 +111,12 @@ void Operation::save_what_is_overwritten() {
     }
 }
 
-// Replace foreign inputs by private copies. Return false if the results should be kept instead,
-// because that takes fewer bytes. Weights are not copied, but get a checksum (R4, sources).
+// Let the recipe read private copies of inputs that other code may write. Return false if keeping
+// the results in memory takes fewer bytes than the copies. Weights are not copied, but get a
+// checksum (R4, sources).
 bool Operation::take_private_inputs() {
     if (driver_.device.queues()) {
-        return false;  // a copy into the buffer may be in flight
+        return false;  // the device may still be writing the buffer
     }
     c10::SmallVector<StorageRecord*, 2> copied;
     Bytes more = 0;
@@ -153,7 +155,8 @@ bool Operation::take_private_inputs() {
     return true;
 }
 
-// Keep sources while the operator runs, because the program may free them meanwhile.
+// Hold references to source inputs while the operator runs, because the program may free them
+// meanwhile.
 void Operation::own_inputs() {
     if (!recording_) {
         return;

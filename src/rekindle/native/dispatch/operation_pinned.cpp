@@ -1,5 +1,5 @@
-// Operators with `evict="anything"`: operands are restored and locked while the operator runs, and
-// its results become evictable.
+// Operators with `evict="anything"`: operands are restored and locked while the operator runs. Then
+// its results become evictable although the program holds them.
 #include "../memory/held_eviction.h"
 #include "../torch/parts.h"
 #include "operation.h"
@@ -22,8 +22,8 @@ void Operation::run_touching() {
     let_results_return();
 }
 
-// Return true if something may have to be evicted for the operator, as far as is known. Then Python
-// is asked first which threads may read user-held values.
+// Return true if the operator may need an eviction. Then Python is asked first if unknown threads
+// may read user-held values.
 bool Operation::may_let_go() {
     const Signature& signature = *parsed_.signature;
     if (signature.needed < 0 || !signature.priced || facts_.dynamic || driver_.steps) {
@@ -40,7 +40,8 @@ bool Operation::may_let_go() {
         }
         const StorageRecord* record = found->record;
         if (record != nullptr && (record->external || (is_written(i) && record->consumed()))) {
-            // A copy is made, or values that need it are recomputed.
+            // The input gets a private copy, or values that need its contents are recomputed: both
+            // need room.
             return true;
         }
     }

@@ -19,7 +19,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// Autograd's engine with our hooks for saved tensors. It also notes where a backward pass runs.
+// Forwards to autograd's engine, except that it returns our hooks for saved tensors. It also notes
+// which threads run a backward pass.
 class Proxy final : public autograd::Engine {
 public:
     explicit Proxy(autograd::Engine& behind) : behind_(behind) {}
@@ -55,7 +56,8 @@ public:
     }
 
     std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-        // Hooks and checkpoints of the program take precedence, as they do in plain PyTorch.
+        // Saved-tensor hooks and checkpoints of the program take precedence, as they do in plain
+        // PyTorch.
         if (c10::impl::tls_is_dispatch_key_included(KEY) &&
             !c10::impl::tls_is_dispatch_key_excluded(KEY) &&
             at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {

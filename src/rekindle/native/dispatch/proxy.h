@@ -1,8 +1,9 @@
-// Installs a proxy of autograd's engine that gives saved tensors our handles.
+// Installs a proxy of autograd's engine that makes `SavedVariable` use our handles for saved
+// tensors.
 //
-// `SavedVariable` asks the default engine for the hooks in force. The class of PyTorch's engine is
-// hidden, but the stub that returns the default engine can be replaced. The proxy forwards every
-// other call to PyTorch's engine.
+// For each saved tensor `SavedVariable` asks the default engine for the saved-tensor hooks in
+// force. The class of that engine is hidden in PyTorch, but the function that returns the default
+// engine can be replaced. The proxy forwards every other call to PyTorch's engine.
 #pragma once
 
 namespace rekindle {

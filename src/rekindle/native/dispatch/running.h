@@ -1,12 +1,13 @@
-// That an operator of the program runs.
+// Marks that an operator of the program runs.
 #pragma once
 
 #include "../memory/driver.h"
 
 namespace rekindle {
 
-// An operator of the program runs as long as this lives, which gives back what it takes. Both ends
-// with the lock.
+// Scope in which an operator of the program runs and `nbytes` of its results and workspace count as
+// in flight. If `reads_anything`, the operator may read any memory of the program, so user-held
+// values are not evicted in this scope. Begins and ends with the session mutex held.
 class Running final {
 public:
     Running(Driver& driver, Bytes nbytes, bool reads_anything)

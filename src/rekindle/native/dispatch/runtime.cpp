@@ -15,11 +15,10 @@
 //    memory/recomputing.cpp). Sources that the operator overwrites are saved first (R4).
 // 5. Room is made for the results and the workspace: the driver (memory/driver.cpp) asks the engine
 //    (engine/), which evicts, or throws `OutOfBudgetError`.
-// 6. The lock is released around the kernel (dispatch/operation_execute.cpp), because a kernel may
-// run the
-//    user's code.
+// 6. The session mutex is released around the kernel (dispatch/operation_execute.cpp), because a
+//    kernel may run the user's code.
 // 7. The results become records with a recipe (memory/storages.cpp), unless only their bytes count.
-// 8. After the lock is released, pending notifications go to Python (`tell`).
+// 8. After the session mutex is released, pending notifications are delivered to Python (`notify`).
 //
 // Errors of the core are turned into Python exceptions in one place, `translate_errors`.
 #include "runtime.h"
@@ -51,7 +50,7 @@ void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     op.redispatchBoxed(keys & BELOW_KEY, stack);
 }
 
-// Restore the operands of `set_`, and keep them while it runs.
+// Restore the operands of `set_`, and do not evict them while `set_` runs.
 void bring_operands(
     Driver& driver,
     const Facts& facts,
@@ -78,7 +77,7 @@ void bring_operands(
     }
 }
 
-// Run `set_`, which binds a tensor to another storage, maybe one that no operator made.
+// Run `set_`, which gives a tensor another storage, maybe one that no operator made.
 void set_memory(
     Driver& driver,
     const Facts& facts,
@@ -95,7 +94,7 @@ void set_memory(
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
         if (StorageRecord* record = driver.find_or_register(*target.unsafeGetTensorImpl())) {
-            // Its version counter moves, but the contents do not change.
+            // `set_` bumps the version counter, but does not change the contents.
             record->version.expected = -1;
         }
     }
@@ -141,7 +140,7 @@ void view(
         if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`
             driver.records_streams = true;
             if (is_placeholder(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
-                // It has no effect on an evicted tensor.
+                // `record_stream` has no effect on an evicted tensor.
                 torch::jit::drop(*stack, facts.arguments);
                 return;
             }
@@ -156,8 +155,8 @@ void view(
     pass(op, keys, stack);
 }
 
-// Run an operator that reads no element. Results without a tensor that owns them are counted; no
-// room is made for them.
+// Run an operator that reads no element of its arguments. New results are counted, but nothing is
+// evicted to make room for them.
 void query(
     Driver& driver,
     const Facts& facts,
@@ -181,8 +180,8 @@ void query(
     driver.count(0, made, 0);
 }
 
-// Keep the operands of an operator that is captured into a CUDA graph: the graph stores their
-// addresses.
+// Pin the operands of an operator that is captured into a CUDA graph, because the graph stores
+// their addresses.
 void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
     driver.drain_free_queue();
     each_memory(
@@ -240,7 +239,8 @@ bool run(
     if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
         throw UnsupportedOperatorError(facts, true);
     }
-    // A composite operator, which arrives here in inference mode only. Its parts arrive separately.
+    // A composite operator, which arrives here in inference mode only. The operators that it
+    // consists of arrive separately.
     if (facts.composed) {
         register_first_argument(driver, facts, *stack, lock);
         lock.unlock();

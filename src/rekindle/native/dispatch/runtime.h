@@ -7,8 +7,8 @@
 
 namespace rekindle {
 
-// Register the fallback for threads that include our dispatch key. Must be called once. Return the
-// reason if that is impossible, else an empty string.
+// Register the fallback for our dispatch key, which threads inside a budget include. Must be called
+// once. Return the reason if registration is impossible, else an empty string.
 const char* register_fallback();
 
 }  // namespace rekindle

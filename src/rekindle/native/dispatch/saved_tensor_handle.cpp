@@ -1,4 +1,4 @@
-// Saving and restoring tensors for autograd; see the note in handle.h.
+// Saving and restoring tensors for autograd; see the note in saved_tensor_handle.h.
 #include "saved_tensor_handle.h"
 
 #include <ATen/SequenceNumber.h>
@@ -29,8 +29,8 @@ at::Tensor tensor_of(c10::intrusive_ptr<c10::TensorImpl> impl) {
     return at::Tensor(std::move(impl));
 }
 
-// Return true if the node that made `tensor` saves it. That is the newest node: a node that saves
-// an older tensor was made later than the node of that tensor.
+// Return true if the node that saves `tensor` also made it. Then the node of `tensor` is the newest
+// node of this thread: a node that saves the result of an older node is newer itself.
 bool is_result_of_newest_node(const at::Tensor& tensor) {
     const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
     const torch::autograd::Node* node = meta == nullptr ? nullptr : meta->grad_fn_.get();
@@ -53,7 +53,7 @@ SavedTensorHandle::~SavedTensorHandle() {
 void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
-        // It has no graph of its own, so keeping it makes no reference cycle.
+        // The tensor has no graph, so keeping it makes no reference cycle.
         kept_ = tensor;
     }
     const bool packed =
@@ -65,7 +65,7 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
     notify(*driver_);
 }
 
-// Refer to the record of `tensor` from now on. Return false if it has no memory.
+// Look up the record of `tensor` and add a reference to it. Return false if `tensor` has no memory.
 bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     Locked lock;
     Driver& driver = *driver_;
@@ -106,7 +106,8 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     return true;
 }
 
-// Keep an alias of `tensor`. A result kept in its own graph would be a reference cycle.
+// Keep an alias of `tensor` in `kept_`. Keeping `tensor` itself in the graph that made it would be
+// a reference cycle.
 void SavedTensorHandle::keep_as_it_is(const at::Tensor& tensor) {
     if (!kept_.defined()) {
         kept_ = detached(tensor);
@@ -118,9 +119,9 @@ void SavedTensorHandle::keep_as_it_is(const at::Tensor& tensor) {
 
 namespace {
 
-// Return true if one of PyTorch's own nodes reads, which runs operators only. The names of
-// generated nodes end in a digit, such as `MulBackward0`. A node of the program may launch kernels
-// of its own on any stream.
+// Return true if the node that is running is one of PyTorch's own, which read saved tensors by
+// operators only. The names of generated nodes end in a digit, such as `MulBackward0`. A node of
+// the program may launch kernels of its own on any stream.
 bool is_read_by_operators() {
     const auto node = torch::autograd::get_current_node();
     if (!node) {
@@ -130,7 +131,7 @@ bool is_read_by_operators() {
     return !name.empty() && name.back() >= '0' && name.back() <= '9';
 }
 
-// Make a saved value resident, and keep it while the node reads it.
+// Make the saved value `record` resident, and do not evict it while the running node reads it.
 void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
     if (record.resident) {
         driver.use(record);
@@ -184,7 +185,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
             return own;
         }
         const StoragePtr storage_impl =
-            current(*record_).at();  // another thread may have written it meanwhile
+            current(*record_).at();  // another thread may have written the value meanwhile
         TORCH_CHECK(storage_impl, "a value that should be in memory is not; please report this");
         return in(storage_impl);
     });
@@ -193,7 +194,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
     return found;
 }
 
-// Return another handle for the same value.
+// Return another handle for the same saved tensor.
 std::unique_ptr<SavedTensorHandle> SavedTensorHandle::another() const {
     auto made = std::make_unique<SavedTensorHandle>(driver_);
     if (record_ != nullptr) {
@@ -242,8 +243,9 @@ void SavedTensorHandle::check_version(const char* maker) const {
     );
 }
 
-// Return the current contents of the program's tensor if `tensor.data = ...` gave it other memory.
-// Plain PyTorch computes with those, unless the node that made the tensor saved it.
+// If `tensor.data = ...` gave the saved tensor other memory, return a tensor with its current
+// contents. Plain PyTorch computes with the current contents, unless the node that made the tensor
+// saved it.
 at::Tensor SavedTensorHandle::moved(const StorageRecord& record) const {
     const auto tensor = saved_.lock();
     if (!tensor || !tensor->has_storage()) {
@@ -251,14 +253,14 @@ at::Tensor SavedTensorHandle::moved(const StorageRecord& record) const {
     }
     const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
     const StoragePtr storage_impl = record.at();
-    if (storage_impl.get() == there) {  // memory that is in use is not evicted
+    if (storage_impl.get() == there) {  // `tensor` still has the saved memory
         return {};
     }
     return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
 }
 
-// Return the program's tensor if it is alive and unchanged. Autograd uses it as it is only if it
-// requires no gradient; otherwise it makes a new tensor, below any hook.
+// Return the tensor that the program saved, if it is alive and unchanged. Autograd uses this tensor
+// only if it requires no gradient; otherwise autograd makes a new tensor, where no hook sees it.
 at::Tensor SavedTensorHandle::own_tensor() const {
     const auto tensor = saved_.lock();
     const bool same = tensor && !tensor->requires_grad() && tensor->key_set() == keys_ &&
@@ -299,7 +301,8 @@ at::Tensor SavedTensorHandle::in(const StoragePtr& storage_impl) const {
         at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage_impl), keys_, dtype_);
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);
-    // A write by a node must be noticed by others.
+    // Share the version counter, so that a write through this tensor is noticed by other nodes that
+    // saved it.
     if (version_.counter.enabled()) {
         impl.set_version_counter(version_.counter);
     }

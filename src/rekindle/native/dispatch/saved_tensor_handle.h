@@ -1,21 +1,23 @@
-// The object that autograd holds instead of a saved tensor (R1, ownership; R7, version check).
+// The saved-tensor hooks object that autograd holds instead of a saved tensor (R1, ownership; R7,
+// version check).
 //
 // NOTE [One saved tensor's way through the core]
 //
 // 1. An operator saves a tensor. `SavedVariable` asks the default engine for hooks, and our `Proxy`
 //    (dispatch/proxy.cpp) returns a new `SavedTensorHandle`.
-// 2. `call_pack_hook` looks up the record of the tensor's storage. It notes the geometry and the
-//    version of the tensor, and adds a reference to the record. Autograd keeps the handle, not the
-//    tensor, so the runtime alone decides when the memory is freed.
+// 2. `call_pack_hook` looks up the record of the tensor's storage. It notes the geometry (sizes,
+//    strides, offset, dtype) and the version of the tensor, and adds a reference to the record.
+//    Autograd keeps the handle, not the tensor, so the runtime alone decides when the memory is
+//    freed.
 // 3. When memory is short, the engine evicts the storage. The handle does not change.
-// 4. The backward pass calls `call_unpack_hook`. It checks the version (R7), makes the record
-//    resident (memory/storages.cpp), which may recompute the value from its recipe
-//    (memory/recipe.cpp), and builds a tensor with the noted geometry.
+// 4. The backward pass calls `call_unpack_hook`. It checks the version (R7) and makes the record
+//    resident (memory/storages.cpp), which may recompute the value by its recipe
+//    (memory/recipe.cpp). Then it builds a tensor with the noted geometry.
 // 5. Autograd destroys the handle with the graph. The destructor only enqueues the record; the
 //    driver releases the reference before the next operator.
 //
-// Tensors that cannot be rebuilt from a storage and a geometry, such as subclasses, are kept as
-// they are in `kept_`.
+// Tensors that cannot be rebuilt from a storage and a geometry, such as subclasses, stay in memory:
+// the handle holds them in `kept_`.
 #pragma once
 
 #include <c10/core/impl/SizesAndStrides.h>
@@ -30,7 +32,8 @@
 namespace rekindle {
 
 // One reference of autograd to a value: its record, and the geometry of the saved tensor. The
-// destructor only enqueues the record, because it may run in any thread and under any lock.
+// destructor only enqueues the record for release, because it may run in any thread and under any
+// lock.
 class SavedTensorHandle final : public torch::autograd::SavedVariableHooks {
 public:
     explicit SavedTensorHandle(c10::intrusive_ptr<Driver> driver) : driver_(std::move(driver)) {}
@@ -43,7 +46,8 @@ public:
 
     void call_pack_hook(const at::Tensor& tensor) override;
     at::Tensor call_unpack_hook() override;
-    // Compiled autograd unpacks later, when it needs the value, through a Python function.
+    // Return a Python function that unpacks the saved tensor, and its argument. Compiled autograd
+    // calls it when it needs the value.
     std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
     retrieve_unpack_hook_data() const override;
 
@@ -63,8 +67,9 @@ private:
     std::int64_t offset_ = 0;  // in elements
     caffe2::TypeMeta dtype_;
     c10::DispatchKeySet keys_;
-    Version version_;                 // the counter of the saved tensor, and its value at that time
-    WeakTensor saved_ = no_tensor();  // the program's own tensor, unless its own node saves it
+    Version version_;  // version counter of the saved tensor, and the version when it was saved
+    // Tensor that the program saved, unless the node that made the tensor saves it.
+    WeakTensor saved_ = no_tensor();
     // The tensor itself, if it cannot be rebuilt or has Python attributes.
     at::Tensor kept_;
 };

@@ -1,5 +1,6 @@
-// An operator that may give other bits when it runs again is tried: it runs once more beside its
-// first results, which are registered afterwards, with a recipe or without one.
+// Tries operators that may give other bits when they are recomputed. A trial runs the operator a
+// second time while its first results are in memory, and compares both. Then the first results are
+// registered: with a recipe if the operator passed, else without one.
 #include "trial.h"
 
 #include <ATen/ops/equal.h>
@@ -20,7 +21,8 @@ namespace rekindle {
 namespace {
 
 constexpr int ONCE = 1;
-// Additions by atomics that came in one order may come in another one later.
+// Number of equal trials required of operators that add atomically: their additions may come in
+// another order in any run.
 constexpr int SEVERAL = 3;
 
 Probation& of_last_unit() noexcept {
@@ -54,7 +56,7 @@ bool same_geometry(const c10::TensorImpl& one, const c10::TensorImpl& other) {
            one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
 }
 
-// What is in memory for it, in a row.
+// Return the bytes of `tensor` in memory as a one-dimensional tensor.
 at::Tensor bytes_of(const at::Tensor& tensor) {
     Geometry geometry = Geometry::of(*tensor.unsafeGetTensorImpl());
     geometry.conjugate = false;
@@ -69,7 +71,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }
 
 bool same_bits(const at::Tensor& one, const at::Tensor& other) {
-    const at::DisableRecordFunctionGuard unseen;  // the program's profiler is to see what it runs
+    // The program's profiler shows only operators that the program runs.
+    const at::DisableRecordFunctionGuard unseen;
     const ReplayDispatchGuard guard(false);
     return one.numel() == 0 || at::equal(bytes_of(one), bytes_of(other));
 }
@@ -128,8 +131,9 @@ const Probation& last_unit() noexcept {
 
 // -- what is tried --------------------------------------------------------------------------------
 
-// Whether a call whose bits may differ is recorded all the same. Not what writes, or draws from a
-// state of its own: to run it again would be an effect.
+// Return true if a call that may give other bits gets a recipe, or is tried first. Calls that write
+// their arguments or advance a random state of their own are never tried, because a second run
+// would be a side effect.
 bool Operation::is_trusted_or_tried() {
     if (!parsed_.written.empty() || facts_.writes || facts_.rng_state_args != 0) {
         return false;
@@ -159,7 +163,8 @@ void Operation::look_for_effects() {
     effects_.emplace(driver_, storages);
 }
 
-// Afterwards it is recorded only if it gave the same bits again.
+// After the first run, look for side effects and run the trial, if there is one. The call gets a
+// recipe only if its signature is trusted then.
 void Operation::stand_trial() {
     if (!tried_ && !effects_) {
         return;
@@ -184,7 +189,8 @@ void Operation::stand_trial() {
     recording_ = recording_ && probation.is_trusted();
 }
 
-// Its results are there already, and do not count yet. Nothing is refused for the second ones.
+// Make room for the second results and their comparison. The first results are in memory, but not
+// counted yet. If there is no room, return false instead of raising.
 bool Operation::find_room_for_trial(Bytes nbytes) {
     const Bytes compared = driver_.device.queues() ? nbytes : 0;
     needed_ = 2 * nbytes + compared;
@@ -202,7 +208,7 @@ void Operation::try_again() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const StoragePtr storage_impl = input(i)->at();
         if (!storage_impl) {
-            return;  // the program has no reference to it by now: another call is tried
+            return;  // the program has freed this input: a later call is tried
         }
         storages.push_back(storage_impl);
         tensors.push_back(signature.geometries[i].in(storage_impl));
@@ -238,7 +244,7 @@ void Operation::try_again() {
     const char* why = effects_ ? effects_->found() : nullptr;
     if (why == nullptr) {
         {
-            const Unlocked others(lock_);  // the program may have a kernel of its own for `equal`
+            const Unlocked others(lock_);  // the program may have replaced the kernel of `equal`
             why = difference(
                 torch::jit::last(stack_, facts_.returns),
                 torch::jit::last(again, facts_.returns),

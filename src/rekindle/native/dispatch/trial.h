@@ -1,4 +1,5 @@
-// What a trial shows (ops/probation.h): whether two runs of a call are the same.
+// Results of a trial: the second run of an operator call that may give other bits when it is
+// recomputed. See ops/probation.h and trial.cpp.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -11,17 +12,19 @@
 
 namespace rekindle {
 
-// Return what differs between the results of two runs of a call on `inputs`, or null if they are
-// equal bit for bit and each run returned memory of its own.
+// Compare the results `first` and `again` of two runs of a call that reads the storages `inputs`.
+// Return the difference as text, or null if the results are equal bit for bit and each run returned
+// new memory.
 const char* difference(
     std::span<const c10::IValue> first,
     std::span<const c10::IValue> again,
     std::span<const StoragePtr> inputs
 );
 
-// This thread ran the forward pass of an autograd.Function as one operator.
+// Note the state of trials of an autograd.Function, whose forward pass this thread ran as one
+// operator (a unit).
 void note_unit(const Probation& probation);
-// What was known of the last one that this thread ran, when it was over.
+// Return the state that `note_unit` noted last in this thread.
 const Probation& last_unit() noexcept;
 
 }  // namespace rekindle

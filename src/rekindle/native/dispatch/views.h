@@ -1,4 +1,4 @@
-// Operators that return views: they make no memory and do no work.
+// Operators that return views: they allocate no memory and launch no kernel.
 #pragma once
 
 #include <torch/library.h>
@@ -7,8 +7,8 @@
 
 namespace rekindle {
 
-// Count the memory of `whole` from now on, because a view of it may be read. Needs the session
-// mutex.
+// Count the memory of `whole`, the base of a view, from now on, because the view may be read. Needs
+// the session mutex.
 void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole);
 // Register unboxed kernels for the most frequent views, which are faster than the fallback.
 void register_view_kernels(torch::Library& aten);

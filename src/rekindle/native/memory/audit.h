@@ -1,4 +1,4 @@
-// Compares recomputed values with the first ones by checksum, for `rekindle.verify`.
+// Compares recomputed values with the values of the first run by checksum, for `rekindle.verify`.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,19 @@ namespace rekindle {
 // Return the checksum of all bytes in `storage_impl`, on whatever device.
 std::uint64_t checksum_of(const StoragePtr& storage_impl, Device& device);
 
-// Reads every result once when it is made, and once each time it is recomputed.
+// Takes a checksum of every result when it is made, and again each time it is recomputed.
 class Audit final {
 public:
-    // A call whose result differed when it ran again.
+    // An operator call whose result differed when it was recomputed.
     struct Difference final {
         const Facts* facts;
         OpId op;
     };
 
-    // Note checksums of what `call` made on its first run. Its results are resident.
+    // Note the checksums of the results of `call` after its first run. The results are resident.
     void made(const Recipe& call, Device& device);
-    // Compare the resident results of `call`, which was recomputed, with the first ones.
+    // Compare the results of `call`, which was recomputed, with the noted checksums. The results
+    // are resident.
     void made_again(const Recipe& call, Device& device);
 
     // Forget the checksum of `storage`, which is about to be destroyed.

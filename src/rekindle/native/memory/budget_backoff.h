@@ -1,9 +1,9 @@
 // Lowers the budget where a device has less memory than the budget says.
 //
 // Other processes, workspaces and fragmentation take memory that no budget counts. An allocation
-// that failed would fail again at the next operator, so the budget is lowered to what fit.
-// Fragmentation does not reduce the number of free bytes, however. So if the program cannot run
-// within the lowered budget, the original one is restored.
+// that failed would fail again at the next operator, so the budget is lowered to the bytes that did
+// fit. If the cause was fragmentation, enough bytes are still free. So if the program cannot run
+// within the lowered budget, the original budget is restored.
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@ public:
     // Return how many allocations failed although the budget had room.
     int times() const noexcept { return times_; }
 
-    // Return how many of those needed more than evicting neighbors in memory.
+    // Return how many of those failures evicting neighbors in memory did not resolve.
     int by_sum() const noexcept { return by_sum_; }
 
-    // Return the bytes to evict first, out of `memory`, for an operator that lacked `needed` bytes.
-    // Doubles with each call, up to half of `memory`.
+    // Return the bytes to evict first, out of `memory` bytes in use, for an operator that lacked
+    // `needed` bytes. Doubles with each call, up to half of `memory`.
     Bytes step(Bytes needed, Bytes memory) noexcept {
         const Bytes half = memory / 2;
         ++by_sum_;
@@ -31,7 +31,7 @@ public:
         return least > half >> doubled ? half : least << doubled;
     }
 
-    // Lower `budget` to `nbytes`, which did fit.
+    // Lower `budget` to `nbytes`, the number of bytes that did fit.
     void fitted(Bytes nbytes, Bytes& budget) noexcept {
         ++times_;
         if (lowers && !insists_ && nbytes < budget) {
@@ -50,8 +50,8 @@ public:
     // Forget all lowering: the program was given another budget.
     void forget() noexcept { lowered_ = 0; }
 
-    // Scope in which the budget is not lowered, so that a retried event ends. Otherwise lowering
-    // and restoring could alternate forever.
+    // Scope in which the budget is not lowered. Without it, a retried event could lower and restore
+    // the budget forever.
     class ScopedNoBackoff final {
     public:
         explicit ScopedNoBackoff(BudgetBackoff& of) noexcept

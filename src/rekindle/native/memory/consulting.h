@@ -1,6 +1,7 @@
-// Releases the session mutex while Python code runs in the middle of an engine event.
+// Releases the session mutex while Python code runs in the middle of an event of the engine.
 //
-// Used where the engine asks the program's own policy, and where Python asks a device's allocator.
+// Used where the engine asks a policy written in Python, and where Python queries a device's
+// allocator.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -13,9 +14,9 @@ namespace rekindle {
 
 // Scope in which Python code runs in the middle of an event.
 //
-// That code may wait for other threads, so the mutex is released and other threads may enter.
-// Operators that the code runs in this thread bypass the budget. When the scope ends and another
-// thread was here, the interrupted event looks up all of its state again (`Engine::Interlude`).
+// The Python code may wait for other threads, so the mutex is released and other threads may enter.
+// Operators that the Python code runs in this thread bypass the budget. If another thread entered,
+// the interrupted event looks up all of its state again when the scope ends (`Engine::Interlude`).
 class Consulting final : public Mutex::Opening {
 public:
     explicit Consulting(Driver& driver);

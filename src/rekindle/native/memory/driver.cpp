@@ -1,5 +1,5 @@
-// The driver's own parts: which driver is active, making room, processing of deaths, and the
-// engine's actions. See driver.h for the other files.
+// Core of the driver: the active driver of the process, making room, processing of freed storages,
+// and the engine's actions. driver.h lists the other files.
 #include "driver.h"
 
 #include <pthread.h>
@@ -43,7 +43,7 @@ Active& the_active() {
 }
 
 // Sequence number of the driver that this thread joined. 0 for threads that joined none, such as
-// autograd's, which work for the active driver.
+// those of autograd: they work for the active driver.
 std::uint64_t& joined() noexcept {
     thread_local std::uint64_t which = 0;
     return which;
@@ -54,8 +54,8 @@ std::uint64_t next_ordinal() noexcept {
     return made.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// Return true if the program started this thread inside the budget. Needs the lock and an active
-// driver.
+// Return true if the program started this thread inside the budget. Needs the session mutex and an
+// active driver.
 bool is_started_inside() noexcept {
     return joined() != 0 && pthread_self() != the_active().entered_in;
 }
@@ -78,7 +78,7 @@ c10::intrusive_ptr<Driver> active() {
 }
 
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
-    // This thread has the lock already if Python code runs inside the core, such as a weak
+    // This thread already holds the mutex if Python code runs inside the core, such as a weak
     // reference callback of a storage.
     if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
         return {};
@@ -110,7 +110,7 @@ void join(const Driver* driver) noexcept {
 }
 
 void set_active(c10::intrusive_ptr<Driver> driver) {
-    const auto lock = locked_if_not_mine();  // readers have one of the two locks
+    const auto lock = locked_if_not_mine();  // readers hold the session mutex or the spin lock
     const std::scoped_lock guard(the_active().flag);
     std::swap(the_active().driver, driver);
     if (the_active().driver) {
@@ -138,7 +138,7 @@ Driver::Driver(
     drivers().push_back(this);
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
+// NOLINTNEXTLINE(bugprone-exception-escape): throws only if no memory is left for bookkeeping
 Driver::~Driver() {
     notify_gone(number());
     without_throwing([&] { swapper.reset(); });
@@ -172,8 +172,8 @@ void Driver::make_room(Bytes needed, const char* who) {
     });
 }
 
-// Evict until `needed` bytes fit. If that fails, look for dead values, restore a lowered budget and
-// release sources; then try once more.
+// Evict until `needed` bytes fit. If that fails, look for freed storages, restore a lowered budget
+// and release sources. Then try once more.
 void Driver::evict_for(Bytes needed, const char* who) {
     poll();
     try {
@@ -215,20 +215,20 @@ void Driver::poll() {
     poll_untracked(device.queues());
     if (device.queues()) {
         process_pending();
-        if (!ask_allocator()) {  // dead storages still count
+        if (!ask_allocator()) {  // false: the engine still counts storages that were freed
             look_at_all();
         }
     }
     poll_held();
 }
 
-// Poll all storages without a deleter hook, and process the dead ones.
+// Poll all storages without a deleter hook, and process the freed ones.
 void Driver::look_at_all() {
     poll_untracked();
     process_pending();
 }
 
-// Report to the engine the values in the list that the program no longer holds.
+// Report to the engine those records of the list at `first_held_` that the program no longer holds.
 void Driver::poll_held() {
     for (StorageRecord* record = first_held_; record != nullptr;) {
         StorageRecord* next = record->held_after;
@@ -240,9 +240,9 @@ void Driver::poll_held() {
     }
 }
 
-// Update the count of device memory that no operator made. Return true if the allocator has given
-// out everything that the engine counts. Memory freed while another stream may read it
-// (`record_stream`) stays allocated until that stream is done.
+// Update `outside_`, the count of device memory that no operator made. Return false if the
+// allocator has given out less than the engine counts. Memory freed while another stream may read
+// it (`record_stream`) stays allocated until that stream is done.
 bool Driver::ask_allocator() {
     if (!outside_) {
         return true;
@@ -253,7 +253,7 @@ bool Driver::ask_allocator() {
     return beside >= 0;
 }
 
-// Add `record` to the list of values that the program may hold.
+// Add `record` to the list at `first_held_` of values that the program may hold.
 void Driver::maybe_held(StorageRecord& record) {
     if (record.maybe_held) {
         return;
@@ -264,7 +264,7 @@ void Driver::maybe_held(StorageRecord& record) {
     last_held_ = &record;
 }
 
-// Remove `record` from that list.
+// Remove `record` from the list at `first_held_`.
 void Driver::not_held(StorageRecord& record) noexcept {
     if (!record.maybe_held) {
         return;
@@ -276,7 +276,8 @@ void Driver::not_held(StorageRecord& record) noexcept {
     (after == nullptr ? last_held_ : after->held_before) = before;
 }
 
-// Only the table is updated here. The next `process_pending` reports the deaths to the engine.
+// Only the address table is updated here. The next `process_pending` reports the freed storages to
+// the engine.
 void Driver::drain_free_queue() {
     if (!free_queue.any()) {
         return;
@@ -290,8 +291,8 @@ void Driver::drain_free_queue() {
     dead_addresses_.clear();
 }
 
-// Most storages that die are young. So it suffices to poll the youngest where it matters, and all
-// of them now and then.
+// Most freed storages were made recently. So it suffices to poll the youngest where it matters, and
+// all storages from time to time.
 void Driver::poll_untracked(bool youngest) {
     const std::size_t n = untracked_.size();
     const std::size_t first = youngest && n > YOUNGEST ? n - YOUNGEST : 0;
@@ -316,7 +317,7 @@ void Driver::poll_untracked(bool youngest) {
     }
 }
 
-// Remove `address`, whose memory was freed, from the table.
+// Remove `address`, whose memory was freed, from the address table.
 void Driver::drop_address(const void* address, AddressEntry resident) {
     if (resident.record == nullptr) {
         note_freed_counted(address, resident.nbytes);
@@ -329,7 +330,7 @@ void Driver::drop_address(const void* address, AddressEntry resident) {
 }
 
 void Driver::process_pending() {
-    // On a device `poll` does this, before every eviction.
+    // On a device `poll` polls untracked storages, before every eviction.
     const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
     if (now_and_then || untracked_.size() > poll_untracked_at_) {
         poll_untracked();
@@ -358,16 +359,19 @@ void Driver::process_pending() {
         engine.account(0, -std::exchange(freed_counted_, 0));
     }
     if (std::exchange(late_frees_found_, false)) {
-        // Poll again: the allocator counted them no longer at its last query.
+        // Query the allocator again: at the last query it had already subtracted these freed
+        // storages.
         ask_allocator();
     }
-    // Discarding waits for copies in flight, which is impossible during CUDA graph capture.
+    // Freeing copies on the host waits for transfers, which is impossible during CUDA graph
+    // capture.
     if (has_discarded() && !device.is_capturing()) {
         perform([&] { engine.discards(); });
     }
 }
 
-// Process the end of the memory of `record`: the program has freed it, or has moved the value.
+// Process that `record` has lost its memory: the program has freed the memory, or has moved the
+// value.
 void Driver::gone(StorageRecord& record) {
     if (record.address != nullptr) {
         return;
@@ -389,7 +393,7 @@ void Driver::gone(StorageRecord& record) {
     perform([&] { engine.gone(record); });
 }
 
-// Process the death of a handle that referred to `record`.
+// Process the destruction of a handle of autograd that referred to `record`.
 void Driver::release(StorageRecord& record) {
     StorageRecord& now = current(record);
     const Ref<Storage> kept(&now);
@@ -431,15 +435,15 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 
 // -- actions --------------------------------------------------------------------------------------
 
-// Drop our reference to the memory of `record`, which is evicted. Streams that still read it are
-// waited for before the allocator reuses it.
+// Drop our reference to the memory of `record`, which is evicted. The allocator does not reuse the
+// memory before the streams that still read it are done.
 void Driver::vacate(StorageRecord& record) {
     if (poisons() && record.keeper && !record.leaving && !record.is_held()) {
         device.in_order([&] { poison(record.keeper); });
     }
     if (device.queues()) {
         if (const StoragePtr storage_impl =
-                record.at()) {  // otherwise the program has just freed it
+                record.at()) {  // null: the program has just freed the storage
             device.keep_until_read(*storage_impl, record.id);
         }
     }
@@ -455,7 +459,7 @@ Bytes Driver::workspace(const Call& call) const noexcept {
     return static_cast<const Recipe&>(call).aside->workspace;
 }
 
-// Action of the engine: evict `storage`, or free it if nothing can ask for it any more.
+// Action of the engine: evict `storage`, or free it if nothing can use its value again.
 void Driver::free(Storage& storage) {
     evictions += storage.dead() ? 0 : 1;
     if (!evict_keeping_placeholder(record_of(storage))) {
@@ -480,7 +484,8 @@ void check_that_it_is_still_there(const Facts& facts) {
     );
 }
 
-// Run `attempt`. After a device OOM, evict and run it once more if the call can be repeated.
+// Run `attempt`. After a device OOM, evict values, and run `attempt` again if the call can be
+// repeated.
 template <class F>
 void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt) {
     try {
@@ -491,7 +496,8 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
         }
         const std::uint64_t visits = driver.engine.visits();
         driver.rescue(recipe.nbytes, error, [&] {
-            // Others may read the input that the call writes in place, so it cannot be repeated.
+            // Another thread may have read the input that the call writes in place, so the call
+            // cannot be repeated.
             if (in_place && visits != driver.engine.visits()) {
                 throw DeviceOutOfMemoryError(message_of(error));
             }
@@ -502,7 +508,8 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
 
 }  // namespace
 
-// Let this stream wait for those that made the inputs. Return the stream of the recomputation.
+// Let the current stream wait for the streams that made the inputs. Return the current stream, on
+// which the recomputation runs.
 StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     const StreamIndex here = device.see();
     for (const auto& input : recipe.inputs()) {
@@ -519,8 +526,8 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     return here;
 }
 
-// Run `recipe` again, put the memory of its outputs into `storages`, and return its place among the
-// streams.
+// Run `recipe` again, and put the memory of its outputs into `storages`. Return the recomputation's
+// position in the order of its stream.
 Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages) {
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
@@ -567,7 +574,7 @@ void Driver::find_places(const Recipe& recipe, bool in_place) {
     reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
 }
 
-// Run `call` again, and bind its outputs to the new memory.
+// Run `call` again, and bind the records of its outputs to the new memory.
 void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     refuse_in_a_graph(recipe.name());
@@ -577,7 +584,7 @@ void Driver::compute_now(Call& call, bool in_place) {
         const Counted counted(replaying);
         order = run(recipe, in_place, storages);
     } catch (std::exception& error) {
-        // The kernel may have written a part of it.
+        // The kernel may have written a part of the input.
         if (in_place) {
             after(error, [&] {
                 for (const Overwrite& pair : call.overwrites()) {
@@ -591,7 +598,7 @@ void Driver::compute_now(Call& call, bool in_place) {
     if (count_again) {
         again.push_back(recipe.facts);
     }
-    // Another thread has made the call unnecessary meanwhile.
+    // Meanwhile another thread has dropped the recipe.
     if (!call.replayable || !call.linked) {
         return;
     }
@@ -601,7 +608,8 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
 }
 
-// A value that is recomputed during CUDA graph capture exists only when the graph runs.
+// Raise during CUDA graph capture: the recomputation would be captured, and the value would exist
+// only when the graph is replayed.
 void Driver::refuse_in_a_graph(const char* site) const {
     if (device.is_capturing()) {
         throw RecomputeDuringCaptureError(site);
@@ -612,7 +620,7 @@ void Driver::refuse_in_a_graph(const char* site) const {
 void Driver::settle_results(
     Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
 ) {
-    bool is_programs = false;  // the program may read it where no operator reports it
+    bool is_programs = false;  // the program may read the value without calling an operator
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {
         StorageRecord& made = record_of(*value->storage);

@@ -1,15 +1,16 @@
 // The state of one budget: performs the engine's actions on PyTorch's storages, and reports to the
 // engine what the program did with them.
 //
-// A driver handles storages only. How operators and autograd use it is in dispatch/. There is one
-// driver per `rekindle.budget(...)`; it outlives the context as long as a handle refers to it.
+// A driver handles storages only. Operators and autograd use it through dispatch/. There is one
+// driver per `rekindle.budget(...)`. A driver lives until its budget has ended and autograd's
+// handles of its values (`SavedTensorHandle`) are destroyed.
 //
-// Locking: every member needs the session mutex, unless its comment says otherwise (see NOTE [Lock
-// discipline] in base/mutex.h).
+// Locking: the caller of a member holds the session mutex, unless the member's comment says
+// otherwise (see NOTE [Lock discipline] in base/mutex.h).
 //
 // Members are defined in several files: driver.cpp (memory and actions), storages.cpp (registration
-// and lifetime of storages), held.cpp (user-held values), foreign.cpp, history.cpp, snapshot.cpp,
-// neighbors.cpp, swapping.cpp and recomputing.cpp.
+// and lifetime of storages), evict_held_last.cpp (user-held values), external_memory.cpp,
+// history.cpp, snapshot.cpp, neighbors.cpp, swapping.cpp and transcript.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,9 +65,9 @@ class Swapper;
 // The state of one budget, and the performer of its engine's actions.
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
-    // assumed: `where` was not given by the user; a program that uses another device is refused.
-    // learns: whether the policy follows learned plans. own: a policy written in Python that
-    // replaces `policy`; null: none.
+    // where: the device whose memory the budget limits. assumed: the user did not give `where`; a
+    // program that uses another device is refused. learns: whether the policy follows learned
+    // plans. own: a policy written in Python that replaces `policy`; null: none.
     Driver(
         Bytes budget,
         c10::Device where,
@@ -81,69 +82,81 @@ public:
     Driver& operator=(Driver&&) = delete;
     ~Driver() override;
 
-    // Entry of the address table: a storage with a record, or one whose bytes are only counted.
+    // Entry of the address table for one storage. Without a record, only the storage's bytes count
+    // against the budget: it can be neither evicted nor recomputed.
     struct AddressEntry final {
         StorageRecord* record = nullptr;
         Bytes nbytes = 0;
         const Facts* maker = nullptr;
-        const c10::StorageImpl* storage_impl = nullptr;  // set if the storage has no deleter hook
+        // Set if the storage lacks our deleter hook.
+        const c10::StorageImpl* storage_impl = nullptr;
         AllocationId allocation = 0;
     };
 
-    // A storage without our deleter hook. Its weak pointer is polled to notice when it is freed.
+    // A storage without our deleter hook. The driver polls the weak pointer to notice when PyTorch
+    // frees the storage.
     struct UntrackedStorage final {
         const void* address;
         WeakStorage storage_impl;
     };
 
-    // Calls that are kept because a trial showed other bits, or effects beside the results.
+    // Operator calls whose results are never evicted, because a trial run gave other bits or had
+    // side effects. Grouped by operator and reason.
     struct Kept final {
         const Facts* facts;
         std::string why;
         std::int64_t calls;
-        Bytes nbytes;  // of their results
+        Bytes nbytes;  // bytes of the results of these calls
     };
 
 private:
-    // Slabs of records and recipes. Declared before the engine, whose destructor disposes of them.
+    // Allocators of records and recipes. Declared before the engine, because the engine's
+    // destructor returns its records and recipes to them.
     Slab<StorageRecord> records_;
     Slab<Recipe> recipes_;
     AddressMap<AddressEntry> table_;
-    std::vector<const void*> dead_addresses_;   // buffer of `drain_free_queue`
-    std::vector<StorageRecord*> dead_handles_;  // records of dead handles; not processed yet
-    std::vector<Ref<Storage>> gone_;           // storages whose memory was freed; not processed yet
-    std::vector<UntrackedStorage> untracked_;  // the youngest last
-    std::size_t poll_untracked_at_ = YOUNGEST;  // size of `untracked_` at which it is polled next
-    // Polling found freed storages that the allocator was not asked about yet.
+    std::vector<const void*> dead_addresses_;  // buffer of `drain_free_queue`
+    // Records whose autograd handle was destroyed; `process_pending` handles them.
+    std::vector<StorageRecord*> dead_handles_;
+    // Storages whose memory was freed; `process_pending` handles them.
+    std::vector<Ref<Storage>> gone_;
+    std::vector<UntrackedStorage> untracked_;  // the storage seen last is at the end
+    // Size of `untracked_` at which the list is polled next.
+    std::size_t poll_untracked_at_ = YOUNGEST;
+    // Polling found freed storages, and the device's allocator was not queried since.
     bool late_frees_found_ = false;
-    Bytes freed_counted_ = 0;  // freed bytes without a record; the engine was not told yet
-    // List of replayable records that the program may hold (R1, ownership).
+    // Freed bytes of storages without a record, not yet reported to the engine.
+    Bytes freed_counted_ = 0;
+    // Linked list of records with a recipe that variables of the program may hold (R1, ownership).
     StorageRecord* first_held_ = nullptr;
     StorageRecord* last_held_ = nullptr;
     std::vector<Storage*> unrecomputable_;  // buffer of `perform`
     OpId next_op_ = 0;
-    Ref<Storage> resizing_;              // being resized by the program
-    std::vector<Ref<Storage>> emptied_;  // resized to no bytes for the time being
-    // Records whose tracking is suspended, with the tensor of each.
+    Ref<Storage> resizing_;  // storage that the program is resizing now
+    // Storages that the program has resized to zero bytes and may enlarge again.
+    std::vector<Ref<Storage>> emptied_;
+    // Records that do not follow their tensor during `torch.utils.swap_tensors`, with that tensor.
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> tracking_suspended_;
-    // Restored into their placeholder; ownership was not handed back yet.
+    // Values restored into the program's own storage. The driver still holds a reference to that
+    // storage, which `hand_back` drops.
     std::vector<Ref<Storage>> back_;
-    // A pseudo storage: bytes that the device's allocator gave out in addition to known storages,
-    // because no operator reported them or because it rounds sizes up.
+    // A pseudo storage for bytes that the device's allocator gave out in addition to known
+    // storages: no operator reported them, or the allocator rounded sizes up.
     Ref<Storage> outside_;
     std::vector<c10::Device> devices_met_;
-    bool assumed_;                  // the device was not given by the user
+    bool assumed_;                  // the user did not name the device
     AllocationId allocations_ = 0;  // number of the last allocation
-    // A new peak above this many bytes makes `peak_snapshot` out of date.
+    // Once more bytes than this are in use, `peak_snapshot` must be taken again.
     Bytes peak_threshold_ = 0;
     // From this many bytes on, every new peak gets a snapshot.
     Bytes exact_from_ = std::numeric_limits<Bytes>::max();
     std::vector<ModuleTensor> module_tensors_;
-    // Number of module tensors at which dead ones are removed from the list.
+    // When `module_tensors_` has grown to this size, entries of destroyed tensors are removed.
     std::size_t module_tensors_at_most_ = 64;
 
 public:
-    PythonChooser* const own_policy;  // owned by the engine; null: a built-in policy
+    // Policy written in Python, owned by the engine; null: a built-in policy decides.
+    PythonChooser* const own_policy;
     Engine engine;
     Device device;
     BudgetBackoff backoff;
@@ -152,18 +165,20 @@ public:
     FreeQueue free_queue;
     RngHistory positions;
 
-    // State of results that take over a dying gradient; see dispatch/in_place.h.
+    // State of backward operators that write their result over their incoming gradient; see
+    // dispatch/in_place.h.
     struct TakingOver final {
-        bool allowed = true;          // false in tests
-        bool predicted = false;       // traces name results that only a mode of ours prevents
+        bool allowed = true;  // false in tests
+        // Traces name results that would take over if rekindle's own dispatch mode were off.
+        bool predicted = false;
         std::int64_t taken_over = 0;  // number of calls
-        // Fewest references seen to a gradient whose storage had no other owner, for tests.
+        // For tests: smallest reference count seen of a gradient whose storage had no other owner.
         std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
     };
 
     TakingOver taking_over;
     bool records_streams = false;  // the program called `record_stream`
-    std::int64_t evictions = 0;    // not counting values that nothing can ask for
+    std::int64_t evictions = 0;  // values evicted so far, without those that nothing can use again
     std::int64_t recomputations = 0;
     Nanoseconds lost_ns = 0;  // time spent choosing, evicting and recomputing
     int losing = 0;           // nesting depth of `lose`
@@ -171,53 +186,61 @@ public:
     // Number of recomputations at which Python next checks whether they take too much time.
     std::int64_t look_at_losses_at = 10'000;
     std::int64_t storages_made = 0;
-    // Longest chain of recipes. A value at the end of a longer one becomes a source that is kept.
+    // Longest permitted chain of recipes. The value at the end of a longer chain loses its recipe
+    // and stays in memory as a source.
     std::int32_t longest_chain = 1'000;
     std::vector<Kept> kept_calls;  // by operator and reason
     bool count_again = false;
-    std::vector<const Facts*> again;  // operators that were recomputed, if tests count them
+    std::vector<const Facts*> again;  // operators recomputed so far, if tests set `count_again`
     int never_recompute = 0;          // nesting depth of `rekindle.never_recompute()`
     Samples samples;
-    int watched = 0;           // operators whose effects are looked for now
-    int running = 0;           // operators that run now, first runs and recomputations
-    std::uint64_t begun = 0;   // operators that ever started
+    int watched = 0;           // running operators whose side effects are observed (`Effects`)
+    int running = 0;           // operators that run now, as first run or as recomputation
+    std::uint64_t begun = 0;   // operators started so far
     int reading_anything = 0;  // running operators that may read any memory of the program
-    int lending = 0;           // threads that may evict user-held values now
+    int lending = 0;           // threads that may evict user-held values now, as a last resort
     int replaying = 0;         // recomputations that run now
     Readers readers;
-    // Reads by Python code and by functions of the program, by number.
+    // Reads by Python code and by the program's own functions. The key is the number that Python
+    // got for the read.
     std::map<std::int64_t, std::unique_ptr<Reading>> noted;
-    std::int64_t notes = 0;  // number of the last such read
+    std::int64_t notes = 0;  // number of the last read in `noted`
     Snapshot peak_snapshot;
-    bool peak_snapshot_due = false;  // memory is 2 % above its value at `peak_snapshot`
-    bool samples_due = false;        // `samples` is full: Python should take it
-    bool owners_due = false;         // `met` is not empty: Python should look up their owners
-    std::vector<const void*> met;    // storages of weights that were seen first
-    bool tell_ranges = false;        // an optimizer step that can be undone runs: report ranges
-    bool stepping = false;           // an optimizer step runs: no room is made for workspaces
-    // Value of `storages_made` at which history is pruned next.
+    bool peak_snapshot_due = false;  // memory in use is 2 % above that at `peak_snapshot`
+    bool samples_due = false;        // `samples` is full: Python should fetch the samples
+    // `met` is not empty: Python should look up the models that own these weights.
+    bool owners_due = false;
+    std::vector<const void*> met;  // storages of weights that were seen for the first time
+    // An optimizer step that can be undone runs: report profiler ranges to Python.
+    bool tell_ranges = false;
+    bool stepping = false;  // an optimizer step runs: evict nothing for workspaces
+    // Value of `storages_made` at which `prune_history` runs next.
     std::int64_t next_history_check = 1'000;
     bool evict_before_every_op = false;  // tests: evict everything before each operator
-    bool lends = false;                  // user-held values are evicted as a last resort
-    int placeholders = 0;                // placeholders that the program has now
+    bool lends = false;    // user-held values may be evicted as a last resort (`evict="auto"`)
+    int placeholders = 0;  // storages of the program that are evicted now
 
-    std::unique_ptr<Audit> audit;                 // null: recomputed values are not compared
-    std::vector<EvictHeldLast*> resorts;          // scopes that permit evicting user-held values
+    // Compares recomputed values with the first ones; null: nothing is compared.
+    std::unique_ptr<Audit> audit;
+    std::vector<EvictHeldLast*> resorts;  // active scopes that permit evicting user-held values
     std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
     std::unique_ptr<StepObserver> steps;          // null: the steps of the program are not followed
     std::unique_ptr<Swapper> swapper;             // null: nothing is swapped
-    // While it writes, every storage gets a record, even if its bytes could just be counted.
+    // While a recording is active, every storage gets a record.
     Transcriber transcriber{engine.journal};
-    std::map<std::int64_t, Transcript> transcripts;  // recordings started by Python, by number
-    // The whole run is recorded: recipes are kept, because a trace cannot say when they end.
+    // Recordings that Python started; the key is the recording's number.
+    std::map<std::int64_t, Transcript> transcripts;
+    // The whole run is recorded. Recipes are never dropped then, because a trace has no event for
+    // that.
     bool recorded = false;
-    bool uses_arena = false;  // PyTorch's CPU memory comes from our arena
+    bool uses_arena = false;  // PyTorch's CPU allocations come from rekindle's arena
     // Report every operator to Python, which notes the current line of the program.
     bool notes_places = false;
-    bool places_due = false;  // operators ran that were not reported yet
+    bool places_due = false;  // operators ran that Python was not notified of yet
 
-    // For tests: number of operators, recomputations and optimizer steps until one finds no room;
-    // negative: never. Room for a step is made at its start, except for restoring what it wrote.
+    // For tests: number of operators, recomputations and optimizer steps until one fails with
+    // `OutOfBudget`; negative: never. Operators inside an optimizer step do not fail, because room
+    // for the step is made at its start. An exception are steps that can be undone.
     std::int64_t refuse_in = -1;
 
     void refuse_for_tests(const char* who) {
@@ -230,51 +253,54 @@ public:
         }
     }
 
-    int interrupt_in = -1;  // for tests: replays until one fails; negative: never
+    int interrupt_in = -1;  // for tests: recomputations until one fails; negative: never
     bool interrupt_before = false;
 
     // The id by which Python knows this driver.
     std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
 
-    // Sequence number of this driver in the process, from 1; never reused.
+    // Sequence number of this driver in the process, counted from 1; never reused.
     const std::uint64_t ordinal;
 
     // Start swapping values to the host. `copies` is the Python object that stores them.
     void swap_with(const Swap& swap, struct _object* copies);
-    // Put the evicted `record` into `storage_impl`, with its contents.
+    // Bind the evicted `record` to `storage_impl`, which has the contents of the value.
     void attach_storage(StorageRecord& record, const StoragePtr& storage_impl);
 
     // -- storages -------------------------------------------------------------------------------
 
-    // Start the budget: count what the device's allocator has given out already.
+    // Start the budget: count the bytes that the device's allocator has already given out.
     void open();
-    // Return the rounded bytes of `storage_impl`, or 0 if it is not on the budget's device.
+    // Return the bytes of `storage_impl` as the allocator rounds them, or 0 if it is not on the
+    // budget's device.
     Bytes counted(const c10::StorageImpl& storage_impl);
     // Return true if `storage_impl` is on the budget's device.
     bool counts(const c10::StorageImpl& storage_impl);
 
-    // Return the devices that were seen so far.
+    // Return the devices whose memory the program has used so far.
     const std::vector<c10::Device>& devices_met() const noexcept { return devices_met_; }
 
-    // Create a call. `facts` is null for a call that is no operator of the program.
+    // Create the engine's entry for an operator call. `facts` is null if no operator of the program
+    // made the values.
     Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
-    // Create a storage that `call` makes, or the new version of one that it writes.
+    // Create the record of a storage that `call` makes, or of the new version of a storage that it
+    // writes.
     StorageRecord& new_storage(Call& call, Bytes nbytes);
     // Report to the engine that `call` ran, using `workspace` bytes internally.
     void admit(Recipe& call, Bytes workspace = 0);
-    // Report an operator that made no storage.
+    // Report to the engine an operator that made no storage.
     void account(const Facts& facts, Nanoseconds cost, Bytes workspace);
-    // Report an operator whose results are counted but get no record.
+    // Report to the engine an operator whose results are counted but get no record.
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
     // Note that the program refers to the value of `record` by `tensor`.
     static void remember(StorageRecord& record, const c10::TensorImpl& tensor);
     // Return the entry for the address of `storage_impl`, or null.
     AddressEntry* find_by_address(const c10::StorageImpl& storage_impl) noexcept;
-    // Return the record of `tensor`. A storage not seen before, or only counted, becomes a source.
-    // Return null if it has no memory.
+    // Return the record of the storage of `tensor`. A storage without a record becomes a source.
+    // Return null if the tensor has no memory.
     StorageRecord* find_or_register(const c10::TensorImpl& tensor);
 
-    // Call `visit(address, nbytes)` for each storage that is only counted.
+    // Call `visit(address, nbytes)` for each storage that has no record.
     template <class F>
     void each_counted(F&& visit) {
         table_.each([&](const void* address, const AddressEntry& resident) {
@@ -284,26 +310,26 @@ public:
         });
     }
 
-    // Count one more call of an operator that is kept because of its trial.
+    // Count one more call of an operator whose results are never evicted because of its trial.
     void note_kept(const Facts& facts, const std::string& why, Bytes nbytes);
-    // Count the bytes of `storage_impl` without a record. Return the bytes, or 0 if they count
-    // already.
+    // Count the bytes of `storage_impl` without giving it a record. Return the bytes, or 0 if they
+    // were counted before.
     Bytes count(c10::StorageImpl& storage_impl, const Facts* maker);
-    // Bind `record` to `storage_impl`, where its value is now.
+    // Bind `record` to `storage_impl`, which has the value from now on.
     void bind_storage(StorageRecord& record, const StoragePtr& storage_impl);
-    // Detach the memory of `record` and return it. The caller is its only owner.
+    // Detach the memory of `record` and return it. The caller becomes the only owner of the memory.
     StoragePtr take_storage(StorageRecord& record);
     // Transfer the memory of `before` to `after`, its next version.
     void transfer_storage(StorageRecord& before, StorageRecord& after);
-    // Redirect all references of autograd from `before` to `after`.
+    // Redirect all handles of autograd from `before` to `after`.
     void redirect_references(StorageRecord& before, StorageRecord& after);
     // Record that `call` writes the memory of `before` in place. Return the record of the new
     // version, to which all handles are redirected.
     StorageRecord& record_inplace_write(Call& call, StorageRecord& before);
-    // Record a write that no operator reports to `before`, which has a recipe. Return the record of
-    // the new version, which has none.
+    // Record a write to `before` that no operator reports. `before` has a recipe. Return the record
+    // of the new version, which has no recipe.
     StorageRecord& record_external_write(StorageRecord& before);
-    // Add a reference of autograd, and keep the memory.
+    // Add a reference of autograd to `record`, and hold its memory in `storage_impl`.
     void retain(StorageRecord& record, const StoragePtr& storage_impl);
     // Make `record` resident for the program, recomputing it if necessary.
     void use(StorageRecord& record);
@@ -314,55 +340,63 @@ public:
     // Before a write to the source `record`: recompute and pin the evicted values that need its
     // current contents (R4, sources).
     void forget(StorageRecord& record);
-    // Look up the size and address of `record` again: the program may have resized its storage.
+    // Update the size and address of `record`: the program may have resized its storage.
     void resized(StorageRecord& record);
     // Pin the storage of `tensor`.
     void keep(const c10::TensorImpl& tensor);
-    // Count the memory of `tensor` from now on, if it is new.
+    // Count the memory of `tensor` from now on, unless it is counted already.
     void register_tensor(const c10::TensorImpl& tensor);
-    // Note that a view shares its version counter with other memory. After `view.data = other` the
-    // view still has the counter of its base, so a bump no longer implies a write to the base.
+    // Note that `tensor`, a view, shares its version counter with other memory. After `view.data =
+    // other` the view still has the counter of its base, so a bump no longer implies a write to the
+    // base.
     void note_shared_version_counter(const c10::TensorImpl& tensor);
 
-    // Make `tensor` a source that is kept (R4): an optimizer writes it in every step. With a
-    // recipe, each version would need all steps before it.
+    // Make `tensor`, which an optimizer writes in every step, a source and pin it (R4). With a
+    // recipe, recomputing it would need the values of all earlier steps.
     void pin_as_constant(const c10::TensorImpl& tensor);
     // Recompute and pin all values that need the current contents of `tensor` (R4, sources).
     void save_what_needs(const c10::TensorImpl& tensor);
-    // Prepare for a resize of `storage_impl` to `nbytes`. Return true if `storage_impl` is known.
+    // Prepare for a resize of `storage_impl` to `nbytes`. Return true if `storage_impl` has a
+    // record.
     bool about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes);
     // Finish the resize that `about_to_resize` announced.
     void has_been_resized();
-    // Protect recipes that read `storage_impl` from other writers (R4): its address leaves PyTorch.
+    // Protect recipes that read `storage_impl` from writes by other code (R4), because its address
+    // leaves PyTorch.
     void mark_externally_writable(c10::StorageImpl& storage_impl);
-    // Return the earlier copy of foreign memory if its contents are still the same, else null.
+    // Return the private copy of the external memory of `record` if the contents are unchanged,
+    // else null.
     StorageRecord* copy_still(StorageRecord& record);
-    // Copy foreign memory. `storage_impl` keeps the copy alive until a recipe refers to it.
+    // Make a private copy of the external memory of `record`. `storage_impl` keeps the copy alive
+    // until a recipe refers to it.
     StorageRecord& copy_now(StorageRecord& record, StoragePtr& storage_impl);
-    // Note the checksum of a weight that recipes start to read. A replay compares it.
+    // Note the checksum of the weight `record`, which recipes start to read. A recomputation
+    // compares it.
     static void note_checksum(StorageRecord& record);
-    // Suspend tracking of `tensor` until `resume_origin_tracking`, for `torch.utils.swap_tensors`.
+    // Drop our weak reference to `tensor` until `resume_origin_tracking`, because
+    // `torch.utils.swap_tensors` refuses tensors with weak references.
     void suspend_origin_tracking(const c10::TensorImpl& tensor);
     void resume_origin_tracking();
-    // Poll storages without a deleter hook, or only the `youngest` of them.
+    // Find freed storages among those without a deleter hook, or only among the `youngest` of them.
     void poll_untracked(bool youngest = false);
-    // Make values that the program carries from graph to graph sources, and drop their recipes.
+    // Drop the recipes of values that the program carries from one autograd graph to the next.
     void prune_history();
     // Release sources kept only to recompute values that are resident. Return true if memory was
     // freed.
     bool release_recompute_sources();
-    // Return true if the recipe of `record` may be dropped: every other output of its makers is
-    // resident, or cannot be asked for again.
+    // Return true if the recipe of `record` may be dropped: every other output of the same calls is
+    // resident, or nothing can use it again.
     bool may_forget(StorageRecord& record);
-    // Make user-held values that nothing reads candidates for eviction. Return those values.
+    // Make the user-held values that are not being read candidates for eviction. Return those
+    // values.
     std::vector<Ref<Storage>> select_held();
-    // Return true if `record` may become such a candidate. `read`: storages that are being read;
-    // `but_saved`: values that autograd saved may be read as well.
+    // Return true if `select_held` may make `record` a candidate. `read`: storages that are being
+    // read; `but_saved`: values that autograd saved may be read as well.
     static bool can_be_lent(const StorageRecord& record, const StorageList& read, bool but_saved);
     // Add all storages that are being read to `read`. Return true if some reader may also read
     // values that autograd saved.
     bool note_all_read(StorageList& read) const;
-    // Register `reader`, and exclude from eviction what it reads, until `ends`.
+    // Register `reader`, and exclude the storages that it reads from eviction, until `ends`.
     void begins(Reader& reader);
 
     void ends(Reader& reader) noexcept { readers.remove(reader); }
@@ -388,9 +422,10 @@ public:
 
     // Restore the contents of `storage_impl` if it is a placeholder.
     void bring_back(const c10::StorageImpl& storage_impl);
-    // Restore `storage_impl` and keep it while the program holds it: its address leaves PyTorch.
+    // Restore `storage_impl` and keep it resident while the program holds it, because its address
+    // leaves PyTorch.
     void pin_exposed_address(c10::StorageImpl& storage_impl);
-    // Keep the resident `record` while the program holds it.
+    // Do not evict the resident `record` while the program holds it.
     void pin_while_held(StorageRecord& record);
     // Restore all placeholders, at the end of the budget.
     void bring_all_back();
@@ -411,7 +446,7 @@ public:
         return keeps ? std::min(most, engine.budget >> 10) : 0;
     }
 
-    // Run `events` and count its duration as time lost to the budget.
+    // Run `events` and add its duration to `lost_ns`.
     template <class F>
     void lose(F&& events);
     // Evict until `needed` bytes fit. Throws `OutOfBudgetError` if that is impossible.
@@ -422,19 +457,20 @@ public:
     void wait_for_copies() const;
     // Evict everything that may be evicted.
     void evict_all();
-    // Find out which values the program no longer holds. Must not be called during an action.
+    // Find out which values the program no longer holds. Must not be called during an action of the
+    // engine.
     void poll();
-    // Recover from the device OOM `out`, which happened although the budget had room. Evict, in
-    // turn: neighbors in memory, `needed` bytes, four times as much, everything; try again after
-    // each. The same failure would recur at the next operator, so the budget is lowered to what
-    // fit.
+    // Recover from the device OOM `out`, which happened although the budget had room. Evict more
+    // and more, and run `attempt` again after each stage: neighbors in memory, `needed` bytes, four
+    // times as much, everything. The next operator would fail like this one, so the budget is
+    // lowered to the bytes that did fit.
     template <class F>
     void rescue(Bytes needed, const std::exception& out, F&& attempt);
     // Evict the cheapest neighbors in memory to free `nbytes` in one piece on the device. Return
     // true if something was evicted.
     bool evict_neighbors(Bytes nbytes);
-    // Evict the contents of the cheapest place for `nbytes`: neighbors, or whole segments of
-    // `missing` bytes in all. The caller returns whole segments to the device.
+    // Free a block of `nbytes` on the device in the cheaper of two ways: evict neighbors, or evict
+    // whole segments of `missing` bytes in all. The caller returns whole segments to the device.
     Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
 
     // Call `visit(address, nbytes)` for each storage without a deleter hook on the device.
@@ -453,8 +489,9 @@ public:
         }
     }
 
-    // Drain the death queue: remove freed addresses from the table. `process_pending` processes
-    // them later. Must be called before a look-up in the table.
+    // Drain the queue of freed storages: remove their addresses from the address table.
+    // `process_pending` reports them to the engine later. Must be called before a look-up in the
+    // table.
     void drain_free_queue();
     // Process everything that happened since the last call: dead handles, freed memory.
     void process_pending();
@@ -468,10 +505,10 @@ public:
         }
     }
 
-    // Return true if `drain_free_queue` found freed memory that the engine was not told about yet.
+    // Return true if `drain_free_queue` found freed memory that was not yet reported to the engine.
     bool any_gone() const noexcept { return !gone_.empty(); }
 
-    // Return true if some of that memory belonged to a value that is locked.
+    // Return true if some of that freed memory belonged to a value that is locked in the engine.
     bool any_locked_is_gone() const noexcept {
         return std::ranges::any_of(gone_, [](const Ref<Storage>& each) {
             return each->locks != 0;
@@ -483,13 +520,13 @@ public:
         const StreamIndex here = device.see(now);
         process_pending_if_needed();
         if (transcriber.writes()) {
-            poll();  // a trace needs the moment at which the program frees a value
+            poll();  // a trace needs the time at which the program frees a value
         }
         return here;
     }
 
-    // Process deaths before memory reaches a new peak of `needed` bytes more: dead values should
-    // not count.
+    // Before `needed` more bytes make a new peak, process freed storages, so that they do not
+    // count.
     void about_to_peak(Bytes needed) {
         if (device.queues() && needed > engine.peak - engine.memory) {
             poll_untracked(true);
@@ -497,15 +534,16 @@ public:
         }
     }
 
-    // End the context: deaths are processed at once from now on.
+    // End the budget. From now on freed storages and handles are processed at once, because no
+    // operator follows.
     void close();
-    // Record what happens into `transcript`, starting with the storages that exist now.
+    // Start to record events into `transcript`, which first lists the storages that exist now.
     void begin(Transcript& transcript);
     // Write into `snapshot` which storages hold memory. Visits every storage, so it is expensive.
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
     // Retake `peak_snapshot` if more memory is in use than at the last one.
     void take_peak_snapshot(ProgramLine line);
-    // Take a snapshot now, and one at each new peak of `nbytes` or more.
+    // Take a snapshot of the peak now, and again at each new peak of `nbytes` or more.
     void expect_peak(Bytes nbytes, ProgramLine line);
     // Return tensors of the program that refer to resident values with a record, the oldest first.
     std::vector<at::Tensor> program_tensors();
@@ -528,10 +566,12 @@ public:
 
     // -- actions --------------------------------------------------------------------------------
 
-    // Report `events` to the engine, and keep the values that have become unrecomputable.
+    // Run `events`, which call the engine. Then hold the memory of values that have lost their
+    // recipe.
     template <class F>
     void perform(F&& events, const char* who = "");
-    // Like `perform`, for events that may recompute. Retries if an input turns out to be freed.
+    // Like `perform`, for events that may recompute. Run `events` again if the program has freed an
+    // input meanwhile.
     template <class F>
     void bring(F&& events);
     template <class F>
@@ -546,10 +586,10 @@ public:
     void dispose(Call& call) noexcept override;
 
 private:
-    // Number of storages to poll frequently: most storages that die were made recently.
+    // Number of storages to poll frequently: most freed storages were made recently.
     static constexpr std::size_t YOUNGEST = 64;
 
-    // Return true if copies on the host wait to be discarded.
+    // Return true if there are copies on the host to free.
     bool has_discarded() const noexcept {
         return engine.host != nullptr && !engine.host->discarded.empty();
     }
@@ -674,7 +714,8 @@ void Driver::perform(F&& events, const char* who) {
         );
     }
     engine.take_unrecomputable(unrecomputable_);
-    for (Storage* source : unrecomputable_) {  // no recipe any more: keep it like a source
+    // The value has lost its recipe: hold it like a source.
+    for (Storage* source : unrecomputable_) {
         own(record_of(*source));
     }
     unrecomputable_.clear();
@@ -686,7 +727,8 @@ void Driver::lose(F&& events) {
     if (losing++ == 0) {
         losing_since = Clock::now();
     }
-    const auto over = [&] {  // another thread may have entered `lose` while the lock was open
+    // Another thread may have entered `lose` while the session mutex was released.
+    const auto over = [&] {
         if (--losing == 0) {
             lost_ns += std::chrono::nanoseconds(Clock::now() - losing_since).count();
         }
@@ -731,13 +773,14 @@ void Driver::bring(F&& events) {
     }
 }
 
-// Return the driver whose budget this process and thread are in; null: none. A thread that joined
-// an earlier budget is in none. Any thread may call it without the lock.
+// Return the driver of the active budget, if this thread belongs to it; null otherwise. A thread
+// that joined an earlier budget does not. Any thread may call this function without the session
+// mutex.
 c10::intrusive_ptr<Driver> active();
-// Return the driver for an operator with `keys`, with the lock held for the caller to adopt. Return
-// null, with the lock released, if the operator is outside any budget.
+// Return the driver for an operator with `keys`, with the session mutex held for the caller to
+// adopt. Return null, with the mutex released, if the operator is outside any budget.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
-// Put this Python thread into the budget of `driver`; null: into none.
+// Make this Python thread work within the budget of `driver`; null: within no budget.
 void join(const Driver* driver) noexcept;
 // Make `driver` the active one of this process; null: none.
 void set_active(c10::intrusive_ptr<Driver> driver);
@@ -745,7 +788,7 @@ void set_active(c10::intrusive_ptr<Driver> driver);
 // budget has run a backward pass.
 bool gradients_stay();
 // Return true if this thread must leave a peak snapshot to the thread that entered the budget,
-// because it must not look at gradients.
+// because only that thread can read gradients safely.
 bool looks_later();
 
 }  // namespace rekindle

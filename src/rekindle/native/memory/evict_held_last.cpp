@@ -1,4 +1,4 @@
-// Evicts user-held values as a last resort, and restores them; see the note in held.h.
+// Evicts user-held values as a last resort, and restores them; see the note in evict_held_last.h.
 #include "evict_held_last.h"
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 namespace rekindle {
 
-// Integers may be lengths or indices, which composite functions read before any of their operators
-// runs. The same is true of single numbers.
+// Integers and single numbers may be lengths or indices, which composite functions read directly,
+// before any of their operators runs.
 bool is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
 }
 
-// A value made without contents, and not written since by an operator, may have been written unseen
-// (R4, sources).
+// If no operator has written a value made by `empty` or `zeros`, other code may have written it
+// unseen (R4, sources). `flags` is not 0 for such values.
 bool may_return(const StorageRecord& record) noexcept {
     return record.returnable && record.replayable && record.listed && record.flags == 0;
 }
@@ -78,7 +78,7 @@ void Driver::stops_lending() {
     }
 }
 
-// Return true if `record` may be evicted while the program holds it, because nothing reads it.
+// Return true if `record` may be evicted while the program holds it, because it is not being read.
 bool Driver::can_be_lent(const StorageRecord& record, const StorageList& read, bool but_saved) {
     // A placeholder may be restored together with another value.
     const bool there = record.resident || record.placeholder;
@@ -88,7 +88,8 @@ bool Driver::can_be_lent(const StorageRecord& record, const StorageList& read, b
     return storage_impl && std::ranges::find(read, storage_impl.get()) == read.end();
 }
 
-// Add the storages that readers use. Return true if a reader may also read all saved values.
+// Add to `read` the storages that readers use. Return true if some reader may also read any value
+// that autograd saved.
 bool Driver::note_all_read(StorageList& read) const {
     bool saved = false;
     readers.each([&](const Reader& reader) {
@@ -131,22 +132,23 @@ bool Driver::evict_keeping_placeholder(StorageRecord& record) {
         return false;
     }
     const StoragePtr storage_impl = record.at();
-    if (!storage_impl || !record.is_held()) {  // freed just now, maybe by another thread
+    // The program freed it just now, maybe in another thread.
+    if (!storage_impl || !record.is_held()) {
         not_held(record);
         vacate(record);
-        record.placeholder = true;  // without a storage of the program
+        record.placeholder = true;  // a placeholder whose storage the program has freed
         ++placeholders;
         gone_.emplace_back(&record);
         return true;
     }
-    // Streams that still read the memory are waited for before the allocator reuses it.
+    // The allocator does not reuse the memory before the streams that still read it are done.
     if (device.queues()) {
         device.keep_until_read(*storage_impl, record.id);
     }
     table_.take(record.address);
     record.keeper.reset();
     make_placeholder(*storage_impl);
-    drain_free_queue();  // remove the previous entry for its address
+    drain_free_queue();  // remove the previous entry for the placeholder's address
     record.storage_impl = WeakStorage(storage_impl);
     record.address = address_of(*storage_impl);
     record.placeholder = true;
@@ -155,7 +157,7 @@ bool Driver::evict_keeping_placeholder(StorageRecord& record) {
     return true;
 }
 
-// Detach the placeholder of `record`. Return it if the program still has it.
+// Detach the placeholder storage from `record`. Return it if the program still holds it, else null.
 StoragePtr Driver::detach_placeholder(StorageRecord& record) {
     if (!record.placeholder) {
         return {};
@@ -169,8 +171,8 @@ StoragePtr Driver::detach_placeholder(StorageRecord& record) {
     return record.storage_impl.lock();
 }
 
-// Put the value of `record` from `storage_impl` into its placeholder `placeholder`, if the program
-// has that still.
+// Move the value of `record` from `storage_impl` into its placeholder, the program's own storage,
+// unless the program has freed it.
 void Driver::arrive(
     StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
 ) {
@@ -179,9 +181,9 @@ void Driver::arrive(
             table_.take(record.address);
         }
         restore_into(*placeholder, *storage_impl);
-        record.keeper = placeholder;  // the program may free it before anything reads it
+        record.keeper = placeholder;  // the program may free its storage before the value is read
     } else {
-        // The program has no placeholder any more: forget its tensor.
+        // The program has freed the placeholder: forget the program's tensor.
         record.version = Version();
         record.unwatched = false;
         record.origin = no_tensor();
@@ -190,8 +192,8 @@ void Driver::arrive(
     bind_storage(record, record.keeper);
 }
 
-// Give the sole ownership of a restored value back to the program, unless autograd refers to it
-// too.
+// Drop our reference to the restored storage, so that the program is its only owner, unless
+// autograd refers to the value too.
 void Driver::hand_back(StorageRecord& record) {
     if (record.resident && record.replayable) {
         maybe_held(record);
@@ -224,7 +226,7 @@ void Driver::pin_while_held(StorageRecord& record) {
     }
 }
 
-// Restore values even if they do not fit: the budget is over.
+// At the end of the budget, restore all user-held values, even if they do not fit.
 void Driver::bring_all_back() {
     lends = false;
     process_pending();
@@ -269,7 +271,8 @@ std::exception_ptr Driver::restore_all_placeholders() {
     return failure;
 }
 
-// Restore `record`. Raise the budget as needed, so that temporary values can be evicted.
+// Restore `record`. Where it does not fit, raise the budget only as far as needed, so that
+// temporary values are still evicted.
 void Driver::use_in_any_case(StorageRecord& record) {
     while (true) {
         // The program may have freed it meanwhile.

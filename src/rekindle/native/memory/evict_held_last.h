@@ -1,18 +1,20 @@
-// Evicts user-held values as a last resort (`evict="auto"`).
+// Evicts user-held values (values that variables of the program refer to) as a last resort
+// (`evict="auto"`).
 //
 // NOTE [Evicting user-held values as a last resort]
 //
 // Rationale: values that the program's variables refer to are evicted only where the alternative is
-// `OutOfBudget`. So the request that does not fit is tried a second time, and during that second
-// try user-held values are candidates for eviction.
+// `OutOfBudget`. A request that does not fit is tried a second time. During the second try
+// user-held values are candidates for eviction.
 //
 // Values that are being read are not candidates: the operands of running operators (`Reader`), and
-// what rekindle.pytorch.held reports for the program's own functions. Only floating-point values
-// made by operators are candidates, because Python code reads integers and single numbers directly.
+// the tensors that rekindle.pytorch.held reports as read by the program's own functions. Only
+// floating-point values made by operators are candidates, because Python code reads integers and
+// single numbers directly.
 //
-// Scenario: a list keeps every hidden state of a recurrent network. Autograd's own values are all
-// evicted and the next operator still does not fit. It is retried, states of the list are evicted,
-// and a later access recomputes them.
+// Scenario: a list keeps every hidden state of a recurrent network. All values that only autograd
+// holds are evicted, and the next operator still does not fit. The operator is retried, hidden
+// states of the list are evicted, and a later access recomputes them.
 //
 // With `evict="anything"` user-held values are always candidates; see `held_eviction.h`.
 #pragma once
@@ -35,8 +37,8 @@ bool is_returnable(const c10::TensorImpl& tensor);
 // Return true if `record` may ever be evicted while the program holds it.
 bool may_return(const StorageRecord& record) noexcept;
 
-// Scope in which user-held values may be evicted, except those that are being read. It must not
-// outlive the lock or the driver.
+// Scope in which user-held values may be evicted, except those that are being read. The scope must
+// end before the session mutex is released for good and before the driver is destroyed.
 class EvictHeldLast final {
 public:
     explicit EvictHeldLast(Driver& driver);
@@ -46,8 +48,8 @@ public:
     EvictHeldLast& operator=(EvictHeldLast&&) = delete;
     ~EvictHeldLast();
 
-    // Make the values candidates again that nothing reads, after an operator that might read any of
-    // them has finished.
+    // Make user-held values that are not being read candidates again. Called when an operator that
+    // may read any of them has finished.
     void go_on();
 
 private:
@@ -55,7 +57,8 @@ private:
     std::vector<Ref<Storage>> lent_;
 };
 
-// Scope in which the storages in `storages` are being read. Begins and ends with the session mutex.
+// Scope in which the storages in `storages` are being read. Begins and ends with the session mutex
+// held.
 class Reading final : public Reader {
 public:
     // saved: whether values that autograd saved may be read as well.
@@ -77,8 +80,8 @@ private:
 };
 
 // Run `step` while user-held values may be evicted, except those that are being read. The caller
-// has registered its own reads before. Releases the lock for a moment. Return false, without
-// running `step`, if no user-held value may be evicted now.
+// must have registered its own reads as a `Reader`. Releases the session mutex for a moment. Return
+// false, without running `step`, if no user-held value may be evicted now.
 template <class Step>
 bool lending(Driver& driver, Locked& lock, Step&& step) {
     if (!driver.lends) {
@@ -98,8 +101,8 @@ bool lending(Driver& driver, Locked& lock, Step&& step) {
     return true;
 }
 
-// Run `step`. If it does not fit, move the copies that could undo a running optimizer step out of
-// the budget, and run `step` once more. Releases the lock for that.
+// Run `step`. If it does not fit, move the backup copies that could undo a running optimizer step
+// out of the budget's memory, and run `step` once more. Releases the session mutex for that move.
 template <class Step>
 void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
@@ -148,8 +151,8 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
     }
 }
 
-// Run `act` with the lock, for a function that Python calls. `act` may evict, and all deaths so far
-// have been processed before it.
+// Run `act` with the session mutex, for a function that Python calls. Before `act`, which may
+// evict, freed storages and handles are processed.
 template <class F>
 auto settled(Driver& driver, F&& act) {
     return translate_errors(driver, [&] {

@@ -5,10 +5,11 @@
 // Scenario: an environment refills its array of observations, or a data loader its buffer. A value
 // recomputed from that memory would be wrong.
 //
-// So an operator that reads such memory gets a recipe that reads a private copy, or no recipe at
-// all. Rekindle takes whichever keeps fewer bytes, the copy or the results. A copy is reused while
-// the contents stay the same. Weights are too large to copy and seldom written. Their checksum is
-// noted when recipes begin to read them, and a replay raises if it has changed.
+// So the results of an operator that reads such memory get a recipe that reads a private copy of
+// the memory, or no recipe. Rekindle keeps whichever is smaller, the copy or the results. A copy is
+// reused while the contents stay the same. Weights are too large to copy and seldom written. Their
+// checksum is noted when recipes begin to read them, and a recomputation raises if the checksum has
+// changed.
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -22,7 +23,7 @@ void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
     bring_back(storage_impl);
     const AddressEntry* found = find_by_address(storage_impl);
     if (found == nullptr) {
-        return;  // whichever operator reads it first registers it as foreign
+        return;  // the first operator that reads this memory registers it as external
     }
     StorageRecord& record = known_at(*found, storage_impl);
     const Ref<Storage> kept(&record);
@@ -91,7 +92,8 @@ void Driver::suspend_origin_tracking(const c10::TensorImpl& tensor) {
     }
 }
 
-// The two tensors have exchanged their contents. A record follows the same tensor object as before.
+// The two tensors have exchanged their contents. Each record follows the same tensor object as
+// before the exchange.
 void Driver::resume_origin_tracking() {
     for (auto& [storage, tensor] : std::exchange(tracking_suspended_, {})) {
         record_of(*storage).origin = WeakTensor(

@@ -18,7 +18,7 @@
 namespace rekindle {
 
 // Values of dtype int32 or int64 may be lengths or indices, which composite functions
-// (`tensor_split`, `pad_packed_sequence`) read before any of their operators runs.
+// (`tensor_split`, `pad_packed_sequence`) read directly, before any of their operators runs.
 bool HeldEviction::is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;
@@ -42,7 +42,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
         about_to_let_go(lock);
         keep_what_is_left();
     }
-    // First lock the resident ones, so that they are not evicted for the others.
+    // First lock the resident values, so that they are not evicted to restore the others.
     for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* storage_impl : storages) {
             const auto* found = driver_.find_by_address(*storage_impl);
@@ -55,8 +55,8 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
             if (std::ranges::any_of(kept, same)) {
                 continue;
             }
-            if (!storage->resident) {       // otherwise it was restored with another one
-                driver_.process_pending();  // garbage collection may have freed something
+            if (!storage->resident) {       // otherwise another recomputation restored it
+                driver_.process_pending();  // Python's garbage collector may have freed storages
                 driver_.use(record_of(*storage));
             }
             driver_.engine.lock(*storage);
@@ -111,7 +111,7 @@ void PinnedOperands::end() {
 }
 
 PinnedOperands::~PinnedOperands() {
-    if (!kept_.empty()) {  // after an exception, maybe without the lock
+    if (!kept_.empty()) {  // not empty after an exception, which may have released the mutex
         without_throwing([&] {
             const auto lock = locked_if_not_mine();
             HeldEviction::done(driver_, kept_);
@@ -119,8 +119,8 @@ PinnedOperands::~PinnedOperands() {
     }
 }
 
-// A result with grad mode off in a backward pass is a gradient: evict those last. To recompute one
-// needs inputs that the backward pass is about to free.
+// A result made with grad mode off in a backward pass is a gradient. Gradients are evicted last,
+// because recomputing one needs inputs that the backward pass is about to free.
 void HeldEviction::made(StorageRecord& record) {
     if (!open) {
         return;
@@ -151,7 +151,7 @@ void HeldEviction::pin_while_held(StorageRecord& record) {
     }
 }
 
-// Make values evictable again that this thread's autograd unpacked for a node that is over.
+// Make values evictable again that autograd unpacked in this thread for a node that has finished.
 void HeldEviction::node_changes() {
     if (unpacked_.empty()) {
         return;
@@ -183,8 +183,8 @@ void HeldEviction::work_with(StorageRecord& record) {
     worked_with_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
 }
 
-// Return true if the backward pass is over for which this thread, or autograd's thread of a device,
-// made or used the value. Backward passes of other threads may still run.
+// Return true if the backward pass that made or used the value of `worked` has finished. It ran in
+// this thread, or in autograd's thread of a device. Backward passes of other threads may still run.
 bool HeldEviction::is_over(const Worked& worked) {
     return !in_backward_pass() &&
            (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
@@ -213,14 +213,14 @@ void HeldEviction::keep_what_is_left() {
         }
     }
     driver_.engine.clear_reserve();
-    for (const Worked& each : worked_with_) {  // of backward passes that still run
+    for (const Worked& each : worked_with_) {  // keep entries of backward passes that still run
         if (each.storage->returns && each.storage->listed) {
             driver_.engine.let_return_last(*each.storage);
         }
     }
     for (const Ref<Storage>& each : left) {
         const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
-        if (may && !driver_.recorded) {  // a trace cannot say when a recipe ends
+        if (may && !driver_.recorded) {  // a trace has no event for a dropped recipe
             driver_.seal(record_of(*each));
         }
     }
@@ -241,7 +241,8 @@ void HeldEviction::about_to_let_go(Locked& lock) {
     }
 }
 
-// Exclude user-held values from eviction, or readmit them. An unknown thread may read any of them.
+// Exclude user-held values from eviction if `pause`, else readmit them. A thread that the runtime
+// does not know may read any of them.
 void HeldEviction::pause(bool pause) {
     if (pause == std::exchange(paused_, pause)) {
         return;
@@ -254,13 +255,13 @@ void HeldEviction::pause(bool pause) {
     }
 }
 
-// Return true if `record` needs too long a chain of recipes. With grad mode off nothing else ends a
-// chain, neither a graph nor an optimizer step.
+// Return true if the chain of recipes from a source to `record` is too long. With grad mode off
+// neither the end of a graph nor an optimizer step cuts the chain.
 bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
     constexpr int most = std::numeric_limits<std::uint16_t>::max();
     int chain = 0;
     each_parent(record, [&](Storage& parent) {
-        if (parent.replayable) {  // otherwise it is pinned, and ends the chain
+        if (parent.replayable) {  // otherwise it has no recipe, and the chain starts at it
             chain = std::max<int>(chain, record_of(parent).chain);
         }
     });
@@ -269,7 +270,7 @@ bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
 }
 
 bool HeldEviction::give_up_sources() {
-    if (driver_.recorded) {  // a trace cannot say when a recipe ends
+    if (driver_.recorded) {  // a trace has no event for a dropped recipe
         return false;
     }
     const Bytes before = driver_.engine.memory;
@@ -301,8 +302,8 @@ std::vector<Ref<Storage>> HeldEviction::dead_sources() {
 }
 
 // With grad mode off, release sources that the program has freed once they take a quarter of the
-// budget, because only recipes need them. Later there would be no room to recompute the values that
-// depend on them.
+// budget, because only recipes need them. Later there would be no room to recompute the values
+// whose recipes need these sources.
 void HeldEviction::look_at_sources(Locked& lock) {
     const Engine& engine = driver_.engine;
     if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
@@ -336,7 +337,8 @@ void HeldEviction::close() {
     driver_.engine.clear_reserve();
 }
 
-// Drop the recipes of values made with grad mode off, and keep those values: the budget is over.
+// Drop the recipes of values made with grad mode off, and keep those values in memory, because the
+// budget has ended.
 void HeldEviction::forget_recipes() {
     Engine& engine = driver_.engine;
     std::vector<Ref<Storage>> all;

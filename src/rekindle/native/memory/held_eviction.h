@@ -1,22 +1,23 @@
-// Evicts user-held values like all others (`evict="anything"`).
+// Evicts user-held values (values that variables of the program refer to) like all others
+// (`evict="anything"`).
 //
 // NOTE [Evicting user-held values at any time]
 //
-// Rationale: tensors, views and storage objects of the program share one storage. To evict it, the
-// runtime exchanges its memory for none: the storage becomes a placeholder (`placeholder`). The
-// tensors stay valid Python objects, and an access to their memory raises. Code that is about to
-// read announces it first (`PinnedOperands`, `lock_there`); the value is then recomputed and put
-// back into the same storage.
+// Rationale: tensors, views and storage objects of the program share one storage. To evict that
+// storage, the runtime takes its memory away: the storage becomes a placeholder. The tensors stay
+// valid Python objects, and a direct access to their memory raises. Code that is about to read the
+// memory announces that first (`PinnedOperands`, `lock_there`). The runtime then recomputes the
+// value into the same storage.
 //
 // Values of dtype int32 or int64 are never evicted, because they may be lengths or indices.
-// Composite functions such as `tensor_split` and `pad_packed_sequence` read those directly, before
-// any of their operators runs.
+// Composite functions such as `tensor_split` and `pad_packed_sequence` read such integers directly,
+// before any of their operators runs.
 //
-// Threads: the session mutex is free while an operator runs. Its operands are locked in the engine
-// meanwhile, and a value that autograd unpacked belongs to the node that its thread is evaluating.
+// Threads: the session mutex is free while an operator runs. Meanwhile the operator's operands are
+// locked in the engine. A value that autograd has unpacked is not evicted until its node has run.
 //
-// Scenario: an evaluation loop under `no_grad` keeps all outputs in a list. They are evicted as
-// soon as memory is short, and recomputed when the program prints one.
+// Scenario: an evaluation loop under `no_grad` keeps all outputs in a list. The outputs are evicted
+// when memory is short, and an output is recomputed when the program prints it.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -50,40 +51,44 @@ public:
     // Return true if `tensor`, a result of an operator, may be evicted while the program holds it.
     static bool is_returnable(const c10::TensorImpl& tensor);
 
-    bool open = true;  // false once the budget is over
+    bool open = true;  // false once the budget has ended
     // Number of reasons not to record recipes for values made with grad mode off.
     int unrecorded = 0;
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
 
-    // Restore and lock all storages in `storages`, and add them to `kept`. After an exception
-    // `kept` still lists the storages that are locked.
+    // Restore all storages in `storages`, lock them in the engine, and add them to `kept`. After an
+    // exception `kept` lists the storages that are still locked.
     void bring(const StorageList& storages, Kept& kept, Locked& lock);
-    // Unlock all storages in `kept`. Static, because `driver` may have lost its `HeldEviction`
-    // meanwhile.
+    // Unlock all storages in `kept`. Static, because the `HeldEviction` of `driver` may have been
+    // destroyed meanwhile.
     static void done(Driver& driver, Kept& kept);
     // Restore and lock all storages in `storages` until `unlock_there` is called with the returned
     // number.
     std::int64_t lock_there(const StorageList& storages, Locked& lock);
     void unlock_there(std::int64_t number);
-    // Make `record`, which an operator of the program made or wrote, a candidate for eviction.
+    // Make `record`, which an operator of the program has just made or written, a candidate for
+    // eviction.
     void made(StorageRecord& record);
-    // Keep `record` resident while the current autograd node runs: its kernels may read it unseen.
+    // Keep `record` resident while the current autograd node runs, because kernels of the node may
+    // read it without calling an operator.
     void pin_while_held(StorageRecord& record);
 
-    // Stop evicting user-held values: an operator begins that may read any of them.
+    // Exclude all user-held values from eviction, because an operator begins that may read any of
+    // them.
     void stops() { pause(true); }
 
-    // Prepare for an eviction. If threads run that are not known to the runtime, user-held values
-    // are excluded. Releases the lock for a moment.
+    // Prepare for an eviction. If threads run that the runtime does not know, exclude user-held
+    // values from it. Releases the session mutex for a moment.
     void about_to_let_go(Locked& lock);
-    // After an operator with grad mode off: release sources if too many are kept only for recipes.
+    // Release sources if too many are kept only for recipes. Called after an operator with grad
+    // mode off.
     void look_at_sources(Locked& lock);
-    // Release sources kept only to recompute other values, after restoring those. Return true if
-    // memory was freed.
+    // Restore the values whose recipes need freed sources, then release those sources. Return true
+    // if memory was freed.
     bool give_up_sources();
 
-    // Run `step`. If it does not fit, release such sources and run it once more.
+    // Run `step`. If it does not fit, call `give_up_sources` and run `step` once more.
     template <class Step>
     void attempt(Step&& step) {
         std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
@@ -96,12 +101,14 @@ public:
         step();
     }
 
-    // Shut down in two steps: `close` before all placeholders are restored, `forget_recipes` after.
+    // Shut down in two steps: `close` runs before all placeholders are restored, `forget_recipes`
+    // afterwards.
     void close();
     void forget_recipes();
 
 private:
-    // A value that was made or used in a backward pass, and the thread of that pass.
+    // A value that was made or used in a backward pass, and the thread that runs this backward
+    // pass.
     struct Worked final {
         std::thread::id thread;
         Ref<Storage> storage;
@@ -127,16 +134,17 @@ private:
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
     Driver& driver_;
-    std::vector<Unpacked> unpacked_;      // for the node that autograd evaluates now
-    std::vector<Worked> worked_with_;     // made or used in a backward pass that still runs
-    std::map<std::int64_t, Kept> there_;  // read by functions of the program that run now
+    std::vector<Unpacked> unpacked_;   // values unpacked for the nodes that autograd evaluates now
+    std::vector<Worked> worked_with_;  // values made or used in backward passes that still run
+    std::map<std::int64_t, Kept> there_;  // storages locked by `lock_there`, by its number
     std::int64_t numbers_ = 0;
     int until_look_ = OPERATORS_BETWEEN_LOOKS;  // operators until `look_at_sources` looks
     bool paused_ = false;  // user-held values are excluded from eviction for now
 };
 
 // Scope in which the storages in `storages` are restored and locked, until `end`, or until the
-// destructor runs because of an exception. It must not outlive the lock or the driver.
+// destructor runs because of an exception. The scope must end before the session mutex is released
+// for good and before the driver is destroyed.
 class PinnedOperands final {
 public:
     PinnedOperands(Driver& driver, const StorageList& storages, Locked& lock);
@@ -153,7 +161,7 @@ private:
     Kept kept_;
 };
 
-// Prepare for an eviction, which may include user-held values.
+// Prepare for an eviction that may include user-held values.
 inline void about_to_let_go(Driver& driver, Locked& lock) {
     if (driver.held_eviction && driver.held_eviction->open) {
         driver.held_eviction->about_to_let_go(lock);

@@ -3,8 +3,8 @@
 // NOTE [Long chains of recipes]
 //
 // Scenario: the state of an RNN is carried from batch to batch, or a running mean from step to
-// step. Each version could be recomputed from the one before, so its recipes would keep every batch
-// alive.
+// step. Each version of the state could be recomputed from the previous one, so the recipes would
+// keep every batch alive.
 //
 // An optimizer step ends such a chain, because it overwrites what recipes read. Without optimizer
 // steps, or for values that do not depend on weights (a mean of losses), chains grow without limit.
@@ -16,7 +16,7 @@
 
 namespace rekindle {
 
-// Recipes are kept in a recorded run, because a trace cannot say when a recipe ends.
+// In a recorded run no recipe is dropped, because a trace has no event for that.
 void Driver::prune_history() {
     if (recorded) {
         return;
@@ -60,8 +60,8 @@ bool Driver::release_recompute_sources() {
     return engine.memory < before;
 }
 
-// Return true if the program holds `record` at the end of a long chain of recipes, of which
-// autograd refers to no value.
+// Return true if the program holds `record` at the end of a long chain of recipes, and autograd
+// refers to no value of that chain.
 bool Driver::is_long_lived_state(StorageRecord& record) {
     bool in_use = false;  // autograd refers to an ancestor
     std::int32_t deepest = 0;

@@ -1,7 +1,7 @@
-// C++ facade of the Python object that stores swapped-out values on the host.
+// C++ wrapper of the Python object that stores swapped-out values on the host.
 //
-// Memory is passed as a non-owning view, with the id of its storage as the key. The Python side is
-// rekindle.pytorch.swap._host_store.
+// A value's memory is passed to Python as a non-owning view, with the id of its engine storage as
+// the key. The Python object is in rekindle.pytorch.swap._host_store.
 //
 // These functions take the GIL with the session mutex held (NOTE [Lock discipline], rule 2). That
 // is safe, because a thread never waits for the mutex with the GIL, and the Python code never calls
@@ -23,8 +23,8 @@ namespace rekindle {
 
 class HostStore final {
 public:
-    // Outcome of a finished transfer. `why` is empty unless the transfer failed. The bandwidths, in
-    // bytes per second, are the new estimates for each direction; 0 means unchanged.
+    // Outcome of a finished transfer. `why` is the reason of a failure, else empty. The bandwidths,
+    // in bytes per second, are the new estimates for each direction; 0 means unchanged.
     struct End final {
         std::string why;
         std::int64_t out_bytes_per_s = 0;
@@ -38,18 +38,19 @@ public:
     HostStore& operator=(HostStore&&) = delete;
     ~HostStore();
 
-    // Note that the program uses `stream` of the device. A copy waits for the work queued there
-    // before it, and later work waits for the copy.
+    // Note that the program uses `stream` of the device. A copy waits for the work queued on
+    // `stream` before the copy, and later work waits for the copy.
     void see(const c10::Stream& stream);
-    // Start to copy the contents of `storage_impl` to the host. Return false if the host has no
-    // room.
+    // Start to copy the contents of `storage_impl`, which belongs to storage `number`, to the host.
+    // Return false if the host has no room.
     bool write(StorageId number, const StoragePtr& storage_impl);
     // Start to read the copy of storage `number` into `storage_impl`, which has the same size.
     // Return the reason if that is impossible, else an empty string.
     std::string read(StorageId number, const StoragePtr& storage_impl);
     // Return true if the transfer of storage `number` has finished or failed.
     bool ended(StorageId number);
-    // Wait until the transfer of storage `number` has finished. The caller owns the memory again.
+    // Wait until the transfer of storage `number` has finished. From then on only the caller uses
+    // the memory.
     End wait(StorageId number);
     // Free the copy of storage `number`. No transfer of it is in flight.
     void release(StorageId number);

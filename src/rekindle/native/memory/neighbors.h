@@ -1,14 +1,13 @@
 // Chooses values to evict where a device has no free block of the wanted size, by Coop.
 //
 // Coop's sliding window (Zhang, Ma, Liu, Yuan; NeurIPS 2023, arXiv 2311.00591) runs over the blocks
-// that the device's allocator reports. The loss of a block is the policy's score without the size.
-// Twin of rekindle.simulator.allocator._window.
+// that the device's allocator reports. The loss of a block is the policy's score of its value, not
+// divided by the size. Twin of rekindle.simulator.allocator._window.
 //
-// An alternative that may be cheaper is to evict everything in some segments, which then go back to
-// the device.
+// Emptying whole segments may be cheaper: the allocator then returns these segments to the device.
 //
-// Not modelled: a request only fits blocks of its own stream and pool. If neither way helps, the
-// caller evicts by sum of bytes.
+// Not modelled: a request only fits blocks of its own stream and pool. If neither method helps, the
+// caller evicts a number of bytes, wherever they lie.
 #pragma once
 
 #include <cstddef>
@@ -25,25 +24,25 @@ struct Block final {
     Bytes address;
     Bytes nbytes;
     bool used;
-    // Loss of evicting the contents; none if the block must stay.
+    // Loss of evicting the contents; none if the contents cannot be evicted.
     std::optional<double> loss;
 };
 
 // The blocks of each segment, by address.
 using Segments = std::vector<std::vector<Block>>;
 
-// How a free block was made.
+// How a free block was made: not at all, by evicting neighbors, or by emptying whole segments.
 enum class Way { none, neighbors, whole_segments };
 
-// Adjacent blocks, `last` included.
+// Adjacent blocks of one segment, by index. `last` is included.
 struct Window final {
     double loss;
     std::size_t first;
     std::size_t last;
 };
 
-// Return the window with the least loss that frees `nbytes` in one piece, or none. `blocks` are
-// those of one segment, by address.
+// Return the window with the least loss that frees `nbytes` in one piece, or none. `blocks` are all
+// blocks of one segment, by address.
 std::optional<Window> cheapest_window(std::span<const Block> blocks, Bytes nbytes);
 
 // Segments to empty, by index, and their total loss.
@@ -52,8 +51,8 @@ struct Release final {
     std::vector<std::size_t> segments;
 };
 
-// Choose segments of `nbytes` or more in all, by increasing loss per byte. Return none if too few
-// can be emptied.
+// Choose segments to empty, `nbytes` or more in all, by increasing loss per byte. Return none if
+// the segments that can be emptied are too small.
 std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes);
 
 }  // namespace rekindle

@@ -15,13 +15,13 @@ namespace rekindle {
 
 class Driver;
 
-// Forwards the engine's events to a Python object, and its choices to the engine. Twin of the base
-// class in rekindle.policies._base.
+// Forwards the engine's events to a Python object, and the object's choices of storages to evict to
+// the engine. Twin of the base class in rekindle.policies._base.
 //
 // Python code never runs with the session mutex held. Events are therefore queued in order, and
-// delivered before the next choice or at the end of an operator (`tell`). A choice is asked for
-// within `Consulting`, so other threads may enter meanwhile. If the answer is no longer a
-// candidate, Python is asked again.
+// delivered before the next choice or at the end of an operator (`notify`). While Python chooses,
+// the scope `Consulting` releases the mutex, so other threads may enter. If the chosen storage is
+// no longer a candidate afterwards, Python is asked again.
 //
 // Python handles one question or one event at a time. Another thread that needs room meanwhile
 // evicts the least recently used candidate, because waiting for the answer could deadlock.
@@ -53,15 +53,17 @@ public:
     // Throws the error that Python raises.
     Storage* choose(Nanoseconds now) override;
 
-    // Does nothing: events wait for `tell` only.
+    // Do nothing: only `notify` and `choose` deliver events.
     void catch_up(Nanoseconds /*now*/) override {}
 
-    // Return the cost that Python gave when it chose `storage`, else the engine's own.
+    // Return the recomputation cost that Python gave when it chose `storage`, else the engine's
+    // estimate.
     Nanoseconds recompute_ns(Storage& storage) override {
         return priced_ == &storage ? price_ : storage.cost;
     }
 
-    // Return the loss that Python gave in `ask_losses`, else cost divided by staleness.
+    // Return the loss of evicting `storage` that Python gave in `ask_losses`, else its cost divided
+    // by its staleness.
     double loss(Storage& storage, Nanoseconds now) override;
 
     void expected(Storage& storage) override { hear("expected", storage); }
@@ -86,7 +88,8 @@ public:
         }
     }
 
-    // Ask Python for the loss of evicting each candidate at clock `now`, regardless of its size.
+    // Ask Python for the loss of evicting each candidate at the engine's clock `now` (ns). The loss
+    // does not depend on the candidate's size.
     void ask_losses(Nanoseconds now);
 
     // Return the Python object for `storage`, the same one as long as the storage lives. The
@@ -100,7 +103,8 @@ private:
         Ref<Storage> storage;
     };
 
-    // An answer of Python. `storage` is null for "none of them". `stale`: not a candidate any more.
+    // Python's choice. `storage` is null if Python chose no candidate. `stale`: the chosen storage
+    // is not a candidate any more.
     struct Answer final {
         Storage* storage = nullptr;
         bool stale = false;
@@ -118,7 +122,7 @@ private:
     _object* object_;
     Driver* driver_ = nullptr;
     bool remembers_ = false;
-    bool busy_ = false;  // some thread waits for Python
+    bool busy_ = false;  // some thread is calling Python
     std::unordered_map<const Storage*, _object*> views_;
     std::unordered_set<Storage*> candidates_;
     std::deque<News> news_;

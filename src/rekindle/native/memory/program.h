@@ -26,29 +26,29 @@ struct _object;
 
 namespace rekindle {
 
-// Set the Python object that answers these calls and that turns errors into Python exceptions. Must
-// be called once.
+// Set the Python object whose methods these functions call, and which makes Python exceptions of
+// the core's errors. Must be called once.
 void init_callbacks(_object* answers);
-// Take a snapshot at a new peak, with the current line of the program. Errors of Python are
-// printed, except those that end the program.
+// Take a snapshot at a new peak of memory, with the current line of the program. Errors of Python
+// are printed, except those that end the program.
 void note_peak(Driver& driver);
 // Return the line of the program that runs in this thread.
 ProgramLine program_line();
 // Pass the samples of memory over time to Python.
 void notify_samples(Driver& driver);
-// Tell Python that weights were seen first. It registers the rest of their model and the state of
-// their optimizer.
+// Notify Python that weights were seen for the first time. Python registers the rest of their model
+// and the state of their optimizer.
 void notify_owners(Driver& driver);
-// Tell Python how much was recomputed. It may warn that this takes too much time.
+// Notify Python that many values were recomputed. Python may warn that this takes too much time.
 void notify_losses(Driver& driver);
-// Tell Python that operators ran, so that it notes the current line of the program.
+// Notify Python that operators ran, so that Python notes the current line of the program.
 void notify_places(Driver& driver);
-// Return all blocks of the budget's device by segment, as its allocator reports them; empty if it
-// reports none. Needs the lock, which is released while Python runs.
+// Return all blocks of the budget's device by segment, as the device's allocator reports them;
+// empty if it reports none. Needs the session mutex, and releases it while Python runs.
 Segments segments_of(Driver& driver);
 // Let Python warn that a copy on the host failed.
 void notify_complaint(Driver& driver);
-// Begin or end a range of the profiler during an optimizer step.
+// Notify Python that a range of the profiler begins or ends during an optimizer step.
 void notify_range(const Driver& driver, bool ends);
 
 // Deliver queued events to the program's own policy. Throws the error that it raises.
@@ -81,30 +81,31 @@ inline void notify(Driver& driver) {
     notify_policy(driver);
 }
 
-// Move the copies that could undo a running optimizer step out of the budget, because something
-// does not fit. Return true if there were such copies.
+// Make room: move the backup copies that could undo the running optimizer step out of the budget's
+// memory. Return true if there were such copies.
 bool move_copies_out(const Driver& driver);
 
-// Ask Python for learned plans of steps that begin with operator `met`. Other processes may have
-// made some.
+// Ask Python for learned plans of steps that begin with the operator whose number is `met`. Other
+// processes may have saved such plans.
 void request_plans(const Driver& driver, std::int64_t met);
 
 // Return true if every running thread was started inside the budget, or uses no tensor of the
-// program. Any other thread may read user-held values without notice.
+// program. A thread started elsewhere may read user-held values without notice to the runtime.
 bool all_threads_are_known(const Driver& driver);
 
-// Wrap `handle` for Python. Return a function that unpacks its argument, and that argument.
+// Wrap the saved-tensor handle `handle` for Python. Return the function that unpacks the wrapped
+// handle, and the wrapped handle.
 std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(
     std::unique_ptr<torch::autograd::SavedVariableHooks> handle
 );
 // Unpack the saved tensor of `handle`, which `unpacked_by_python` has wrapped.
 at::Tensor unpack(_object* handle);
 
-// Tell Python that the driver with this id and all of its handles are destroyed.
+// Notify Python that the driver with the id `number` and all of its handles are destroyed.
 void notify_gone(std::ptrdiff_t number) noexcept;
 
-// Run `f`, and turn errors of the core into Python exceptions. `f` releases the lock before it
-// throws.
+// Run `f`, and turn errors of the core into Python exceptions. `f` must release the session mutex
+// before it throws.
 template <class F>
 auto translate_errors(Driver& driver, F&& f) {
     try {

@@ -1,8 +1,10 @@
-// Registers who reads which memory of the program, so that it is not evicted meanwhile.
+// Registers the readers of the program's memory, so that memory is not evicted while it is being
+// read.
 //
-// An operator releases the lock before its kernel runs, and often earlier. So a thread may evict
-// user-held values only if no reader of any thread uses them. With `evict="anything"` the engine's
-// locks have this role; see `held_eviction.h`.
+// An operator releases the session mutex before its kernel runs, and often earlier. Meanwhile
+// another thread may evict. It evicts a user-held value only if no registered reader uses that
+// value. With `evict="anything"` locks on engine storages protect operands instead; see
+// `held_eviction.h`.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -14,7 +16,7 @@ using StorageList = c10::SmallVector<const c10::StorageImpl*, 8>;
 
 class Readers;
 
-// A scope that reads memory. All members need the session mutex.
+// Base class of scopes that read memory of the program. All members need the session mutex.
 class Reader {
 public:
     Reader(const Reader&) = delete;
@@ -23,10 +25,10 @@ public:
     Reader& operator=(Reader&&) = delete;
     virtual ~Reader() = default;
 
-    // Add the storages that it reads to `read`.
+    // Add the storages that this reader uses to `read`.
     virtual void note_read(StorageList& read) const = 0;
 
-    // Return true if it may read all values that autograd saved as well.
+    // Return true if this reader may also read any value that autograd saved.
     virtual bool reads_saved() const { return false; }
 
 protected:

@@ -16,7 +16,7 @@ namespace rekindle {
 
 namespace {
 
-// Return the memory of a resident input. Throws if its contents are not those of the first run.
+// Return the storage of a resident input. Throw if its contents have changed since the first run.
 StoragePtr input_home(StorageRecord& record) {
     StoragePtr storage_impl = record.at();
     if (!storage_impl) {
@@ -37,8 +37,8 @@ StoragePtr input_home(StorageRecord& record) {
     return storage_impl;
 }
 
-// Return a replacement for running statistics: an undefined tensor if the operator allows that,
-// else a scratch tensor.
+// Return a tensor to pass to a replay instead of running statistics: an undefined tensor if the
+// operator allows that, else a scratch tensor.
 at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
     if (recipe.facts->written == 0) {
         return {};
@@ -71,7 +71,7 @@ void make_private(const Recipe& recipe, c10::SmallVector<StoragePtr, 4>& storage
     for (const std::uint32_t position : recipe.written()) {
         const StoragePtr shared = storages[position];
         if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
-            continue;  // copied already
+            continue;  // the same storage, replaced before
         }
         const StoragePtr made = copy_of(shared);
         for (StoragePtr& each : storages) {
@@ -82,8 +82,8 @@ void make_private(const Recipe& recipe, c10::SmallVector<StoragePtr, 4>& storage
     }
 }
 
-// Scope in which the generators stand where they stood on the first run (R5). The destructor
-// restores them.
+// Scope in which the random generators have their states of the first run (R5). The destructor
+// restores their present states.
 class ScopedRng final {
 public:
     explicit ScopedRng(std::span<const std::unique_ptr<RngCheckpoint>> random) {
@@ -109,14 +109,14 @@ public:
     }
 
 private:
-    std::optional<Random> now_;  // state of the CPU's generator
+    std::optional<Random> now_;  // present state of the CPU's generator
     c10::SmallVector<std::unique_ptr<ScopedPhilox>, 1> on_devices_;
 };
 
-// Return the memory of the outputs. Throws if their sizes differ from those of the first run.
+// Return the storages of the outputs. Throw if their sizes differ from those of the first run.
 c10::SmallVector<StoragePtr, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
     c10::SmallVector<StoragePtr, 2> made;
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it has run before
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set by the first run
     const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
     each_tensor(stack, [&](std::uint32_t position, const at::Tensor& tensor) {
         if (is_in(fresh, position)) {
@@ -150,7 +150,7 @@ torch::jit::Stack call_again(
     if (signature.takes_over) {
         stack.push_back(stack.front());
     }
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it takes over
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set if `takes_over` is
     const c10::OperatorHandle& op = signature.takes_over ? *signature.facts.twin : signature.op;
     const ReplayDispatchGuard guard(grad_mode);
     const ScopedRng drawing(random);

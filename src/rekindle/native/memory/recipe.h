@@ -1,4 +1,5 @@
-// How a value was computed, and how to compute it again without side effects.
+// Recipes: the operator calls by which values were computed, and how to repeat them without side
+// effects.
 //
 // A `Recipe` is the torch side of an engine's `Call`. `run_again` replays it: it draws the same
 // random numbers and writes no memory that anyone else can see (R2, R3, R5, R6).
@@ -24,8 +25,8 @@
 
 namespace rekindle {
 
-// The recipe of the outputs of one operator call. Its inputs are the tensor arguments in order,
-// without those that a replay leaves out.
+// The recipe of the outputs of one operator call. The inputs of the engine's `Call` are the tensor
+// arguments in order, without those that a replay leaves out.
 struct Recipe final : Call {
     Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
         : Call(graph, number, price, can_run_again), facts(what) {}
@@ -41,8 +42,8 @@ struct Recipe final : Call {
         std::vector<c10::IValue> unkeyed_args;
         // Positions of the tensors that the operator writes.
         c10::SmallVector<std::uint32_t, 2> written;
-        // The tensors in `written` are running statistics. A replay leaves them out, so that they
-        // move once (R6, hidden writes).
+        // The tensors in `written` are running statistics. A replay does not update them, so that
+        // each call updates them once (R6, hidden writes).
         bool statistics = false;
         // Bytes that the operator uses internally while it runs.
         Bytes workspace = 0;
@@ -74,8 +75,9 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
-// Call the operator of `signature` once more with `tensors` as its tensor arguments, generators
-// where `random` says, and PyTorch's switches as they were. The kernel runs within `calling`.
+// Call the operator of `signature` again. `tensors` are its tensor arguments, `random` the states
+// of the random generators at the first call. PyTorch's global flags are set as at the first call.
+// `calling` is passed the kernel and runs it.
 torch::jit::Stack call_again(
     const Signature& signature,
     std::span<at::Tensor> tensors,
@@ -85,13 +87,14 @@ torch::jit::Stack call_again(
     c10::function_ref<void(c10::function_ref<void()>)> calling
 );
 
-// The kernel of a replay, and the function that the caller passes to run it with its operands.
+// The kernel of a replay, and the type of the caller's function that runs the kernel, given the
+// storages of its operands.
 using Kernel = c10::function_ref<void()>;
 using Calling = c10::function_ref<void(std::span<const StoragePtr>, Kernel)>;
-// Run `recipe` again. With `in_place` the kernel writes the memory of the inputs that it
-// overwrites, otherwise copies of them. `calling` runs the kernel, given its operands.
+// Run `recipe` again. With `in_place` the kernel writes into the inputs that it overwrote on the
+// first run, otherwise into copies of them. `calling` runs the kernel, given its operands.
 //
-// Return the memory of the outputs, in the order of their roots.
+// Return the storages of the outputs, in the order of the results.
 c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);
 
 }  // namespace rekindle

@@ -14,9 +14,9 @@ bool is_of_torch(const Recipe& recipe) {
     return recipe.facts->name.starts_with("aten::");
 }
 
-// Return true if the kernel must run with the lock held. A generator stands where it stood on the
-// first run until the kernel has drawn from it, so no other thread may draw. This cannot deadlock,
-// because PyTorch's own kernels wait for no other thread.
+// Return true if the kernel must run with the session mutex held. Until the kernel has drawn its
+// random numbers, the generator has the state of the first run, so no other thread may draw. This
+// cannot deadlock, because PyTorch's own kernels wait for no other thread.
 bool must_be_alone(const Recipe& recipe) {
     return !recipe.random().empty() && is_of_torch(recipe);
 }
@@ -58,7 +58,8 @@ Recomputing::~Recomputing() {
         --driver_.reading_anything;
     }
     driver_.drain_free_queue();
-    const bool dropped = driver_.any_locked_is_gone();  // by the program, but needed here
+    // The program freed an operand that is needed here.
+    const bool dropped = driver_.any_locked_is_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });
     }
@@ -81,7 +82,7 @@ Recomputing::~Recomputing() {
     }
 }
 
-// Called with the lock held by the thread that enters.
+// Called by another thread that enters, with the session mutex held.
 void Recomputing::is_visited() noexcept {
     if (reads_anything_) {
         driver_.stops_lending();

@@ -1,4 +1,4 @@
-// Releases the session mutex around the kernel of a recomputation. No other place does that.
+// Releases the session mutex around the kernel of a recomputation.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -17,12 +17,13 @@ namespace rekindle {
 // Scope in which the kernel of `recipe` runs during a recomputation.
 //
 // The kernel may be the user's code: it may call the core, start threads, and wait for them. So the
-// mutex is released, and the kernel's memory counts as in flight. When the scope ends and another
-// thread was here, the interrupted event looks up all of its state again (`Engine::Interlude`).
+// mutex is released, and the kernel's memory counts as in flight. If another thread entered, the
+// interrupted event looks up all of its state again when the scope ends (`Engine::Interlude`).
 //
-// Some state does not change meanwhile. `operands_` keeps the memory of the operands. Nothing else
-// refers to an input that the kernel writes in place. Records and calls are not destroyed during an
-// event. User-held values are not evicted while an operator runs that may read any of them.
+// Some state does not change while the mutex is released. `operands_` keeps the memory of the
+// operands alive. Nothing else refers to an input that the kernel writes in place. Records and
+// recipes are not destroyed during an event. User-held values are not evicted while an operator
+// runs that may read any of them.
 class Recomputing final : public Mutex::Opening {
 public:
     Recomputing(
@@ -34,8 +35,8 @@ public:
     Recomputing& operator=(Recomputing&&) = delete;
     ~Recomputing() override;
 
-    // Note that the kernel failed before it wrote anything. The destructor then puts the input that
-    // was to be written back, unless another thread was here meanwhile; then the input is lost.
+    // Note that the kernel failed before it wrote anything. The destructor then restores the input
+    // that was to be written in place. If another thread entered meanwhile, the input is lost.
     void undo() noexcept { undoes_ = true; }
 
 protected:

@@ -14,10 +14,10 @@ namespace rekindle {
 namespace {
 
 constexpr Bytes MIB = Bytes{1} << 20;
-constexpr Bytes SMALL = MIB;         // largest result that lives in a segment for small ones
+constexpr Bytes SMALL = MIB;         // largest result that lives in a segment for small results
 constexpr Bytes WHOLE = 10 * MIB;    // smallest request that gets a segment of its own
 constexpr Bytes SEGMENT = 20 * MIB;  // segment size for requests in between
-constexpr Bytes COARSE = 2 * MIB;    // larger segments are multiples of this
+constexpr Bytes COARSE = 2 * MIB;    // larger segments are multiples of this size
 constexpr int TRUSTED = 32;          // searches until the allocator is queried again
 
 // Return the bytes that the allocator takes from the device for a request. Follows
@@ -32,8 +32,8 @@ bool by_address(const Block& one, const Block& other) noexcept {
 
 }  // namespace
 
-// Return the bytes by which the limit would be exceeded if the allocator grew by `nbytes`; zero or
-// less if it would not be.
+// Return the bytes by which the limit would be exceeded if the allocator reserved memory for a new
+// result of `nbytes`. Zero or less: the limit would hold.
 Bytes Reserved::missing(Bytes nbytes) const {
     const Bytes given = is_the_budget ? driver_.engine.budget : UNLIMITED;
     const Bytes limit = std::min(given, found_.value_or(UNLIMITED));
@@ -77,14 +77,15 @@ void Reserved::find_place(Bytes nbytes) {
     take(nbytes);
 }
 
-// Return segments that are wholly free to the device.
+// Let the allocator return segments without used blocks to the device.
 void Reserved::give_back() {
     driver_.device.empty_cache();
     ask_allocator();
     count_gaps();
 }
 
-// Evict `nbytes`, then four times as much, because neither neighbors nor whole segments help.
+// Evict `nbytes`, then four times as much, wherever they lie. Used where evicting neither neighbors
+// nor whole segments helps.
 void Reserved::make_by_sum(Bytes nbytes) {
     for (const Bytes less : {nbytes, 4 * nbytes}) {
         driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
@@ -107,14 +108,14 @@ bool Reserved::take(Bytes nbytes) {
     if (--found->second == 0) {
         gaps_.erase(found);
     }
-    if (rest > SMALL) {  // the allocator does not split off less
+    if (rest > SMALL) {  // the allocator does not split off a smaller rest
         ++gaps_[rest];
     }
     return true;
 }
 
-// Query the allocator. Blocks in use that the driver does not know are taken as fixed until the
-// next query.
+// Query the allocator for its blocks. Used blocks without a storage known to the driver count as
+// not evictable until the next query.
 void Reserved::ask_allocator() {
     told_ = segments_of(driver_);
     told_reserved_ = driver_.device.reserved();

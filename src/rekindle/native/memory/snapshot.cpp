@@ -14,8 +14,8 @@ namespace rekindle {
 
 namespace {
 
-// Return true if only a running operator has the memory, such as the workspace of an LSTM. Python
-// has never seen it.
+// Return true if a tensor inside an operator alone refers to the memory, such as the reserve space
+// of an LSTM. No Python variable holds it.
 bool is_internal(const StorageRecord& record) {
     const auto origin = record.origin.lock();
     const StoragePtr storage_impl = record.at();
@@ -24,7 +24,7 @@ bool is_internal(const StorageRecord& record) {
            storage_impl.use_count() <= ours + 1;
 }
 
-// Return the flags of a `Holder`.
+// Return the flags of the snapshot entry (`Holder`) for `record`.
 int flags_of(const StorageRecord& record) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;
@@ -53,7 +53,7 @@ Bytes Driver::evicted_bytes() const {
     return total;
 }
 
-// Return the allocation of the memory of `tensor`, or 0.
+// Return the number of the allocation that holds `tensor`, or 0.
 AllocationId Driver::allocation_of(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
@@ -70,7 +70,7 @@ void Driver::add_owned(
     }
 }
 
-// Note which allocation is the gradient of a leaf.
+// Note in `snapshot` which allocation is the gradient of `leaf`.
 void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     const at::Tensor& gradient = leaf.grad();
     if (gradient.defined()) {
@@ -79,7 +79,8 @@ void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     }
 }
 
-// Note the roles of parameters and buffers of modules, and of their gradients.
+// Note in `snapshot` which allocations are parameters and buffers of modules, and gradients of
+// parameters.
 void Driver::add_tensors_of_modules(Snapshot& snapshot) {
     for (const ModuleTensor& each : module_tensors_) {
         const at::Tensor tensor(each.tensor.lock());
@@ -98,7 +99,7 @@ void Driver::add_tensors_of_modules(Snapshot& snapshot) {
     }
 }
 
-// Add a resident storage that has a record.
+// Add the resident storage `record` to `snapshot`.
 void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
     int flags = flags_of(record);
     const void* parameter = nullptr;
@@ -129,7 +130,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
     snapshot.holders.clear();
     snapshot.keeper.clear();
     snapshot.has_states = false;
-    // Another thread may free a gradient while it is looked at here.
+    // Another thread may free a gradient while this thread reads it.
     if (!gradients_stay()) {
         return;
     }
@@ -152,7 +153,7 @@ void Driver::take_peak_snapshot(ProgramLine line) {
     peak_snapshot_due = false;
     process_pending();
     if (engine.memory <= peak_threshold_) {
-        return;  // the values that made the peak have died meanwhile
+        return;  // values that made the peak were freed meanwhile
     }
     take_snapshot(peak_snapshot, std::move(line));
     if (!device.queues()) {

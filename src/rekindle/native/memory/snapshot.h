@@ -12,37 +12,38 @@
 
 namespace rekindle {
 
-// Number of an allocation. It stays the same when a write replaces the value, or when the storage
-// gets a record. Memory allocated later at the same address has another number.
+// Number of one allocation of memory. A write to the memory does not change the number, and neither
+// does giving its storage a record. Memory allocated later at the same address has another number.
 using AllocationId = std::int64_t;
 
-// One storage in memory.
+// One storage in memory, with the facts that reports show about it.
 struct Holder final {
     static constexpr int REPLAYABLE = 1;
     static constexpr int PINNED = 2;
-    static constexpr int HELD = 4;        // also by the program
-    static constexpr int REFERENCED = 8;  // by autograd
-    static constexpr int CONSUMED = 16;   // recipes read it
+    static constexpr int HELD = 4;        // variables of the program refer to it
+    static constexpr int REFERENCED = 8;  // autograd saved it
+    static constexpr int CONSUMED = 16;   // recipes of other values read it
     static constexpr int PARAMETER = 32;
     static constexpr int COUNTED = 64;  // has no record: only its bytes count
 
     Bytes nbytes;
     AllocationId allocation;
     int flags;
-    const char* site;  // operator that made it
-    // Python object of the parameter that it is; null for others.
+    const char* site;  // name of the operator that made it
+    // Python object if it is a parameter; null otherwise.
     const void* parameter;
-    StorageId storage;  // negative: it has no record
-    OpId maker;         // negative: it has no record, or the maker is not known any more
+    StorageId storage;  // id in the engine; negative: the storage has no record
+    OpId maker;         // id of the call that made it; negative: no record, or not known any more
 };
 
-// A role that the program gives to one allocation.
+// The role of one allocation in the program's model, such as parameter or optimizer state.
 struct Owned final {
     enum class Kind : std::uint8_t { buffer, parameter, gradient, state };
 
     AllocationId allocation;
     Kind kind;
-    // Python object of the parameter that it belongs to; null for others.
+    // Python object of the parameter to which a gradient or an optimizer state belongs; null for
+    // others.
     const void* parameter;
 };
 
@@ -66,7 +67,7 @@ struct Snapshot final {
     Nanoseconds clock = 0;
     // Resident set size of the process; 0 if the system does not report it.
     Bytes resident = 0;
-    Bytes cached = 0;  // part of `resident` that is free in the arena
+    Bytes cached = 0;  // part of `resident` that the arena keeps free for later allocations
     ProgramLine line;
     std::vector<Holder> holders;
     // Roles of allocations. A later entry replaces an earlier one for the same allocation.

@@ -6,7 +6,8 @@ namespace rekindle {
 struct Recipe;
 struct StorageRecord;
 
-// Notified about operators and accesses. All members are called with the session mutex.
+// Base class of objects that are notified of operators and of accesses to evicted values. All
+// members are called with the session mutex held.
 class StepObserver {
 public:
     StepObserver(const StepObserver&) = delete;

@@ -9,12 +9,13 @@ bool StorageRecord::is_held() const noexcept {
         return true;
     }
     const c10::impl::PyObjectSlot& python = *keeper->pyobj_slot();
-    // While leaving: two more, the swapper's and Python's.
+    // Our own references: `keeper`, and two more during a swap-out, the swapper's and that of the
+    // host copy in Python.
     const std::size_t ours = leaving ? 3 : 1;
     if (python.load_pyobj() == nullptr) {
         return keeper.use_count() > ours;
     }
-    // Its Python object also refers to the storage, and lives as long as the storage does.
+    // The Python storage object also refers to the storage, and lives as long as the storage does.
     return keeper.use_count() > ours + 1 || !python.has_unique_reference();
 }
 
@@ -26,7 +27,8 @@ void StorageRecord::find_version_counter(const c10::TensorImpl& reader) {
     if (const auto tensor = origin.lock()) {
         version.counter = tensor->version_counter();
     } else {
-        // The reader may have another version counter, and later other memory.
+        // The version counter of `reader` may be another one, and `reader` may later get other
+        // memory.
         follow(reader);
     }
 }

@@ -1,4 +1,5 @@
-// The torch side of an engine storage: where its value lives, and how a write to it is noticed.
+// The PyTorch side of an engine storage: its `StorageImpl`, and the version counter that reveals
+// writes.
 //
 // `StorageRecord` derives from the engine's `Storage`. The driver keeps all records in a slab and
 // finds them by the address of their memory.
@@ -21,12 +22,11 @@
 
 namespace rekindle {
 
-// Extra state of memory that code other than PyTorch may write without notice (R4, sources).
-// Examples are NumPy arrays, memory shared with another process, and buffers that a data loader
-// fills.
+// Extra state of a storage whose memory other code than PyTorch may write without notice (R4,
+// sources). Examples are NumPy arrays, memory shared with another process, and buffers that a data
+// loader fills.
 struct ExternalMemory final {
-    // Private copy with the contents at the last look; recipes read it instead of the memory
-    // itself.
+    // Private copy of the contents at the last check. Recipes read the copy instead of the memory.
     Ref<Storage> copy;
     // Checksum of a weight, taken when recipes began to read it.
     std::optional<std::uint64_t> checksum;
@@ -36,34 +36,38 @@ struct StorageRecord final : Storage {
     StorageRecord(Graph& graph, StorageId number, Bytes counted)
         : Storage(graph, number, counted) {}
 
-    // Bytes of its memory on any device. Memory on another device than the budget's does not count.
+    // Bytes of the storage on any device. (The budget counts only memory on its own device.)
     Bytes size = 0;
     const void* address = nullptr;  // key in the address table; null without memory
-    // Our strong reference. Null if the program alone keeps the memory, or if it is evicted.
+    // Our strong reference to the storage. Null if the program alone keeps the memory, or if the
+    // value is evicted.
     StoragePtr keeper;
-    // Weak pointer to its storage, whether we or the program keep it alive.
+    // Weak pointer to the storage, which we or the program keep alive.
     WeakStorage storage_impl = no_storage();
     // Weak pointer to a tensor of the program that has the version counter of `version`.
     WeakTensor origin = no_tensor();
     Version version;
-    const Facts* maker = nullptr;  // null: first seen as an argument
-    Ref<Storage> successor;        // set when another value has replaced this one in its memory
+    const Facts* maker = nullptr;  // operator that made the value; null: first seen as an argument
+    Ref<Storage> successor;        // set when a later version has replaced this value in its memory
     // Links of the driver's list of records that the program may hold.
     StorageRecord* held_before = nullptr;
     StorageRecord* held_after = nullptr;
-    // Length of the chain of recipes to the nearest source, where such chains are limited.
+    // Length of the chain of recipes from the nearest source to this value, as `prune_history`
+    // counts it.
     std::int32_t depth = 0;
-    std::uint16_t chain = 0;       // the same for values made with grad mode off
-    std::uint8_t flags : 3 = 0;    // properties of the content (`ops/facts.h`)
-    bool maybe_held : 1 = false;   // in the list of records that the program may hold
+    std::uint16_t chain = 0;     // length of that chain for values made with grad mode off
+    std::uint8_t flags : 3 = 0;  // properties of the content (`ops/facts.h`)
+    // Linked in the driver's list of records that the program may hold.
+    bool maybe_held : 1 = false;
     bool parameter : 1 = false;    // a leaf that requires a gradient
-    bool untracked : 1 = false;    // has no deleter hook: its free is not reported
+    bool untracked : 1 = false;    // its storage has no deleter hook, which would report the free
     bool returnable : 1 = false;   // floating-point value that only operators read
     bool leaving : 1 = false;      // a copy to the host is in flight
     bool placeholder : 1 = false;  // evicted while the program holds it: its storage is empty
-    bool shares_version_counter : 1 = false;   // its version counter is shared with other memory
-    bool unwatched : 1 = false;                // has a version counter that was not asked for yet
-    bool read_unseen : 1 = false;              // something may read it without holding a reference
+    // Its version counter also counts writes to other memory.
+    bool shares_version_counter : 1 = false;
+    bool unwatched : 1 = false;    // its version counter was not read yet
+    bool read_unseen : 1 = false;  // code may read its memory without holding a reference
     std::unique_ptr<ExternalMemory> external;  // null: only PyTorch writes this memory
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
@@ -71,13 +75,15 @@ struct StorageRecord final : Storage {
     // Return the storage of a resident value.
     StoragePtr at() const { return keeper ? keeper : storage_impl.lock(); }
 
-    // Return true if the program holds a reference to the memory in addition to the runtime's.
+    // Return true if the program holds a reference to the storage, in addition to the runtime's.
     bool is_held() const noexcept;
-    // Start checking versions: a recipe or autograd is about to read this value through `reader`.
+    // Start to check for writes: a recipe or autograd is about to read this value through the
+    // tensor `reader`.
     void find_version_counter(const c10::TensorImpl& reader);
     // Take the version counter of `reader` as the one that reports writes to this value.
     void follow(const c10::TensorImpl& reader);
-    // Return true if the version counter reports writes to `there`; false after `x.data = y`.
+    // Return true if the version counter counts writes to the storage `there`. It does not after
+    // `x.data = y`.
     bool origin_is_at(const StoragePtr& there) const;
 };
 

@@ -117,7 +117,7 @@ void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
     note_memory();
 }
 
-// Note the memory in use for samples and peaks; called after every change by an operator.
+// Note the bytes in use for samples and peaks. Called after every operator that changes them.
 void Driver::note_memory() {
     peak_snapshot_due = peak_snapshot_due || engine.memory > peak_threshold_;
     samples.look(engine);
@@ -137,7 +137,8 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     AddressEntry* found = find_by_address(storage_impl);
     if (found != nullptr && found->record != nullptr && found->record->untracked &&
         found->record->storage_impl.expired()) {
-        // It died without notice, and this storage took its address.
+        // The storage found at this address was freed without notice, and `storage_impl` got its
+        // address.
         poll_untracked();
         process_pending();
         found = find_by_address(storage_impl);
@@ -148,7 +149,7 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     return found->record != nullptr ? found->record : &list(*found, home_of(tensor), &tensor);
 }
 
-// Return the record of an entry, which becomes a source if it was only counted.
+// Return the record of the entry `found`. A storage that was only counted becomes a source.
 StorageRecord& Driver::known_at(AddressEntry found, c10::StorageImpl& storage_impl) {
     return found.record != nullptr ? *found.record
                                    : list(found, StoragePtr::reclaim_copy(&storage_impl), nullptr);
@@ -159,7 +160,8 @@ Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
     const bool on_cpu = storage_impl.device_type() == c10::DeviceType::CPU;
     if (address == nullptr || table_.find(address) != nullptr ||
         (on_cpu && !hook_deleter(storage_impl))) {
-        // Memory of another allocator becomes a source when an operator reads it.
+        // Memory of another allocator is not counted now. It becomes a source when an operator
+        // reads it.
         return 0;
     }
     const Bytes nbytes = counted(storage_impl);
@@ -170,8 +172,8 @@ Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
     return nbytes;
 }
 
-// Register the memory in `storage_impl` as a source. `maker` is null if no operator of the program
-// made it.
+// Register the memory of `storage_impl` as a source. `maker` is the operator of the program that
+// made it, or null.
 StorageRecord& Driver::make_source(
     const Facts* maker, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
 ) {
@@ -196,7 +198,7 @@ StorageRecord& Driver::list(
     return make_source(counted.maker, storage_impl, tensor);
 }
 
-// Record that a storage which was only counted is counted no longer.
+// Record in the trace that a storage without a record was freed.
 void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
     if (transcriber.writes()) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
@@ -209,7 +211,7 @@ void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
 // fit.
 StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl) {
     const Bytes nbytes = counted(storage_impl);
-    // Until now its bytes counted as `outside_`.
+    // Until now the bytes of this storage counted as `outside_`.
     if (outside_) {
         engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
     }
@@ -224,22 +226,22 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
     return make_source(nullptr, home_of(tensor), &tensor);
 }
 
-// Note how the program refers to a new source.
+// Note the tensor and its version counter by which the program refers to `record`, a new source.
 void Driver::describe(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.follow(tensor);
     const at::Tensor whole(record.origin.lock());
     record.parameter = whole.requires_grad() && whole.is_leaf();
 }
 
-// Note the origin but do not take the version counter. Autograd adopts a new result as it is only
-// if nothing else refers to its counter.
+// Note the tensor, but hold no reference to its version counter. Autograd uses a new result without
+// a copy only if nothing else refers to its counter.
 void Driver::remember(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.origin = weak(tensor);
     record.version.expected = Version::told_by(tensor.version_counter());
     record.unwatched = true;
 }
 
-// Keep the allocation number of an address that is known already.
+// An address that is in the table already keeps its allocation number.
 void Driver::settle_at(
     const void* address,
     StorageRecord* record,
@@ -253,7 +255,7 @@ void Driver::settle_at(
 }
 
 void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl) {
-    drain_free_queue();  // the previous storage at this address is dead
+    drain_free_queue();  // the previous storage at this address was freed
     const bool on_cpu = storage_impl->device_type() == c10::DeviceType::CPU;
     record.address = address_of(*storage_impl);
     record.storage_impl = WeakStorage(storage_impl);
@@ -265,7 +267,7 @@ void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl)
         record.external = std::make_unique<ExternalMemory>();
     }
     if (record.address == nullptr) {
-        return;  // a value without bytes
+        return;  // the value has no bytes
     }
     const c10::StorageImpl* untracked = record.untracked ? storage_impl.get() : nullptr;
     settle_at(record.address, &record, record.nbytes, record.maker, untracked);
@@ -315,7 +317,8 @@ StorageRecord& Driver::record_inplace_write(Call& call, StorageRecord& before) {
     after.parameter = before.parameter;
     after.returnable = before.returnable;
     after.shares_version_counter = before.shares_version_counter;
-    // Nothing asks for it any more, and `swap_tensors` refuses tensors with weak references.
+    // Nothing uses the origin of `before` any more, and `swap_tensors` refuses tensors with weak
+    // references.
     before.origin = no_tensor();
     transfer_storage(before, after);
     redirect_references(before, after);
@@ -333,7 +336,7 @@ void Driver::use(StorageRecord& record) {
     const Ref<Storage> kept(&record);
     const auto asked_for = [&] {
         bring([&] {
-            if (record.listed) {  // otherwise the program has freed it meanwhile
+            if (record.listed) {  // otherwise the program freed it meanwhile
                 engine.use(record.root);
             }
         });
@@ -351,7 +354,7 @@ void Driver::use(StorageRecord& record) {
     }
     if (record.listed) {
         maybe_held(record);
-        // A copy cannot be waited for during CUDA graph capture.
+        // During CUDA graph capture it is impossible to wait for a copy to the host.
         if (swapper != nullptr && !device.is_capturing()) {
             swapper->process_pending(record);
         }
@@ -442,7 +445,7 @@ void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
     }
     const bool returned = record->returns;
     perform([&] { engine.let_return(*record, false); });
-    // A trace cannot say when a recipe ends, and it may have been recomputed before.
+    // A trace has no event for a dropped recipe, and the value may have been recomputed before.
     if (may_forget(*record) && !(recorded && returned)) {
         seal(*record);
     }
@@ -489,7 +492,7 @@ void Driver::has_been_resized() {
     }
 }
 
-// Find the record whose storage is `storage_impl`, which was resized to no bytes. Null: none.
+// Return the record of `storage_impl`, which the program has resized to zero bytes, or null.
 StorageRecord* Driver::emptied_at(const c10::StorageImpl& storage_impl) {
     StorageRecord* found = nullptr;
     std::erase_if(emptied_, [&](const Ref<Storage>& each) {
@@ -508,16 +511,17 @@ void Driver::own(StorageRecord& record) {
 }
 
 void Driver::disown(StorageRecord& record) {
-    // A source stays while recipes read it.
+    // A source stays in memory while recipes read it.
     const bool stays = record.pinned || !record.replayable;
     const bool needed = record.references != 0 || (record.consumed() && stays);
     if (record.held && !needed) {
-        let_home_go(record);  // now only the program keeps it, or nothing
+        let_home_go(record);  // now only the program keeps the storage alive, or nothing does
     }
     let_go_of_idle();
 }
 
-// Drop our reference. If that was the last one and no deleter hook reports it, note the free here.
+// Drop our reference to the storage of `record`. If that frees the storage and no deleter hook
+// reports the free, note the free here.
 void Driver::let_home_go(StorageRecord& record) {
     record.keeper.reset();
     if (!record.untracked || record.address == nullptr || !record.storage_impl.expired()) {

@@ -11,7 +11,8 @@ namespace rekindle {
 
 namespace {
 
-// Number of reads in flight ahead of need: one arrives while the previous value is used.
+// Largest number of swap-ins in flight before their values are needed: the next value arrives while
+// the previous one is used.
 constexpr std::size_t READS_AHEAD = 2;
 
 }  // namespace
@@ -19,12 +20,13 @@ constexpr std::size_t READS_AHEAD = 2;
 Swapper::Swapper(Driver& driver, _object* asked)
     : copies(asked), driver_(driver), engine_(driver.engine) {}
 
-// Return true if a transfer of `record` is among `moves`.
+// Return true if `moves` contains a transfer of `record`.
 bool Swapper::has(const Moves& moves, const StorageRecord& record) noexcept {
     return std::ranges::any_of(moves, [&](const Moving& each) { return each.record == &record; });
 }
 
-// Remove the transfer of `record`, which must be in flight, and return its memory.
+// Remove the transfer of `record`, which must be in flight, from `moves`. Return the memory that
+// the transfer uses.
 StoragePtr Swapper::take(Moves& moves, const StorageRecord& record) {
     const auto found =
         std::ranges::find_if(moves, [&](const Moving& each) { return each.record == &record; });
@@ -96,7 +98,7 @@ void Swapper::wait_for_all() {
     }
 }
 
-// Return the bytes in memory that the engine treats as free.
+// Return the bytes that transfers in flight occupy and that the engine treats as free.
 Bytes Swapper::in_flight() const noexcept {
     Bytes nbytes = 0;
     for (const Moving& each : leaving_) {
@@ -108,7 +110,8 @@ Bytes Swapper::in_flight() const noexcept {
     return nbytes;
 }
 
-// Let the engine count `nbytes` for transfers in flight, instead of the previous number.
+// Let the engine count `nbytes` for transfers in flight, instead of the number of the previous
+// call.
 void Swapper::count(Bytes nbytes) {
     if (nbytes != counted_) {
         engine_.account(0, nbytes - counted_);
@@ -116,8 +119,8 @@ void Swapper::count(Bytes nbytes) {
     }
 }
 
-// Announce new streams of the program. A copy waits for the work queued on all of them, and later
-// work waits for the copy.
+// Pass new streams of the program to `copies`. A copy waits for the work queued on all streams, and
+// later work waits for the copy.
 void Swapper::tell_streams() {
     if (!driver_.device.queues()) {
         return;
@@ -129,7 +132,8 @@ void Swapper::tell_streams() {
     }
 }
 
-// Wait for a transfer. Return why it failed, or an empty string.
+// Wait until the transfer of `record` has finished. Return the reason if it failed, else an empty
+// string.
 std::string Swapper::wait(const StorageRecord& record) {
     tell_streams();
     HostStore::End end = copies.wait(record.id);
@@ -171,7 +175,8 @@ void Swapper::process_pending(StorageRecord& record) {
     }
 }
 
-// Wait for the write of `record`, which the engine treats as finished.
+// Wait for the swap-out of `record`, which the engine treats as finished. Undo the eviction if the
+// copy failed.
 void Swapper::arrive(StorageRecord& record) {
     const auto is_it = [&](const Moving& each) { return each.record == &record; };
     const StoragePtr storage_impl = std::ranges::find_if(leaving_, is_it)->storage_impl;
@@ -180,10 +185,10 @@ void Swapper::arrive(StorageRecord& record) {
     }
 }
 
-// Handle a failed write of `record`, whose value is still in `storage_impl`.
+// Handle a failed swap-out of `record`, whose value is still in `storage_impl`.
 void Swapper::not_written(StorageRecord& record, const StoragePtr& storage_impl) {
     const bool gone = record.on_host && !record.resident;
-    // Its recipe was dropped meanwhile, so it must stay resident.
+    // The recipe of `record` was dropped meanwhile, so its value must stay in memory.
     if (gone && !record.replayable) {
         engine_.swap_out_failed(record);
         driver_.attach_storage(record, storage_impl);
@@ -192,7 +197,7 @@ void Swapper::not_written(StorageRecord& record, const StoragePtr& storage_impl)
     }
 }
 
-// Wait for the write of `record`. Return true if the copy is good.
+// Wait for the swap-out of `record`. Return true if the copy on the host is complete.
 bool Swapper::ended(StorageRecord& record) {
     const StoragePtr storage_impl = take(leaving_, record);
     record.leaving = false;
@@ -208,7 +213,7 @@ bool Swapper::ended(StorageRecord& record) {
 StoragePtr Swapper::fetch(StorageRecord& record) {
     leave_away(record);
     wanted_ = record.id;
-    if (record.leaving) {  // its memory is still here
+    if (record.leaving) {  // the swap-out has not finished, so the value is still in device memory
         const auto is_it = [&](const Moving& each) { return each.record == &record; };
         StoragePtr storage_impl = std::ranges::find_if(leaving_, is_it)->storage_impl;
         if (ended(record)) {
@@ -244,12 +249,12 @@ void Swapper::returned(StorageRecord& record) {
 
 void Swapper::discard(StorageRecord& record) {
     returned(record);
-    if (there_.erase(&record) != 0) {  // otherwise it never arrived
+    if (there_.erase(&record) != 0) {  // otherwise the copy to the host failed
         copies.release(record.id);
     }
 }
 
-// Start to read the copy of `record`. Return why that is impossible, or an empty string.
+// Start to swap `record` in. Return the reason if that is impossible, else an empty string.
 std::string Swapper::read(StorageRecord& record) {
     tell_streams();
     const StoragePtr storage_impl =
@@ -262,7 +267,8 @@ std::string Swapper::read(StorageRecord& record) {
     return why;
 }
 
-// Start to read the copy, after finishing all other transfers if the device has no room.
+// Like `read`, but if the device has no room, finish all other transfers and try again. Return the
+// reason of a failure, else an empty string.
 std::string Swapper::read_now(StorageRecord& record) {
     try {
         return read(record);
@@ -278,8 +284,8 @@ std::string Swapper::read_now(StorageRecord& record) {
     return read(record);
 }
 
-// Start to read the values that were saved just before the one swapped in last. At most half of the
-// free room is used, so that the next operators fit.
+// Start to swap in the values that were saved just before the value swapped in last, because a
+// backward pass needs them next. Use at most half of the free room, so that the next operators fit.
 void Swapper::read_ahead() {
     if (!wanted_) {
         return;
@@ -296,7 +302,7 @@ void Swapper::read_ahead() {
             return;
         }
         try {
-            // The error is reported when the value is asked for.
+            // The error is reported when the program needs the value.
             if (!read(record).empty()) {
                 return;
             }
@@ -304,26 +310,27 @@ void Swapper::read_ahead() {
             if (!is_device_oom(error)) {
                 throw;
             }
-            return;  // an early read must not evict anything
+            return;  // an early swap-in must not evict anything
         }
     }
 }
 
-// Cancel the early read of `record` to make room. It will be read again.
+// Cancel the early swap-in of `record` to make room. The value stays on the host.
 void Swapper::give_up(StorageRecord& record) {
     const StoragePtr storage_impl = take(coming_, record);
-    // A failure is reported by the later read.
+    // A failure is reported by the later swap-in.
     wait(record);
 }
 
-// Return the position of id `number` in `away_`, or the position where it belongs.
+// Return the position in `away_` of the record with id `number`, or the position where it would be
+// inserted.
 std::vector<StorageRecord*>::iterator Swapper::place_of(StorageId number) {
     return std::ranges::lower_bound(away_, number, {}, [](const StorageRecord* each) {
         return each->id;
     });
 }
 
-// Return true if `record` is in `away_`: evicted, with a copy.
+// Return true if `record` is evicted and has a copy on the host.
 bool Swapper::is_away(const StorageRecord& record) {
     const auto place = place_of(record.id);
     return place != away_.end() && *place == &record;
@@ -338,7 +345,7 @@ void Swapper::leave_away(const StorageRecord& record) {
 
 // -- failures -------------------------------------------------------------------------------------
 
-// Forget the copy of `record`, which could not be written or read.
+// Forget the host copy of `record`, which could not be written or read because of `why`.
 void Swapper::forget(StorageRecord& record, const std::string& why) {
     leave_away(record);
     there_.erase(&record);

@@ -25,8 +25,9 @@ void Driver::act(c10::function_ref<void()> events) const {
     }
 }
 
-// Return true if the engine should be told that the program no longer holds `record`, because
-// something still needs it. Foreign memory never is: plain PyTorch would read its current contents.
+// Return true if `poll_held` must report that the program no longer holds `record`, because
+// something else still needs the value. Values in external memory are never reported: plain PyTorch
+// would read its current contents.
 bool Driver::may_drop(const StorageRecord& record) const {
     if (swapper == nullptr) {
         return record.references != 0;
@@ -35,11 +36,11 @@ bool Driver::may_drop(const StorageRecord& record) const {
     return (record.references != 0 || wanted) && !record.external;
 }
 
-// Evict until `needed` bytes fit, and wait until the memory is really free.
+// Evict until `needed` bytes fit, and wait until the swap-outs have really freed the memory.
 void Driver::make_room_and_wait(Bytes needed, const char* who) {
     evict_for(needed, who);
     while (!swapper->has_room(needed + engine.in_flight)) {
-        // A write failed, so its value had to stay.
+        // A swap-out failed, and its value had to stay in memory.
         evict_for(needed, who);
     }
     if (swapper->ahead) {
@@ -47,14 +48,14 @@ void Driver::make_room_and_wait(Bytes needed, const char* who) {
     }
 }
 
-// Wait until no transfer is in flight: evicted memory is really free then.
+// Wait until no transfer is in flight. Then the memory of evicted values is really free.
 void Driver::wait_for_copies() const {
     if (swapper != nullptr) {
         swapper->wait_for_all();
     }
 }
 
-// Action of the engine: start to copy `storage` to the host, and evict it unless `keep`.
+// Action of the engine: start to copy `storage` to the host. Evict it from memory unless `keep`.
 bool Driver::swap_out(Storage& storage, bool keep) {
     StorageRecord& record = record_of(storage);
     if (!swapper->begin(record)) {
@@ -69,7 +70,7 @@ bool Driver::swap_out(Storage& storage, bool keep) {
     return true;
 }
 
-// Action of the engine: read `storage` from its copy.
+// Action of the engine: read the value of `storage` from its copy on the host.
 void Driver::swap_in(Storage& storage) {
     StorageRecord& record = record_of(storage);
     refuse_in_a_graph(record.site());
@@ -77,15 +78,16 @@ void Driver::swap_in(Storage& storage) {
         attach_storage(record, storage_impl);
     } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {
         throw SwapReadError(record.site());
-    }  // otherwise it was still resident, or the engine recomputes it
+    }  // null: the swap-out was cancelled, or the engine recomputes the value
 }
 
-// Action of the engine: free the copy of `storage`.
+// Action of the engine: free the copy of `storage` on the host.
 void Driver::discard(Storage& storage) {
     swapper->discard(record_of(storage));
 }
 
-// Finish copies of storages that `call` overwrites, and wait for the room that the engine made.
+// Finish the swap-outs of storages that `call` overwrites. Then wait until the room that the engine
+// made is really free.
 void Driver::wait_for_room(Call& call, bool in_place) {
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {

@@ -1,4 +1,4 @@
-// Records the events of a program within a budget, for Python to build traces and records from.
+// Records the events of a program within a budget. Python builds traces from them.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,21 @@
 
 namespace rekindle {
 
-// The recording of a part of a run, or of all of it.
+// The recording of a whole run or of a part of it, such as one step.
 struct Transcript final {
-    struct Present final {  // a storage that existed at the start
+    struct Present final {  // a storage that existed when the recording started
         std::int64_t id;
         Bytes nbytes;
         std::int64_t references;
         std::int64_t held;
     };
 
-    struct Named final {  // a call; in the order of the entries
+    struct Named final {  // an operator call, in the order of the entries
         const char* name;
         bool backward;
         Bytes workspace;
-        StorageId over;  // that its result would take over, did that die; negative: none
+        // Storage that its result could take over if the storage died; negative: none.
+        StorageId over;
     };
 
     std::vector<Present> present;
@@ -31,7 +32,8 @@ struct Transcript final {
     std::vector<Named> calls;
     // For a step: the number of entries before each of its operators.
     std::vector<std::int64_t> places;
-    // Start of this recording in the journal and in the list of calls that all recordings share.
+    // Index of the first event of this recording in the engine's journal, and of its first call in
+    // the list of calls. All recordings share both.
     std::size_t first_entry = 0;
     std::size_t first_call = 0;
 };
@@ -54,10 +56,10 @@ public:
     // Note that the result of the call that is admitted next could take over `storage`.
     void would_take_over(StorageId storage) noexcept { over_ = storage; }
 
-    // Note the name of the call that is admitted next.
+    // Note the name and the workspace bytes of the call that is admitted next.
     void called(const char* name, Bytes workspace);
-    // Copy the events since its start into `transcript`. Return false if the journal ran out of
-    // memory.
+    // Copy the events since the start of the recording into `transcript`. Return false if the
+    // journal ran out of memory.
     bool notify(Transcript& transcript) const;
     // End one recording.
     void end() noexcept;

@@ -75,7 +75,7 @@ inline Driver& driver_in(PyObject* arguments) {
     return driver_of(capsule);
 }
 
-// Destructor of a driver's capsule.
+// Destructor of the Python capsule that holds a driver.
 inline void release_driver(PyObject* capsule) {
     if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
         let_go(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));

@@ -11,7 +11,7 @@ namespace rekindle {
 PyObject* evict_all(PyObject* arguments);
 // bytes_of_positions() -> int
 //
-// Return the bytes that recipes keep for the states of all generators.
+// Return the bytes of random generator states that recipes keep.
 PyObject* bytes_of_positions(PyObject* arguments);
 // longest_chain(driver, calls) -> None
 //
@@ -23,11 +23,11 @@ PyObject* longest_chain(PyObject* arguments);
 PyObject* count_again(PyObject* arguments);
 // again(driver) -> list[str]
 //
-// Return the names of the operators that were recomputed.
+// Return the names of the operators that were recomputed since `count_again`.
 PyObject* again(PyObject* arguments);
 // in_flight(driver) -> (int, int)
 //
-// Return the number of operators that run, and the bytes that they take.
+// Return the number of operators that run now, and the bytes of their results and workspaces.
 PyObject* in_flight(PyObject* arguments);
 // has_lock() -> bool
 //
@@ -35,44 +35,45 @@ PyObject* in_flight(PyObject* arguments);
 PyObject* has_lock(PyObject* arguments);
 // bytes_asked_for(text) -> int
 //
-// Return the bytes that an allocation wanted, from the text of its error.
+// Return the bytes that a failed allocation requested, as its error message `text` says.
 PyObject* bytes_asked_for(PyObject* arguments);
 // window(blocks, nbytes) -> (loss, first, last) | None
 //
-// Return the cheapest neighbors to evict for `nbytes`. `blocks`: list of (address, bytes, used,
-// loss or None).
+// Return the neighboring blocks that are cheapest to evict for `nbytes`, by index. `blocks`: list
+// of (address, bytes, used, loss or None).
 PyObject* window(PyObject* arguments);
 // disable_for_tests(driver, name) -> None
 //
-// Disable one feature, to show that a test needs it. Features of the device: "in_order",
+// Disable one feature, to show that a test fails without it. Features of the device: "in_order",
 // "readers_wait", "writers_wait", "keep_until_read", "may_differ", "kept_back", "find_place",
 // "cheapest_neighbors". Of workspaces: "took", "guess". "fitted": lower the budget after a device
 // OOM. "ahead": copy values to the host before room is needed.
 PyObject* disable_for_tests(PyObject* arguments);
 // in_place(driver) -> (int, int or None)
 //
-// Return the number of calls whose result took over a gradient, and the fewest references to a
-// gradient whose storage had no other owner.
+// Return the number of calls whose result was written over a gradient, and the smallest reference
+// count seen of a gradient whose storage had no other owner.
 PyObject* in_place(PyObject* arguments);
 // fitted(driver, nbytes) -> None
 //
-// Lower the budget as if a device had turned out to have `nbytes`.
+// Lower the budget as if only `nbytes` had fit on the device.
 PyObject* fitted(PyObject* arguments);
 // interrupt(driver, replays, before) -> None
 //
-// Raise an error after so many replays, before or after the kernel of the replay.
+// Raise an error in a recomputation after `replays` more, before or after its kernel runs.
 PyObject* interrupt(PyObject* arguments);
 // refuse(driver, operators) -> int
 //
-// Refuse room after so many operators; negative: never. Return how many were left of the last call.
+// Raise `OutOfBudget` after `operators` more operators; negative: never. Return how many operators
+// were left of the previous call.
 PyObject* refuse(PyObject* arguments);
 // fix_costs(ns) -> None
 //
-// Use this cost for every signature; negative: measure costs again.
+// Use `ns` as the cost of every signature; negative: measure costs again.
 PyObject* fix_costs(PyObject* arguments);
 // open_journal(driver, entries) -> None
 //
-// Start to keep the last so many entries of the engine's journal.
+// Start to keep the last `entries` entries of the engine's journal.
 PyObject* open_journal(PyObject* arguments);
 // journal(driver) -> list of (kind, id, number, flags, clock, memory)
 //
@@ -80,23 +81,24 @@ PyObject* open_journal(PyObject* arguments);
 PyObject* journal(PyObject* arguments);
 // remembered(driver) -> int
 //
-// Return the number of operators noted for the step that runs.
+// Return the number of operators that the learner has noted in the running step.
 PyObject* remembered(PyObject* arguments);
 // remember_at_most(driver, operators) -> None
 //
-// Set the longest step that is followed.
+// Set the number of operators up to which a step follows learned plans.
 PyObject* remember_at_most(PyObject* arguments);
 // tally(on) -> None
 //
-// Start or stop adding up what the CPU's allocator gives out.
+// Start or stop counting the bytes that PyTorch's CPU allocator gives out.
 PyObject* tally(PyObject* arguments);
 // tallied() -> (int, int)
 //
-// Return the bytes that are given out now, and their peak since the last call.
+// Return the bytes that the CPU allocator has given out now, and their peak since the last call.
+// See `tally`.
 PyObject* tallied(PyObject* arguments);
 // places_in(shape, step) -> list[int] | None
 //
-// Align `step` with `shape`; see `places` in steps/sequence_matcher.h.
+// Return the index in `shape` of each operator of `step`; see `places` in steps/sequence_matcher.h.
 PyObject* places_in(PyObject* arguments);
 
 }  // namespace rekindle

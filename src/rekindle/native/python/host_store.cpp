@@ -18,13 +18,14 @@ namespace rekindle {
 
 namespace {
 
-// Deleter of a lent storage.
+// Deleter of a storage made by `lent`.
 void give_back(void* storage_impl) {
     const std::unique_ptr<StoragePtr> kept(static_cast<StoragePtr*>(storage_impl));
 }
 
-// Return a Python storage with the memory of `storage_impl`, which it keeps alive. It is not
-// `storage_impl` itself, because references to `storage_impl` are counted and the program has it.
+// Return a Python storage that shares the memory of `storage_impl` and keeps `storage_impl` alive.
+// A second storage is needed, because the runtime counts references to `storage_impl`, and the
+// program may hold a Python object of it.
 PyObject* lent(const StoragePtr& storage_impl) {
     auto* const kept = std::make_unique<StoragePtr>(storage_impl).release();
     c10::DataPtr there(storage_impl->mutable_data(), kept, &give_back, storage_impl->device());
@@ -32,7 +33,7 @@ PyObject* lent(const StoragePtr& storage_impl) {
     return THPStorage_Wrap(c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(there)));
 }
 
-// Scope in which no torch function mode sees the calls.
+// Scope in which calls of PyTorch bypass torch function modes.
 class Unwatched final {
 public:
     Unwatched() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
@@ -52,8 +53,8 @@ private:
     const at::impl::TorchFunctionDisabledState before_;
 };
 
-// Call the method `name` of `object`, and pass its result to `take`. Objects among `values` are
-// consumed. Throws the Python error that either of them raises.
+// Call the method `name` of `object` with `values`, and pass the result to `take`. References to
+// objects among `values` are consumed. Throw the Python error that the method or `take` raises.
 template <class F, class... Values>
 void call(PyObject* object, F&& take, const char* name, const char* format, Values... values) {
     python_error raised;
@@ -91,7 +92,7 @@ HostStore::~HostStore() {
 void HostStore::see(const c10::Stream& stream) {
     const Gil gil;
     const auto id = static_cast<long long>(stream.id());
-    // NOLINTNEXTLINE(bugprone-signed-char-misuse): a negative one is none in particular
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): a negative index means no particular device
     const int device = stream.device_index();
     call(python_, ignore, "see", "Lii", id, device, static_cast<int>(stream.device_type()));
 }

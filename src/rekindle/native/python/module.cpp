@@ -1,6 +1,6 @@
 // The Python module `_torch`, the native core of the runtime: functions, and conversions of their
-// arguments. Functions that belong together are in the other files of this folder. The Python code
-// that calls them is in rekindle.pytorch.native.
+// arguments. Groups of functions are in the other files of this folder. The Python code that calls
+// them is in rekindle.pytorch.native.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -85,7 +85,8 @@ void learn_all_traits(PyObject* list) {
     }
 }
 
-// Add every (name, overload, twin, nodes) of `list`.
+// Register operators whose result may be written over their first argument: a list of (name,
+// overload, in-place or out twin, autograd nodes).
 void learn_all_in_place(PyObject* list) {
     const Object each(PySequence_Fast(list, "in place: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
@@ -101,10 +102,11 @@ void learn_all_in_place(PyObject* list) {
 // start(answers, tensor, parameter, traits, effects, products, may_use_workspace, in_place) -> str
 //
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
-// Python. `tensor` and `parameter`: the classes. `traits`: see `learn_all_traits`. `effects`:
-// namespaces of operators that are never replayed (R9). `products` and `may_use_workspace`: parts
-// of operator names, for those that sum products and those that may use a workspace on a CPU.
-// Return the reason if that is impossible, else "". `in_place`: see `learn_all_in_place`.
+// Python. `tensor` and `parameter`: the classes `torch.Tensor` and `torch.nn.Parameter`. `traits`:
+// see `learn_all_traits`. `effects`: namespaces of operators that are never replayed (R9).
+// `products` and `may_use_workspace`: parts of names of operators that sum products, and of
+// operators that may use a workspace on a CPU. Return the reason if installing is impossible, else
+// "". `in_place`: see `learn_all_in_place`.
 PyObject* start(PyObject* arguments) {
     PyObject* answers = nullptr;
     PyObject* tensor = nullptr;
@@ -148,7 +150,8 @@ PyObject* start(PyObject* arguments) {
 
 // learn_traits(name, flags) -> None
 //
-// Register the traits of an operator that is defined now.
+// Register the traits of one operator that is defined after `start`, such as a function of the
+// program.
 PyObject* learn_traits(PyObject* arguments) {
     const char* name = nullptr;
     rekindle::Traits made;
@@ -160,7 +163,8 @@ PyObject* learn_traits(PyObject* arguments) {
 
 // predict_in_place(driver) -> None
 //
-// Let traces name results that would take over a gradient if no mode of ours were active.
+// Let traces name results that would be written over a gradient if rekindle's own dispatch mode
+// were off.
 PyObject* predict_in_place(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -226,7 +230,7 @@ PyObject* make(PyObject* arguments) {
 
 // number(driver) -> int
 //
-// Return the id of the driver in calls to Python.
+// Return the id by which calls into Python name the driver.
 PyObject* number(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -235,7 +239,7 @@ PyObject* number(PyObject* arguments) {
 
 // see(driver) -> None
 //
-// Put this thread into the budget of `driver`; None: into none.
+// Make this thread work within the budget of `driver`; None: within no budget.
 PyObject* see(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -259,7 +263,8 @@ PyObject* enter(PyObject* arguments) {
 
 // leave(driver) -> None
 //
-// End the budget: restore what the program holds, and process deaths at once from now on.
+// End the budget: restore evicted values that the program holds. From now on freed storages are
+// processed at once.
 PyObject* leave(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -310,8 +315,8 @@ PyObject* register_tensor(PyObject* arguments) {
     });
 }
 
-// Like `to_tensor`, but do nothing if an operator of this thread reads the tensor now: its memory
-// is resident in that case.
+// Like `to_tensor`, but do nothing if an operator of this thread reads the tensor now, because the
+// tensor is resident then.
 template <class F>
 PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
     PyObject* capsule = nullptr;
@@ -326,7 +331,7 @@ PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
 
 // bring_back(driver, tensor) -> None
 //
-// Restore the memory of `tensor`.
+// Restore the contents of `tensor` if it was evicted.
 PyObject* bring_back(PyObject* arguments) {
     return to_absent_tensor(
         arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
@@ -337,7 +342,8 @@ PyObject* bring_back(PyObject* arguments) {
 
 // pin_exposed_address(driver, tensor) -> None
 //
-// Restore the memory of `tensor`, and keep it while the program holds it.
+// Restore the contents of `tensor`, and do not evict them while the program holds the tensor,
+// because its address leaves PyTorch.
 PyObject* pin_exposed_address(PyObject* arguments) {
     return to_absent_tensor(
         arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
@@ -363,7 +369,7 @@ PyObject* put_method(PyObject* arguments) {
 
 // make_room(driver, nbytes, who) -> None
 //
-// Evict until `nbytes` fit. `who`: named in the error.
+// Evict until `nbytes` fit. `who`: name of the requester for the error.
 PyObject* make_room(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long bytes = 0;
@@ -379,14 +385,14 @@ PyObject* make_room(PyObject* arguments) {
     return nothing();
 }
 
-// Return the storage at `address`, by which Python identifies it.
+// Return the `StorageImpl` whose own address is `address`. Python identifies storages by it.
 c10::StorageImpl& home_at(unsigned long long address) {
     return *reinterpret_cast<c10::StorageImpl*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
 // about_to_resize(driver, address, nbytes) -> bool
 //
-// Prepare for a resize of the storage at `address`. Return True if it is known.
+// Prepare for a resize of the storage at `address`. Return True if it has a record.
 PyObject* about_to_resize(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
@@ -402,7 +408,7 @@ PyObject* about_to_resize(PyObject* arguments) {
 
 // mark_externally_writable(driver, address) -> None
 //
-// Note that others may write to the storage at `address` from now on.
+// Note that code other than PyTorch may write to the storage at `address` from now on.
 PyObject* mark_externally_writable(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
@@ -421,7 +427,8 @@ PyObject* mark_externally_writable(PyObject* arguments) {
 
 // suspend_origin_tracking(driver, tensor) -> None
 //
-// Suspend tracking of `tensor`, for `torch.utils.swap_tensors`.
+// Drop our weak reference to `tensor`, because `torch.utils.swap_tensors` refuses tensors with weak
+// references.
 PyObject* suspend_origin_tracking(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* object = nullptr;
@@ -434,7 +441,7 @@ PyObject* suspend_origin_tracking(PyObject* arguments) {
 
 // resume_origin_tracking(driver) -> None
 //
-// Resume tracking of the tensors passed to `suspend_origin_tracking`.
+// Refer weakly again to the tensors passed to `suspend_origin_tracking`.
 PyObject* resume_origin_tracking(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -475,7 +482,7 @@ PyObject* unpack(PyObject* arguments) {
 
 // check(driver) -> None
 //
-// Raise AssertionError if an invariant does not hold.
+// Raise AssertionError if an invariant of the driver or its engine does not hold.
 PyObject* check(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -523,7 +530,7 @@ PyObject* forked(PyObject* /*arguments*/) {
 
 // arena() -> (int, int)
 //
-// Return the bytes that the arena has mapped: in use, and free.
+// Return the bytes that the CPU arena has mapped: those in use, and those kept free.
 PyObject* arena(PyObject* /*arguments*/) {
     const rekindle::Arena& found = rekindle::the_arena();
     return Py_BuildValue(
@@ -533,7 +540,7 @@ PyObject* arena(PyObject* /*arguments*/) {
 
 // count_allocations() -> bool
 //
-// Start to count allocations of the CPU's allocator. Return True if that is possible.
+// Start to count allocations of PyTorch's CPU allocator. Return True if that is possible.
 PyObject* count_allocations(PyObject* /*arguments*/) {
     rekindle::count_allocations();
     return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
@@ -555,7 +562,8 @@ PyObject* in_words_of(PyObject* arguments) {
     }
 }
 
-// Call `function`. No C++ exception may pass through C code.
+// Call `function`, and turn C++ exceptions into Python ones, because no C++ exception may pass
+// through C code.
 template <PyObject* (*function)(PyObject*)>
 PyObject* guarded(PyObject* /*module*/, PyObject* arguments) {
     try {

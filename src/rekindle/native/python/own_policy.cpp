@@ -19,16 +19,17 @@ namespace rekindle {
 
 namespace {
 
-// View of a storage for a policy, with the attributes of `rekindle.policies.Candidate`.
+// Python object by which a policy sees an engine storage, with the attributes of
+// `rekindle.policies.Candidate`.
 struct CandidateObject final {
     PyObject_HEAD;
-    // Null once the storage is destroyed; `numbers` are its last values then.
+    // Null once the storage is destroyed. Then `numbers` has the last values of its attributes.
     Storage* storage;
-    PythonChooser* chooser;  // finds the views of its neighbors
+    PythonChooser* chooser;  // finds the Python objects of neighboring storages
     std::array<std::int64_t, 4> numbers;
 };
 
-// Return the numbers that a policy may read.
+// Return the attributes of `storage` that a policy may read.
 std::array<std::int64_t, 4> numbers_of(const Storage& storage) noexcept {
     return {storage.nbytes, storage.cost, storage.last_access, storage.order};
 }
@@ -37,7 +38,8 @@ CandidateObject& candidate_in(PyObject* object) noexcept {
     return *reinterpret_cast<CandidateObject*>(object);
 }
 
-// Getter of one number. Any thread may call it, because a policy may share its views.
+// Getter of one attribute. Any thread may call it, because a policy may pass its candidates to
+// other threads.
 template <std::size_t which>
 PyObject* number_in(PyObject* object, void* /*closure*/) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -56,8 +58,8 @@ PyObject* is_resident(PyObject* object, void* /*closure*/) noexcept {
     return PyBool_FromLong(view.storage != nullptr && view.storage->resident ? 1 : 0);
 }
 
-// Return a list of the storages that `each` visits. The list is made without the lock, because
-// Python may collect garbage then.
+// Return a Python list of the storages that `each` visits. The list is made without the session
+// mutex, because Python may collect garbage then.
 template <class F>
 PyObject* neighbors(PyObject* object, F&& each) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -98,7 +100,7 @@ void free_candidate(PyObject* object) noexcept {
     Py_DECREF(type);
 }
 
-// Return the type of views, or null if Python raised. Needs the GIL.
+// Return the Python type of `CandidateObject`, or null if Python raised. Needs the GIL.
 PyTypeObject* candidate_type() noexcept {
     static PyTypeObject* type = nullptr;
     if (type != nullptr) {
@@ -136,7 +138,7 @@ PyTypeObject* candidate_type() noexcept {
     return type;
 }
 
-// Saves a Python error that was pending when an event interrupted, and restores it.
+// Saves the Python error that is pending when an event begins, and restores that error at the end.
 class PendingError final {
 public:
     PendingError() {
@@ -163,7 +165,8 @@ private:
 
 }  // namespace
 
-// Scope in which one thread calls Python. `is_first` is false if another thread does so already.
+// Scope in which one thread calls the policy. `is_first` is false if another thread is calling the
+// policy already.
 class PythonChooser::Busy final {
 public:
     explicit Busy(bool& flag) noexcept : flag_(flag), is_first_(take()) {}
@@ -250,22 +253,22 @@ void PythonChooser::hear(const char* method, Storage& storage) {
     any_news_.store(true, std::memory_order_relaxed);
 }
 
-// Deliver queued events, unless another thread is calling Python.
+// Deliver queued events to the policy, unless another thread is calling the policy.
 void PythonChooser::tell_now() {
     if (Py_IsInitialized() == 0) {
         return;
     }
     const Busy busy(busy_);
     if (!busy.is_first()) {
-        return;  // the thread that asks delivers the events
+        return;  // the thread that calls the policy delivers the events
     }
     const c10::impl::ExcludeDispatchKeyGuard passing(KEY);
     const Gil gil;
     tell_all();
 }
 
-// Deliver the events that are queued now; other threads may queue more meanwhile. Needs the GIL,
-// and must be called without the lock.
+// Deliver the events that are queued now. Other threads may queue more meanwhile, which wait. Needs
+// the GIL, and must be called without the session mutex.
 void PythonChooser::tell_all() {
     std::size_t left = 0;
     {
@@ -282,8 +285,8 @@ void PythonChooser::tell_all() {
     }
 }
 
-// Take the oldest event. Return a new reference to the view of its storage, or null if there is
-// none.
+// Remove the oldest event from the queue. Return a new reference to the Python object of its
+// storage, or null if the queue is empty.
 PyObject* PythonChooser::next_news(const char*& method) {
     const Looking looking;
     if (news_.empty()) {
@@ -324,7 +327,8 @@ Storage* PythonChooser::choose(Nanoseconds now) {
     }
 }
 
-// Ask Python to choose. Needs the GIL, and must be called without the lock.
+// Ask the policy for a storage to evict. Needs the GIL, and must be called without the session
+// mutex.
 PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
     const Object chosen(PyObject_CallMethod(object_, "choose", "L", static_cast<long long>(now)));
     if (chosen.get() == Py_None) {

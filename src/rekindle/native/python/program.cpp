@@ -28,7 +28,7 @@ namespace {
 
 struct Python final {
     PyObject* answers = nullptr;
-    PyObject* files = nullptr;  // owner of the code in a file, by file name
+    PyObject* files = nullptr;  // dict from file name to the owner of the file's code
 };
 
 Python& python() noexcept {
@@ -36,7 +36,7 @@ Python& python() noexcept {
     return made;
 }
 
-// Raise the exception that the Python method `name` returns.
+// Throw the exception that the Python method `name` returns.
 template <class... Numbers>
 [[noreturn]] void throw_python(const char* name, const char* format, Numbers... numbers) {
     python_error raised;
@@ -55,7 +55,7 @@ template <class... Numbers>
 }  // namespace
 
 void init_callbacks(PyObject* answers) {
-    // Never released, because drivers outlive modules.
+    // This reference is never dropped, because drivers may outlive Python modules.
     Py_INCREF(answers);
     python().answers = answers;
     python().files = Object(PyDict_New()).give();
@@ -67,7 +67,7 @@ void init_callbacks(PyObject* answers) {
 namespace {
 
 // Call the Python method `name`, and pass its result to `take`, which returns false if it raised a
-// Python error. Throws the Python error that either of them raises.
+// Python error. Throw the Python error that the method or `take` raises.
 template <class F, class... Numbers>
 void ask_and(F&& take, const char* name, const char* format, Numbers... numbers) {
     if (Py_IsInitialized() == 0) {
@@ -196,8 +196,8 @@ Whose owner_of_file(PyObject* name) {
     return static_cast<Whose>(whose);
 }
 
-// Note the position of `frame` if its code is the user's or a library's. Return true if it is the
-// user's.
+// Write the file and line of `frame` into `line` if its code is the user's or a library's. Return
+// true if the code is the user's.
 bool note_frame(PyFrameObject* frame, ProgramLine& line) {
     const Object code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
     PyObject* file = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
@@ -312,7 +312,7 @@ int say_gone(void* number) {
 // that is safe.
 void notify_gone(std::ptrdiff_t number) noexcept {
     if (Py_IsInitialized() != 0 && python().answers != nullptr) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): `Py_AddPendingCall` takes only a pointer
         Py_AddPendingCall(&say_gone, reinterpret_cast<void*>(number));
     }
 }

@@ -26,8 +26,8 @@ void add_homes(const at::Tensor& tensor, StorageList& storages) {
     }
 }
 
-// Register a read of `storages`, and restore them. Enough for `evict="auto"`, where user-held
-// values are evicted only as a last resort. Return the number of the read.
+// For `evict="auto"`: register a read of `storages`, and restore them. Registered storages are not
+// evicted as a last resort. Return the number of the read.
 std::int64_t read_there(Driver& driver, const StorageList& storages, bool saved, Locked& lock) {
     const std::int64_t number = ++driver.notes;
     driver.noted.emplace(number, std::make_unique<Reading>(driver, storages, saved));
@@ -58,7 +58,7 @@ PyObject* evict_anything(PyObject* arguments) {
 
 // placeholders(driver) -> int
 //
-// Return the number of storages of the program that are evicted while it holds them.
+// Return the number of storages that are evicted although the program holds them.
 PyObject* placeholders(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     translate_errors(driver, [&] {
@@ -82,8 +82,8 @@ PyObject* record_without_grad(PyObject* arguments) {
 
 // lock_there(driver, tensors, saved) -> int
 //
-// Restore the memory of `tensors`, and keep it until `unlock_there`. If `saved`, values that
-// autograd saved are kept as well. Return a number for `unlock_there`.
+// Restore the contents of `tensors`, and do not evict them until `unlock_there`. If `saved`, values
+// that autograd saved are not evicted either. Return a number for `unlock_there`.
 PyObject* lock_there(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* tensors = nullptr;

@@ -1,4 +1,5 @@
-// Module functions for `evict="anything"` and for memory that Python code reads.
+// Module functions for `evict="anything"`, and for tensors whose memory Python code reads without
+// an operator.
 #pragma once
 
 struct _object;

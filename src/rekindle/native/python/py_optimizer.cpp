@@ -16,7 +16,8 @@ namespace rekindle {
 
 namespace {
 
-// Scope of a nested container. Raises RecursionError where nested Python calls would.
+// Scope of one nesting level of a container. Raises RecursionError at the depth at which nested
+// Python calls would.
 class Deeper final {
 public:
     Deeper() { must(Py_EnterRecursiveCall(" in the state of an optimizer") == 0); }
@@ -84,8 +85,8 @@ void each_within(PyObject* value, F& visit) {
     }
 }
 
-// Looks up the state of one parameter after the other. State is usually in the order of the
-// parameters; in that case no hash of a tensor is needed, which would call Python.
+// Looks up the optimizer state of one parameter after the other. State is usually in the order of
+// the parameters. Then no parameter has to be hashed, which would call Python.
 class States final {
 public:
     explicit States(PyObject* state) : state_(state) {
@@ -96,7 +97,7 @@ public:
         advance();
     }
 
-    // Return the state of `parameter`, or null.
+    // Return the optimizer state of `parameter`, or null.
     PyObject* of(PyObject* parameter) {
         if (parameter != key_) {
             PyObject* found = PyDict_GetItemWithError(state_, parameter);
@@ -127,7 +128,7 @@ struct Optimized final {
     Tensors read;  // parameters, their gradients, all state
     // Tensors that the step may write: parameters with a gradient, their gradient and state.
     Tensors written;
-    bool is_plain = true;  // all parameters are plain and all gradients dense
+    bool is_plain = true;  // all parameters are ordinary tensors and all gradients dense
     std::string kind;      // key: steps of equal kind need the same memory
 };
 
@@ -137,7 +138,7 @@ void append(std::string& text, Number number) {
     text.append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-// Add a parameter with its gradient and state, and extend the key of the step.
+// Add a parameter with its gradient and state to `found`, and extend the key of the step.
 void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     if (!THPVariable_Check(parameter)) {
         found.is_plain = false;
@@ -173,7 +174,7 @@ void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     }
 }
 
-// Add the parameters of one group.
+// Add the parameters of the parameter group `group` to `found`.
 void add_group(PyObject* group, States& states, Optimized& found) {
     const Object listed(PyMapping_GetItemString(group, "params"));
     const Object parameters(PySequence_Fast(listed.get(), "parameters: a list is wanted"));
@@ -196,7 +197,7 @@ Optimized optimized(PyObject* groups, PyObject* state) {
     return found;
 }
 
-// Call `act` with each tensor that has memory.
+// Call `act` with each of `tensors` that has memory.
 template <class F>
 void each_with_memory(const Tensors& tensors, F&& act) {
     for (const at::Tensor& each : tensors) {
@@ -209,7 +210,8 @@ void each_with_memory(const Tensors& tensors, F&& act) {
 // Recompute and pin the values that need the current contents of `written`, and release sources.
 void save_what_needs(Driver& driver, const Tensors& written) {
     each_with_memory(written, [&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
-    // Otherwise the optimizer step would seem to free them.
+    // Otherwise these sources would be released later, and the optimizer step would seem to free
+    // them.
     driver.release_recompute_sources();
 }
 
@@ -217,7 +219,7 @@ void save_what_needs(Driver& driver, const Tensors& written) {
 
 // tensors_within(value) -> list[Tensor]
 //
-// Return the tensors in nested containers, in order.
+// Return the tensors in `value`, which may be a nested container, in order.
 PyObject* tensors_within(PyObject* arguments) {
     PyObject* value = nullptr;
     parse(arguments, "O", &value);
@@ -232,9 +234,10 @@ PyObject* tensors_within(PyObject* arguments) {
 
 // begin_optimizer_step(driver, groups, state, saves) -> (bool, bytes)
 //
-// Count what the optimizer step reads, and make what it writes sources that are kept. If `saves`
-// and all parameters are plain, also recompute and pin the values that need the current contents
-// (R4, sources). Return whether all parameters are plain, and a key for the kind of the step.
+// Count the tensors that the optimizer step reads, and make those that it writes sources and pin
+// them. If `saves` and all parameters are plain, also recompute and pin the values that need the
+// current contents of the written tensors (R4, sources). Return whether all parameters are plain,
+// and a key for the kind of the step.
 PyObject* begin_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;
@@ -245,7 +248,8 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     const Optimized found = optimized(groups, state);
     settled(driver, [&](Locked& /*lock*/) {
         driver.device.about_to_step();
-        // Count all of them first. Otherwise their memory would be attributed to the step.
+        // First count all tensors that the step reads. Otherwise their memory would be attributed
+        // to the step.
         each_with_memory(found.read, [&](const c10::TensorImpl& each) {
             driver.register_tensor(each);
         });
@@ -266,8 +270,8 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
 
 // save_before_optimizer_step(driver, groups, state) -> None
 //
-// Recompute and pin the values that need the current contents of what the step writes (R4,
-// sources).
+// Recompute and pin the values that need the current contents of the tensors that the step writes
+// (R4, sources).
 PyObject* save_before_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;

@@ -1,5 +1,5 @@
 // Module functions that find the tensors that an optimizer step reads and writes, in one pass over
-// its groups and state.
+// the optimizer's parameter groups and state.
 #pragma once
 
 struct _object;

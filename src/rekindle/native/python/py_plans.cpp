@@ -16,7 +16,7 @@ namespace rekindle {
 
 namespace {
 
-// Return the learner of a driver. Raises if it learns nothing.
+// Return the learner of a driver. Raise if the driver follows no learned plans.
 Learner& learner_of(PyObject* capsule) {
     const Driver& driver = driver_of(capsule);
     Learner* learner = learner_of(driver);
@@ -92,7 +92,7 @@ PyObject* add_plan(PyObject* arguments) {
 
 // know(driver, keys) -> None
 //
-// Keep the plans with these keys, the most recently used first, and forget the others.
+// Keep only the plans with the keys `keys`, which are sorted by last use, the latest first.
 PyObject* know(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* keys = nullptr;
@@ -106,7 +106,8 @@ PyObject* know(PyObject* arguments) {
 
 // begin_step(driver, write_down) -> None
 //
-// Allow a step to begin, and record it if `write_down`.
+// Allow a step to begin at the next operator of an autograd graph. If `write_down`, record the
+// step.
 PyObject* begin_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int write_down = 0;
@@ -119,9 +120,11 @@ PyObject* begin_step(PyObject* arguments) {
 
 // end_step(driver) -> (key, complete, taken, length, reason, number, name)
 //
-// End the step. `key`: the plan followed to the end, or -1. `complete`: all of its operators came.
-// `taken`: some plan was followed for a part. `length`: operators of the step. `reason`: why the
-// last plan was abandoned ("", "went on", "another" or "failed"), at operator `number` with `name`.
+// End the step. `key`: key of the plan that the step followed to the end, or -1. `complete`: all
+// graph operators of this plan ran. `taken`: the step followed some plan for at least a part.
+// `length`: number of operators of the step. `reason`: why the last plan was abandoned ("", "went
+// on", "another" or "failed"), at the operator with index `number` and name `name`. See
+// `StepOutcome` in steps/learner.h.
 PyObject* end_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);

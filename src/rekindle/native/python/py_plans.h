@@ -1,4 +1,4 @@
-// Module functions that Python calls between the steps of a program whose steps are learned.
+// Module functions for learned plans, which Python calls between the steps of a program.
 #pragma once
 
 struct _object;

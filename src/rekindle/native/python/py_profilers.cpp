@@ -1,4 +1,4 @@
-// Callbacks around PyTorch's profiler; see the note in profiled.h.
+// Callbacks around PyTorch's profiler; see the note in py_profilers.h.
 #include "py_profilers.h"
 
 #include <ATen/record_function.h>
@@ -17,14 +17,16 @@ namespace rekindle {
 
 namespace {
 
-// Storages that this thread made readable, and that must raise on reads again.
+// Evicted storages that this thread made readable for a profiler, and that must later raise on
+// reads again.
 thread_local std::vector<StoragePtr> readable;
-// Callback of this thread that runs after its profiler's, while one runs.
+// Callback of this thread that runs after the profiler's own callback. Invalid while no profiler
+// runs in this thread.
 thread_local at::CallbackHandle last_callback = at::INVALID_CALLBACK_HANDLE;
-// Number of profilers within the budget. Guarded by the GIL, like the handles.
+// Number of profilers that run within the budget. Guarded by the GIL, like `last_callback`.
 int profilers = 0;
 
-// Make the storages raise on reads again, at the end of an operator.
+// Make the storages in `readable` raise on reads again, at the end of an operator.
 void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*none*/) {
     if (readable.empty()) {
         return;
@@ -36,7 +38,8 @@ void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*non
     readable.clear();
 }
 
-// Make the storages raise on reads again, as soon as the profiler has read them.
+// Make the storages in `readable` raise on reads again, as soon as the profiler has read their
+// addresses.
 std::unique_ptr<at::ObserverContext> refuse_first(const at::RecordFunction& call) {
     refuse_again(call, nullptr);
     return nullptr;
@@ -59,8 +62,9 @@ std::unique_ptr<at::ObserverContext> allow(const at::RecordFunction& call) {
     return nullptr;
 }
 
-// Return the callback that runs before a profiler's: global callbacks run before those of a thread.
-// It is disabled while no profiler runs, so that operators do not pay for it.
+// Return the callback that runs before the profiler's own. It is global, because global callbacks
+// run before those of a thread. It is disabled while no profiler runs, so that it costs operators
+// nothing.
 at::CallbackHandle first() {
     static const at::CallbackHandle handle = [] {
         const at::CallbackHandle made = at::addGlobalCallback(
@@ -112,7 +116,7 @@ PyObject* profiler_stops(PyObject* /*arguments*/) {
 
 // profilers_are_over() -> None
 //
-// Stop at the end of the budget: profilers that still run read no evicted tensor any more.
+// Remove the callbacks at the end of the budget: from then on no tensor is evicted.
 PyObject* profilers_are_over(PyObject* /*arguments*/) {
     remove_last();
     if (profilers > 0) {

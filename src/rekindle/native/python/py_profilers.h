@@ -4,11 +4,12 @@
 //
 // Scenario: with `record_shapes=True` the profiler reads the address of each operand before the
 // operator begins, hence before an evicted operand is recomputed. The storage of an evicted tensor
-// raises when it is read. The profiler would be left with an incomplete event: its end would fail,
-// or shapes would be assigned to wrong operators.
+// raises when it is read. Then the profiler would have an incomplete event: its end would fail, or
+// the profiler would assign shapes to wrong operators.
 //
-// So while the profiler's callback runs, such a storage is readable at a null address. Nothing is
-// recomputed for a profiler, so profiling does not change what a program recomputes.
+// So while the profiler's callback runs, such a storage does not raise, and returns a null address.
+// Nothing is recomputed for a profiler, so profiling does not change which values a program
+// recomputes.
 #pragma once
 
 struct _object;

@@ -17,8 +17,8 @@ namespace {
 // A tensor of optimizer state, and the Python object of its parameter.
 using State = std::pair<at::Tensor, const void*>;
 
-// Add the tensors in `entries`, the optimizer's dict of state for `parameter`, and those in lists
-// among its values.
+// Add to `found` the tensors in `entries`, the optimizer's dict of state for `parameter`, and the
+// tensors in lists among its values.
 void add_states(PyObject* entries, const void* parameter, std::vector<State>& found) {
     PyObject* name = nullptr;
     PyObject* value = nullptr;
@@ -35,8 +35,8 @@ void add_states(PyObject* entries, const void* parameter, std::vector<State>& fo
     }
 }
 
-// Return the state of a list of optimizers. Must be called without the lock, because `state` may be
-// a property that runs user code.
+// Return the state of a list of optimizers. Must be called without the session mutex, because
+// `state` may be a property that runs user code.
 std::vector<State> states_of(PyObject* optimizers) {
     std::vector<State> found;
     const Py_ssize_t n_optimizers = PyList_Size(optimizers);
@@ -53,7 +53,7 @@ std::vector<State> states_of(PyObject* optimizers) {
     return found;
 }
 
-// Note in `snapshot` which allocations are optimizer state. Needs the lock.
+// Note in `snapshot` which allocations are optimizer state. Needs the session mutex.
 void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states) {
     if (std::exchange(snapshot.has_states, true)) {
         return;
@@ -87,7 +87,7 @@ PyObject* tuple_of(const Owned& keeper) {
     );
 }
 
-// Return a list of tuples.
+// Return a Python list with one tuple for each of `things`.
 template <class Each>
 PyObject* list_of(const std::vector<Each>& things) {
     Object list(PyList_New(static_cast<Py_ssize_t>(things.size())));
@@ -133,7 +133,7 @@ PyObject* add_module_tensor(PyObject* arguments) {
 
 // has_new_peak(driver) -> bool
 //
-// Return True if there is a snapshot of the peak without optimizer state.
+// Return True if the snapshot of the peak lacks optimizer state, which `note_states` adds.
 PyObject* has_new_peak(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -194,7 +194,8 @@ PyObject* program_tensors(PyObject* arguments) {
         found = driver.program_tensors();
     }
     std::erase_if(found, [](const at::Tensor& each) {
-        return object_of(*each.unsafeGetTensorImpl()) == nullptr;  // Python has never seen it
+        // No Python variable can refer to it.
+        return object_of(*each.unsafeGetTensorImpl()) == nullptr;
     });
     Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
     for (std::size_t i = 0; i < found.size(); ++i) {

@@ -1,4 +1,4 @@
-// Module functions for snapshots of who holds memory. Python turns their results into text.
+// Module functions for snapshots of the storages in memory. Python turns their results into text.
 #pragma once
 
 // Declared as in Python.h.

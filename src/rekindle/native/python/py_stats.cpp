@@ -17,7 +17,7 @@ namespace rekindle {
 // numbers(driver) -> tuple[int, ...]
 //
 // Return memory, peak, clock, compute_ns, recompute_ns, lost_ns, evictions, recomputations, bytes
-// that are only counted, storages, records and recipes, and bytes of bookkeeping.
+// of storages without a record, storages, records and recipes, and bytes of bookkeeping.
 PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 12> found{};
@@ -47,7 +47,7 @@ PyObject* numbers(PyObject* arguments) {
 
 namespace {
 
-// What Python reads of one signature.
+// Figures of one operator signature, as Python reads them.
 struct Seen final {
     const Facts* facts;
     std::vector<std::vector<std::int64_t>> sizes;
@@ -55,7 +55,7 @@ struct Seen final {
     Bytes workspace;
 };
 
-// Return the signatures with a measured cost or workspace. Needs the lock.
+// Return the signatures with a measured cost or workspace. Needs the session mutex.
 std::vector<Seen> measured_signatures() {
     std::vector<Seen> found;
     for (const Signature* each : all_signatures()) {
@@ -74,7 +74,7 @@ std::vector<Seen> measured_signatures() {
 
 // seen() -> list of (operator, sizes, cost, workspace)
 //
-// Return the signatures with a measured cost or workspace. `sizes`: those of the tensor arguments.
+// Return the signatures with a measured cost or workspace. `sizes`: sizes of the tensor arguments.
 PyObject* seen(PyObject* arguments) {
     parse(arguments, "");
     std::vector<Seen> found;
@@ -114,7 +114,7 @@ PyObject* has_room(PyObject* arguments) {
 
 // devices_met(driver) -> list[str]
 //
-// Return the names of the devices that were seen.
+// Return the names of the devices whose memory the program has used so far.
 PyObject* devices_met(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<c10::Device> found;
@@ -132,7 +132,7 @@ PyObject* devices_met(PyObject* arguments) {
 
 // set_peak(driver, nbytes) -> None
 //
-// Set the peak.
+// Set the peak of memory that reports show to `nbytes`.
 PyObject* set_peak(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long peak = 0;
@@ -153,7 +153,7 @@ PyObject* evicted_bytes(PyObject* arguments) {
 
 // kept(driver) -> [(operator, why, calls, bytes)]
 //
-// Return the calls that are kept because of a trial.
+// Return the operator calls whose results are never evicted because of a trial.
 PyObject* kept(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<Driver::Kept> found;
@@ -177,8 +177,9 @@ PyObject* kept(PyObject* arguments) {
 
 // last_unit() -> (trusted, why)
 //
-// Return what is known of the last unit that this thread ran: whether it is trusted, and why it is
-// kept.
+// Return the state of trials of the last autograd.Function whose forward pass this thread ran as
+// one operator (a unit). `trusted`: its results may be recomputed. `why`: the reason why its
+// results are never evicted, else "".
 PyObject* last_unit(PyObject* /*arguments*/) {
     const Probation& known = last_unit();
     const Object trusted(PyBool_FromLong(known.is_trusted() ? 1 : 0));
@@ -187,7 +188,7 @@ PyObject* last_unit(PyObject* /*arguments*/) {
 
 // audit(driver) -> None
 //
-// Start to compare recomputed values with the first ones.
+// Start to compare recomputed values with the values of the first run.
 PyObject* audit(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;

@@ -1,4 +1,4 @@
-// Module functions for reports: how much memory there is, and what ran.
+// Module functions for reports: memory in use, and operators that ran.
 #pragma once
 
 struct _object;

@@ -30,7 +30,8 @@ PyObject* take_samples(PyObject* arguments) {
 
 // space_samples(driver, next, every) -> None
 //
-// Take the next sample at clock `next` and one each `every` afterwards (ns).
+// Take the next sample of memory when the engine's clock is `next`, and then one every `every`
+// (both in ns).
 PyObject* space_samples(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long next = 0;
@@ -61,8 +62,9 @@ PyObject* set_budget(PyObject* arguments) {
 
 // shortfall(driver) -> (int, int, int, int)
 //
-// Return how often the device had less memory than the budget, the budget now (-1: no limit), how
-// often evicting neighbors did not suffice, and for how many free blocks something was evicted.
+// Return four numbers: how often the device had less memory than the budget; the present budget
+// (-1: no limit); how often evicting neighbors in memory did not suffice; and for how many free
+// blocks something was evicted.
 PyObject* backoff(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 4> found{};
@@ -88,7 +90,8 @@ PyObject* keep_reserved(PyObject* arguments) {
 
 // met(driver) -> list[int]
 //
-// Return the addresses of storages of weights that were seen first since the last call.
+// Return the addresses of the storages of weights that operators have used for the first time since
+// the last call.
 PyObject* met(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<const void*> found;

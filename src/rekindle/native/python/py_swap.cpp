@@ -12,8 +12,9 @@ namespace rekindle {
 // swap(driver, copies, host, out, in, only) -> None
 //
 // Swap values to the host from now on. Must be called before anything runs. `copies`: the object
-// that stores values. `host`: limit in bytes; negative: none. `out` and `in`: bandwidths in bytes
-// per second. `only`: always swap instead of recomputing, while the host has room.
+// that stores swapped-out values. `host`: limit of host memory in bytes; negative: none. `out` and
+// `in`: bandwidths in bytes per second. `only`: while the host has room, swap every evicted value
+// out instead of recomputing it.
 // NOLINTNEXTLINE(bugprone-exception-escape): it exchanges no two values
 PyObject* swap(PyObject* arguments) {
     PyObject* capsule = nullptr;

@@ -14,7 +14,7 @@ namespace rekindle {
 
 namespace {
 
-// Process deaths now: a trace needs the moment at which the program frees a value.
+// Process freed storages now: a trace needs the time at which the program frees a value.
 void catch_up(Driver& driver) {
     translate_errors(driver, [&] {
         const Locked lock;
@@ -23,7 +23,7 @@ void catch_up(Driver& driver) {
     });
 }
 
-// Parse the driver and the number of a recording, and complete the recording.
+// Parse the driver and the number of a recording, and add all events so far to the recording.
 std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;
@@ -67,7 +67,7 @@ PyObject* words_of(const Transcript& transcript) {
 
 // write_down(driver, whole) -> int
 //
-// Start a recording; `whole`: it is one of the whole run. Return its number.
+// Start a recording, and return its number. `whole`: the recording covers the whole run.
 PyObject* write_down(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int whole = 0;
@@ -90,7 +90,7 @@ PyObject* write_down(PyObject* arguments) {
 // `present` and `counted` are the storages at its start, with a record and without. `entries` are
 // the events since then. `places` has the number of entries before each operator of a step. The
 // last four have one item per call: bytes of its workspace, 1 in a backward pass, the storage that
-// its result could take over or -1, and the operator's name. All but `names` are bytes; see
+// its result could be written over or -1, and the operator's name. All but `names` are bytes; see
 // memory/transcript.h.
 PyObject* written_down(PyObject* arguments) {
     const auto [driver, number] = asked_for(arguments);

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t MOST_ASKED = std::size_t{1} << 16;
 
-// Return the bits `GRAPH` and `BACKWARD` of an operator, or 0 if autograd does not see it. Without
-// an operator of the graph, a step would leave other gradients or none.
+// Return the bits `GRAPH` and `BACKWARD` of an operator's number, or 0 if the operator is not part
+// of an autograd graph. Such operators may differ from step to step without changing gradients.
 std::int64_t part_in_graph(const ParsedCall& parsed) {
     if (in_backward_pass()) {
         return GRAPH | BACKWARD;
@@ -32,7 +32,7 @@ std::int64_t part_in_graph(const ParsedCall& parsed) {
     return std::ranges::any_of(tensors, requires_grad) ? GRAPH : 0;
 }
 
-// Return true if `bounds` ascend from zero or more to at most `end`.
+// Return true if the numbers in `bounds` ascend, and lie between 0 and `end`.
 bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
     std::int64_t last = 0;
     for (const std::int64_t bound : bounds) {
@@ -101,7 +101,7 @@ StepOutcome Learner::end() {
     return ended;
 }
 
-// Clear the state of the step that was followed.
+// Clear the state of the last step.
 void Learner::forget_step() {
     met_.clear();
     made_.clear();
@@ -132,7 +132,7 @@ void Learner::meets(std::int64_t met, const ParsedCall& parsed) {
     }
     if (met_.empty()) {
         if ((met & GRAPH) == 0 || (met & BACKWARD) != 0) {
-            return;  // between two steps
+            return;  // no step has begun: an operator between two steps
         }
         if (wanted_) {
             write_down();
@@ -182,7 +182,7 @@ void Learner::wanting(const StorageRecord& record) {
     }
 }
 
-// Advance to operator number `place` of the plan, which is about to run.
+// Advance to the operator at index `place` of the plan, which is about to run.
 void Learner::go_to(std::size_t place) {
     const std::int64_t op = plan_->starts[place];
     const std::int64_t number = plan_->numbers[place];
@@ -195,11 +195,11 @@ void Learner::go_to(std::size_t place) {
     }
 }
 
-// Perform `moves` of the plan. An error ends the plan only: if the program needs the same value, it
-// gets the error then.
+// Perform `moves`, the plan's evictions and recomputations. An error only makes the step abandon
+// the plan. If the program itself needs the value, it gets the error then.
 template <class F>
 void Learner::attempt(F&& moves) {
-    // Keeps the plan alive: an operator of another thread may end it during a recomputation.
+    // Keeps the plan alive, because another thread may abandon it during a recomputation.
     const c10::intrusive_ptr<Following> kept = following_;
     try {
         driver_.lose([&] { driver_.bring(moves); });
@@ -213,7 +213,8 @@ void Learner::attempt(F&& moves) {
     }
 }
 
-// Handle a step that deviates from its plan: follow another plan that fits so far, or none.
+// Handle a step that deviates from its plan at the operator `name`. Follow another plan that fits
+// the operators so far, or none.
 void Learner::leave(const char* name) {
     for (const auto& other : plans_) {
         if (other != plan_) {
@@ -242,7 +243,7 @@ const c10::intrusive_ptr<StepPlan>* Learner::beginning_with(std::int64_t met) co
     return nullptr;
 }
 
-// Follow the plan whose first operator is `met`, if there is one: a step begins here.
+// Begin a step at operator `met`: follow the plan that begins with it, if there is one.
 void Learner::may_begin(std::int64_t met) {
     if (const auto* plan = beginning_with(met)) {
         std::vector<std::int64_t> found(met_.size(), UNMATCHED);
@@ -265,7 +266,7 @@ void Learner::let_go() {
 // Follow `plan` from here on. `found` gives the index in the plan of each operator so far.
 void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
     let_go();
-    driver_.process_pending();  // free values that only the previous plan kept
+    driver_.process_pending();  // free values that only the previous plan kept in memory
     taken_ = true;
     const std::vector<std::int64_t>& numbers = plan->numbers;
     const auto here = static_cast<std::size_t>(found.back());
@@ -292,7 +293,7 @@ void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64
 
 // -- recording ------------------------------------------------------------------------------------
 
-// Start to record: a step begins.
+// Start to record the step that begins.
 void Learner::write_down() {
     driver_.begin(transcript_.emplace());
     writing_ = true;

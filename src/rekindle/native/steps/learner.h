@@ -1,12 +1,14 @@
-// Follows learned plans: from the second step on, the future of a step is known.
+// Follows learned plans. A learned plan says what to evict and to recompute in a training step,
+// made from the recording of an earlier step.
 //
-// A step begins with the first operator of the autograd graph after an optimizer step, and ends at
-// the next optimizer step. It is recorded while it runs. When a step of the same shape comes again,
-// Python plans it in the background (rekindle.pytorch.learned), and passes the plan to `add_plan`.
+// A step begins with the first operator after an optimizer step that is part of an autograd graph,
+// and ends at the next optimizer step. The running step is recorded. When a step with the same
+// sequence of operators (its shape) comes again, Python makes a plan for that shape in the
+// background (rekindle.pytorch.learned), and passes the plan to `add_plan`.
 //
-// A step that begins like a planned one follows the plan (a `Route`), operator by operator. When
-// the step ends or deviates, the online policy decides alone again. A plan is advice: it affects
-// time only, never results.
+// A step that begins like a plan's shape follows the plan (a `Route`), operator by operator. When
+// the step ends or deviates from the shape, the online policy alone decides again. A plan affects
+// only how long a step takes, never its results.
 //
 // This file acts during steps; rekindle.pytorch.learned acts between them.
 #pragma once
@@ -29,21 +31,23 @@
 
 namespace rekindle {
 
-// A learned plan for one shape of a step. It has numbers only, no tensors.
+// A learned plan for one shape of a step. Operators and storages appear as numbers only, so the
+// plan keeps no tensor alive.
 struct StepPlan final : c10::intrusive_ptr_target {
     std::int64_t key = -1;          // key that Python gave it
-    std::vector<std::int64_t> met;  // numbers of the operators of the step
-    // For each operator, the number of calls in the trace before it.
+    std::vector<std::int64_t> met;  // numbers of the step's operators (`op_id_of`), in order
+    // For each operator, the number of calls that precede it in the trace.
     std::vector<std::int64_t> starts;
-    // For each operator, the number of storages before it. The storages that it makes follow.
+    // For each operator, the number of storages made before it in the trace. It is also the trace's
+    // number of the first storage that the operator makes.
     std::vector<std::int64_t> numbers;
     Route route;
 
-    // Return true if all numbers are within their ranges.
+    // Return true if all numbers of the plan are within their ranges.
     bool sound() const noexcept;
 };
 
-// One execution of a plan, which it keeps alive.
+// One step that follows a plan, which this object keeps alive.
 struct Following final : c10::intrusive_ptr_target {
     Following(Engine& engine, c10::intrusive_ptr<StepPlan> of, Host& host)
         : plan(std::move(of)), follower(engine, plan->route, host) {}
@@ -52,26 +56,28 @@ struct Following final : c10::intrusive_ptr_target {
     Follower follower;
 };
 
-// The outcome of a step.
+// How a step followed its plan.
 struct StepOutcome final {
     enum class Reason : std::int8_t { none, went_on, another, failed };
 
-    // Key of the plan that was followed to the end; negative: none.
+    // Key of the plan that was followed up to the end of the step; negative: none.
     std::int64_t key = -1;
-    bool complete = false;  // no operator of the graph was missing
-    bool taken = false;     // some plan was followed for a part of the step
+    bool complete = false;  // every graph operator of the plan's shape ran
+    bool taken = false;     // some plan was followed for at least a part of the step
     std::size_t length = 0;
-    // Why the last plan was abandoned since the previous call of `end`.
+    // Why the last plan was abandoned: the step had more operators (`went_on`), had other operators
+    // (`another`), or an action of the plan raised (`failed`).
     Reason reason = Reason::none;
-    std::size_t number = 0;  // index of the operator at which it was abandoned
+    std::size_t number = 0;  // index in the step of the operator at which the plan was abandoned
     const char* name = "";
 };
 
-// Return a number for one operator of a step. It is the same in every process.
+// Return a number that identifies the operator call `parsed` by its signature and its part in the
+// autograd graph. It is the same in every process.
 std::int64_t op_id_of(const ParsedCall& parsed);
 
-// Follows the steps of the program of one driver, which owns it. Every member needs the core's
-// lock.
+// Follows the program's steps for one driver, which owns this object. Every member needs the
+// session mutex.
 class Learner final : public Host, public StepObserver {
 public:
     explicit Learner(Driver& driver) : driver_(driver) {}
@@ -82,24 +88,26 @@ public:
     Learner& operator=(Learner&&) = delete;
     ~Learner() override = default;
 
-    // Longest step that is followed. A program without an optimizer never ends its step.
+    // Most operators of a step that is followed. A program without an optimizer never ends its
+    // step.
     std::size_t longest = std::size_t{1} << 20;
 
     std::size_t remembered() const noexcept { return met_.size(); }
 
-    // Return true while a step may be running.
+    // Return true from `begin` to `end`.
     bool watches() const noexcept { return begun_; }
 
     // -- between steps --------------------------------------------------------------------------
 
-    // Add a plan that may be followed from now on, or replace the one with its key.
+    // Add a plan that may be followed from now on. It replaces a plan with the same key.
     void add_plan(c10::intrusive_ptr<StepPlan> plan);
 
-    // Keep the plans with these keys, the most recently used first, and forget the others.
+    // Keep only the plans with the keys `keys`, which are sorted by last use, the latest first.
     void know(std::span<const std::int64_t> keys);
-    // Allow a step to begin; `write_down`: record it.
+    // Allow a step to begin at the next operator of an autograd graph. If `write_down`, record the
+    // step.
     void begin(bool write_down);
-    // End the step. None begins until `begin`. Return its outcome.
+    // End the step, and return its outcome. No step begins until `begin` is called.
     StepOutcome end();
 
     // Return the numbers of the operators of the last step.
@@ -110,8 +118,8 @@ public:
 
     // -- during a step --------------------------------------------------------------------------
 
-    // Return true if Python should be asked for plans of steps that begin with `met`: once for
-    // each.
+    // Return true if Python should be asked for plans of steps that begin with operator `met`.
+    // Python is asked once for each such number.
     bool asks(std::int64_t met);
     // Note that the program is about to run the operator with number `met`.
     void meets(std::int64_t met, const ParsedCall& parsed);
@@ -147,20 +155,22 @@ private:
     StepOutcome outcome_;
 
     // State of the step that runs.
-    bool begun_ = false;  // a step may begin, or runs
+    bool begun_ = false;  // `begin` was called: a step may begin, or runs
     bool wanted_ = false;
     bool taken_ = false;  // a plan was followed for a part of the step
     bool too_long_ = false;
     std::vector<std::int64_t> met_;
-    std::vector<std::int64_t> made_;  // number of storages in the whole run before each operator
+    // For each operator, number of storages that the run had made before.
+    std::vector<std::int64_t> made_;
     std::optional<Transcript> transcript_;
-    bool writing_ = false;  // the recording continues
+    bool writing_ = false;  // `transcript_` is being recorded
 
     // State of the plan that is followed.
     c10::intrusive_ptr<StepPlan> plan_;  // null: none
     c10::intrusive_ptr<Following> following_;
     SequenceMatcher matcher_;
-    // Storage numbers of the plan minus those of the run, for the current operator.
+    // Offset from the id of a storage in this run to its number in the plan, for the operator that
+    // runs now.
     std::optional<std::int64_t> makes_;
 };
 

@@ -6,12 +6,13 @@ namespace rekindle {
 
 namespace {
 
-// Largest number of operators outside the graph that may be missing in a row.
+// Largest number of consecutive operators outside the graph that a step may lack.
 constexpr std::size_t FAR = 64;
 
 }  // namespace
 
-// Handle an operator that is not the expected one: skip operators outside the graph, or give up.
+// Handle an operator that is not the next one of the shape: skip operators of the shape outside the
+// graph, or return `UNMATCHED` or `MISMATCH`.
 std::int64_t SequenceMatcher::meets_another(std::int64_t met) noexcept {
     if (at_ == 0) {
         return (met & BACKWARD) != 0 ? MISMATCH : UNMATCHED;
@@ -27,7 +28,7 @@ std::int64_t SequenceMatcher::meets_another(std::int64_t met) noexcept {
     return (met & BACKWARD) != 0 || met == shape_[0] ? MISMATCH : UNMATCHED;
 }
 
-// Return the index of the next operator in the graph, or the end.
+// Return the index of the shape's next operator in the graph, or the shape's size.
 std::size_t SequenceMatcher::next_of_graph() const noexcept {
     std::size_t at = at_;
     while (at < shape_.size() && (shape_[at] & GRAPH) == 0) {
@@ -36,7 +37,8 @@ std::size_t SequenceMatcher::next_of_graph() const noexcept {
     return at;
 }
 
-// Look for `met` in [first, end), and advance behind it. Return its index, or `MISMATCH`.
+// Look for `met` among the shape's indices from `first` to before `end`, and advance past it.
+// Return its index, or `MISMATCH`.
 std::int64_t SequenceMatcher::further(
     std::int64_t met, std::size_t first, std::size_t end
 ) noexcept {

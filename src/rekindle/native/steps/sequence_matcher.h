@@ -1,9 +1,10 @@
-// Aligns a running step with a recorded one, operator by operator. Twin of
+// Aligns the operators of a running step with those of a recorded step. Twin of
 // rekindle.pytorch.learned._sequence_matcher.
 //
-// A `shape` is the sequence of operators of a recorded step. Operators in the autograd graph come
-// in the same order in all steps of a shape. Others may be missing or added: a data loader shuffles
-// at the start of an epoch, or a loss is printed now and then.
+// A `shape` is the sequence of operators of a recorded step, as numbers (`op_id_of`). All steps of
+// a shape run the same operators of the autograd graph in the same order. Other operators may be
+// missing or added: for example, a data loader shuffles at the start of an epoch, or a loss is
+// printed in every tenth step.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@
 
 namespace rekindle {
 
-// Bits of an operator's number: it is part of the autograd graph; it runs in a backward pass.
+// Bits of an operator's number. `GRAPH`: the operator is part of the autograd graph. `BACKWARD`: it
+// runs in a backward pass.
 inline constexpr std::int64_t GRAPH = 1;
 inline constexpr std::int64_t BACKWARD = 2;
 
@@ -34,10 +36,11 @@ public:
     // Return the index of the operator that is expected next.
     std::size_t at() const noexcept { return at_; }
 
-    // Return true if every operator of the graph has come.
+    // Return true if every graph operator of the shape has run.
     bool complete() const noexcept { return next_of_graph() == shape_.size(); }
 
-    // Return the index in the shape of the operator `met`, or `UNMATCHED`, or `MISMATCH`.
+    // Advance by the operator `met` of the running step. Return the index of `met` in the shape, or
+    // `UNMATCHED`, or `MISMATCH`.
     std::int64_t meets(std::int64_t met) noexcept {
         return at_ < shape_.size() && shape_[at_] == met ? static_cast<std::int64_t>(at_++)
                                                          : meets_another(met);
@@ -52,8 +55,8 @@ private:
     std::size_t at_ = 0;
 };
 
-// Return the index in `shape` of each operator of `step`, or `UNMATCHED`. Return none if the step
-// has another shape. The step may be incomplete.
+// Return the index in `shape` of each operator of `step`, or `UNMATCHED` for an operator that is
+// not in the shape. Return none if the step has another shape. The step may be incomplete.
 std::optional<std::vector<std::int64_t>> places(
     std::span<const std::int64_t> shape, std::span<const std::int64_t> step
 );
