@@ -171,7 +171,7 @@ private:
     bool recording_ = false;
     bool tried_ = false;              // a recipe is recorded only if a trial passes
     std::optional<Effects> effects_;  // side effects of a unit that is not trusted
-    // The result would take over an argument without our dispatch mode.
+    // Without our dispatch mode the result would be written over an argument.
     bool would_take_over_ = false;
     bool foreign_ = false;  // other code than PyTorch may write some input
     Bytes needed_ = 0;      // bytes of the results

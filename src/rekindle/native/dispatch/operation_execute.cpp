@@ -147,7 +147,8 @@ void Operation::run_kernel() {
     }
     const at::Tensor over = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
     stack_.emplace_back(over);
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set if a result may take over an argument
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set if a result may be written over an
+    // argument
     facts_.twin->redispatchBoxed(keys_ & BELOW_KEY, &stack_);
     const auto storage_impl = StoragePtr::reclaim_copy(over.storage().unsafeGetStorageImpl());
     stack_.back() = parsed_.signature->geometries[0].in(storage_impl);

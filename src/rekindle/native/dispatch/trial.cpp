@@ -21,8 +21,8 @@ namespace rekindle {
 namespace {
 
 constexpr int ONCE = 1;
-// Number of equal trials required of operators that add atomically: their additions may come in
-// another order in any run.
+// Number of equal trials required of operators that add atomically, because the order of their
+// additions may differ in any run.
 constexpr int SEVERAL = 3;
 
 Probation& of_last_unit() noexcept {

@@ -370,7 +370,7 @@ void Driver::process_pending() {
     }
 }
 
-// Process that `record` has lost its memory: the program has freed the memory, or has moved the
+// Update `record`, which has lost its memory: the program has freed the memory, or has moved the
 // value.
 void Driver::gone(StorageRecord& record) {
     if (record.address != nullptr) {

@@ -114,7 +114,7 @@ private:
     // destructor returns its records and recipes to them.
     Slab<StorageRecord> records_;
     Slab<Recipe> recipes_;
-    AddressMap<AddressEntry> table_;
+    AddressMap<AddressEntry> table_;           // the address table: storages by address
     std::vector<const void*> dead_addresses_;  // buffer of `drain_free_queue`
     // Records whose autograd handle was destroyed; `process_pending` handles them.
     std::vector<StorageRecord*> dead_handles_;
@@ -143,14 +143,14 @@ private:
     // A pseudo storage for bytes that the device's allocator gave out in addition to known
     // storages: no operator reported them, or the allocator rounded sizes up.
     Ref<Storage> outside_;
-    std::vector<c10::Device> devices_met_;
-    bool assumed_;                  // the user did not name the device
-    AllocationId allocations_ = 0;  // number of the last allocation
+    std::vector<c10::Device> devices_met_;  // devices whose memory the program used
+    bool assumed_;                          // the user did not name the device
+    AllocationId allocations_ = 0;          // number of the last allocation
     // Once more bytes than this are in use, `peak_snapshot` must be taken again.
     Bytes peak_threshold_ = 0;
     // From this many bytes on, every new peak gets a snapshot.
     Bytes exact_from_ = std::numeric_limits<Bytes>::max();
-    std::vector<ModuleTensor> module_tensors_;
+    std::vector<ModuleTensor> module_tensors_;  // parameters and buffers of modules
     // When `module_tensors_` has grown to this size, entries of destroyed tensors are removed.
     std::size_t module_tensors_at_most_ = 64;
 
@@ -162,14 +162,15 @@ public:
     BudgetBackoff backoff;
     Reserved reserved{*this};
     Prices prices;
-    FreeQueue free_queue;
-    RngHistory positions;
+    FreeQueue free_queue;  // freed storages and destroyed handles, not processed yet
+    RngHistory positions;  // states of the random generators, for replays
 
     // State of backward operators that write their result over their incoming gradient; see
     // dispatch/in_place.h.
     struct TakingOver final {
         bool allowed = true;  // false in tests
-        // Traces name results that would take over if rekindle's own dispatch mode were off.
+        // Traces name results that would be written over a gradient if rekindle's own dispatch mode
+        // were off.
         bool predicted = false;
         std::int64_t taken_over = 0;  // number of calls
         // For tests: smallest reference count seen of a gradient whose storage had no other owner.
@@ -189,11 +190,11 @@ public:
     // Longest permitted chain of recipes. The value at the end of a longer chain loses its recipe
     // and stays in memory as a source.
     std::int32_t longest_chain = 1'000;
-    std::vector<Kept> kept_calls;  // by operator and reason
-    bool count_again = false;
+    std::vector<Kept> kept_calls;     // by operator and reason
+    bool count_again = false;         // tests: list recomputed operators in `again`
     std::vector<const Facts*> again;  // operators recomputed so far, if tests set `count_again`
     int never_recompute = 0;          // nesting depth of `rekindle.never_recompute()`
-    Samples samples;
+    Samples samples;                  // memory in use over time
     int watched = 0;           // running operators whose side effects are observed (`Effects`)
     int running = 0;           // operators that run now, as first run or as recomputation
     std::uint64_t begun = 0;   // operators started so far
@@ -218,7 +219,7 @@ public:
     std::int64_t next_history_check = 1'000;
     bool evict_before_every_op = false;  // tests: evict everything before each operator
     bool lends = false;    // user-held values may be evicted as a last resort (`evict="auto"`)
-    int placeholders = 0;  // storages of the program that are evicted now
+    int placeholders = 0;  // user-held storages that are evicted now
 
     // Compares recomputed values with the first ones; null: nothing is compared.
     std::unique_ptr<Audit> audit;
@@ -240,7 +241,7 @@ public:
 
     // For tests: number of operators, recomputations and optimizer steps until one fails with
     // `OutOfBudget`; negative: never. Operators inside an optimizer step do not fail, because room
-    // for the step is made at its start. An exception are steps that can be undone.
+    // for the step is made at its start. In steps that can be undone operators do fail.
     std::int64_t refuse_in = -1;
 
     void refuse_for_tests(const char* who) {

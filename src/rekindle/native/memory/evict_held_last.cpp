@@ -132,7 +132,7 @@ bool Driver::evict_keeping_placeholder(StorageRecord& record) {
         return false;
     }
     const StoragePtr storage_impl = record.at();
-    // The program freed it just now, maybe in another thread.
+    // The program freed the storage just now, maybe in another thread.
     if (!storage_impl || !record.is_held()) {
         not_held(record);
         vacate(record);

@@ -261,7 +261,7 @@ bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
     constexpr int most = std::numeric_limits<std::uint16_t>::max();
     int chain = 0;
     each_parent(record, [&](Storage& parent) {
-        if (parent.replayable) {  // otherwise it has no recipe, and the chain starts at it
+        if (parent.replayable) {  // otherwise the parent has no recipe: the chain starts at it
             chain = std::max<int>(chain, record_of(parent).chain);
         }
     });

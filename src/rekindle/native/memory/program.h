@@ -26,8 +26,8 @@ struct _object;
 
 namespace rekindle {
 
-// Set the Python object whose methods these functions call, and which makes Python exceptions of
-// the core's errors. Must be called once.
+// Set the Python object whose methods these functions call, and which turns errors of the core into
+// Python exceptions. Must be called once.
 void init_callbacks(_object* answers);
 // Take a snapshot at a new peak of memory, with the current line of the program. Errors of Python
 // are printed, except those that end the program.

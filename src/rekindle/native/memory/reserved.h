@@ -5,8 +5,8 @@
 // Rationale: a budget counts bytes, but an allocator needs them in one piece. PyTorch's caching
 // allocator may reserve twice as much as it gives out. Before a large result is made, this class
 // makes sure that a free block of that size exists. If there is none, it evicts the values whose
-// memory makes such a block at the least cost. Otherwise the allocator would return its whole cache
-// to the device, which synchronizes.
+// memory makes such a block at the least cost. Without this class the allocator would return its
+// whole cache to the device, which synchronizes the device.
 //
 // Limit: the budget, if the user gave it as a budget of reserved memory. After an allocation has
 // failed, the limit is the number of bytes that the device really has.

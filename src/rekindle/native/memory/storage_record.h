@@ -82,7 +82,7 @@ struct StorageRecord final : Storage {
     void find_version_counter(const c10::TensorImpl& reader);
     // Take the version counter of `reader` as the one that reports writes to this value.
     void follow(const c10::TensorImpl& reader);
-    // Return true if the version counter counts writes to the storage `there`. It does not after
+    // Return true if the version counter counts writes to the storage `there`. Return false after
     // `x.data = y`.
     bool origin_is_at(const StoragePtr& there) const;
 };

@@ -22,7 +22,8 @@ struct Transcript final {
         const char* name;
         bool backward;
         Bytes workspace;
-        // Storage that its result could take over if the storage died; negative: none.
+        // Storage over which its result could be written if nothing else used the storage;
+        // negative: none.
         StorageId over;
     };
 
@@ -53,7 +54,7 @@ public:
 
     void begin(Transcript& transcript);
 
-    // Note that the result of the call that is admitted next could take over `storage`.
+    // Note that the result of the call that is admitted next could be written over `storage`.
     void would_take_over(StorageId storage) noexcept { over_ = storage; }
 
     // Note the name and the workspace bytes of the call that is admitted next.

@@ -60,7 +60,8 @@ PyObject* in_place(PyObject* arguments);
 PyObject* fitted(PyObject* arguments);
 // interrupt(driver, replays, before) -> None
 //
-// Raise an error in a recomputation after `replays` more, before or after its kernel runs.
+// Let `replays` recomputations succeed, and raise an error in the next one, before or after its
+// kernel runs.
 PyObject* interrupt(PyObject* arguments);
 // refuse(driver, operators) -> int
 //

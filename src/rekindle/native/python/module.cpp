@@ -86,7 +86,7 @@ void learn_all_traits(PyObject* list) {
 }
 
 // Register operators whose result may be written over their first argument: a list of (name,
-// overload, in-place or out twin, autograd nodes).
+// overload, twin overload that writes into a given tensor, autograd nodes).
 void learn_all_in_place(PyObject* list) {
     const Object each(PySequence_Fast(list, "in place: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {

@@ -267,8 +267,8 @@ void PythonChooser::tell_now() {
     tell_all();
 }
 
-// Deliver the events that are queued now. Other threads may queue more meanwhile, which wait. Needs
-// the GIL, and must be called without the session mutex.
+// Deliver the events that are queued now. Events that other threads queue meanwhile wait for the
+// next delivery. Needs the GIL, and must be called without the session mutex.
 void PythonChooser::tell_all() {
     std::size_t left = 0;
     {

@@ -194,7 +194,7 @@ PyObject* program_tensors(PyObject* arguments) {
         found = driver.program_tensors();
     }
     std::erase_if(found, [](const at::Tensor& each) {
-        // No Python variable can refer to it.
+        // A tensor without a Python object is unknown to the Python program.
         return object_of(*each.unsafeGetTensorImpl()) == nullptr;
     });
     Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));

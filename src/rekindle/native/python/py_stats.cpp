@@ -132,7 +132,7 @@ PyObject* devices_met(PyObject* arguments) {
 
 // set_peak(driver, nbytes) -> None
 //
-// Set the peak of memory that reports show to `nbytes`.
+// Set the reported peak of memory to `nbytes`.
 PyObject* set_peak(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long peak = 0;

@@ -1,5 +1,5 @@
-// Follows learned plans. A learned plan says what to evict and to recompute in a training step,
-// made from the recording of an earlier step.
+// Follows learned plans. A learned plan is made from the recording of an earlier training step, and
+// says which values to evict and to recompute at which operator of the next steps.
 //
 // A step begins with the first operator after an optimizer step that is part of an autograd graph,
 // and ends at the next optimizer step. The running step is recorded. When a step with the same
@@ -73,7 +73,7 @@ struct StepOutcome final {
 };
 
 // Return a number that identifies the operator call `parsed` by its signature and its part in the
-// autograd graph. It is the same in every process.
+// autograd graph. The number is the same in every process.
 std::int64_t op_id_of(const ParsedCall& parsed);
 
 // Follows the program's steps for one driver, which owns this object. Every member needs the
@@ -88,8 +88,8 @@ public:
     Learner& operator=(Learner&&) = delete;
     ~Learner() override = default;
 
-    // Most operators of a step that is followed. A program without an optimizer never ends its
-    // step.
+    // Largest number of operators of a step that may follow a plan. A program without an optimizer
+    // never ends its step.
     std::size_t longest = std::size_t{1} << 20;
 
     std::size_t remembered() const noexcept { return met_.size(); }
@@ -155,11 +155,11 @@ private:
     StepOutcome outcome_;
 
     // State of the step that runs.
-    bool begun_ = false;  // `begin` was called: a step may begin, or runs
-    bool wanted_ = false;
-    bool taken_ = false;  // a plan was followed for a part of the step
-    bool too_long_ = false;
-    std::vector<std::int64_t> met_;
+    bool begun_ = false;             // `begin` was called: a step may begin, or runs
+    bool wanted_ = false;            // record the step when it begins
+    bool taken_ = false;             // a plan was followed for a part of the step
+    bool too_long_ = false;          // the step had more than `longest` operators
+    std::vector<std::int64_t> met_;  // numbers of the operators of the step so far
     // For each operator, number of storages that the run had made before.
     std::vector<std::int64_t> made_;
     std::optional<Transcript> transcript_;
