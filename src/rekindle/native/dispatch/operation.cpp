@@ -439,7 +439,7 @@ void Operation::register_results() {
         }
         // A replay cannot both write in place and return new results.
         recording_ = recording_ && facts_.has(Traits::STATISTICS);
-        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set on the first call
+        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): learned by now
     } else if (!std::ranges::equal(positions, *signature.fresh)) {
         // The results differ from those of the last call, so they depend on more than the
         // arguments.

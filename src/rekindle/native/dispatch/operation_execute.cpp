@@ -139,7 +139,8 @@ void Operation::redispatch() {
     signature.sample(now_ns() - started);
 }
 
-// Run the kernel. A result that takes over the first argument is a new tensor in its storage.
+// Run the kernel. A result that is written over the first argument is a new tensor in the
+// argument's storage.
 void Operation::run_kernel() {
     if (!parsed_.takes_over) {
         op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
@@ -147,8 +148,7 @@ void Operation::run_kernel() {
     }
     const at::Tensor over = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
     stack_.emplace_back(over);
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set if a result may be written over an
-    // argument
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it may take over
     facts_.twin->redispatchBoxed(keys_ & BELOW_KEY, &stack_);
     const auto storage_impl = StoragePtr::reclaim_copy(over.storage().unsafeGetStorageImpl());
     stack_.back() = parsed_.signature->geometries[0].in(storage_impl);

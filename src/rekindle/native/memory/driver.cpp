@@ -138,7 +138,7 @@ Driver::Driver(
     drivers().push_back(this);
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): throws only if no memory is left for bookkeeping
+// NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
 Driver::~Driver() {
     notify_gone(number());
     without_throwing([&] { swapper.reset(); });

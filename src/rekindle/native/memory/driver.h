@@ -172,7 +172,7 @@ public:
         // Traces name results that would be written over a gradient if rekindle's own dispatch mode
         // were off.
         bool predicted = false;
-        std::int64_t taken_over = 0;  // number of calls
+        std::int64_t taken_over = 0;  // calls whose result was written over a gradient
         // For tests: smallest reference count seen of a gradient whose storage had no other owner.
         std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
     };

@@ -116,7 +116,7 @@ private:
 // Return the storages of the outputs. Throw if their sizes differ from those of the first run.
 c10::SmallVector<StoragePtr, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
     c10::SmallVector<StoragePtr, 2> made;
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set by the first run
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it has run before
     const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
     each_tensor(stack, [&](std::uint32_t position, const at::Tensor& tensor) {
         if (is_in(fresh, position)) {
@@ -150,7 +150,7 @@ torch::jit::Stack call_again(
     if (signature.takes_over) {
         stack.push_back(stack.front());
     }
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): set if `takes_over` is
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it takes over
     const c10::OperatorHandle& op = signature.takes_over ? *signature.facts.twin : signature.op;
     const ReplayDispatchGuard guard(grad_mode);
     const ScopedRng drawing(random);

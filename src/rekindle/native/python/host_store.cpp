@@ -92,7 +92,7 @@ HostStore::~HostStore() {
 void HostStore::see(const c10::Stream& stream) {
     const Gil gil;
     const auto id = static_cast<long long>(stream.id());
-    // NOLINTNEXTLINE(bugprone-signed-char-misuse): a negative index means no particular device
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): a negative one is none in particular
     const int device = stream.device_index();
     call(python_, ignore, "see", "Lii", id, device, static_cast<int>(stream.device_type()));
 }

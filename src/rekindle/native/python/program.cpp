@@ -312,7 +312,7 @@ int say_gone(void* number) {
 // that is safe.
 void notify_gone(std::ptrdiff_t number) noexcept {
     if (Py_IsInitialized() != 0 && python().answers != nullptr) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): `Py_AddPendingCall` takes only a pointer
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number
         Py_AddPendingCall(&say_gone, reinterpret_cast<void*>(number));
     }
 }
