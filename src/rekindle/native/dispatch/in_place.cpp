@@ -113,8 +113,8 @@ bool has_tangent(const at::Tensor& tensor) {
     return tensor._fw_grad(0).defined();
 }
 
-// Return true if `tensor` has the dtype and the geometry of the gradient, or is a real scalar, so
-// that the result has that dtype and geometry as well.
+// Return true if `tensor` has the dtype, sizes and strides of the gradient, or is a real scalar, so
+// that the result has the gradient's dtype, sizes and strides.
 bool lies_beside(const at::Tensor& tensor, const at::Tensor& gradient) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (impl.dim() == 0 && gradient.dim() != 0) {
@@ -126,8 +126,8 @@ bool lies_beside(const at::Tensor& tensor, const at::Tensor& gradient) {
            home_in(tensor) != home_in(gradient);
 }
 
-// Return true if the arguments other than the gradient give the result the gradient's dtype and
-// geometry.
+// Return true if the arguments other than the gradient give the result the gradient's dtype, sizes
+// and strides.
 bool fit(const Facts& facts, std::span<const c10::IValue> given) {
     const at::Tensor& gradient = given[0].toTensor();
     for (std::size_t i = 1; i < given.size(); ++i) {

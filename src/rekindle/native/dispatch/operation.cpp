@@ -138,8 +138,8 @@ void Operation::enforce_budget() {
 
 // Return true if a call without a recipe needs no records either: only its bytes and cost matter.
 // Return false if the call writes memory that has a recipe or that recipes read, or if it reads
-// contents that no operator wrote. Its results become sources when a recipe reads them or autograd
-// saves them.
+// contents that no operator wrote. The results of a counted call become sources (storages without a
+// recipe) when a recipe reads them or autograd saves them.
 bool Operation::may_only_count() {
     const Signature& signature = *parsed_.signature;
     if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {

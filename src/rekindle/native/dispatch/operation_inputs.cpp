@@ -98,8 +98,8 @@ void Operation::keep_indices() {
     }
 }
 
-// Before the operator overwrites sources, recompute and pin the values that need them (R4,
-// sources).
+// Before the operator overwrites sources (values without a recipe), recompute and pin the values
+// that need them (R4, sources).
 void Operation::save_what_is_overwritten() {
     fixed_.clear();
     for (const std::uint32_t position : parsed_.written) {

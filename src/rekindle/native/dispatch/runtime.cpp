@@ -8,9 +8,8 @@
 // 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
 //    in this file. Every other operator becomes an `Operation` (dispatch/operation.cpp).
 // 3. The call is parsed and gets its signature (ops/parsed_call.cpp, ops/signature.h): the
-// operator,
-//    its plain arguments and the geometry of its tensors. Costs, sizes and workspaces are known per
-//    signature.
+//    operator, its plain arguments and the geometry (sizes, strides, offset, dtype) of its tensors.
+//    Costs, sizes and workspaces are known per signature.
 // 4. Inputs are registered, and evicted ones are recomputed (dispatch/operation_inputs.cpp,
 //    memory/recomputing.cpp). Sources that the operator overwrites are saved first (R4).
 // 5. Room is made for the results and the workspace: the driver (memory/driver.cpp) asks the engine

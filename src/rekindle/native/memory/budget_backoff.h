@@ -1,9 +1,10 @@
 // Lowers the budget where a device has less memory than the budget says.
 //
-// Other processes, workspaces and fragmentation take memory that no budget counts. An allocation
-// that failed would fail again at the next operator, so the budget is lowered to the bytes that did
-// fit. If the cause was fragmentation, enough bytes are still free. So if the program cannot run
-// within the lowered budget, the original budget is restored.
+// Other processes, operators that allocate memory internally, and fragmentation take device memory
+// that no budget counts. An allocation that failed would fail again at the next operator, so the
+// budget is lowered to the bytes that did fit. If the cause was fragmentation, enough bytes are
+// still free. So if the program cannot run within the lowered budget, the original budget is
+// restored.
 #pragma once
 
 #include <algorithm>

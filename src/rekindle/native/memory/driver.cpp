@@ -173,7 +173,7 @@ void Driver::make_room(Bytes needed, const char* who) {
 }
 
 // Evict until `needed` bytes fit. If that fails, look for freed storages, restore a lowered budget
-// and release sources. Then try once more.
+// and release sources that only recipes need. Then try once more.
 void Driver::evict_for(Bytes needed, const char* who) {
     poll();
     try {

@@ -5,6 +5,11 @@
 // driver per `rekindle.budget(...)`. A driver lives until its budget has ended and autograd's
 // handles of its values (`SavedTensorHandle`) are destroyed.
 //
+// Terms: a record describes one storage. A source is a storage without a recipe, which cannot be
+// recomputed. A value is user-held if variables of the program refer to it. A placeholder is the
+// empty storage that an evicted user-held value leaves to the program. A handle is a reference of
+// autograd to a saved value.
+//
 // Locking: the caller of a member holds the session mutex, unless the member's comment says
 // otherwise (see NOTE [Lock discipline] in base/mutex.h).
 //
@@ -88,8 +93,7 @@ public:
         StorageRecord* record = nullptr;
         Bytes nbytes = 0;
         const Facts* maker = nullptr;
-        // Set if the storage lacks our deleter hook.
-        const c10::StorageImpl* storage_impl = nullptr;
+        const c10::StorageImpl* storage_impl = nullptr;  // set if it lacks our deleter hook
         AllocationId allocation = 0;
     };
 
@@ -114,15 +118,12 @@ private:
     // destructor returns its records and recipes to them.
     Slab<StorageRecord> records_;
     Slab<Recipe> recipes_;
-    AddressMap<AddressEntry> table_;           // the address table: storages by address
-    std::vector<const void*> dead_addresses_;  // buffer of `drain_free_queue`
-    // Records whose autograd handle was destroyed; `process_pending` handles them.
-    std::vector<StorageRecord*> dead_handles_;
-    // Storages whose memory was freed; `process_pending` handles them.
-    std::vector<Ref<Storage>> gone_;
-    std::vector<UntrackedStorage> untracked_;  // the storage seen last is at the end
-    // Size of `untracked_` at which the list is polled next.
-    std::size_t poll_untracked_at_ = YOUNGEST;
+    AddressMap<AddressEntry> table_;            // the address table: storages by address
+    std::vector<const void*> dead_addresses_;   // buffer of `drain_free_queue`
+    std::vector<StorageRecord*> dead_handles_;  // their handle was destroyed; not processed yet
+    std::vector<Ref<Storage>> gone_;            // their memory was freed; not processed yet
+    std::vector<UntrackedStorage> untracked_;   // the storage seen last is at the end
+    std::size_t poll_untracked_at_ = YOUNGEST;  // size of `untracked_` at its next poll
     // Polling found freed storages, and the device's allocator was not queried since.
     bool late_frees_found_ = false;
     // Freed bytes of storages without a record, not yet reported to the engine.
@@ -132,9 +133,8 @@ private:
     StorageRecord* last_held_ = nullptr;
     std::vector<Storage*> unrecomputable_;  // buffer of `perform`
     OpId next_op_ = 0;
-    Ref<Storage> resizing_;  // storage that the program is resizing now
-    // Storages that the program has resized to zero bytes and may enlarge again.
-    std::vector<Ref<Storage>> emptied_;
+    Ref<Storage> resizing_;              // storage that the program is resizing now
+    std::vector<Ref<Storage>> emptied_;  // resized to zero bytes by the program
     // Records that do not follow their tensor during `torch.utils.swap_tensors`, with that tensor.
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> tracking_suspended_;
     // Values restored into the program's own storage. The driver still holds a reference to that
@@ -155,8 +155,7 @@ private:
     std::size_t module_tensors_at_most_ = 64;
 
 public:
-    // Policy written in Python, owned by the engine; null: a built-in policy decides.
-    PythonChooser* const own_policy;
+    PythonChooser* const own_policy;  // owned by the engine; null: a built-in policy decides
     Engine engine;
     Device device;
     BudgetBackoff backoff;
@@ -209,28 +208,24 @@ public:
     Snapshot peak_snapshot;
     bool peak_snapshot_due = false;  // memory in use is 2 % above that at `peak_snapshot`
     bool samples_due = false;        // `samples` is full: Python should fetch the samples
-    // `met` is not empty: Python should look up the models that own these weights.
-    bool owners_due = false;
-    std::vector<const void*> met;  // storages of weights that were seen for the first time
-    // An optimizer step that can be undone runs: report profiler ranges to Python.
-    bool tell_ranges = false;
-    bool stepping = false;  // an optimizer step runs: evict nothing for workspaces
+    bool owners_due = false;         // `met` is not empty: Python should look up the owning models
+    std::vector<const void*> met;    // storages of weights that were seen for the first time
+    bool tell_ranges = false;        // an optimizer step that can be undone runs: report ranges
+    bool stepping = false;           // an optimizer step runs: evict nothing for workspaces
     // Value of `storages_made` at which `prune_history` runs next.
     std::int64_t next_history_check = 1'000;
     bool evict_before_every_op = false;  // tests: evict everything before each operator
     bool lends = false;    // user-held values may be evicted as a last resort (`evict="auto"`)
     int placeholders = 0;  // user-held storages that are evicted now
 
-    // Compares recomputed values with the first ones; null: nothing is compared.
-    std::unique_ptr<Audit> audit;
+    std::unique_ptr<Audit> audit;  // compares recomputed values with the first ones; null: off
     std::vector<EvictHeldLast*> resorts;  // active scopes that permit evicting user-held values
     std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
     std::unique_ptr<StepObserver> steps;          // null: the steps of the program are not followed
     std::unique_ptr<Swapper> swapper;             // null: nothing is swapped
     // While a recording is active, every storage gets a record.
     Transcriber transcriber{engine.journal};
-    // Recordings that Python started; the key is the recording's number.
-    std::map<std::int64_t, Transcript> transcripts;
+    std::map<std::int64_t, Transcript> transcripts;  // recordings that Python started, by number
     // The whole run is recorded. Recipes are never dropped then, because a trace has no event for
     // that.
     bool recorded = false;
@@ -715,8 +710,7 @@ void Driver::perform(F&& events, const char* who) {
         );
     }
     engine.take_unrecomputable(unrecomputable_);
-    // The value has lost its recipe: hold it like a source.
-    for (Storage* source : unrecomputable_) {
+    for (Storage* source : unrecomputable_) {  // hold values without a recipe
         own(record_of(*source));
     }
     unrecomputable_.clear();

@@ -195,7 +195,8 @@ bool HeldEviction::is_any_over() const {
 }
 
 // Pin values that survive a backward pass, and drop their recipes. A gradient, or a state that is
-// carried to the next batch, would otherwise keep the sources of every batch so far.
+// carried to the next batch, would otherwise keep the sources (values without a recipe) of every
+// batch so far.
 void HeldEviction::keep_what_is_left() {
     std::vector<Worked> worked;
     std::ranges::copy_if(worked_with_, std::back_inserter(worked), &HeldEviction::is_over);

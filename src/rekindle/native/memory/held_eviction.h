@@ -81,8 +81,8 @@ public:
     // Prepare for an eviction. If threads run that the runtime does not know, exclude user-held
     // values from it. Releases the session mutex for a moment.
     void about_to_let_go(Locked& lock);
-    // Release sources if too many are kept only for recipes. Called after an operator with grad
-    // mode off.
+    // Release sources (values without a recipe) if too many are kept only because recipes read
+    // them. Called after an operator with grad mode off.
     void look_at_sources(Locked& lock);
     // Restore the values whose recipes need freed sources, then release those sources. Return true
     // if memory was freed.

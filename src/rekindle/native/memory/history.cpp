@@ -8,7 +8,7 @@
 //
 // An optimizer step ends such a chain, because it overwrites what recipes read. Without optimizer
 // steps, or for values that do not depend on weights (a mean of losses), chains grow without limit.
-// Then a value at the end of a long chain loses its recipe and is kept as a source.
+// Then a value at the end of a long chain loses its recipe and stays in memory.
 #include <algorithm>
 #include <vector>
 

@@ -149,7 +149,8 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     return found->record != nullptr ? found->record : &list(*found, home_of(tensor), &tensor);
 }
 
-// Return the record of the entry `found`. A storage that was only counted becomes a source.
+// Return the record of the entry `found`. A storage that was only counted becomes a source (a
+// storage without a recipe).
 StorageRecord& Driver::known_at(AddressEntry found, c10::StorageImpl& storage_impl) {
     return found.record != nullptr ? *found.record
                                    : list(found, StoragePtr::reclaim_copy(&storage_impl), nullptr);

@@ -207,7 +207,8 @@ void each_with_memory(const Tensors& tensors, F&& act) {
     }
 }
 
-// Recompute and pin the values that need the current contents of `written`, and release sources.
+// Recompute and pin the values that need the current contents of `written`, and release storages
+// that only recipes of resident values need.
 void save_what_needs(Driver& driver, const Tensors& written) {
     each_with_memory(written, [&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
     // Otherwise these sources would be released later, and the optimizer step would seem to free

@@ -110,7 +110,8 @@ PyObject* met(PyObject* arguments) {
 
 // release_recompute_sources(driver) -> bool
 //
-// Release sources kept only to recompute values that are resident. Return True if memory was freed.
+// Release sources (storages without a recipe) that are kept only to recompute values that are
+// resident. Return True if memory was freed.
 PyObject* release_recompute_sources(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const bool any = translate_errors(driver, [&] {

@@ -123,7 +123,7 @@ public:
     bool asks(std::int64_t met);
     // Note that the program is about to run the operator with number `met`.
     void meets(std::int64_t met, const ParsedCall& parsed);
-    // Note that the program ran an operator, or that a source was registered.
+    // Note that the program ran an operator, or that a storage without a recipe was registered.
     void made(const Recipe& call) override;
     // Note that the program is about to access `record`, which is evicted.
     void wanting(const StorageRecord& record) override;
