@@ -220,7 +220,7 @@ bool may_be_written(const at::Tensor& gradient, bool pointwise) {
     return gradient.defined() && is_plain(impl) && !impl.is_conj() && !impl.is_neg() &&
            !impl.requires_grad() && !gradient.is_inference() && lies_as_a_result(impl, pointwise) &&
            !has_tangent(gradient) &&
-           gradient.is_floating_point();  // complex quotients differ in place
+           gradient.is_floating_point();  // dividing complex numbers in place gives other bits
 }
 
 }  // namespace

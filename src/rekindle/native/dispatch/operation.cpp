@@ -504,7 +504,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         }
         if (facts_.has(Traits::ROUTING) &&
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
-            record.pinned = true;  // R8, routing
+            record.pinned = true;  // never recompute values that decide a shape (R8, routing)
         }
         const auto suitable = driver_.held_eviction ? &HeldEviction::is_returnable : &is_returnable;
         record.returnable = recording_ && suitable(*each.tensor);
@@ -535,7 +535,7 @@ Bytes Operation::stand_ins() {
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<StorageRecord*, 2> changed;
-    for (const std::uint32_t position : parsed_.written) {  // in ascending order
+    for (const std::uint32_t position : parsed_.written) {  // positions of arguments, ascending
         StorageRecord* record = input(position);
         if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
             continue;

@@ -158,7 +158,7 @@ private:
     const c10::DispatchKeySet keys_;
     torch::jit::Stack& stack_;
     Locked& lock_;
-    const std::size_t below_;  // stack size without the arguments
+    const std::size_t below_;  // size of `stack_` without the operator's arguments
     ParsedCall parsed_;
     c10::SmallVector<Ref<Storage>, 6> inputs_;  // records of the tensor arguments; null: no memory
     // Sources that the operator writes and that recipes read.
@@ -167,16 +167,16 @@ private:
     c10::SmallVector<StorageRecord*, 4> owned_here_;
     c10::SmallVector<StoragePtr, 1> private_;  // private copies of inputs that other code may write
     StreamIndex stream_ = 0;                   // stream that the operator runs on
-    bool begun_ = false;                       // registered as a reader
+    bool begun_ = false;                       // this operation is registered as a `Reader`
     bool recording_ = false;
     bool tried_ = false;              // a recipe is recorded only if a trial passes
     std::optional<Effects> effects_;  // side effects of a unit that is not trusted
     // Without our dispatch mode the result would be written over an argument.
     bool would_take_over_ = false;
     bool foreign_ = false;  // other code than PyTorch may write some input
-    Bytes needed_ = 0;      // bytes of the results
+    Bytes needed_ = 0;      // predicted bytes of the results
     bool guessed_ = false;  // `needed_` is only an upper bound
-    Bytes inside_ = 0;      // bytes of the workspace
+    Bytes inside_ = 0;      // predicted bytes of the workspace
     RngCheckpoints random_;
 };
 

@@ -64,7 +64,7 @@ private:
     c10::intrusive_ptr<Driver> driver_;
     StorageRecord* record_ = nullptr;  // holds a counted reference; null: see `kept_`
     c10::impl::SizesAndStrides geometry_;
-    std::int64_t offset_ = 0;  // in elements
+    std::int64_t offset_ = 0;  // storage offset in elements
     caffe2::TypeMeta dtype_;
     c10::DispatchKeySet keys_;
     Version version_;  // version counter of the saved tensor, and the version when it was saved

@@ -351,7 +351,8 @@ void Driver::process_pending() {
             hand_back(record_of(*record));
         }
         let_go_of_idle();
-        drain_free_queue();  // frees may have queued more
+        // The calls above may have freed storages, which queues their addresses.
+        drain_free_queue();
     }
     dead_handles_.clear();
     gone_.clear();

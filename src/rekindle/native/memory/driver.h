@@ -214,9 +214,9 @@ public:
     bool stepping = false;           // an optimizer step runs: evict nothing for workspaces
     // Value of `storages_made` at which `prune_history` runs next.
     std::int64_t next_history_check = 1'000;
-    bool evict_before_every_op = false;  // tests: evict everything before each operator
+    bool evict_before_every_op = false;  // for tests
     bool lends = false;    // user-held values may be evicted as a last resort (`evict="auto"`)
-    int placeholders = 0;  // user-held storages that are evicted now
+    int placeholders = 0;  // user-held values that are evicted now
 
     std::unique_ptr<Audit> audit;  // compares recomputed values with the first ones; null: off
     std::vector<EvictHeldLast*> resorts;  // active scopes that permit evicting user-held values
@@ -400,7 +400,7 @@ public:
     // Exclude all user-held values from eviction: an operator begins that may read any of them.
     void stops_lending();
 
-    // Increments a counter while it lives.
+    // Scope in which the counter `count` is one higher.
     class Counted final {
     public:
         explicit Counted(int& count) noexcept : count_(++count) {}
@@ -451,7 +451,7 @@ public:
     void clear(Bytes wanted);
     // Wait until no copy to the host is in flight.
     void wait_for_copies() const;
-    // Evict everything that may be evicted.
+    // Evict every value that may be evicted.
     void evict_all();
     // Find out which values the program no longer holds. Must not be called during an action of the
     // engine.
@@ -537,7 +537,7 @@ public:
     void begin(Transcript& transcript);
     // Write into `snapshot` which storages hold memory. Visits every storage, so it is expensive.
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
-    // Retake `peak_snapshot` if more memory is in use than at the last one.
+    // Take `peak_snapshot` again if more memory is in use than at the last snapshot.
     void take_peak_snapshot(ProgramLine line);
     // Take a snapshot of the peak now, and again at each new peak of `nbytes` or more.
     void expect_peak(Bytes nbytes, ProgramLine line);
@@ -649,7 +649,7 @@ private:
     void add_tensors_of_modules(Snapshot& snapshot);
     void add_storage(Snapshot& snapshot, StorageRecord& record);
 
-    unsigned ticks_ = 0;  // calls of `process_pending`
+    unsigned ticks_ = 0;  // number of calls of `process_pending`
 };
 
 template <class F>

@@ -1,4 +1,4 @@
-// Limits how far back recipes reach.
+// Limits the length of chains of recipes, in which each recipe reads a value with a recipe.
 //
 // NOTE [Long chains of recipes]
 //
@@ -63,7 +63,7 @@ bool Driver::release_recompute_sources() {
 // Return true if the program holds `record` at the end of a long chain of recipes, and autograd
 // refers to no value of that chain.
 bool Driver::is_long_lived_state(StorageRecord& record) {
-    bool in_use = false;  // autograd refers to an ancestor
+    bool in_use = false;  // autograd refers to a value of the chain
     std::int32_t deepest = 0;
     each_parent(record, [&](Storage& parent) {
         if (parent.replayable) {

@@ -5,8 +5,9 @@
 //
 // These functions take the GIL with the session mutex held (NOTE [Lock discipline], rule 2). That
 // is safe, because a thread never waits for the mutex with the GIL, and the Python code never calls
-// the core. Operators that it runs bypass the budget, all modes and autograd. Threads that it
-// starts are outside the budget. The cost does not matter, because moving a value is rare and slow.
+// the core. Operators that the Python code runs bypass the budget, all dispatch modes and autograd.
+// Threads that it starts are outside the budget. The cost of the calls does not matter, because
+// transfers are rare and slow.
 #pragma once
 
 #include <c10/core/Stream.h>

@@ -35,7 +35,7 @@ public:
     PythonChooser& operator=(PythonChooser&&) = delete;
     ~PythonChooser() override;
 
-    // Set the driver whose engine asks.
+    // Set the driver whose engine asks this object for storages to evict.
     void choose_for(Driver& driver) noexcept { driver_ = &driver; }
 
     bool remembers() const override { return remembers_; }

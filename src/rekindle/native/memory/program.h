@@ -58,7 +58,7 @@ inline void notify_policy(const Driver& driver) {
     }
 }
 
-// Deliver all pending notifications.
+// Deliver all pending notifications of `driver` to Python.
 inline void notify(Driver& driver) {
     if (driver.peak_snapshot_due && !looks_later()) {
         note_peak(driver);

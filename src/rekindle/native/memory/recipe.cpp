@@ -161,7 +161,8 @@ torch::jit::Stack call_again(
 
 c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
     c10::SmallVector<StoragePtr, 4> storages = homes_of(recipe);
-    const bool writes = !recipe.written().empty() && !recipe.statistics();  // in place (R3)
+    // The call writes its inputs in place (R3).
+    const bool writes = !recipe.written().empty() && !recipe.statistics();
     if (writes && !in_place) {
         make_private(recipe, storages);
     }

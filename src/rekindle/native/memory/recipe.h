@@ -36,7 +36,7 @@ struct Recipe final : Call {
     const Facts* facts;  // null: not an operator of the program
     c10::intrusive_ptr<Signature> signature;
 
-    // Parts that few recipes need.
+    // Parts of a recipe that few operators need.
     struct Aside final {
         RngCheckpoints random;
         std::vector<c10::IValue> unkeyed_args;

@@ -163,7 +163,7 @@ Segments Reserved::now() const {
     return found;
 }
 
-// Collect the free blocks by size.
+// Count the free blocks of each size, as they are now.
 void Reserved::count_gaps() {
     gaps_.clear();
     for (const std::vector<Block>& segment : now()) {

@@ -120,7 +120,7 @@ private:
     Moves coming_;
     std::vector<StorageRecord*> away_;  // evicted records with a copy on the host, sorted by id
     std::optional<StorageId> wanted_;   // id of the record that was swapped in last
-    bool performing_ = false;           // within `perform`
+    bool performing_ = false;           // `perform` is running events
     Bytes counted_ = 0;                 // bytes in flight that the engine counts between events
     std::size_t told_ = 0;              // number of the program's streams that `copies` knows
 };

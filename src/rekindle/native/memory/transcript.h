@@ -62,7 +62,7 @@ public:
     // Copy the events since the start of the recording into `transcript`. Return false if the
     // journal ran out of memory.
     bool notify(Transcript& transcript) const;
-    // End one recording.
+    // Note that one recording has ended.
     void end() noexcept;
 
 private:

@@ -20,7 +20,7 @@ namespace rekindle {
 
 inline constexpr const char* DRIVER = "rekindle.native.Driver";
 
-class Object final {  // An owned reference
+class Object final {  // An owned reference to a Python object.
 public:
     explicit Object(PyObject* object) : object_(object) {
         if (object_ == nullptr) {
@@ -102,7 +102,7 @@ inline std::vector<std::int64_t> numbers_in(PyObject* list) {
     return found;
 }
 
-// Return a tuple of integers.
+// Return `numbers` as a Python tuple of integers.
 inline PyObject* tuple_of(std::span<const std::int64_t> numbers) {
     Object made(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
     for (std::size_t i = 0; i < numbers.size(); ++i) {

@@ -7,7 +7,7 @@ namespace rekindle {
 
 // evict_all(driver) -> None
 //
-// Evict everything that may be evicted.
+// Evict every value that may be evicted.
 PyObject* evict_all(PyObject* arguments);
 // bytes_of_positions() -> int
 //

@@ -247,7 +247,7 @@ void PythonChooser::disposed(Storage& storage) noexcept {
 
 // -- events of the engine -------------------------------------------------------------------------
 
-// Queue an event for Python.
+// Queue the event `method` about `storage` for the policy.
 void PythonChooser::hear(const char* method, Storage& storage) {
     news_.push_back({method, Ref<Storage>(&storage)});
     any_news_.store(true, std::memory_order_relaxed);

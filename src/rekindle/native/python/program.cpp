@@ -239,7 +239,7 @@ void note_peak(Driver& driver) {
             const Locked lock;
             driver.take_peak_snapshot(std::move(line));
         }
-        if (driver.notes_places) {  // Python wants every snapshot as text
+        if (driver.notes_places) {  // Python stores every snapshot as text
             ask("peak", "n", driver.number());
         }
     } catch (python_error& error) {
@@ -258,7 +258,7 @@ using Hooks = torch::autograd::SavedVariableHooks;
 
 constexpr const char* HANDLE = "rekindle.native.Handle";
 
-// Destructor of a wrapped handle.
+// Destructor of the Python capsule that wraps a saved-tensor handle.
 void release_handle(PyObject* capsule) {
     const std::unique_ptr<Hooks> released(
         static_cast<Hooks*>(PyCapsule_GetPointer(capsule, HANDLE))

@@ -125,7 +125,7 @@ private:
 using Tensors = std::vector<at::Tensor>;
 
 struct Optimized final {
-    Tensors read;  // parameters, their gradients, all state
+    Tensors read;  // all parameters with their gradients and optimizer state
     // Tensors that the step may write: parameters with a gradient, their gradient and state.
     Tensors written;
     bool is_plain = true;  // all parameters are ordinary tensors and all gradients dense

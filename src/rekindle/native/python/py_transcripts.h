@@ -1,4 +1,4 @@
-// Module functions that record a run.
+// Module functions that record the events of a program. Python builds traces from them.
 #pragma once
 
 struct _object;

@@ -10,7 +10,7 @@
 // the step ends or deviates from the shape, the online policy alone decides again. A plan affects
 // only how long a step takes, never its results.
 //
-// This file acts during steps; rekindle.pytorch.learned acts between them.
+// This file works during a step; rekindle.pytorch.learned works between steps.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -94,7 +94,7 @@ public:
 
     std::size_t remembered() const noexcept { return met_.size(); }
 
-    // Return true from `begin` to `end`.
+    // Return true between the calls of `begin` and `end`.
     bool watches() const noexcept { return begun_; }
 
     // -- between steps --------------------------------------------------------------------------
@@ -166,7 +166,7 @@ private:
     bool writing_ = false;  // `transcript_` is being recorded
 
     // State of the plan that is followed.
-    c10::intrusive_ptr<StepPlan> plan_;  // null: none
+    c10::intrusive_ptr<StepPlan> plan_;  // plan that the step follows; null: none
     c10::intrusive_ptr<Following> following_;
     SequenceMatcher matcher_;
     // Offset from the id of a storage in this run to its number in the plan, for the operator that
