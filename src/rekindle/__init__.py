@@ -61,7 +61,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# The module that defines each public name, or, for a public module, the module itself.
+# For each public name, the module that defines it. A public module is mapped to itself.
 _HOME = {
     "InvalidArgument": "rekindle._errors",
     "InvalidBudget": "rekindle._errors",

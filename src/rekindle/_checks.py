@@ -76,7 +76,7 @@ def function(
 
 
 def step(value: Any, line: str) -> Callable[[], object]:
-    """Check that `value`, which makes one training step, can be called without arguments."""
+    """Check that `value`, a function that makes one training step, needs no arguments."""
     wanted = "a function that takes one step, without arguments"
     return function(value, line, "lambda: step(batch)", wanted=wanted)
 

@@ -1,7 +1,7 @@
 """Define every error that this library raises on purpose.
 
 Other errors, such as those of the user's code, pass through unchanged. The tree of classes, each
-with its built-in base and its meaning:
+with the built-in base class and the meaning of each:
 
 RekindleError
  +- InvalidArgument (ValueError)    an argument is not one of the accepted values
@@ -89,7 +89,7 @@ class InvalidFile(RekindleError, ValueError):
         self.path = path
 
     def at(self, path: str) -> InvalidFile:
-        """Return the same error about the file `path`."""
+        """Return a copy of this error whose message also names the file `path`."""
         return InvalidFile(self.line, self.field, self.expected, self.got, path=path)
 
 
@@ -204,22 +204,22 @@ _OF_LOGITS = (
     "aten::_log_softmax",
     "aten::_log_softmax_backward_data",
     "aten::nll_loss_backward",
-)  # operators whose result is as large as the logits
+)  # operators of a cross entropy loss whose result is as large as the logits
 
 
 def remedy_for(operator: str) -> str:
-    """Return how a program can do without `operator`, which takes most of the memory.
+    """Return how a program can avoid `operator`, which takes most of the memory.
 
     Args:
-        operator: The operator, as "aten::name".
+        operator: The name of the operator, as "aten::name".
 
     Returns:
-        A sentence without a period, or an empty string if nothing is known.
+        A sentence without a period, or an empty string if no way to avoid it is known.
     """
     if operator not in _OF_LOGITS:
         return ""
     functional: Any = sys.modules.get("torch.nn.functional")
-    if hasattr(functional, "linear_cross_entropy"):  # torch 2.13
+    if hasattr(functional, "linear_cross_entropy"):  # torch 2.13 and later have this function
         loss = "torch.nn.functional.linear_cross_entropy(hidden, weight, target)"
     else:
         loss = "a fused loss, such as Liger's or cut cross entropy,"
@@ -244,7 +244,7 @@ def _also(torch_error: type[Exception]) -> type[OutOfBudget]:
 
 @contextmanager
 def beside(error: BaseException | None) -> Generator[None]:
-    """Run a `with` block; an exception in it becomes a note of `error` and does not replace it.
+    """Run a `with` block; an exception in the block becomes a note of `error`, the first error.
 
     Args:
         error: The error that is already being raised to the user. None: exceptions of the block

@@ -124,9 +124,9 @@ def export(
     block hold intermediate results, as residual convolutional blocks do.
 
     Args:
-        model: The model.
-        step: A function that makes a whole training step. It runs once here; run at least one step
-            before, so that the optimizer state exists.
+        model: The model to export.
+        step: A function that makes a whole training step. It runs once here. Run at least one step
+            before, because the first step also creates the optimizer state.
         budget: Bytes, or text ("6GiB").
         blocks: Paths of submodules that may be wrapped. Default: the children of every
             `nn.ModuleList` and `nn.Sequential`.

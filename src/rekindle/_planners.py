@@ -164,7 +164,7 @@ class WarmCuts:
         return replace(plan, smallest_budget=high)
 
     def _mixed(self, problem: Problem, budget: Bytes, watch: Watch | None, swap: Swap) -> Plan:
-        """Plan with swapping, from three runs of the online engine."""
+        """Plan with swapping; the search starts from three simulated runs of the online engine."""
         ways = None, replace(swap, only=True), replace(swap, only=False)
         runs = [Online(DEFAULT, way, LONGEST).schedule(problem, budget) for way in ways]
         known = tuple(run for run in runs if run is not None)

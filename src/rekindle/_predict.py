@@ -23,7 +23,7 @@ from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, neediest
 
-_NEARLY = 0.9  # of the smallest budget: one operator sets it
+_NEARLY = 0.9  # if one operator needs this share of the smallest budget, the advice names it
 
 
 def profile(
@@ -120,7 +120,7 @@ def profile(
 
 
 def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
-    """Return a line of advice if one operator alone needs nearly all of the smallest budget."""
+    """Return a line of advice if a single operator needs nearly all of the smallest budget."""
     operator, need = neediest(trace)
     if need < _NEARLY * smallest:
         return ()

@@ -31,7 +31,8 @@ _SIZE = re.compile(
 # of int(), which refuses more than 4,300 digits.
 _LONGEST = 40
 
-# Unit, size, number of decimals. The decimals are fixed per unit, so that columns line up.
+# Unit, its size in bytes, number of decimals. Each unit has fixed decimals, so that columns of a
+# table line up.
 _SHOWN_BYTES = (
     ("B", 1, 0),
     ("KiB", 1024, 1),
@@ -104,7 +105,7 @@ class _Reader:
         if isinstance(value, float):
             raise self._refused("a float", "an int or text", *_instead_of(value))
         if isinstance(value, SupportsIndex):  # an int, or an integer of NumPy
-            with suppress(TypeError):  # arrays have `__index__` too, and most raise in it
+            with suppress(TypeError):  # most arrays raise in `__index__`, which they have as well
                 return self._positive(operator.index(value))
         raise self._refused(f"an object of type {type(value).__name__}", "an int or text", '"6GiB"')
 

@@ -18,7 +18,7 @@ from rekindle._errors import RekindleError
 
 
 class _Commands(click.Group):
-    """Group whose commands are the files of this folder."""
+    """Click group whose commands are the files of this folder."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name[0] != "_")

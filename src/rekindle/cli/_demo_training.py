@@ -26,7 +26,7 @@ from rekindle.pytorch import budget as within
 from rekindle.pytorch.tensors import Meter
 
 HEADS = 4
-WARM_UP = 12  # steps until the full learning rate
+WARM_UP = 12  # number of steps in which the learning rate rises to its full value
 COUNTS = ("evictions", "recomputations", "recompute_ns")  # figures of a `Run` to copy to `Trained`
 ENOUGH = 1_000_000  # characters of text to read; the steps of the demo use fewer
 
@@ -44,7 +44,7 @@ class Settings:
 
     @property
     def tokens(self) -> int:
-        """The number of characters in one step."""
+        """The number of characters of text in one training step."""
         return self.batch * self.context
 
 

@@ -62,7 +62,7 @@ class View:
         return update
 
     def compare(self, free: Trained, tight: Trained, same: Identical) -> None:
-        """Print the table of both runs."""
+        """Print a table that compares the run without a budget and the run within one."""
         table = Table(title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column()
         for title in ("without a budget", "with a budget", "ratio"):
@@ -80,7 +80,7 @@ class View:
 
 
 def _rows(free: Trained, tight: Trained) -> Iterator[tuple[str, ...]]:
-    """Yield rows of the table: name, without a budget, with a budget, ratio."""
+    """Yield rows of the table: name of a figure, without a budget, with a budget, ratio."""
     yield "budget", "none", format_bytes(tight.budget or 0)
     yield "peak memory", *_both(format_bytes, free.peak, tight.peak)
     yield "- constants", *_both(format_bytes, free.constants, tight.constants)

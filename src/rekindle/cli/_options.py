@@ -48,7 +48,7 @@ def amount(ctx: click.Context, param: click.Parameter, value: str) -> str | Byte
 
 
 def policy_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check the name of a policy. The error message lists all names."""
+    """Check the name of a policy in an option. The error message lists all valid names."""
     if value is not None:
         try:
             policy_of(value)
@@ -68,7 +68,7 @@ def writable(
 
 
 def multiple_of(divisor: int) -> Callable[[click.Context, click.Parameter, int], int]:
-    """Make a callback that checks that `divisor` divides a number."""
+    """Make a callback that checks that the number in an option is a multiple of `divisor`."""
 
     def read(ctx: click.Context, param: click.Parameter, value: int) -> int:
         if value % divisor == 0:

@@ -86,7 +86,7 @@ def _scores(outcomes: list[Outcome]) -> dict[str, dict[str, list[tuple[float, fl
 
 
 def _theory(folder: Path) -> None:
-    """Plot the theorems of the paper and the bounds of Chen and Revolve."""
+    """Plot simulations of the paper's theorems, with the recomputation of Chen and Revolve."""
     from rekindle.report import _paper
 
     ours = Ablation(staleness=False, size=True, cost="exact")

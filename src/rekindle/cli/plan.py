@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rekindle.planners._base import Watch
 
 _RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-_SHOWN = "cuts"  # the planner without --planner
+_SHOWN = "cuts"  # name of the planner that runs if --planner is not given
 
 
 @click.command(
@@ -212,7 +212,7 @@ def _show(plans: Sequence[Plan], problem: Problem) -> None:
 
 
 def _table(plans: Sequence[Plan], problem: Problem) -> Table:
-    """Make the table of the plans within one budget."""
+    """Make a table that compares the plans of several planners for one budget."""
     from rich.table import Table
 
     bound = _bound(plans)

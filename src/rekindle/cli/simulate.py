@@ -32,7 +32,7 @@ from rekindle.simulator import (
 
 
 def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str]) -> list[str]:
-    """Check names of policies. The error message lists all names."""
+    """Check the names of policies in an option. The error message lists all valid names."""
     for name in names:
         try:
             named(name)

@@ -49,7 +49,7 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
     try:
         found = verify(step, budget=budget)
     except OutOfBudget as error:
-        needed = error.rehearse()  # also adds the budget to the message of `error`
+        needed = error.rehearse()  # also puts the budget for whole steps into the error's message
         hint = f"On this command line: --budget {needed}"
         raise click.ClickException(f"{error}\n{hint}") from None
     click.echo(json.dumps(_data(found), indent=2) if as_json else str(found))

@@ -38,7 +38,7 @@ class Search:
     """State of one call of `Planner.plan`: the best sequence and lower bound so far, the time.
 
     Args:
-        problem: The problem.
+        problem: The nodes and items to plan, made from a trace.
         budget: The budget in bytes.
         name: The name of the planner.
         watch: A function that is called with a `Progress` when the plan or the bound improves.
@@ -75,7 +75,7 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds until the time limit."""
+        """Seconds until the time limit; 0 after it."""
         return max(0.0, self.time_limit - self.seconds)
 
     @property
@@ -159,7 +159,7 @@ class Search:
         """
         if self.cost is not None:
             bound = min(bound, self.cost)
-        if not isfinite(bound):  # the solver had no time to prove anything
+        if not isfinite(bound):  # the solver had no time to prove a bound
             return
         grain = self.problem.grain
         if self.swap is not None:
@@ -228,7 +228,7 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
     The others are evicted at the end of the forward pass.
 
     Args:
-        problem: The problem.
+        problem: The nodes and items to plan, made from a trace.
         keep: Numbers of items (storages) that stay in memory until their last reader.
 
     Returns:

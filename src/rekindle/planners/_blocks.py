@@ -3,8 +3,8 @@
 A checkpointed block frees its intermediate results at the end of its forward pass. It runs again as
 a whole right before the first operator of the backward pass that reads any of them. Saved results
 stay in memory and are not recomputed (selective checkpointing). Peak and time of each choice of
-blocks come from the timeline of its sequence of nodes (`_sequence.py`). The search is greedy, so it
-gives no lower bound.
+blocks come from the timeline of the resulting sequence of nodes (`_sequence.py`). The search is
+greedy, so the module gives no lower bound.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Blocks:
         return tuple(sorted(found, key=lambda node: (-price(node), node)))
 
     def again(self, block: int, saved: Iterable[int]) -> list[int]:
-        """Return the nodes of `block` that are recomputed if those in `saved` are not."""
+        """Return the nodes of `block` to recompute: all that can run again, except `saved`."""
         skipped = {*saved}
         nodes = self.nodes[block]
         return [n for n in nodes if self.problem.replayable[n] and n not in skipped]
@@ -162,7 +162,7 @@ def blocks_of(problem: Problem, modules: Sequence[str], names: Sequence[str]) ->
     """Make the candidate blocks.
 
     Args:
-        problem: The problem.
+        problem: The nodes and items to plan, made from a trace.
         modules: For each operator, the path of the module that ran it in the forward pass.
         names: The paths of the submodules that are candidates.
     """

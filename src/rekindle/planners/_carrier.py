@@ -34,7 +34,7 @@ class Carrier:
         self._memory = 0  # bytes in use now
         self._planned = line.memory.copy()  # bytes in use at each step, including early swap-ins
         self._resident: set[StorageId] = set()
-        self._unsent: dict[int, int] = {}  # items to copy out, and the step of the first eviction
+        self._unsent: dict[int, int] = {}  # items to copy to the host: step of the first eviction
         self._departures: list[tuple[int, int]] = []  # heap of unsent, made items: (step, item)
         self._arrivals: list[tuple[int, int, int]] = []  # swap-ins: (step, item, earliest step)
         self._ahead: set[int] = set()  # items whose swap-in was started before its step

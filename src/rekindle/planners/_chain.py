@@ -23,11 +23,11 @@ from typing import final
 class Kind(Enum):
     """Kind of an operation on a stage. The value is the symbol in papers and published codes."""
 
-    DROP = "Fn"  #: forward; the input is freed
-    KEEP = "CF"  #: forward; the input is kept as a checkpoint
-    TAPE = "Fe"  #: forward that saves everything that the backward needs
+    DROP = "Fn"  #: forward of the stage; its input is freed
+    KEEP = "CF"  #: forward of the stage; its input is kept as a checkpoint
+    TAPE = "Fe"  #: forward of the stage that saves everything that its backward needs
     LOSS = "L"  #: forward and backward of the loss
-    BACK = "B"  #: backward
+    BACK = "B"  #: backward of the stage
 
 
 @final
@@ -85,7 +85,7 @@ class Chain:
 
     @property
     def base(self) -> float:
-        """The time of running everything once."""
+        """The time of running the forward and backward of every stage once."""
         return sum(self.forward) + sum(self.backward)
 
     def in_units(self, unit: int, *, down: bool = False) -> Chain:

@@ -54,7 +54,7 @@ class Measured:
     """Measured figures of a chain of stages and its surroundings, in ns and bytes.
 
     Attributes:
-        stages: The stages.
+        stages: The measured figures of each stage, in order.
         fixed: Bytes that stay all the time: parameters, buffers, existing gradients, and the bytes
             that the caller reserves.
         input: Bytes of the input x_0, which stays all the time.
@@ -143,7 +143,7 @@ class ChainSchedule:
     peak: Bytes
     time: float
     base: float
-    """The time of running everything once."""
+    """The time of running the forward and backward of every stage once."""
 
     @property
     def overhead(self) -> float:

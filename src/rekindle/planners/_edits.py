@@ -113,7 +113,7 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
     """
     problem = line.problem
     memory = line.memory.copy()
-    before: dict[int, int] = {}  # the end of the previous life of each item
+    before: dict[int, int] = {}  # by item: the step after which it was last evicted
     again: list[tuple[int, int, list[tuple[int, int]]]] = []
     lives = Lives.of(line)
     for step, node in enumerate(line.steps):
@@ -135,7 +135,7 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
 
 
 def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Return two maps from a step to items: those made or swapped in, and those last read."""
+    """Return for each step the items made or swapped in there, and the items last read there."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for copy in line.copies:

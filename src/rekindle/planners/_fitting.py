@@ -47,7 +47,7 @@ _PATIENCE = 200
 _DEARER = 1.25
 _NOISE = 0.3  # relative noise on a price, so that `shake` also tries gaps of similar prices
 _SHARES = (0.1, 0.3, 0.6)  # shares of the best plan's recomputations that `shake` removes
-_MOMENTS = 12  # most steps that are tried for a recomputation that lacks memory
+_MOMENTS = 12  # most earlier steps to try if a recomputation does not fit just before its reader
 _ROUND = 32  # a round evicts at most 1 / _ROUND of the candidates at the worst step
 
 
@@ -66,7 +66,7 @@ class Fitter:
         """Make a sequence fit the budget by more evictions.
 
         Args:
-            line: The sequence.
+            line: The sequence of nodes, as a timeline.
             most: The search fails when the cost (ns) of the sequence reaches this value.
             rng: A random generator for noise on prices. None: no noise.
 

@@ -20,7 +20,7 @@ class Lives:
     """The lives of all items in a timeline. A life is named by its index in `Timeline.copies`."""
 
     made: Mapping[int, Sequence[int]]
-    """For a step, the lives that begin there."""
+    """For each step that makes or swaps in items, the lives that begin."""
     readers: Sequence[Sequence[int]]
     """For each life, the steps that read the item during that life."""
 

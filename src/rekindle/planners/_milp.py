@@ -83,7 +83,7 @@ class Model:
         self._row_upper.append(upper)
 
     def price(self, column: int, extra: float) -> None:
-        """Add `extra` to the cost of a column."""
+        """Add `extra` to the coefficient of a column in the objective."""
         self._cost[column] += extra
 
     def fix(self, column: int, value: float) -> None:

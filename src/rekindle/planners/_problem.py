@@ -54,7 +54,7 @@ class Problem:
     lends: tuple[tuple[int, ...], ...]
     """The items whose memory the first run of a node takes over (an in-place write)."""
     replayable: tuple[bool, ...]
-    """True for a node that can run again."""
+    """For each node, True if it can run again."""
     op: tuple[OpId | None, ...]
     """The operator of each node; None for a moment at which the program reads a value."""
     value: tuple[ValueId | None, ...]
@@ -66,7 +66,7 @@ class Problem:
     storage: tuple[StorageId | None, ...]
     """The storage of each item; None for a workspace, which is not part of schedules."""
     holds: tuple[Hold, ...]
-    """Intervals in which items cannot be evicted."""
+    """Intervals in which items cannot be evicted, because they are pinned or user-held."""
     fixed: Bytes
     """The bytes of parameters and other sources that stay from beginning to end."""
 
@@ -75,7 +75,7 @@ class Problem:
         """Return the problem of a trace.
 
         Args:
-            trace: The trace.
+            trace: The recorded program: operators, storages and events.
 
         Raises:
             InvalidTrace: The trace breaks a rule.
@@ -87,7 +87,7 @@ class Problem:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that read each item, in order."""
+        """For each item, the nodes that read it, in order."""
         found: list[list[int]] = [[] for _ in self.nbytes]
         for node, items in enumerate(self.reads):
             for item in items:
@@ -175,7 +175,7 @@ class _Distiller:
         self.pinned_since: dict[int, int] = {}  # pinned, still referenced storages: first node
 
     def distil(self) -> Problem:
-        """Return the problem."""
+        """Go through all events of the trace and return the problem."""
         for event in self.trace.events:
             match event:
                 case Call(op_id, held):
@@ -216,8 +216,8 @@ class _Distiller:
     def _repeatable(self) -> tuple[bool, ...]:
         """Return for each node whether it can run again.
 
-        A node cannot run again if its operator cannot. It also cannot if it reads an item that is
-        later overwritten in place, and the node that makes this item cannot run again.
+        A node can run again if its operator can. There is one exception: the node reads an item
+        that is later overwritten in place, and the node that makes this item cannot run again.
         """
         lent = {item for items in self.lends for item in items}
         lost: set[int] = set()
@@ -300,7 +300,7 @@ class _Distiller:
             self._end(self.pinned_since, storage)
 
     def _end(self, since: dict[int, int], storage: int) -> None:
-        """End the interval in which a storage is held, if there is one, at the last node so far."""
+        """Add the interval in which a storage was pinned or user-held, if it was until now."""
         first = since.pop(storage, None)
         last = len(self.cost) - 1
         if first is not None and storage in self.item and first < last:

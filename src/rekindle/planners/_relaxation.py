@@ -96,7 +96,7 @@ class Relaxation:
     """The integer program for some cuts. Its objective is the time lost to recomputing and waiting.
 
     Args:
-        problem: The problem.
+        problem: The nodes and items to plan, made from a trace.
         cuts: The nodes whose first computations are cuts.
         budget: The budget (bytes).
         tight: Pairs (node, moment). For each pair a row constrains memory while `node` is
@@ -123,7 +123,7 @@ class Relaxation:
         self._whole: list[dict[int, int]] = []  # W: for each cut, the column of each item
         self._unit = gcd(*problem.nbytes) or 1
         self.tick: float = problem.grain if bandwidth is None else problem.compute_ns / 1000 or 1.0
-        """The unit of the objective, in ns."""
+        """The number of ns that 1 in the objective stands for."""
         last = _last_use(problem)
         for k in range(len(self.cuts)):
             self._columns(k, last)
@@ -193,7 +193,7 @@ class Relaxation:
         """Fix the items that are resident at a cut.
 
         Args:
-            cut: The cut.
+            cut: The node whose first run is the cut.
             items: The resident items. Items that the rows force to be resident are added.
             free: Items for which the solver may still decide.
         """
@@ -208,7 +208,7 @@ class Relaxation:
         return held.union(self.problem.reads[cut])
 
     def _columns(self, k: int, last: Sequence[int]) -> None:
-        """Add the columns S and R of cut k."""
+        """Add the variables (columns) S and R of cut k."""
         problem, cut = self.problem, self.cuts[k]
         forced = self._forced(cut)
         self._resident.append(
@@ -317,7 +317,7 @@ class Relaxation:
         return found
 
     def _memory(self, k: int, budget: Bytes) -> None:
-        """Add the row (memory) of cut k."""
+        """Add the constraint (memory) of cut k: resident items fit the budget."""
         problem, cut = self.problem, self.cuts[k]
         room = budget - problem.fixed - sum(problem.nbytes[item] for item in problem.makes[cut])
         room += sum(problem.nbytes[item] for item in problem.lends[cut])
@@ -329,7 +329,7 @@ class Relaxation:
         )
 
     def _available(self, k: int, item: int) -> list[int]:
-        """Return the columns of which one must be 1 for `item` to be available in interval k."""
+        """Return the variables of which one must be 1 for `item` to be available in interval k."""
         columns = self._made(k, item)
         if self._back and item in self._back[k]:
             columns.append(self._back[k][item])
@@ -344,7 +344,7 @@ class Relaxation:
         return columns
 
     def _recomputation(self, k: int) -> None:
-        """Add the rows (again) of interval k."""
+        """Add the constraints (again) of interval k: recomputed nodes need their inputs."""
         for node, column in self._again[k].items():
             for item in self.problem.reads[node]:
                 there = self._available(k, item)
@@ -358,24 +358,24 @@ class Relaxation:
         return sorted(item for item in reads if self.problem.maker[item] < cut)
 
     def _first_computations(self, k: int) -> None:
-        """Add the rows (first) of interval k."""
+        """Add the constraints (first) of interval k: first runs of nodes need their inputs."""
         for item in self._needed(k):
             there = self._available(k, item)
             self.model.row(there, [1.0] * len(there), lower=1.0)
 
     def _carry(self, k: int) -> None:
-        """Add the rows (carry) into cut k."""
+        """Add the constraints (carry): items at cut k were resident or made in interval k-1."""
         for item, column in self._resident[k].items():
             if self.problem.maker[item] < self.cuts[k - 1]:
                 there = self._available(k - 1, item)
                 self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
 
     def _interval(self, before: int) -> int:
-        """Return the interval just before the first run of node `before`."""
+        """Return the interval that contains, or ends with, the first run of node `before`."""
         return int(np.searchsorted(self.cuts, before, side="left")) - 1
 
     def _while_again(self, k: int, node: int, budget: Bytes) -> None:
-        """Add the row that constrains memory while `node` is recomputed in interval k."""
+        """Add a constraint for memory while `node` is recomputed in interval k."""
         if not 0 <= k < len(self.cuts) - 1 or node not in self._again[k]:
             return
         problem = self.problem

@@ -8,7 +8,7 @@ so a round takes a fraction of a second. A dozen rounds end in a plan that costs
 
 *Leaning*: solutions of nearly the same cost differ in when they need memory. A small price on items
 that are read late decides between such solutions. An item that is kept until late in the backward
-pass takes memory while other items are recomputed. If it is evicted instead, it is recomputed when
+pass takes memory while other items are recomputed. An evicted item is recomputed late instead, when
 less memory is in use.
 
 *Neighborhoods* (Shaw 1998): take the best plan, fix most items at every cut, leave a few random
@@ -173,7 +173,7 @@ def worst_moments(
     """Choose new cuts at the steps where a sequence exceeds the budget most.
 
     Args:
-        line: The sequence.
+        line: The sequence of nodes, as a timeline.
         cuts: The existing cuts.
         budget: The budget (bytes).
         tight: Pairs (node, moment), as for `Relaxation`: memory is constrained while `node` is

@@ -26,7 +26,7 @@ from rekindle.planners._problem import Hold, Problem
 class Copy:
     """One life of an item in memory: made or swapped in at step `start`, last read at step `end`.
 
-    If the item is pinned or user-held after its last read, `end` is when that ends.
+    If the item is pinned or user-held after its last read, the life lasts until it no longer is.
     """
 
     item: int
@@ -74,15 +74,15 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
     """Find when each item is in memory during a sequence, and the memory at each step.
 
     Args:
-        problem: The problem.
-        steps: The sequence.
+        problem: The nodes and items to plan, made from a trace.
+        steps: The sequence: nodes in the order in which they run.
 
     Raises:
         ValueError: A step reads an item that is not resident, or swaps in an item without a copy on
             the host.
     """
     made: dict[int, int] = {}  # the step at which the current life of an item began
-    needed: dict[int, int] = {}  # the step at which that life was last read
+    needed: dict[int, int] = {}  # the last step so far that reads the item in its current life
     first = np.full(len(problem), len(steps), dtype=np.int64)
     copies: list[Copy] = []
     freed_by_lending: list[tuple[int, int]] = []

@@ -30,7 +30,7 @@ def timed_schedule(
     idle. The swap-in starts as soon as `budget` has room for the item until the item is read.
 
     Args:
-        line: The sequence.
+        line: The sequence of nodes, as a timeline.
         made_by: The name of the planner.
         budget: The budget (bytes); used with `swap` only.
         swap: The bandwidth to and from the host. None: the sequence has no swap-ins.
@@ -140,9 +140,9 @@ class _Writer:
         self._compute(op_id, False)
 
     def _free(self, item: int) -> None:
-        """Free an item, and copy it out first if it is swapped in later."""
+        """Evict or free an item. Copy it to the host before, if it is swapped in later."""
         storage = self.line.problem.storage[item]
-        if storage is None:  # a workspace is not part of the schedule
+        if storage is None:  # the item is a workspace, which schedules do not mention
             return
         if self.carrier is not None and self.carrier.must_send(item):
             self._act(SwapOut(storage))

@@ -15,10 +15,10 @@ t (frontier-advancing stages, their section 4.6):
     U[t,n+1] = U[t,n] - sum m_i FREE[t,i,n] + made(n+1) R[t,n+1]  <= budget                 (3)
     FREE[t,i,n] = R[t,n] and not S[t+1,i] and no later reader of i in stage t               (5)
 
-(5) is made linear by counting hazards, (1 - R[t,n]) + S[t+1,i] + later readers: FREE is 1 exactly
-where this count is 0. An item may be freed after a node that reads it, or after the node that makes
-it. A node may make several items (in the paper: one). If a node runs while its result is still
-resident, both copies count until the next free, as in the verifier.
+(5) is made linear with hazards: 1 - R[t,n], S[t+1,i], and R of each later reader. FREE can be 1
+only where no hazard is 1. An item may be freed after a node that reads it, or after the node that
+makes it. A node may make several items (in the paper: one). If a node runs while its result is
+still resident, both copies count until the next free, as in the verifier.
 
 A stage computes a node at most once, in the program's order. The optimum and the bound hold for
 such schedules only. The program has O(n^2) columns and O(n E) rows, so it suits small problems.
@@ -163,7 +163,7 @@ def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
     """Compute the fewest recomputations, given the items that stay (phase two of section 5).
 
     Args:
-        problem: The problem.
+        problem: The nodes and items to plan, made from a trace.
         kept: A function of (stage, item): True if the item stays in memory from the previous stage
             to this stage.
 
@@ -241,7 +241,7 @@ class Stages:
         return found
 
     def _reads(self) -> None:
-        """Add the rows (1b) and (1c)."""
+        """Add the constraints (1b) and (1c): nodes read, and stages keep, only existing items."""
         for (t, n), column in self.run.items():
             for i in self.problem.reads[n]:
                 there = [self.run[t, self.problem.maker[i]]]
@@ -255,7 +255,7 @@ class Stages:
             self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
 
     def _memory(self, t: int) -> None:
-        """Add the rows (2) and (3) of stage t."""
+        """Add the constraints (2) and (3) of stage t: memory at each node is within the budget."""
         problem = self.problem
         before: list[tuple[int, float]] = [
             (self.stay[t, i], nbytes / self._unit)
@@ -280,7 +280,7 @@ class Stages:
                     before.append((self._free(t, i, n), -problem.nbytes[i] / self._unit))
 
     def _free(self, t: int, i: int, n: int) -> int:
-        """Add FREE[t,i,n], which can be 1 only if no hazard is 1."""
+        """Add the variable FREE[t,i,n] and its constraints (5); return its column."""
         later = [self.run[t, reader] for reader in self.problem.readers[i] if n < reader <= t]
         stay = [self.stay[t + 1, i]] if (t + 1, i) in self.stay else []
         free = self.model.column()

@@ -32,7 +32,7 @@ class ChenSqrt:
     """Planner that keeps every k-th candidate, with the cheapest k near sqrt(n) that fits.
 
     Args:
-        line: The nodes that may be kept: "articulation" points, or "all".
+        line: The values that may be checkpoints: "articulation" points (`_line.py`), or "all".
     """
 
     line: Literal["articulation", "all"] = "articulation"
@@ -63,7 +63,7 @@ class ChenGreedy:
     """Planner that keeps a candidate when the bytes since the last kept one exceed a bound.
 
     Args:
-        line: The nodes that may be kept: "articulation" points, or "all".
+        line: The values that may be checkpoints: "articulation" points (`_line.py`), or "all".
         tries: How many bounds (bytes) to try.
     """
 

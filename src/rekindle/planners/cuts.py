@@ -47,9 +47,9 @@ from rekindle.schedule import Schedule
 _PRICES = (0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.3)
 _MARGINS = (1.0, 0.98, 0.93)  # shares of the budget to plan with; the rest is room for repairs
 _SHARES = (0.05, 0.1, 0.2, 0.4)  # shares of the items that `Repairer.neighbour` leaves open
-_SHAKES, _SHAKING = 10, 2.0  # calls of `Fitter.shake` between two neighbourhoods, and their seconds
+_SHAKES, _SHAKING = 10, 2.0  # most calls of `Fitter.shake` in a row, and the seconds for them
 _MOST_CUTS = 24
-_GAP = 0.001  # least gap at which planning of recompute-only starts for swapping stops
+_GAP = 0.001  # a plan that only starts a search with swapping need not be closer to its bound
 _ASIDE = 0.25  # additional share of the time to find a larger budget, if this one has no plan
 _CLASSICS = 0.01  # share of the time for plans of Chen and Revolve, which are found quickly
 _BEGINNING = 0.25  # share of the time to make the sequence without evictions fit the budget
@@ -160,7 +160,7 @@ class _Rounds:
         self.cuts = [int(memory.argmax())]
         self.tight: set[tuple[int, int]] = set()
         self.rng = random.Random(planner.seed)
-        self.until = float("inf")  # when the current search for plans must end, in seconds
+        self.until = float("inf")  # seconds after which the current part of the search must end
         self.fitter = Fitter(self.problem, search.budget, self._left)
         self.repairer = Repairer(self.problem, self.fitter)
 
@@ -230,7 +230,7 @@ class _Rounds:
                 start=start,
                 seed=seed,
                 watch=lambda _, bound: self._raise_bound(bound, note),
-                enough=self._close_enough,  # the rising bound may meet the cost of a known plan
+                enough=self._close_enough,  # stop when the rising bound meets a known plan's cost
             )
             self._raise_bound(solution.bound, note)
             if solution.values is not None:

@@ -78,7 +78,7 @@ def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
     steps: list[int] = []
     todo: list[tuple[int, int, int]] = [(0, length, min(slots, length))]
     loss_is_due = True
-    while todo:  # (start, number of values to reverse, slots); 0 values mean a backward step
+    while todo:  # entries: (start, number of values to reverse, slots); 0 values: a backward step
         start, values, free = todo.pop()
         if values == 0:
             if loss_is_due:
@@ -127,7 +127,7 @@ class Revolve:
     """Planner of binomial checkpoints on a chain. Other programs are treated as a row of values.
 
     Args:
-        line: The nodes that may be kept: "articulation" points, or "all".
+        line: The values that may be checkpoints: "articulation" points (`_line.py`), or "all".
     """
 
     line: Literal["articulation", "all"] = "articulation"

@@ -102,7 +102,7 @@ def persistent(chain: Chain, limit: int, *, slots: int | None = 500) -> ChainPla
     """Find the best schedule in which a saved value stays until its backward step.
 
     Args:
-        chain: The chain.
+        chain: The stages, with their times and sizes.
         limit: The memory limit, which includes the input x_0.
         slots: Count memory in units of limit / slots, with sizes rounded up. The schedule then
             fits, but is not always the best. None: exact, in units of the greatest common divisor
@@ -121,7 +121,10 @@ def _exact_unit(chain: Chain) -> int:
 
 @final
 class Table:
-    """The table of the persistent program: `rows[i][l - i]` is C(i, l, m) for m = 0 .. room."""
+    """Table of the dynamic program for persistent schedules.
+
+    `rows[i][l - i]` is the vector of C(i, l, m) for m = 0 .. room.
+    """
 
     def __init__(self, chain: Chain, limit: int) -> None:
         self.chain = chain
@@ -177,7 +180,7 @@ class Table:
     def all_needs(self, i: int, l: int) -> int:  # noqa: E741
         """Return all(i, l), the memory that a taped forward and the backward of stage i need."""
         chain = self.chain
-        if i == len(chain):  # the loss needs y_L and its transient; x_L is not part of m
+        if i == len(chain):  # the loss needs y_L and its own transient; m does not include x_L
             return chain.value[i] + chain.backward_extra[i]
         tape, x, y = chain.tape[i], chain.value[i], chain.value[i + 1]
         return max(

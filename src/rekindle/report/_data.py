@@ -131,9 +131,9 @@ class Figures:
     keep_all: Bytes | None = None  #: peak of a step in which nothing is evicted
     smallest_budget: Bytes | None = None  #: smallest budget within which the simulated step runs
     plain_ns: Nanoseconds | None = None  #: measured time of the step without Rekindle
-    swapped: Swapped | None = None  #: None without swapping
+    swapped: Swapped | None = None  #: figures of swapping; None if nothing may be swapped
     advice: tuple[str, ...] = ()
-    lost_ns: Nanoseconds | None = None  #: lost time including bookkeeping; None: not measured
+    lost_ns: Nanoseconds | None = None  #: time lost, with bookkeeping; None if not measured
 
     @property
     def overhead(self) -> float:

@@ -21,7 +21,7 @@ def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Re
     """Sum up the recomputed operators by module and operator.
 
     Args:
-        trace: The trace.
+        trace: The recorded program: operators, storages and events.
         record: The record of a run of the trace.
         modules: The module of each operator of the trace.
 
@@ -52,7 +52,7 @@ def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
     with the most memory of each interval is returned.
 
     Args:
-        trace: The trace.
+        trace: The recorded program: operators, storages and events.
         record: The record of a run of the trace.
         kinds: The category of each storage of the trace.
     """
@@ -71,7 +71,7 @@ def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
 
 
 _Point = tuple[Nanoseconds, dict[str, Bytes], Bytes, Nanoseconds]
-"""After one action: clock, memory by category, bytes that it evicted, time that it recomputed."""
+"""Figures of one action: clock, memory by category, bytes evicted, time of recomputation."""
 
 
 class _Walk:

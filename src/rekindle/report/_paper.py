@@ -48,7 +48,7 @@ def overheads(
     within the next lower budget the policy recomputes too long.
 
     Args:
-        points: The runs.
+        points: The simulated runs.
         path: The file to write.
         label: A function from a run to the name of its line. Default: the policy.
     """
@@ -128,7 +128,7 @@ def theory(
     Args:
         lines: The points of each curve, by label.
         path: The file to write.
-        title: The title.
+        title: The title of the plot.
         x: The label of the x axis.
         y: The label of the y axis.
         bounds: The labels of the curves that are drawn dashed.

@@ -11,7 +11,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#66
 
 
 def grid(count: int, *, columns: int = 3, width: float = 4.0, height: float = 3.0) -> Any:
-    """Return a figure and `count` axes in rows."""
+    """Return a matplotlib figure and its `count` axes, arranged in rows."""
     from matplotlib.figure import Figure
 
     rows = -(-count // columns)
@@ -51,7 +51,7 @@ def time_against_memory(
         curves: For each planner, points (budget over the peak of keep-all, overhead).
         bound: Points (budget over the peak of keep-all, lower bound of the overhead).
         path: The file to write.
-        title: The title.
+        title: The title of the plot.
     """
     figure, (axes,) = grid(1, width=8, height=5)
     for number, (name, points) in enumerate(curves.items()):

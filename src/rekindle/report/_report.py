@@ -30,8 +30,8 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 class Report(Figures):
     """Report of a run: budget, peak, what used the memory, recomputed operators, time lost.
 
-    `print(report)` shows it as text, `report.show()` in color on a terminal. A notebook shows it as
-    a page.
+    `print(report)` shows the report as text, `report.show()` in color on a terminal. A notebook
+    shows the report as a page.
     """
 
     def over_time(

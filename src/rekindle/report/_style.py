@@ -79,4 +79,4 @@ PAGE = """
 body { margin: 0; background: #fff; }
 @media (prefers-color-scheme: dark) { body { background: #16181b; } }
 """
-"""Additional style for a page that contains nothing but a report."""
+"""Additional style for an HTML page that contains only a report (not for notebooks)."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 1000, 300
-"""Size of the drawing in SVG units; the browser stretches it."""
+"""Size of a chart's drawing in SVG units; the browser stretches the drawing."""
 
 Labels = Sequence[tuple[float, str]]
-"""Positions from 0 (start of the axis) to 1, each with its text."""
+"""Labels of an axis: for each its position, from 0 (start of the axis) to 1, and its text."""
 
 
 def stacked(

@@ -40,8 +40,8 @@ class Timeline:
         self._budget: Bytes | float = float("inf") if budget is None else budget
         self._ways = Ways(swap)
         self._leaving: list[tuple[Nanoseconds, Bytes]] = []  # heap: when memory gets free, bytes
-        self._sent: dict[StorageId, Nanoseconds] = {}  # when the copy on the host is complete
-        self._back: dict[StorageId, Nanoseconds] = {}  # when the swapped-in storage is complete
+        self._sent: dict[StorageId, Nanoseconds] = {}  # when the copy to the host ends
+        self._back: dict[StorageId, Nanoseconds] = {}  # when the copy from the host ends
         self.sent_until: Nanoseconds = 0
         self.back_until: Nanoseconds = 0
 

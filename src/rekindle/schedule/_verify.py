@@ -74,8 +74,8 @@ def verify(
     """Check that a schedule runs a trace within a budget, and return its cost.
 
     Args:
-        trace: The trace.
-        schedule: The schedule.
+        trace: The recorded program: operators, storages and events.
+        schedule: The actions to check.
         budget: The budget (bytes). None: no limit.
         host: The most bytes of copies on the host. None: no limit.
         swap: The bandwidth of copies, and possibly a further limit on host memory.
@@ -119,7 +119,7 @@ class _Interpreter:
         self.budget = budget
         self.host = host
         self.timeline = timeline
-        self.position = 0  # the index of the next event
+        self.position = 0  # the index of the next event of the trace
         self.memory = self.peak = 0
         self.compute_ns = self.recompute_ns = self.recomputations = 0
         self.host_memory = self.host_peak = self.swapped_out = self.swapped_in = 0
@@ -163,7 +163,7 @@ class _Interpreter:
         return 0 <= storage < len(self.resident)
 
     def finish(self) -> str:
-        """Return why the schedule is incomplete, or an empty text."""
+        """Return why the schedule does not run the whole trace, or an empty text."""
         self._let_events_happen()
         if self.position == len(self.trace.events):
             return ""
@@ -314,7 +314,7 @@ class _Interpreter:
         self.memory += fresh
         for storage in lent:
             self._vanish(storage)
-        for storage in made:  # an output that was already resident: its second copy is freed
+        for storage in made:  # if an output was already resident, its second copy is freed
             if self.resident[storage]:
                 self.memory -= self.trace.storages[storage]
             self.resident[storage] = True

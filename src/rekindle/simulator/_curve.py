@@ -43,7 +43,7 @@ def smallest_budget(trace: Trace, policy: Policy, *, above: Bytes = 0) -> Bytes:
     """Find the smallest budget (bytes) with which a simulated run succeeds, by bisection to 1 %.
 
     Args:
-        trace: The trace.
+        trace: The recorded program: operators, storages and events.
         policy: The policy that selects storages to evict.
         above: The result is not below this.
     """
@@ -73,7 +73,7 @@ def curve(
     one, it gets the time of the larger one. Budgets with which the run fails are left out.
 
     Args:
-        trace: The trace.
+        trace: The recorded program: operators, storages and events.
         policy: The policy that selects storages to evict.
         points: The number of budgets.
         watch: A function that is called with (budgets done, number of budgets).

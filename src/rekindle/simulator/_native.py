@@ -65,7 +65,7 @@ class Played:
         self._arrays = result[3:]
 
     def actions(self) -> Iterable[Action]:
-        """Yield the actions in order."""
+        """Yield the actions of the run in order."""
         for word in words_of(self._arrays[0]):
             number, kind = word >> 3, word & 7
             match kind:
@@ -112,8 +112,8 @@ def module_for(
     """Choose the engine for a replay.
 
     Args:
-        trace: The trace.
-        policy: The policy.
+        trace: The recorded program: operators, storages and events.
+        policy: The policy that selects storages to evict.
         core: The engine that the caller wants.
         needs_python: The caller's reason why only the Python engine can replay the trace; empty if
             there is none.
@@ -210,7 +210,7 @@ _encoded: dict[int, tuple[weakref.ref[t.Trace], array[int]]] = {}
 
 
 def words_for(trace: t.Trace) -> array[int]:
-    """Return the words of a trace, encoded once per trace."""
+    """Return a trace as words for the native engine. The words are cached for each trace."""
     key = id(trace)
     known = _encoded.get(key)
     if known is not None and known[0]() is trace:
@@ -221,7 +221,7 @@ def words_for(trace: t.Trace) -> array[int]:
 
 
 def encode(trace: t.Trace) -> array[int]:
-    """Encode a trace for the native engine."""
+    """Encode a trace as words for the native engine, in the format described above."""
     words = array("q")
     storages, values, root, ops = trace.storages, trace.values, trace.root, trace.ops
     for event in trace.events:

@@ -81,7 +81,7 @@ class Placement:
 
         Args:
             actions: The actions of one event, from the engine.
-            engine: The engine.
+            engine: The engine that yields the actions.
 
         Raises:
             NoRoom: The second attempt of the engine fails as well.

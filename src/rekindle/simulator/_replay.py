@@ -52,7 +52,7 @@ def replay(
     """Replay a trace.
 
     Args:
-        trace: The trace.
+        trace: The recorded program: operators, storages and events.
         budget: The budget (bytes). None: no limit.
         policy: The policy that selects storages to evict.
         rules: The rules of the engine.
@@ -157,7 +157,7 @@ class Run:
             self._perform(actions, engine)
             if self.timeline is not None:
                 self._copy(event, engine, self.timeline)
-            engine.idle.clear()  # storages whose memory the runtime would free; here there is none
+            engine.idle.clear()  # a list for the runtime, of memory to free; nothing to free here
             if watch is not None:
                 watch(engine)
 
@@ -238,7 +238,7 @@ _Step = tuple[Value | None, Iterable[Action]]
 
 
 def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterator[_Step]:
-    """Tell the engine the events of a trace, one after another.
+    """Call the engine for each event of a trace, in order.
 
     Yields:
         For each event, the value that the program reads after the actions, or None; and the actions

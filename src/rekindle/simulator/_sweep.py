@@ -188,7 +188,7 @@ def sweep(wanted: Sequence[Case], *, processes: int = 1) -> Iterator[tuple[int, 
         for position, case in enumerate(wanted):
             yield position, run_case(case)
         return
-    # "spawn" behaves the same on all platforms and never forks a threaded process.
+    # "spawn" behaves the same on all platforms. "fork" would copy a process that has threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         positions = {pool.submit(run_case, case): i for i, case in enumerate(wanted)}

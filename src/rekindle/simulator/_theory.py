@@ -29,7 +29,7 @@ def linear_recomputations(
     Args:
         layers: The number of layers.
         budget: The budget, in units of one storage.
-        policy: The policy.
+        policy: The policy that selects storages to evict.
         quirks: Decide as the DTR authors' simulator does.
     """
     run = Run(chain(layers, early=True), budget, policy, Rules(quirks=quirks))
@@ -40,7 +40,7 @@ def linear_recomputations(
 @final
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """Result of an adversary: the number of operators that it called, and of those recomputed."""
+    """Result of an adversary: the numbers of operators that it called, and that were recomputed."""
 
     asked: int
     recomputations: int
@@ -62,7 +62,7 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
     Args:
         asked: N, the number of operators.
         budget: The budget, in units of one storage.
-        policy: The policy.
+        policy: The policy that selects storages to evict.
         quirks: Decide as the DTR authors' simulator does.
     """
     engine = Engine(budget, policy, Rules("ignore", quirks=quirks))

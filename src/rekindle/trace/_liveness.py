@@ -13,7 +13,7 @@ from rekindle.trace._model import Call, Drop, Pin, Release, Retain, Trace, Use
 class References:
     """Counter of the references to every storage, and of the variables that hold it.
 
-    Its user passes it the events of a trace in order.
+    The caller passes the events of a trace in order.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -33,7 +33,7 @@ class References:
             self._held[self._trace.values[source]] = False
 
     def other(self, event: Use | Retain | Release | Drop | Pin) -> None:
-        """Apply an event that is not a call."""
+        """Apply an event that is not a call to the references and holds."""
         storage = self._trace.values[event.value]
         match event:
             case Use():
@@ -90,7 +90,7 @@ def largest_need(trace: Trace) -> Bytes:
 
 
 def neediest(trace: Trace) -> tuple[str, Bytes]:
-    """Return the name of the operator that sets `largest_need`, and that number of bytes."""
+    """Return the operator that needs most memory, by name, and its need (`largest_need`)."""
     references = References(trace)
     sources: dict[int, Bytes] = {}
     name, most = "", 0

@@ -70,7 +70,7 @@ def random_dag(
         nbytes = rng.randint(0, largest)
         parameters.append(builder.source(nbytes, held=True))
         sizes[parameters[-1]] = nbytes
-    if sources > 1 and rng.random() < 0.2:  # not a parameter, but a leftover of an earlier step
+    if sources > 1 and rng.random() < 0.2:  # one source is a leftover of an earlier step
         builder.drop(parameters.pop(0))
     storages: dict[ValueId, int] = {}
 

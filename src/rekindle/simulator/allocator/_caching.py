@@ -117,7 +117,7 @@ class CachingAllocator(ABC):
             yield from pool.segments
 
     def check(self) -> None:
-        """Assert every invariant."""
+        """Assert that all blocks, segments and totals are consistent (for tests)."""
         blocks = [block for first in self.segments() for block in first.onward()]
         idle: set[Block] = set()
         for pool in (self.large, self.small):

@@ -43,7 +43,7 @@ class Native(CachingAllocator):
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
-        self._next_address = 0  # of the next segment; unlike in `cudaMalloc`, never used twice
+        self._next_address = 0  # of the next segment; freed addresses are not used again here
 
     def release(self) -> None:
         for pool in (self.large, self.small):

@@ -30,7 +30,7 @@ def load(path: str | Path) -> Trace:
     """Read a trace from a file of any known format, gzipped or not.
 
     Args:
-        path: The file.
+        path: The path of the file.
 
     Raises:
         InvalidFile: The file is not a trace; the error names the line and the field.
@@ -56,8 +56,8 @@ def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> Non
     """Write a trace to a file, gzipped if its name ends in `.gz`.
 
     Args:
-        trace: The trace.
-        path: The file.
+        trace: The recorded program: operators, storages and events.
+        path: The path of the file.
         as_format: "native", "dtr" or "checkmate".
 
     Raises:
@@ -91,7 +91,7 @@ def _read(lines: Iterator[str], name: str) -> Trace:
         if module.recognizes(first):
             return module.read(_again(first, lines), name)
     got = repr(first.strip()[:40]) if first.strip() else "an empty line or file"
-    if '"rekindle report"' in first + next(lines, ""):  # as `Report.to_json` writes it
+    if '"rekindle report"' in first + next(lines, ""):  # a file written by `Report.to_json`
         got = "a report, which `rekindle report` shows: `rekindle capture` writes traces"
     raise InvalidFile(1, "", f"a trace in the format {_KNOWN}", got)
 

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 
 from rekindle._errors import InvalidFile
 
-_SHOWN = 40  # characters of a wrong value that a message quotes
+_SHOWN = 40  # most characters of a wrong value that an error message quotes
 
 
 @final

@@ -42,7 +42,7 @@ def read(lines: Iterable[str], name: str = "") -> Trace:
     """Read the trace of a graph from the lines of a file.
 
     Args:
-        lines: The lines.
+        lines: The lines of the file.
         name: The name of the trace, unless the file contains one.
 
     Raises:

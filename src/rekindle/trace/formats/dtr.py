@@ -43,7 +43,7 @@ def read(texts: Iterable[str], name: str = "") -> Trace:
     """Read a trace from the lines of a log.
 
     Args:
-        texts: The lines.
+        texts: The lines of the file.
         name: The name of the trace.
 
     Raises:
@@ -61,7 +61,7 @@ def read(texts: Iterable[str], name: str = "") -> Trace:
 
 
 class _Reader:
-    """Reader of a log, instruction by instruction."""
+    """State while a log is read: the trace so far, and the value of each name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -245,7 +245,7 @@ def write(trace: Trace) -> Iterator[str]:
     """Yield the lines of a log, each with its line end.
 
     Args:
-        trace: The trace.
+        trace: The recorded program: operators, storages and events.
 
     Raises:
         Unsupported: A log cannot express the trace. Logs have no user-held values, no in-place
@@ -263,7 +263,7 @@ def _line(**fields: object) -> str:
 
 
 class _Writer:
-    """Writer of a log, event by event."""
+    """State while a trace is written as a log: the names given to values so far."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

@@ -81,7 +81,7 @@ def read(texts: Iterable[str], name: str = "") -> Trace:
     """Read a trace from the lines of a file.
 
     Args:
-        texts: The lines.
+        texts: The lines of the file.
         name: The name of the trace, unless the file contains one.
 
     Raises:
@@ -114,7 +114,7 @@ def _read_header(lines: Iterator[Line]) -> str:
 
 
 class _Reader:
-    """Reader of the lines after the header."""
+    """State while a file is read: the parts of the trace from the lines so far."""
 
     def __init__(self) -> None:
         self.storages: dict[int, Bytes] = {}
@@ -122,10 +122,10 @@ class _Reader:
         self.ops: list[Op] = []
         self.events: list[Event] = []
         self.ended = False
-        self.last = 1  # the number of the last line
+        self.last = 1  # the number of the last line read
 
     def take(self, line: Line) -> None:
-        """Read one line."""
+        """Read one line: an event of the trace, or the end."""
         self.last = line.number
         if "call" in line.fields:
             self._call(line)
