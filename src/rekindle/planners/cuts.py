@@ -189,7 +189,7 @@ class _Rounds:
     def run(self) -> int:
         """Run rounds until the plan is good enough or time is over; return the number of cuts."""
         search = self.search
-        turn = self.planner.time_limit / 120  # local search; short at first, doubled each round
+        turn = self.planner.time_limit / 120  # seconds of local search; doubled each round
         while search.left > 0 and not self._close_enough():
             began = search.seconds
             line = self._exact()
