@@ -20,6 +20,9 @@ from torch.testing._internal.opinfo.core import OpInfo
 from rekindle.pytorch.operators import IN_PLACE, InPlace
 from tests.pytorch.in_place import Twins
 
+# The import of `op_db` forbids to set flags such as `cudnn.benchmark`, for all tests after this one.
+torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+
 #: Functions that make a node whose formula is the operator, as `op_db` calls it.
 FORWARD = {
     "_softmax_backward_data": "softmax",
