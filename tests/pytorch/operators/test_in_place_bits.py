@@ -20,8 +20,8 @@ from torch.testing._internal.opinfo.core import OpInfo
 from rekindle.pytorch.operators import IN_PLACE, InPlace
 from tests.pytorch.in_place import Twins
 
-# The import of `op_db` forbids to set flags such as `cudnn.benchmark`, for all tests after this one.
-torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+# The import of `op_db` forbids all later tests to set flags such as `cudnn.benchmark`.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 #: Functions that make a node whose formula is the operator, as `op_db` calls it.
 FORWARD = {
