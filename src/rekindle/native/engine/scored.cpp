@@ -172,7 +172,8 @@ void ScoredChooser::listen() {
             if (members_.size() < needed) {
                 members_.resize(needed);
             }
-            member(*storage) = {storage, price};
+            Member& added = member(*storage);
+            added = {storage, price, added.due};  // an entry of `due_` belongs to the slot
             ++n_lines_;
         }
         const double size = by_size_ ? power(static_cast<double>(storage->nbytes)) : 1.0;
@@ -216,8 +217,11 @@ void ScoredChooser::lower() {
         const Due due = due_.back();
         due_.pop_back();
         Member& each = members_[due.slot];
-        if (each.storage != nullptr && each.due == due.at) {
-            give_slack(each);
+        if (each.due == due.at) {
+            each.due = NOT_DUE;
+            if (each.storage != nullptr) {
+                give_slack(each, due.at);
+            }
         }
     }
 }
@@ -225,6 +229,7 @@ void ScoredChooser::lower() {
 // Lower all prices to their lower bounds, because the decrease of the costs is unknown.
 void ScoredChooser::lower_all() {
     for (Member& each : members_) {
+        each.due = NOT_DUE;
         if (each.storage != nullptr) {
             lower(each, std::numeric_limits<double>::infinity());
         }
@@ -242,8 +247,8 @@ void ScoredChooser::lower(Member& fell, double fall) {
 
 // Lower the price of `member` by more than its cost may have decreased so far. So the price stays a
 // lower bound for a while.
-void ScoredChooser::give_slack(Member& member) {
-    const double fell = all_fell_ - member.due;
+void ScoredChooser::give_slack(Member& member, double due) {
+    const double fell = all_fell_ - due;
     const double slack = SLACK * member.price;
     lower(member, fell + slack);
     if (member.price > least(*member.storage)) {
@@ -251,8 +256,12 @@ void ScoredChooser::give_slack(Member& member) {
     }
 }
 
-// Record that the price of `member` is a lower bound until `all_fell_` exceeds `due`.
+// Record that the price of `member` is a lower bound until `all_fell_` exceeds `due`. Where no cost
+// decreases, a slot has one entry, however many storages stand in it one after the other.
 void ScoredChooser::expect_fall(Member& member, double due) {
+    if (member.due == due) {
+        return;
+    }
     member.due = due;
     due_.push_back({due, static_cast<std::size_t>(member.storage->standing.slot)});
     std::ranges::push_heap(due_, std::ranges::greater(), &Due::at);

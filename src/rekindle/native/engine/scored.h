@@ -39,11 +39,14 @@ public:
     void disposed(Storage& storage) noexcept override;
 
 private:
+    static constexpr double NOT_DUE = -1;  // No entry of `due_` is valid.
+
     // State of the candidate whose line is in one slot of the `Envelope`.
     struct Member final {
         Storage* storage = nullptr;
         double price = 0;
-        double due = -1;  // `price` is a lower bound of the cost until `all_fell_` exceeds this.
+        double due =
+            NOT_DUE;  // `price` is a lower bound of the cost until `all_fell_` exceeds this.
         // Value of `changes_` when `price` was computed; negative if `price` is only a lower bound.
         std::int64_t priced = -1;
     };
@@ -66,7 +69,7 @@ private:
     void lower();
     void lower(Member& fell, double fall);
     void lower_all();
-    void give_slack(Member& member);
+    void give_slack(Member& member, double due);
     void expect_fall(Member& member, double due);
     void catch_up();
     void take_out(Storage& storage);
