@@ -79,9 +79,7 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
         driver.seal(*record);
         record->flags = 0;
     }
-    driver.retain(
-        *record, StoragePtr::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl())
-    );
+    driver.retain(*record, storage_of(tensor));
     hold(static_cast<Storage&>(*record));
     record_ = record;
     driver.note_shared_version_counter(tensor);

@@ -13,6 +13,7 @@
 #include "../ops/kernel_operands.h"
 #include "../torch/raised.h"
 #include "../torch/replay_dispatch_guard.h"
+#include "../torch/storage_ptr.h"
 #include "operation.h"
 #include "running.h"
 
@@ -38,12 +39,6 @@ std::vector<at::Tensor> tensors_in(std::span<const c10::IValue> values) {
     return found;
 }
 
-StoragePtr home_of(const at::Tensor& tensor) {
-    return StoragePtr::reclaim_copy(
-        tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
-    );
-}
-
 bool is_among(const StoragePtr& storage_impl, std::span<const StoragePtr> storages) {
     return std::ranges::any_of(storages, [&](const StoragePtr& each) {
         return each.get() == storage_impl.get();
@@ -66,7 +61,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
         geometry.strides.assign(1, 1);
         geometry.sizes.assign(1, tensor.numel());
     }
-    const at::Tensor row = geometry.in(home_of(tensor));
+    const at::Tensor row = geometry.in(storage_of(*tensor.unsafeGetTensorImpl()));
     return (dense ? row : row.contiguous().view(-1)).view(at::kByte);
 }
 
@@ -94,7 +89,7 @@ const char* difference(
     c10::SmallVector<StoragePtr, 4> made;
     for (const at::Tensor& each : before) {
         if (each.defined()) {
-            made.push_back(home_of(each));
+            made.push_back(storage_of(*each.unsafeGetTensorImpl()));
         }
     }
     for (std::size_t i = 0; i < before.size(); ++i) {
@@ -108,8 +103,8 @@ const char* difference(
             !same_geometry(*before[i].unsafeGetTensorImpl(), *now[i].unsafeGetTensorImpl())) {
             return others;
         }
-        const StoragePtr there = home_of(before[i]);
-        const StoragePtr here = home_of(now[i]);
+        const StoragePtr there = storage_of(*before[i].unsafeGetTensorImpl());
+        const StoragePtr here = storage_of(*now[i].unsafeGetTensorImpl());
         const bool given = is_among(there, inputs);
         if (given ? here.get() != there.get() : is_among(here, made) || is_among(here, inputs)) {
             return elsewhere;

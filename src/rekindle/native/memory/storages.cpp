@@ -14,14 +14,6 @@
 
 namespace rekindle {
 
-namespace {
-
-StoragePtr home_of(const c10::TensorImpl& tensor) {
-    return StoragePtr::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl());
-}
-
-}  // namespace
-
 // -- storages -------------------------------------------------------------------------------------
 
 void Driver::open() {
@@ -146,7 +138,7 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     if (found == nullptr) {
         return &adopt(tensor, storage_impl);
     }
-    return found->record != nullptr ? found->record : &list(*found, home_of(tensor), &tensor);
+    return found->record != nullptr ? found->record : &list(*found, storage_of(tensor), &tensor);
 }
 
 // Return the record of the entry `found`. A storage that was only counted becomes a source (a
@@ -224,7 +216,7 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
         met.push_back(&storage_impl);
         owners_due = true;
     }
-    return make_source(nullptr, home_of(tensor), &tensor);
+    return make_source(nullptr, storage_of(tensor), &tensor);
 }
 
 // Note the tensor and its version counter by which the program refers to `record`, a new source.

@@ -73,6 +73,12 @@ inline const void* address_of(const c10::StorageImpl& storage_impl) noexcept {
 
 // Return an `at::Tensor` that refers to `tensor`, for functions that need one.
 at::Tensor borrowed(const c10::TensorImpl& tensor);
+
+// Return a counted reference to the storage of `tensor`, which must have one.
+inline StoragePtr storage_of(const c10::TensorImpl& tensor) {
+    return StoragePtr::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl());
+}
+
 // Return all bytes of `storage_impl` as a tensor that shares its memory.
 at::Tensor whole_of(const StoragePtr& storage_impl);
 // Allocate `nbytes` uninitialized bytes on `where`.
