@@ -8,8 +8,8 @@ from typing import Any
 from _tables import spread
 
 HEADS = (
-    "", "within", "", "time over plain", "memory", "peak over budget", "built in s",
-    "of it compiling", "bits as without a budget",
+    "model", "budget", "method", "time over plain", "memory", "peak over budget",
+    "seconds to build", "of them compiling", "same bits",
 )  # fmt: skip
 
 
@@ -27,8 +27,8 @@ def _within(row: dict[str, Any]) -> str:
 
 def _figures(row: dict[str, Any]) -> list[str]:
     if "time" not in row:
-        told = "no plan" if "infeasible" in row else f"`{row['failed']}`"
-        return [told, "", "", "", "", ""]
+        reported = "no plan" if "infeasible" in row else f"`{row['failed']}`"
+        return [reported, "", "", "", "", ""]
     is_limited = row["way"] != "torch.compile"
     return [
         spread(row["time"]),
@@ -42,10 +42,14 @@ def _figures(row: dict[str, Any]) -> list[str]:
 
 def depths(rows: Iterable[dict[str, Any]]) -> str:
     """Return a sentence on the cost of building plans of GPTs of several depths."""
-    told = [
+    reported = [
         f"{row['fraction']:.0f} blocks {row['build_seconds']:.0f} s"
         f" ({row['phases']['compiling']:.0f} of them compiling)"
         for row in rows
         if row["model"] == "depth" and "phases" in row
     ]
-    return f"Built at half of the activations: {', '.join(told)}." if told else ""
+    return (
+        f"Building a plan at half of the activations takes, for GPTs: {', '.join(reported)}."
+        if reported
+        else ""
+    )

@@ -25,8 +25,10 @@ def breakdown() -> str:
         if "time" in row
     ]
     text = (
-        f"At {found['fraction']:.0%} of the activations, in times of the plain step: what watching "
-        "adds without a limit, the operators that ran again, choosing what to let go, and the rest."
+        f"The table splits the time of a step within {found['fraction']:.0%} of the activations "
+        "into parts, each divided by the time of the step in plain PyTorch. *Bookkeeping* is the "
+        "time that a budget without a limit adds. *Choosing* is the time to select the values to "
+        "evict. *Other* is the rest, and can be negative because times vary."
     )
     heads = ["model", "time over plain", *parts]
     return section("Where the time of a step goes", found, text, table_of(heads, rows))
@@ -49,10 +51,10 @@ def native() -> str:
         for row in found["rows"]
     ]
     text = (
-        "Microseconds of plain PyTorch for an operator, those that a budget adds to it, with what "
-        "is computed again, and the time of a step over that of plain PyTorch. What is added for "
-        "watching does not depend on how large an operator is: the smaller they are, the more it "
-        "is of the step."
+        "Inside a budget Rekindle records each operator, so that its results can be recomputed. "
+        "The table shows the microseconds that plain PyTorch takes for an operator, and those that "
+        "a budget adds, recomputation included. Recording takes the same time for small and large "
+        "operators, so it is a larger part of a step with small operators."
     )
     heads = ["model", "activations", "operators", "plain, us", "added, us", "time over plain"]
     books = [
@@ -60,10 +62,10 @@ def native() -> str:
         for row in found["bookkeeping"]
     ]
     after = (
-        "Bytes of books at the end of a first forward pass, those of weights included, and their "
-        "share of the peak of what is counted:"
+        "The next table shows the memory of these records at the end of a first forward pass, and "
+        "its share of the counted memory peak. Records of weights are included."
     )
-    about = ["model", "operators", "bytes an operator", "share"]
+    about = ["model", "operators", "bytes for each operator", "share of the peak"]
     parts = ["## What recording adds", "", said(found), "", text, "", *table_of(heads, rows)]
     return "\n".join([*parts, "", after, "", *table_of(about, books)]) + "\n"
 
@@ -83,25 +85,26 @@ def first_minute() -> str:
         ]
         rows.append([row["model"], row["modules"], cell(row["plain_ms"]["median"]), *cells])
     text = (
-        "A budget of 4 GiB, in which nothing is evicted: the time of a step over that of plain "
-        "PyTorch with a budget around each step, and of the first and the tenth step within one; "
-        "milliseconds to enter and leave a budget in which nothing runs."
+        "What does a budget cost at the beginning of a run? The figures are times over plain "
+        "within a budget of 4 GiB, in which nothing is evicted. *Around each* has a new budget "
+        "around each step. *First* and *tenth* are steps within one budget. *Empty* is the time to "
+        "enter and leave a budget in which nothing runs. *Modules* is the number of `nn.Module`s."
     )
     if before:
-        text += " In parentheses the same at an earlier commit, on the same machine."
+        text += " Figures in parentheses are those of an earlier commit on the same machine."
     heads = ["model", "modules", "plain, ms", "around each", "first", "tenth", "empty, ms"]
     parts = [section("The first minute", found, text, table_of(heads, rows))]
     if "run" in found:
         run = found["run"]
         parts.append(
             "A script that only imports torch takes "
-            f"{cell(run['plain_s']['median'])} s of the processor, and under `rekindle run` "
+            f"{cell(run['plain_s']['median'])} s of processor time, and under `rekindle run` "
             f"{cell(run['run_s']['median'])} s."
         )
     if "build" in found:
         parts.append(
-            f"`rekindle build` with an empty cache: {found['build']['processor']:.0f} s of the "
-            "processor."
+            f"`rekindle build` with an empty cache: {found['build']['processor']:.0f} s of "
+            "processor time."
         )
     return "\n".join(parts) + "\n"
 
@@ -122,12 +125,12 @@ def threads() -> str:
         for row in found["rows"]
     ]
     text = (
-        "Threads of Python's, each with a model of its own, all within one budget: "
-        "the time over that of as many threads of plain PyTorch, by the clock and by the "
-        "processor, and the highest peak over the budget. On a CPU autograd has no threads of its "
-        "own."
+        "Several Python threads share one budget, and each trains its own model. The elapsed time "
+        "and the processor time are divided by those of the same number of threads in plain "
+        "PyTorch. *Peak* is the highest memory peak divided by the budget. On a CPU, autograd "
+        "starts no threads of its own."
     )
-    heads = ["model", "threads", "activations", "by the clock", "by the processor", "peak"]
+    heads = ["model", "threads", "activations", "elapsed time", "processor time", "peak"]
     return section("Several threads", found, text, table_of(heads, rows))
 
 
@@ -145,14 +148,20 @@ def cap() -> str:
         for model, fraction in points
     ]  # fmt: skip
     text = (
-        "The peak by the allocator's own events over the budget: of the first step / of later ones."
+        "Is the budget ever exceeded? Each cell has up to three numbers, all divided by the "
+        "budget: the memory peak of the first step, the peak of later steps, and, if measured, the "
+        "growth of the process's resident memory. Peaks are measured by the allocator's events. "
+        "Only *online* and *learned* limit the resident memory."
     )
     heads = ["model", "activations", *(way.removeprefix("rekindle ") for way in ways)]
     return section("A cap that is a cap", found, text, table_of(heads, rows))
 
 
 def _first_and_later(row: dict[str, Any] | None) -> str:
-    return "" if row is None else f"{row['first']:.3f} / {row['over']:.3f}"
+    if row is None:
+        return ""
+    resident = f" / {row['resident']:.2f}" if "resident" in row else ""
+    return f"{row['first']:.3f} / {row['over']:.3f}{resident}"
 
 
 def floors() -> str:
@@ -167,11 +176,13 @@ def floors() -> str:
         if "bound" in row
     ]  # fmt: skip
     text = (
-        "What no schedule of a whole step can be below; over that, the same with what the "
-        "program's own variables hold, and the smallest budgets by simulation and in earnest; and "
-        "who has no room below that."
+        "How small can a budget be? *Bound* is a proven lower bound: no schedule of the step needs "
+        "less. The next three columns are divided by that bound. *With variables* is the bound if "
+        "tensors that variables hold are not evicted. *Simulated* and *real* are the smallest "
+        "budgets of a simulated and of a real run. The last column names the operator that does "
+        "not fit into a smaller budget."
     )
-    heads = ["model", "bound, MB", "with what is held", "simulated", "real", "short of room"]
+    heads = ["model", "bound, MB", "with variables", "simulated", "real", "operator"]
     return section("The smallest budgets", found, text, table_of(heads, rows))
 
 
@@ -186,11 +197,13 @@ def functions() -> str:
         for row in found["rows"]
     ]  # fmt: skip
     text = (
-        "The smallest budget of a LLaMA whose parts are `autograd.Function`s in the style of a "
-        "library, as a share of its activations: as they are, after `rekindle.recomputable`, and "
-        "in a new process where all is still to be tried; what the largest backward pass of a "
-        "function needs alone; and, at 35 %, what is recomputed and whether gradients have the "
-        "same bits. The functions were written for this table; no library was installed."
+        "The figures are the smallest budget, as a share of the activations, of a LLaMA whose "
+        "parts are `autograd.Function`s in the style of a library. In the column *as they are*, "
+        "the functions are not recomputed. In *as units*, `rekindle.recomputable` allows it. "
+        "*First steps* is the same in a new process, which must try each function first. *One "
+        "backward pass* is the memory that the largest backward pass of a function needs. The last "
+        "two columns are for a budget of 35 %: the number of recomputed functions, and if the bits "
+        "equal plain PyTorch's. The functions were written for this table, without the libraries."
     )
     heads = ["style", "as they are", "as units", "first steps", "one backward pass", "recomputed",
              "same bits"]  # fmt: skip
@@ -212,14 +225,17 @@ def restarts() -> str:
     zoo = Counter(row["restarts"] for row in measured if " " in row["model"])
     of_zoo = ", ".join(f"{count} took {number}" for number, count in sorted(zoo.items()))
     text = (
-        "How often a script is started again that follows what `OutOfBudget` says, from a budget "
-        f"that is too small: {len(measured) - len(again)} rows where it was enough are left out. "
-        "Budgets are shares of the activations."
+        "How often must a script be started until its budget suffices? A script starts with a "
+        "budget that is too small. After each `OutOfBudget` it starts again with the budget that "
+        "the error suggests. The table shows the number of restarts, the last budget, and the "
+        "smallest budget with which the script runs. Budgets are shares of the activations. "
+        f"{len(measured) - len(again)} rows whose first budget sufficed are left out, and so are "
+        "architectures that took one restart."
     )
     if zoo:
-        text += f" Of {zoo.total()} architectures of the zoo {of_zoo}."
-    heads = ["model", "first budget", "restarts", "budget that did", "smallest that does"]
-    return section("Starting again with more", found, text, table_of(heads, rows))
+        text += f" Restarts of {zoo.total()} architectures of transformers and diffusers: {of_zoo}."
+    heads = ["model", "first budget", "restarts", "last budget", "smallest budget"]
+    return section("Restarts after OutOfBudget", found, text, table_of(heads, rows))
 
 
 def fragmentation() -> str:
@@ -233,21 +249,30 @@ def fragmentation() -> str:
     costs = [[row["program"], f"{row['ratio']:.0%}", *_recomputed(row)] for row in rows]
     costly = [row for row in costs if set(row[3:]) != {row[2]}]
     text = (
-        "Simulated, by models of PyTorch's allocator for CUDA that were not compared with a device "
-        "yet. What it reserves at most, over the most that is in use, on a device without a limit: "
-        "as it is by default, with `expandable_segments:True`. Budgets are shares of what keeping "
-        f"everything takes; programs where that is less than {found['gigabytes']:.0f} GB were "
-        "enlarged."
+        "PyTorch's CUDA allocator reserves more memory than tensors use, because it rounds sizes "
+        "and keeps free pieces. The figures are simulated, by models of the allocator that were "
+        "not compared with a device yet. Each cell of the first table has two figures, for the "
+        "default allocator and for `expandable_segments:True`: the peak of reserved memory, "
+        "divided by the peak of memory in use. The columns are budgets, as shares of the peak when "
+        f"everything is kept. Programs with a peak below {found['gigabytes']:.0f} GB were "
+        "enlarged. An x marks a program that does not finish."
     )
     limited = (
-        "Recomputation over computation on a device of 1.05 or 1.2 times the budget, where an "
-        "allocation that fails is answered by evicting by score, one after another, or the "
-        "cheapest window of neighbors (x: does not get through). Left out are "
-        f"{len(costs) - len(costly)} of {len(costs)} rows, in which places in memory cost nothing."
+        "The second table shows recomputation time divided by computation time, on a device with "
+        "1.05 or 1.2 times the memory of the budget. If an allocation fails because no free piece "
+        "is large enough, the simulator evicts values one by one in the order of their score "
+        "(*score*), or the cheapest values at adjacent addresses (*window*). *By sums* ignores "
+        f"addresses. {len(costs) - len(costly)} of {len(costs)} rows are left out, because "
+        "addresses cost no time there."
     )
-    count = "Where sums alone get through; better or worse by a thousandth of the computation:"
+    count = (
+        "The third table counts cases (a program and a budget) by outcome: *window* has less or "
+        "more recomputation than *score*, one of them fails, or *window* has no more than if "
+        "addresses are ignored. *Better* and *worse* mean a difference of at least a thousandth of "
+        "the computation time."
+    )
     ways = [" ".join(map(str, way)) for way in _WAYS]
-    parts = ["## What an allocator takes beside the sum", "", said(found), "", text, ""]
+    parts = ["## Memory that an allocator takes in addition", "", said(found), "", text, ""]
     parts += [*table_of(["program", *(f"{at:.0%}" for at in ratios)], reserved), ""]
     parts += [limited, "", *table_of(["program", "budget", "by sums", *ways], costly), ""]
     heads = ["device", *next(iter(counted.values()))]
@@ -291,11 +316,13 @@ def in_place() -> str:
                  within["recomputed_operators"] if within else ""]
             )  # fmt: skip
     text = (
-        "Some backward operators write their result over a gradient that nothing else reads. "
-        "Budgets are fractions of the activation memory without that. All bits are equal."
+        "Some backward operators write their result over their incoming gradient, if nothing else "
+        "reads that gradient. The table compares the memory peak and the number of recomputed "
+        "operators with and without this. Budgets are shares of the activations without it. All "
+        "bits are equal."
     )
-    heads = ["model", "budget", "peak MB, new memory", "in place", "recomputed, new memory",
-             "in place"]  # fmt: skip
+    heads = ["model", "budget", "peak MB, new memory", "peak MB, in place",
+             "recomputed, new memory", "recomputed, in place"]  # fmt: skip
     return section("Results in place of gradients", found, text, table_of(heads, rows))
 
 
@@ -313,9 +340,10 @@ def loops() -> str:
         for row in found["rows"]
     ]  # fmt: skip
     text = (
-        "`x = normalize(c @ x)`, thousands of times, and a gradient through all of it. Budgets "
-        "are fractions of the activations; *checkpoint* is `torch.utils.checkpoint` around pieces "
-        "of sqrt(n) steps. Processor time."
+        "The program is a loop of thousands of steps `x = normalize(c @ x)`, and a backward pass "
+        "through all of them. Budgets are shares of the activations. *Checkpoint* is "
+        "`torch.utils.checkpoint` around pieces of sqrt(n) of the n steps. Times are processor "
+        "times."
     )
-    heads = ["steps", "way", "peak MiB", "time over plain", "recomputed operators", "same bits"]
+    heads = ["steps", "method", "peak MiB", "time over plain", "recomputed operators", "same bits"]
     return section("Long loops", found, text, table_of(heads, rows))

@@ -176,8 +176,8 @@ def _planned(fraction: float) -> Prepare:
 def _sequential(fraction: float) -> Prepare:
     def prepare(model: nn.Module, workload: Workload, about: Any) -> nn.Module:
         budget = _bytes(fraction, about["constants"], about["peak"])
-        inputs, beside = about["inputs"][0], about["reserve"] + about["inputs"][1].nbytes
-        return rekindle.sequential(chain(model), inputs, budget, beside=beside)
+        inputs, others = about["inputs"][0], about["reserve"] + about["inputs"][1].nbytes
+        return rekindle.sequential(chain(model), inputs, budget, reserve=others)
 
     return prepare
 

@@ -35,11 +35,19 @@ def said(found: dict[str, Any]) -> str:
     )
 
 
+def by_machine(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each processor, so that no table has rows of different machines."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["cpu"], []).append(row)
+    return found
+
+
 def several_runs(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return a note with the commits of rows, if they differ."""
     commits = dict.fromkeys(row["commit"][:10] for row in rows)
-    told = ", ".join(f"`{commit}`" for commit in commits)
-    return [f"Measured in several runs, at the commits {told}."] if len(commits) > 1 else []
+    reported = ", ".join(f"`{commit}`" for commit in commits)
+    return [f"Measured in several runs, at the commits {reported}."] if len(commits) > 1 else []
 
 
 def table_of(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:

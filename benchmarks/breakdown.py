@@ -106,8 +106,8 @@ def measure(name: str, fraction: float, rounds: int) -> dict[str, Any]:
         "choosing": chose,
         "other": limited - watched - again - chose,
     }
-    told = {part: round(value / plain, 4) for part, value in found.items()}
-    return {"plain_ms": round(1e3 * plain, 2), "time": round(limited / plain, 4)} | told
+    reported = {part: round(value / plain, 4) for part, value in found.items()}
+    return {"plain_ms": round(1e3 * plain, 2), "time": round(limited / plain, 4)} | reported
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -151,8 +151,8 @@ def main() -> None:
     for name in options.models:
         settings = ["--fraction", str(options.fraction), "--rounds", str(options.rounds)]
         command = [sys.executable, __file__, "--worker", name, *settings]
-        *_, told = answers(command, MOST_SECONDS)
-        rows[(name,)] = {"model": name} | told | {"commit": now["commit"]}
+        *_, reported = answers(command, MOST_SECONDS)
+        rows[(name,)] = {"model": name} | reported | {"commit": now["commit"]}
         print({key: value for key, value in rows[(name,)].items() if key != "commit"}, flush=True)
         write("breakdown", now | {"rows": [*rows.values()]}, options.out)
     draw([*rows.values()], options.out.with_suffix(".png"))

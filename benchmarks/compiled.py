@@ -65,7 +65,7 @@ class Phases:
         self._within = ["tracing"]
         self._since = time.perf_counter()
 
-    def told(self) -> dict[str, float]:
+    def reported(self) -> dict[str, float]:
         self._turn()
         return {name: round(seconds, 1) for name, seconds in self.seconds.items()}
 
@@ -122,7 +122,7 @@ def processor_seconds() -> float:
 def changed(way: str, trainer: Trainer, budget: int, reserve: int) -> dict[str, Any]:
     """Have `trainer` train in that way. Return figures of the plan and of its building."""
     began, used = time.perf_counter(), processor_seconds()
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     if way == "torch.compile":
         trainer.called = torch.compile(trainer.model)
         trainer.step()
@@ -138,16 +138,16 @@ def changed(way: str, trainer: Trainer, budget: int, reserve: int) -> dict[str, 
             )
             trainer.called = plan.apply()
             trainer.step()
-        told["phases"] = phases.told()
-        told["recomputation"] = plan.overhead
-        told["planner_seconds"] = round(plan.plan.seconds, 1)
+        reported["phases"] = phases.reported()
+        reported["recomputation"] = plan.overhead
+        reported["planner_seconds"] = round(plan.plan.seconds, 1)
         trace = plan.trace
-        told["operators"] = len(trace.ops)
+        reported["operators"] = len(trace.ops)
         names = [op.name for op in trace.ops if op.name.startswith("compiled(")]
-        told["segments"] = {"calls": len(names), "distinct": len(set(names))}
-    told["build_seconds"] = round(time.perf_counter() - began, 1)
-    told["build_cpu_seconds"] = round(processor_seconds() - used, 1)
-    return told
+        reported["segments"] = {"calls": len(names), "distinct": len(set(names))}
+    reported["build_seconds"] = round(time.perf_counter() - began, 1)
+    reported["build_cpu_seconds"] = round(processor_seconds() - used, 1)
+    return reported
 
 
 def gradients(trainer: Trainer) -> list[torch.Tensor]:
@@ -198,16 +198,16 @@ def measure(workload: Workload, way: str, fraction: float, rounds: int) -> dict[
     constants = plain.constants()
     peak = constants + activations(plain, "cpu")
     budget = constants + int(fraction * (peak - constants))
-    told = changed(way, other, budget, plain.state())
-    print(json.dumps(told), flush=True)  # printed now, in case the rest fails
+    reported = changed(way, other, budget, plain.state())
+    print(json.dumps(reported), flush=True)  # printed now, in case the rest fails
     used = constants + activations(other, "cpu")
     count = max(2, int(SECONDS / block(plain, 1)))
     pairs = [(block(plain, count), block(other, count)) for _ in range(rounds)]
     if way == "compiled plan":
-        told["equal_to_unlimited"] = is_unlimited(other, 4 * peak)
+        reported["equal_to_unlimited"] = is_unlimited(other, 4 * peak)
     if way == "torch.compile":
         other = drawing_as_eager(workload)
-    return told | {
+    return reported | {
         "memory": round((used - constants) / (peak - constants), 4),
         "over_budget": round(used / budget, 4),
         "time": spread([taken / free for free, taken in pairs], 3),

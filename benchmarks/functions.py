@@ -28,7 +28,7 @@ from restarts import in_a_process
 from torch import Tensor
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("style",)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 
 WORDS, WIDTH, HEADS, LAYERS, ROWS, TIME = 4000, 128, 4, 4, 8, 128
 FRACTIONS = (0.8, 0.6, 0.4)

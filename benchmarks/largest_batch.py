@@ -356,7 +356,8 @@ def main() -> None:
             for row in run(model, method, options):
                 show(row)
                 if "tried" not in row:
-                    rows[model, method, row["at"]] = row | {"commit": now["commit"]}
+                    origin = {"commit": now["commit"], "cpu": now["machine"]["cpu"]}
+                    rows[model, method, row["at"]] = row | origin
             results = now | {"seconds_for_a_plan": options.seconds}
             write_table(results, [*rows.values()], out, columns=COLUMNS, figure="throughput")
         picture = out.with_suffix(".png") if options.out else PICTURES / f"{out.stem}.png"

@@ -127,8 +127,8 @@ def _line(row: dict[str, Any]) -> str:
     figures = [row["online"], row["learned"], row.get("promised"), row.get("bound")]
     shares = " ".join("      - " if f is None else f"{f:>7.2%} " for f in figures)
     budget = f"{row['fraction']:.1f}" if row["as_asked"] else "least"
-    told = f"{row['steps_followed']}, left {row['steps_left']}"
-    return f"{row['model']:>19} {budget:>5} {shares} {times:>7}  {told}"
+    reported = f"{row['steps_followed']}, left {row['steps_left']}"
+    return f"{row['model']:>19} {budget:>5} {shares} {times:>7}  {reported}"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,12 @@ from torch.utils.checkpoint import checkpoint
 import rekindle
 
 WIDTH = 64
-SHARES = {2_000: (0.1, 0.02), 10_000: (0.02, 0.01), 20_000: (0.02, 0.005)}
+SHARES = {
+    2_000: (0.1, 0.02),
+    10_000: (0.02, 0.01),
+    20_000: (0.02, 0.005),
+    100_000: (0.001,),
+}
 
 
 def steps_of(matrix: Tensor, x: Tensor, steps: int) -> Tensor:
@@ -109,10 +114,8 @@ def main() -> None:
     results = conditions()
     results["rows"] = []
     for steps in arguments.steps:
-        results["rows"] += [
-            row | {"commit": results["commit"]} for row in rows_of(steps, arguments.rounds)
-        ]
-        for row in results["rows"][-4:]:
+        for row in rows_of(steps, arguments.rounds):
+            results["rows"].append(row | {"commit": results["commit"]})
             print(row, flush=True)
         write("loops", results)
 

@@ -21,6 +21,7 @@ from _memory import (
     threads,
 )
 from _tables import (
+    by_machine,
     cell,
     load,
     outcome,
@@ -38,17 +39,31 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-<!-- Written by `python benchmarks/page.py` from benchmarks/results/; a test sees to that. -->
+<!-- `python benchmarks/page.py` writes this page from benchmarks/results/; a test compares both -->
 
 ![Time of a step against activation memory: a small GPT, several tools](images/peers_gpt.png)
 
-A small GPT on two CPU cores: each point is a setting of a tool. Further left takes less memory,
-further down takes less time; the star is plain PyTorch. Solid lines are Rekindle's methods,
-dashed lines other tools ([more models](#beside-other-tools)).
+The chart shows training steps of a small GPT on two CPU cores. Each point is one setting of one
+tool. Points further left take less memory, and points further down take less time. The star is
+plain PyTorch. Solid lines are Rekindle's methods, dashed lines are other tools
+([more models](#compared-with-other-tools)).
 
-A file holds every figure on this page, with the command that measured it, the machine, the
-versions and the commit. Both sides of a ratio are measured in one run. `benchmarks/README.md` in
-the repository says what each claim is and how it is measured.
+Each section begins with the command that measured its figures, the machine, the version of
+PyTorch and the commit of Rekindle. The files in `benchmarks/results/` contain all figures. Both
+sides of a ratio are measured in one run on one machine. The rows of one table come from one
+machine; the lines of a chart may come from several.
+`benchmarks/README.md` in the repository says what each script claims and how it measures.
+
+These terms occur in all sections:
+
+- *Online* is `rekindle.budget` before it has learned a plan.
+- *Learned* is `rekindle.budget` when it follows a learned plan.
+- *Planned* is `rekindle.plan`, and *compiled* is `rekindle.plan(..., compile=True)`.
+- *Sequential* is `rekindle.sequential`.
+- *Activations* is the memory peak of plain PyTorch above parameters, gradients, optimizer state
+  and batches. A budget of 50 % allows half of it, in addition to those tensors.
+- *Time over plain* is the time of a training step divided by its time in plain PyTorch.
+- *Recomputed operators* is how many operators ran again in one step.
 """
 
 
@@ -65,7 +80,30 @@ def page() -> str:
 def on_device() -> str:
     """Return the section on GPUs, the newest run first."""
     found = load("on_device")
-    return "\n".join(["## On a GPU", "", *map(_on_device, found["runs"])]) if found else ""
+    parts = ["## On a GPU", "", *_ABOUT_DEVICE, ""]
+    return "\n".join([*parts, *map(_on_device, found["runs"])]) if found else ""
+
+
+_ABOUT_DEVICE = [
+    "`scripts/on_device` checks and measures Rekindle on a GPU. This section has one part for each",
+    "run of the script, the newest first. The first table of a part counts checks, such as",
+    "comparisons of bits with plain PyTorch, and how many of them hold. The other tables show the",
+    "throughput in rows (samples) per second, with these terms:",
+    "",
+    "- *Plain* is plain PyTorch. *Watched* is `rekindle.budget(None)`, which only measures.",
+    "- *Over plain* is the throughput divided by that of plain PyTorch with the smaller batch.",
+    "  DTR published 94.3 % for BERT-base, 96.5 % for BERT-large, and 93.2 % for GPT-2.",
+    "- The budget of the larger batch is the memory peak of the plain run of the smaller batch.",
+    "- *In that device*: the device has only the memory that PyTorch's allocator reserved in that",
+    '  plain run. *Of reserved*: a budget with `of="reserved"` of that amount.',
+    "- *Beyond the memory*: plain PyTorch with the larger batch, which needs more memory.",
+    "",
+    "The groups of checks are: *bits*, *in place*, *triton* and *compiled* (equal results),",
+    "*captured* (CUDA graphs), *races* (two streams without a missing wait), *no_waiting* (the CPU",
+    "never waits for the GPU), *memory* (the peak is within the budget, for each setting of the",
+    "allocator), *swap*, *chosen kernels* (convolutions whose kernel cuDNN chooses by time),",
+    "*faults* (the step after an error is right), *world_of_one* (DDP and FSDP2 with one rank).",
+]
 
 
 def _on_device(found: dict[str, Any]) -> str:
@@ -79,26 +117,19 @@ def _on_device(found: dict[str, Any]) -> str:
         if not each["stage"].startswith("speed")
         and (each["ended"] or any("check" in line for line in each["lines"]))
     ]
-    parts += table_of(["checks", "hold", "of", ""], checks)
-    parts += [
-        "",
-        "Rows a second in the memory that plain PyTorch takes for the smaller batch, and over it",
-        "with that batch (published for DTR: 94.3 %, 96.5 %, 93.2 %). *Watched* is a budget",
-        "without a limit. *In that device*: the device has no more memory than the plain run of",
-        "the smaller batch reserved.",
-    ]
+    parts += table_of(["group of checks", "hold", "checks", "ended"], checks)
     lines = [line for each in found["stages"] for line in each["lines"]]
     hosts = [
         [line["host of"], line["calls"], line["plain ms"], line["watched ms"],
          line["within half ms"], line["within half, recomputed"]]
         for line in lines if "host of" in line
     ]  # fmt: skip
-    heads = ["a small batch in bfloat16", "calls", "plain ms", "watched ms", "within half ms",
-             "recomputed operators"]  # fmt: skip
+    heads = ["CPU time of a small batch in bfloat16", "operator calls", "plain ms", "watched ms",
+             "half of the activations, ms", "recomputed operators"]  # fmt: skip
     parts += ["", *table_of(heads, hosts)] if hosts else []
     optimizers = {line["optimizer"]: line["ms a step"] for line in lines if "optimizer" in line}
     if optimizers:
-        parts += ["", "A step of fused AdamW over 300 small parameters, ms: "
+        parts += ["", "A step of fused AdamW with 300 small parameters takes, in ms: "
                   + ", ".join(f"{name} {ms}" for name, ms in optimizers.items()) + "."]  # fmt: skip
     for bf16 in (False, True):
         rows = [line for line in lines if "rows/s" in line and line["bf16"] is bf16]
@@ -110,7 +141,7 @@ def _on_device(found: dict[str, Any]) -> str:
             for row in rows
         ]  # fmt: skip
         heads = ["bfloat16" if bf16 else "float32", "rows", "rows/s", "over plain", "peak MiB",
-                 "reserved MiB", "recomputed operators", "time until the host is done"]  # fmt: skip
+                 "reserved MiB", "recomputed operators", "CPU's share of the time"]  # fmt: skip
         parts += ["", *table_of(heads, table)]
     return "\n".join(parts) + "\n"
 
@@ -138,26 +169,33 @@ def peers() -> str:
     rows = [row for row in found["rows"] if "time" in row]
     limits = (0.75, 0.51, 0.26, 0.16)  # the budgets, plus the rounding of allocations
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    parts = ["## Beside other tools", "", said(found), ""]
+    parts = ["## Compared with other tools", "", said(found), ""]
     parts += [
-        "Time of a step over plain PyTorch, at the fastest setting that stays within that share of",
-        "the activation memory (measured by allocator events, for all alike).",
+        "How much time does a step take if its activations must fit into a share of their memory?",
+        "Each tool was tried with several settings. A cell shows the time over plain of the",
+        "fastest setting whose measured activations stay within the share at the head of the",
+        "column. An empty cell means that no setting does. The last column is the least memory of",
+        "any setting. The memory of all tools is measured by the allocator's events. *Checkpoint*",
+        "is `torch.utils.checkpoint` around blocks, and *selective* is its selective variant.",
+        "The first cell of a table names the processor on which its rows were measured.",
     ]
     parts += several_runs(found["rows"])
     for model in dict.fromkeys(row["model"] for row in rows):
-        table = []
-        for method in methods:
-            mine = [row for row in rows if (row["model"], row["method"]) == (model, method)]
-            if not mine:
-                continue
-            best = [
-                min((r["time"]["median"] for r in mine if r["memory"] <= limit), default=None)
-                for limit in limits
-            ]
-            least = min(row["memory"] for row in mine)
-            table.append([method, *(cell(each) for each in best), f"{least:.0%}"])
-        heads = ["", *(f"within {limit:.0%}" for limit in limits), "least memory"]
-        parts += ["", f"### {model}", "", *table_of(heads, table)]
+        parts += ["", f"### {model}"]
+        for cpu, measured in by_machine(row for row in rows if row["model"] == model).items():
+            table = []
+            for method in methods:
+                mine = [row for row in measured if row["method"] == method]
+                if not mine:
+                    continue
+                best = [
+                    min((r["time"]["median"] for r in mine if r["memory"] <= limit), default=None)
+                    for limit in limits
+                ]
+                least = min(row["memory"] for row in mine)
+                table.append([method, *(cell(each) for each in best), f"{least:.0%}"])
+            heads = [cpu, *(f"within {limit:.0%}" for limit in limits), "least memory"]
+            parts += ["", *table_of(heads, table)]
         for method, reason in failures(found["rows"], model).items():
             parts += ["", f"{method} fails: `{reason}`"]
         if (picture := PAGE.parent / "images" / f"peers_{model}.png").exists():
@@ -175,7 +213,14 @@ def compiled() -> str:
         *several_runs(found["rows"]),
         depths(found["rows"]),
     ]
-    parts += ["What is called rekindle compiled above is from before there were segments.", ""]
+    parts += [
+        "The table compares plans whose cheap operators Inductor compiles in small groups",
+        "(segments) with the same plans without compilation and with `torch.compile` alone.",
+        "*Memory* is the measured share of the activations. The last column says if gradients",
+        "equal those of the same compiled code without a budget, bit for bit. The rows *rekindle",
+        "compiled* in the section above were measured with an earlier version.",
+        "",
+    ]
     return "\n".join([*parts, *table_of(HEADS, table(found["rows"]))]) + "\n"
 
 
@@ -186,24 +231,29 @@ def largest_batch() -> str:
         return ""
     parts = ["## The largest batch in the memory of the plain run", "", said(found), ""]
     parts += [
-        "Samples a second over plain PyTorch at the base batch, its largest within that memory:",
-        "median (least-most). Plain beyond 1x takes more memory: what larger batches alone bring.",
-        f"Plans got {found['seconds_for_a_plan']:.0f} seconds each. Published for DTR on GPUs",
-        "([source](https://marisa.moe/dtr.html)): 2x at 94.3 % (BERT-base) and 96.5 %",
-        "(BERT-large), 3x at 93.2 % (GPT-2).",
+        "The memory limit is what plain PyTorch needs for a base batch. How much larger can the",
+        "batch be within it, and at which throughput? Throughput is samples per second, divided by",
+        "those of plain PyTorch with the base batch: median (least-most). The columns are one, two",
+        "and three times the base batch; the last column is the largest batch that fits. Only",
+        "*plain* may use more memory than the limit, for larger batches. Each plan was searched",
+        f"for {found['seconds_for_a_plan']:.0f} seconds.",
+        "[Published for DTR on GPUs](https://marisa.moe/dtr.html): twice the batch at 94.3 %",
+        "(BERT-base) and 96.5 % (BERT-large), three times the batch at 93.2 % (GPT-2). The first",
+        "cell of a table names the processor on which its rows were measured.",
     ]
     parts += several_runs(found["rows"])
     for model in dict.fromkeys(row["model"] for row in found["rows"]):
-        methods: dict[str, dict[str, dict[str, Any]]] = {}
-        for row in found["rows"]:
-            if row["model"] == model:
+        of_model = (row for row in found["rows"] if row["model"] == model)
+        for cpu, measured in by_machine(of_model).items():
+            methods: dict[str, dict[str, dict[str, Any]]] = {}
+            for row in measured:
                 methods.setdefault(row["method"], {})[row["at"]] = row
-        table = [
-            [method, *(throughput(at.get(each)) for each in ("1x", "2x", "3x")), most(at)]
-            for method, at in methods.items()
-        ]
-        heads = [model, "1x", "2x", "3x", "largest: throughput"]
-        parts += ["", *table_of(heads, table)]
+            table = [
+                [method, *(throughput(at.get(each)) for each in ("1x", "2x", "3x")), most(at)]
+                for method, at in methods.items()
+            ]
+            heads = [f"{model}, {cpu}", "1x", "2x", "3x", "largest: throughput"]
+            parts += ["", *table_of(heads, table)]
         for method, reason in failures(found["rows"], model).items():
             parts += ["", f"{method} fails: `{reason}`"]
     if (picture := PAGE.parent / "images" / "largest_batch.png").exists():
@@ -233,22 +283,37 @@ def runtime() -> str:
     if not found:
         return ""
     parts = ["## What the online runtime costs", "", said(found), ""]
+    parts += [
+        "The first table shows the cost of a budget so large that nothing is evicted: the",
+        "microseconds that it adds to each operator.",
+        "",
+    ]
     rows = [
         [name, row["operators"], f"{row['added_us_per_operator']:.1f}", spread(row["ratio"])]
         for name, row in found["overhead"].items()
     ]
-    heads = ["nothing let go", "operators", "us added to each", "time over plain"]
+    heads = ["nothing evicted", "operators", "us added to each", "time over plain"]
     parts += table_of(heads, rows)
     rows = [
         [name, *(spread(row[share]["ratio"]) for share in ("1/2", "1/3"))]
         for name, row in found["step_time"].items()
     ]
-    parts += ["", *table_of(["time over plain", "half the activations", "a third"], rows)]
+    parts += [
+        "",
+        "The second table shows the time over plain within half and within a third of activations.",
+        "",
+    ]
+    parts += table_of(["time over plain", "half the activations", "a third"], rows)
     rows = [
         [name, f"{row['fraction']:.0%}", f"{row['program_holds']:.0%}"]
         for name, row in found["smallest"].items()
     ]
-    heads = ["share of the activations", "smallest feasible", "held by the program"]
+    parts += [
+        "",
+        "The third table shows the smallest budget with which each model trains, and the share of",
+        "the activations that variables of the program hold or that operators need at once.",
+    ]
+    heads = ["share of the activations", "smallest budget", "held by variables"]
     return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
 
 
@@ -258,9 +323,15 @@ def policies() -> str:
         return ""
     parts = ["## Policies", "", said(found), ""]
     parts += [
-        "What is recomputed online, in simulation, over what h_DTR recomputes (geometric mean), in",
-        "single steps within half, 0.3 and 0.15 of the range from the least that any schedule",
-        "needs to keeping everything; and how many are within 1.5 times the proven lower bound.",
+        "A policy decides which values to evict. The table compares policies by simulation of",
+        "recorded training steps. *Over h_DTR* is the recomputation time of a policy divided by",
+        "that of DTR's own score h_DTR, as a geometric mean over all cases. *Less* and *more*",
+        "count the cases with less and with more recomputation than h_DTR. A case is a program",
+        "with one of three budgets: at a half, 0.3 and 0.15 of the range between the smallest",
+        "budget of any schedule and the peak when everything is kept. *Within 1.5* counts the",
+        "cases whose recomputation is at most 1.5 times the proven lower bound. *No room* counts",
+        "the cases that failed. The default policy was tuned on the programs *chosen on*, not on",
+        "the others.",
     ]
     rows = [
         [
@@ -289,8 +360,14 @@ def learned() -> str:
         ]
         for row in found["rows"]
     ]
-    heads = ["recomputation over computation", "activations", "online", "learned", "lower bound"]
-    return "\n".join(["## Learned schedules", "", said(found), "", *table_of(heads, rows)]) + "\n"
+    text = (
+        "How much less is recomputed when `rekindle.budget` follows a plan that it has learned? "
+        "The figures are recomputation time divided by computation time. *Activations* is the "
+        "budget. No schedule recomputes less than the lower bound."
+    )
+    heads = ["model", "activations", "online", "learned", "lower bound"]
+    parts = ["## Learned schedules", "", said(found), "", text, ""]
+    return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
 
 
 def prediction() -> str:
@@ -303,8 +380,12 @@ def prediction() -> str:
         if share.endswith("%")
     ]
     heads = ["activations", "predicted time over plain", "measured", "error"]
-    title = "## What `rekindle.profile` foretells"
-    return "\n".join([title, "", said(found), "", *table_of(heads, rows)]) + "\n"
+    title = "## What `rekindle.profile` predicts"
+    text = (
+        "`rekindle.profile` predicts the time of a step within smaller budgets. The table compares "
+        "its predictions for the demo's GPT with measured steps."
+    )
+    return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
 
 
 def accuracy() -> str:
@@ -321,9 +402,17 @@ def accuracy() -> str:
         ]
         for row in found["rows"]
     ]
-    heads = ["planned model", "budget", "recomputation", "error of the peak", "error of the time"]
+    heads = [
+        "planned model", "budget in bytes", "recomputation", "error of the peak",
+        "error of the time",
+    ]  # fmt: skip
     title = "## Planned models: predicted against measured"
-    return "\n".join([title, "", said(found), "", *table_of(heads, rows)]) + "\n"
+    text = (
+        "A plan predicts the memory peak and the time of its model. The table compares both with a "
+        "measured step. *Recomputation* is the time of recomputed operators, as a share of all "
+        "others."
+    )
+    return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
 
 
 def anything() -> str:
@@ -338,9 +427,15 @@ def anything() -> str:
         [name, *(share(ways.get(way)) for way in ("saved", "anything"))]
         for name, ways in fractions.items()
     ]
-    heads = ["smallest feasible share of the activations (recomputation)", "default", "anything"]
+    heads = ["model", 'evict="saved"', 'evict="anything"']
     title = '## `evict="anything"`'
-    return "\n".join([title, "", said(found), "", *table_of(heads, rows)]) + "\n"
+    text = (
+        "How much smaller can a budget be if tensors that variables hold may be evicted at any "
+        "time? The figures are the smallest budget with which the program runs, as a share of the "
+        "activations. In parentheses is the recomputation time there, as a share of the "
+        "computation time."
+    )
+    return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
 
 
 def swap() -> str:
@@ -349,9 +444,13 @@ def swap() -> str:
         return ""
     parts = ["## Swap or recompute, simulated", "", said(found), ""]
     parts += [
-        "Recomputing and waiting over computing, on the DTR paper's logs at 0.4 of what keeping",
-        "everything takes; bandwidth as a share of the one that hides everything. The online",
-        "choice (hybrid) is greedy: with slow links and small budgets it can lose.",
+        "An evicted value can be recomputed, or swapped: copied to the host and back. The table",
+        "compares three ways by simulation of the operator logs of the DTR paper: recompute only,",
+        "swap only, and *hybrid*, where the engine decides for each value. The figures are the",
+        "time of recomputing and of waiting for copies, divided by the computation time. The",
+        "budget is 40 % of the peak when everything is kept. The bandwidth is a share of the",
+        "bandwidth at which copies cost no time. The engine's decision is greedy, so with slow",
+        "links and small budgets it can be slower than the better of the other two.",
     ]
     rows = [
         [row["log"], f"{row['share']:.0%}", *(outcome(row[way]) for way in WAYS)]
@@ -360,8 +459,9 @@ def swap() -> str:
     ]
     counts = found["figures"]["summary"]
     parts += [
-        f"Of {counts['cases']} cases it is better than both alone in {counts['hybrid better']},",
-        f"as good as the better one in {counts['equal']}, worse in {counts['hybrid worse']}.",
+        f"*Hybrid* is faster than both others in {counts['hybrid better']} of {counts['cases']}",
+        f"cases, as fast as the faster one in {counts['equal']}, and slower in",
+        f"{counts['hybrid worse']}.",
     ]
     heads = ["log", "bandwidth", *WAYS]
     return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
@@ -374,11 +474,15 @@ def mixtures() -> str:
     counts = found["figures"]["summary"]
     parts = ["## Swap and recompute, planned", "", said(found), ""]
     parts += [
-        f"Overheads as above, beside a plan that got {found['seconds']:.0f} seconds, and the bound",
-        f"that no run can be below. Of {counts['cases']} cases the plan is better than both alone",
-        f"in {counts['planned better than both alone']}, worse in {counts['worse']}; beside the",
-        f"online choice better in {counts['better than the online choice']},",
-        f"worse in {counts['worse than the online choice']}.",
+        "A planner knows the whole step, so it can decide ahead which values to swap and which to",
+        "recompute. The table adds two columns to the times of the section above: a plan that was",
+        f"searched for {found['seconds']:.0f} seconds, and a lower bound that no run can beat.",
+        "The plan is faster than recomputing alone and swapping alone in",
+        f"{counts['planned better than both alone']} of {counts['cases']} cases, and slower in",
+        f"{counts['worse']}. It is faster than *hybrid* in",
+        f"{counts['better than the online choice']} cases, and slower in",
+        f"{counts['worse than the online choice']}. `oom` means that this way does not fit into",
+        "the budget.",
         *several_runs(found["figures"]["rows"]),
     ]
     rows = [
@@ -418,10 +522,19 @@ def planners() -> str:
                 *(percent(each) for each in others),
             ]
         )
-    heads = ["graph", "budget", "cut relaxation", "lower bound", "seconds", "Rotor", "Chen", "DTR"]
+    heads = ["graph", "budget", "Cuts", "lower bound", "seconds", "Rotor", "Chen", "DTR"]
     about = found["about"]
     command = f"`{about['command']}`, {about['cpu']}, {about['cores']} cores."
-    return "\n".join(["## Planners", "", command, "", *table_of(heads, rows)]) + "\n"
+    text = (
+        "A planner computes which values to keep and which to recompute before a step runs. The "
+        "figures are the recomputation time of each planner's plan, as a share of the computation "
+        "time. *Budget* is a share of the peak when everything is kept. *Cuts* is the default "
+        "planner, *lower bound* is its proof that no schedule is better, and *seconds* is its "
+        "search time. *DTR* is a simulated online run. An empty cell means that a planner found no "
+        "plan or was not tried."
+    )
+    parts = ["## Planners", "", command, "", text, ""]
+    return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
 
 
 def scale() -> str:
@@ -433,8 +546,12 @@ def scale() -> str:
         [f"{row['resident_values']:,}", row["evictions"], row["microseconds_per_eviction"]]
         for row in found["rows"]
     ]
-    heads = ["resident values", "evictions", "us for each"]
-    parts = ["## Cost of an eviction", "", said(found), "", *table_of(heads, rows)]
+    heads = ["values in memory", "evictions", "us for each eviction"]
+    text = (
+        "Before each eviction the policy searches for the value with the lowest score. The table "
+        "shows the time of one eviction in the Python engine, by the number of values in memory."
+    )
+    parts = ["## Cost of an eviction", "", said(found), "", text, "", *table_of(heads, rows)]
     if (picture := PAGE.parent / "images" / "simulator_scale.png").exists():
         parts += ["", f"![Cost of an eviction over the resident values](images/{picture.name})"]
     return "\n".join(parts) + "\n"
@@ -447,10 +564,11 @@ def zoo() -> str:
     counts = found["counts"]
     parts = ["## Architectures", "", said(found), ""]
     parts += [
-        f"{counts['equal']} of {counts['tried']} architectures of transformers and diffusers train",
-        "to the same bits as plain PyTorch at 30 % of their activations or the smallest feasible",
-        "share of them.",
-        f"Not equal to themselves in plain PyTorch: {', '.join(counts['unstable'])}.",
+        "One training step of each architecture of the libraries transformers and diffusers was",
+        "compared with plain PyTorch, with small random weights. The budget is 30 % of the",
+        "activations, or the smallest budget with which the architecture trains.",
+        f"{counts['equal']} of {counts['tried']} architectures give the same bits.",
+        f"For {', '.join(counts['unstable'])}, two runs in plain PyTorch differ already.",
     ]
     return "\n".join([*parts, *zoo_planned()]) + "\n"
 
@@ -463,14 +581,14 @@ def zoo_planned() -> list[str]:
     small = [row["40%"] for row in rows if "40%" in row]
     tried = [row for row in small if row["verdict"] != "refused"]
     exact = sum(row["path"] == "eager" for row in (each["roomy"] for each in rows))
-    parts = ["", "### By plans", "", said(found), ""]
+    parts = ["", "### The same architectures with `rekindle.plan`", "", said(found), ""]
     parts += [
-        f"Planned by `rekindle.plan`, of {counts['tried']} tried: {counts['roomy']} the same bits",
-        f"at a roomy budget ({exact} by the path of eager PyTorch, the others by that for",
-        f"compilers), {counts['refused']} refused when planned, with the reason.",
-        "At 40 % of the activations, or the smallest budget known to do:",
-        f"{counts['40%']} the same of {len(tried)} tried.",
-        f"Neither the same nor refused: {', '.join(counts['failed']) or 'none'}.",
+        f"`rekindle.plan` was tried on {counts['tried']} architectures. With a large budget,",
+        f"{counts['roomy']} gave the same bits, and {counts['refused']} were refused with the",
+        f"reason. Of those with the same bits, {exact} were traced as in eager PyTorch, and the",
+        "others as for a compiler. At 40 % of the activations, or the smallest budget with a known",
+        f"plan, {counts['40%']} of {len(tried)} gave the same bits. Architectures with other bits",
+        f"or an error: {', '.join(counts['failed']) or 'none'}.",
         *several_runs(rows),
     ]
     return parts
@@ -490,13 +608,15 @@ def sweeps() -> str:
         ]
         for name, row in found.items()
     ]
-    heads = ["", "tried", "same bits", "excepted", "different"]
-    return (
-        "\n".join(
-            ["## Operators, modules, optimizers, random programs", "", *table_of(heads, rows)]
-        )
-        + "\n"
+    heads = ["what was run, and the command", "tried", "same bits", "excepted", "different"]
+    text = (
+        "PyTorch's own test samples of operators (opinfo), modules and optimizers, and random "
+        "programs (fuzz), ran with everything evicted, or within a small budget. *Same bits* "
+        "counts results that equal those of plain PyTorch. *Excepted* counts known differences "
+        "that have a reason in PyTorch itself. *Different* counts all other differences."
     )
+    parts = ["## Operators, modules, optimizers, random programs", "", text, ""]
+    return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
 
 
 if __name__ == "__main__":

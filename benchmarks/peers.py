@@ -153,7 +153,7 @@ def main() -> None:
                 continue
             key = (name, point.method, point.setting)
             row = dict(zip(KEY, key, strict=True)) | run(workload, point, options.device)
-            rows[key] = row | {"commit": now["commit"]}
+            rows[key] = row | {"commit": now["commit"], "cpu": now["machine"]["cpu"]}
             show(rows[key])
         mine = [row for key, row in rows.items() if key[0] == name]
         plot(name, mine, PICTURES / f"{out.stem}_{name}.png")

@@ -201,8 +201,8 @@ def program_holds(case: Case) -> int:
     batch = workload.data(0)
     parameters = list(workload.model.parameters())
     with Tracker() as tracker:
-        tracker.see(parameters)
-        tracker.see(list(workload.model.buffers()))
+        tracker.count(parameters)
+        tracker.count(list(workload.model.buffers()))
         before = tracker.alive
         with saved_tensors_hooks(lambda tensor: None, _never):
             workload.phases[-1].losses(workload.model, batch)

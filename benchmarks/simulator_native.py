@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=0.5)
     parser.add_argument("--repeat", type=int, default=5)
     chosen = parser.parse_args()
-    told = conditions()
+    reported = conditions()
     if native.engine() is None:
         raise SystemExit(native.why_not(native.ENGINE))
     rows: list[dict[str, object]] = []
@@ -60,7 +60,7 @@ def main() -> None:
                 }
             )
             print(rows[-1])
-    write("simulator_native", told | {"figures": rows})
+    write("simulator_native", reported | {"figures": rows})
 
 
 if __name__ == "__main__":

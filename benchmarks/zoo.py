@@ -167,8 +167,8 @@ def by_plans(
             }
             row[name] = asdict(planned.by_plan(architecture, plain, fraction, options.seconds))
             known[(architecture.name,)] = row
-            told = f"{number:3}/{len(ALL_ARCHITECTURES)} {architecture.name[:40]:<42}"
-            print(f"{told}{name:>8}{row[name]['verdict']:>13}", flush=True)
+            reported = f"{number:3}/{len(ALL_ARCHITECTURES)} {architecture.name[:40]:<42}"
+            print(f"{reported}{name:>8}{row[name]['verdict']:>13}", flush=True)
             rows = [known[each.name,] for each in ALL_ARCHITECTURES if (each.name,) in known]
             write("zoo_planned", results | {"counts": counted(rows), "rows": rows}, out)
     failed = counted(list(known.values()))["failed"]

@@ -1,4 +1,4 @@
-"""Draws the pictures of the page how-it-works.md from simulated runs: python docs/draw.py."""
+"""Draw the pictures of the page how-it-works.md from simulated runs: python docs/draw.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from rekindle.schedule import Compute, Record
 from rekindle.trace import Trace, chain, keep_all_peak
 
 IMAGES = Path(__file__).parent / "images"
-KEPT, FIRST, AGAIN, GRAY = "#9ecae1", "#0072b2", "#d55e00", "#666666"  # told apart by all
+KEPT, FIRST, AGAIN, GRAY = (
+    "#9ecae1",
+    "#0072b2",
+    "#d55e00",
+    "#666666",
+)  # colors that everybody can tell apart
 
 
 def main() -> None:
@@ -26,23 +31,23 @@ def main() -> None:
 
 
 def draw_residency(trace: Trace) -> None:
-    """Which values are in memory when, with everything kept and with half of it."""
+    """Draw which values are in memory over time, without a budget and with half of the memory."""
     peak = keep_all_peak(trace)
-    figure = Figure(figsize=(9, 6.4), layout="constrained")
+    figure = Figure(figsize=(7, 5.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     for axes, budget in ((above, None), (below, peak // 2 + 1)):
         record = rekindle.simulate(trace, budget=budget)
         residency(axes, trace, record)
         limit = "no budget" if budget is None else f"budget: {budget} of {peak} values"
-        again = f"{record.recomputations} operators run again"
-        axes.set_title(f"{limit}, {again}", loc="left", fontsize=10)
-        axes.set_ylabel("values, oldest first")
-    below.set_xlabel("operators run")
+        again = f"{record.recomputations} operators are recomputed"
+        axes.set_title(f"{limit}, {again}", loc="left", fontsize=13)
+        axes.set_ylabel("tensors, oldest first", fontsize=12)
+    below.set_xlabel("operators that ran", fontsize=12)
     save(figure, "residency.svg")
 
 
 def residency(axes: Axes, trace: Trace, record: Record) -> None:
-    """A row a value; dark where it is computed, red where computed again."""
+    """Draw a row for each value: dark where it is computed, orange where it is recomputed."""
     born: dict[int, tuple[int, bool]] = {}
     made: set[int] = set()
     now = 0
@@ -67,7 +72,7 @@ def residency(axes: Axes, trace: Trace, record: Record) -> None:
 
 
 def draw_memory(trace: Trace) -> None:
-    """Memory over time under three budgets."""
+    """Draw memory over time under three budgets."""
     peak = keep_all_peak(trace)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -91,7 +96,7 @@ def draw_memory(trace: Trace) -> None:
 
 
 def draw_tradeoff(trace: Trace) -> None:
-    """Time against memory: online, planned, and what nothing can beat."""
+    """Draw time against memory: online, planned, and the proven lower bound."""
     problem = Problem.of(trace)
     peak = keep_all_peak(trace)
     shares = (0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -127,7 +132,7 @@ def draw_tradeoff(trace: Trace) -> None:
 
 
 def save(figure: Figure, name: str) -> None:
-    """As SVG; the same picture is the same file."""
+    """Write the picture as SVG; equal pictures give equal files."""
     with mpl.rc_context({"svg.hashsalt": "rekindle"}):
         figure.savefig(IMAGES / name, metadata={"Date": None}, facecolor="white")
 

@@ -75,7 +75,7 @@ def _described(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def _epilog(text: str) -> Iterator[tuple[str, str]]:
-    """The parts after the options: examples, and the exit codes."""
+    """Yield heading and lines of each part after the options: examples and exit codes."""
     for part in text.replace("\b", "").split("\n\n"):
         heading, _, rest = part.strip().partition("\n")
         if rest and heading.endswith(":"):
@@ -93,7 +93,7 @@ def conformance(markdown: str, source: str) -> str:
 
     Args:
         markdown: The page. A row is a subject, what holds for it, and the tests that show it.
-        source: What stands before a path in the address of a file.
+        source: The start of a file's address, to which its path is appended.
     """
     lines = []
     for line in markdown.splitlines():
@@ -108,7 +108,7 @@ def conformance(markdown: str, source: str) -> str:
 
 
 def _linked(text: str, source: str) -> str:
-    """Make a link of each test that `text` names."""
+    """Turn each test that `text` names into a link."""
 
     def link(found: re.Match[str]) -> str:
         ((path, at),) = _tests(found[0])
@@ -118,10 +118,10 @@ def _linked(text: str, source: str) -> str:
 
 
 def _tests(text: str) -> Iterator[tuple[str, int]]:
-    """Each test that `text` names: its file and its line.
+    """Yield file and line of each test that `text` names.
 
     Raises:
-        LookupError: It names a test that does not exist.
+        LookupError: `text` names a test that does not exist.
     """
     for path, name in TEST.findall(text):
         for at, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), start=1):

@@ -1,7 +1,7 @@
-"""Takes the pictures of what a user sees, with Chromium: python docs/photograph.py [NAME ...].
+"""Take the pictures of the documentation with Chromium: python docs/photograph.py [NAME ...].
 
-profile: the page of a profile. run: the page of a run. terminal: `rekindle run --progress` amid its
-work. notebook: the example, as a notebook shows it.
+profile: the page of a profile. run: the page of a run. terminal: a running `rekindle run
+--progress`. notebook: the example as a notebook shows it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run() -> str:
 
 
 def terminal() -> str:
-    """What is on the screen amid a program that knows nothing of a budget."""
+    """Return the screen of `rekindle run --progress` while a script runs that has no budget."""
     words = ["--budget", "2MiB", "--progress", "tests/cli/scripts/plain.py", "--epochs=2"]
     surroundings = {"COLUMNS": str(COLUMNS), "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
     ours, theirs = pty.openpty()
@@ -71,7 +71,7 @@ def terminal() -> str:
     ):
         os.close(theirs)
         seen = bytearray()
-        with contextlib.suppress(OSError):  # how the end of a terminal is told
+        with contextlib.suppress(OSError):  # raised at the end of the output of a terminal
             while data := os.read(ours, 1024):
                 seen += data
     text = seen.decode()
@@ -88,7 +88,7 @@ def notebook() -> str:
 
 
 def _screen(text: str) -> list[str]:
-    """The lines that a terminal shows after `text`."""
+    """Return the lines that a terminal shows after it received `text`."""
     lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
         if part == "\n":
@@ -107,7 +107,7 @@ def _screen(text: str) -> list[str]:
 
 
 def _cells(printed: io.StringIO) -> tuple[list[str], dict[str, Any]]:
-    """The cells of the example with what they show, and what they define."""
+    """Return the cells of the example notebook with their output, and the names they define."""
     cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     namespace: dict[str, Any] = {"__name__": "__main__"}
     shown = []
@@ -139,7 +139,7 @@ PICTURES: dict[str, tuple[Callable[[], str], int, int]] = {
     "terminal": (terminal, 700, 150),
     "notebook": (notebook, 1000, 3700),
 }
-"""What makes the page, the width of the window, and its height."""
+"""By picture: the function that makes its page, and width and height of the window."""
 
 
 def photograph(page: str, name: str, width: int, height: int) -> None:

@@ -1,6 +1,6 @@
 # Sourced by the scripts, from the root of the repository. `ensure_venv` makes .venv/ with Rekindle
-# (editable) and its extras, which include the tools, at the versions in constraints.txt. It needs
-# only a Python. If .venv/ is up to date, it compares one small file and returns.
+# (editable), its extras and the tools of [dependency-groups], at the versions in constraints.txt. It
+# needs only a Python. If .venv/ is up to date, it compares one small file and returns.
 # shellcheck shell=bash
 
 die() {
@@ -19,11 +19,17 @@ find_python() {
     die "no Python 3.11 or newer found (tried python3, python3.13, python3.12, python3.11); install one and run this again"
 }
 
-ALL_EXTRAS=plan,plot,huggingface,lightning,docs,dev
+ALL_EXTRAS=plan,plot,huggingface,lightning
 
-ensure_venv() { # [EXTRAS], default: all
+list_tools() { # the requirements of all dependency groups: `pip install --group` needs pip 25.1
+    .venv/bin/python -c 'import tomllib
+groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]
+print(*(line for group in groups.values() for line in group), sep="\n")'
+}
+
+ensure_venv() { # [EXTRAS], without the tools; default: all extras and the tools
     # The stamp holds the path too, because moving the folder breaks an editable install.
-    local extras=${1:-$ALL_EXTRAS} wanted installed='' stamp=.venv/rekindle-installed python
+    local extras=${1:-$ALL_EXTRAS} wanted installed='' stamp=.venv/rekindle-installed python tools=''
     wanted="$(pwd -P && cat pyproject.toml constraints.txt)"
     if [[ -f $stamp ]]; then
         installed="$(<"$stamp")"
@@ -39,9 +45,10 @@ ensure_venv() { # [EXTRAS], default: all
             die "'$python -m venv .venv' failed, see above (Debian and Ubuntu: apt install python3-venv)"
         fi
     fi
+    (($#)) || tools="$(list_tools)" || die "pyproject.toml cannot be read, see above"
     echo "Installing Rekindle into .venv (minutes the first time) ..." >&2
     .venv/bin/python -m pip --disable-pip-version-check -qq install \
-        -c constraints.txt -e ".[$extras]" \
+        -c constraints.txt -e ".[$extras]" -r /dev/stdin <<<"$tools" \
         || die "pip could not install what pyproject.toml and constraints.txt ask for, see above"
     printf '%s\n' "$extras $wanted" >"$stamp"
 }

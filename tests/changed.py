@@ -1,7 +1,7 @@
-"""Print the test files that mirror what differs from main: python -m tests.changed.
+"""Print the test files that belong to the files changed since main: `python -m tests.changed`.
 
-`tests/` mirrors `src/rekindle/`: a module's tests are in the folder of the same name, or in files
-that have its name. Tests that hold conventions always belong to them.
+`tests/` has the folders of `src/rekindle/`: the tests of a module are in the folder of the same
+name, or in files that have its name. Tests of conventions always belong to the changed files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 CONVENTIONS = ("architecture", "architecture_native", "files", "public_api", "tooling")
-#: Parts whose tests are not in the folder of the same name.
+#: Parts of the package whose tests are not in the folder of the same name.
 ELSEWHERE = {
     "src/rekindle/native/base": ("tests/native",),
     "src/rekindle/native/engine": ("tests/native",),
@@ -29,7 +29,10 @@ ELSEWHERE = {
 
 
 def changed_files(root: Path = ROOT) -> list[str]:
-    """Return the files that differ from where this branch left main, also those not committed."""
+    """Return the files that differ from the commit where this branch left main.
+
+    Uncommitted changes count as well.
+    """
     for main in ("main", "origin/main"):
         found = _git(root, "merge-base", main, "HEAD")
         if found:
@@ -75,7 +78,7 @@ def _tests_of(path: PurePosixPath, tests: Mapping[str, str]) -> Iterable[str]:
 
 
 def _inside(place: str, tests: Mapping[str, str]) -> set[str]:
-    """Return the test files in a folder and those below, or the one file."""
+    """Return the test files in a folder and its subfolders, or the one test file."""
     return {
         each
         for each in tests
@@ -85,7 +88,7 @@ def _inside(place: str, tests: Mapping[str, str]) -> set[str]:
 
 
 def _importers(path: PurePosixPath, tests: Mapping[str, str]) -> set[str]:
-    """Return the test files that import a helper themselves."""
+    """Return the test files that import the test helper at `path`."""
     package, name = re.escape(".".join(path.parent.parts)), path.stem
     whole, part = rf"(from|import) {package}\.{name}\b", rf"from {package} import .*\b{name}\b"
     wanted = re.compile(rf"^({whole}|{part})", re.MULTILINE)

@@ -17,7 +17,7 @@ settings.register_profile("fast", settings.get_profile("ci"), max_examples=20)
 
 _ROOT = Path(__file__).parents[1]
 _SLOW = durations.read_slow()
-_MARKED = "not slow"  #: the option `-m` that leaves out slow tests
+_MARKED = "not slow"  #: pytest's option `-m` that excludes slow tests
 _started = pytest.StashKey[float]()
 _recorder = pytest.StashKey["_Recorder"]()
 
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a file of slow tests if slow tests are left out."""
+    """Skip importing a file whose tests are all slow if slow tests are excluded."""
     if config.getoption("-m") != _MARKED or not collection_path.is_relative_to(_ROOT):
         return None
     return True if collection_path.relative_to(_ROOT).as_posix() in _SLOW else None
@@ -59,7 +59,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep every n-th of the selected tests."""
+    """Keep every n-th of the selected tests, for a shard of CI.
+
+    Refuse an id with an address: it differs between the processes that run tests in parallel.
+    """
+    for each in items:
+        if " at 0x" in each.nodeid:
+            raise pytest.UsageError(f"{each.nodeid}: write ids=name_of in its parametrize")
     part, parts = (int(each) for each in config.getoption("--part").split("/"))
     config.hook.pytest_deselected(
         items=[each for at, each in enumerate(items) if at % parts != part - 1]
@@ -86,14 +92,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _limit(item: pytest.Item) -> float:
-    """Return the processor seconds that the test may take; more examples may take more."""
+    """Return the processor seconds that the test may take, more for a test of more examples."""
     share = settings().max_examples / settings.get_profile("fast").max_examples
     drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
     return item.config.getoption("--limit") * (max(1, share) if drawn else 1)
 
 
 class _Recorder:
-    """Records the processor time of each test, in the process that reports."""
+    """Record the processor time of each test in the process that reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -122,7 +128,7 @@ class _Recorder:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give the tests a cache of their own; processes that they start inherit it."""
+    """Give the tests an own cache folder, which the processes that they start inherit."""
     os.environ["REKINDLE_CACHE"] = str(own_cache(tmp_path_factory.mktemp("cache")))
 
 
@@ -130,20 +136,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def prices_of_plans(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Share measured costs of operators among all tests that plan."""
+    """Share the measured costs of operators among all tests that plan."""
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path_factory.getbasetemp() / "prices")))
 
 
 @pytest.fixture
 def kernels(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Share Inductor's cache among the tests that compile, apart from the user's cache."""
+    """Share one cache of Inductor among the tests that compile, separate from the user's cache."""
     folder = tmp_path_factory.getbasetemp() / "kernels"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 @pytest.fixture
 def nothing_left_compiled() -> Iterator[None]:
-    """Discard compiled code before a test and after it."""
+    """Discard compiled code before and after a test."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).with_name("slow.txt")
-#: Processor seconds from which a test is slow.
+#: A test that takes so many processor seconds or more is slow.
 SLOW = 0.6
 #: Processor seconds above which a test fails that is not marked as slow. It is far above `SLOW`,
 #: because other machines are slower, and the first test of a process pays for imports.
@@ -83,7 +83,10 @@ def find_slow(
 
 
 def judge(report: pytest.TestReport, taken: float, limit: float) -> None:
-    """Fail a test that passed but took more processor seconds than `limit` (0: no limit)."""
+    """Fail a passed test that took more processor seconds than `limit`.
+
+    A limit of 0 means no limit.
+    """
     if report.passed and 0 < limit < taken:
         report.outcome = "failed"
         report.longrepr = (

@@ -1,4 +1,7 @@
-"""Helpers of many tests, and one list of all policies: a new policy is tested by adding a line."""
+"""Helpers that many tests share, and the list of all policies.
+
+A policy that is added to the list runs in every test of policies.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +39,32 @@ def own_cache(folder: Path) -> Path:
     return folder
 
 
-#: True if nothing is left out, as with `scripts/sweep tests`.
+#: True if all parametrized cases run, as with `scripts/sweep tests`.
 WHOLE = os.environ.get("REKINDLE_TEST_WHOLE") == "1"
 
 
 def combined(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Combine each value of each axis with one of each other; all with `scripts/sweep tests`."""
+    """Combine each value of each axis with one value of each other axis.
+
+    With `scripts/sweep tests`, return every combination.
+    """
     if WHOLE:
         return list(product(*axes))
     return list(islice(zip(*map(cycle, axes), strict=False), max(map(len, axes))))
 
 
 def sampled(values: Iterable[Any], most: int) -> list[Any]:
-    """Draw `most` values with a fixed seed; all of them with `scripts/sweep tests`."""
+    """Draw at most `most` values with a fixed seed.
+
+    With `scripts/sweep tests`, return all values.
+    """
     values = list(values)
     return values if WHOLE else random.Random(20).sample(values, min(most, len(values)))
 
 
 def name_of(value: object) -> str:
-    """Return the name of a parameter of a test."""
-    name = getattr(value, "name", None)
+    """Return a readable test id for a parameter."""
+    name = getattr(value, "name", None) or getattr(value, "__name__", None)
     return name if isinstance(name, str) else repr(value)
 
 
@@ -66,7 +75,10 @@ def others_slow(values: Iterable[object]) -> list[Any]:
 
 
 class Link:
-    """A storage in a chain, as a policy sees it; `above` and `below` are filled by the test."""
+    """A storage in a chain, as a policy sees it.
+
+    The test fills `above` (storages read) and `below` (readers).
+    """
 
     def __init__(self, nbytes: int, cost: int, last: int) -> None:
         self.nbytes, self.cost, self.last_access, self.order = nbytes, cost, last, last

@@ -14,7 +14,7 @@ USUAL_EXAMPLES = 100
 
 
 def examples(most: int) -> settings:
-    """Draw `most` examples in CI, and proportionally fewer where the profile draws fewer.
+    """Draw `most` examples in CI, and proportionally fewer if the profile draws fewer.
 
     Use it instead of `settings(max_examples=...)`, which ignores the profile.
     """
@@ -42,7 +42,7 @@ def traces(draw: st.DrawFn, *, longest: int = 24) -> Trace:
 
 @st.composite
 def problems(draw: st.DrawFn, *, longest: int = 24) -> tuple[Trace, int]:
-    """Draw a trace, and a budget between the largest operator's need and keep-everything."""
+    """Draw a trace, and a budget between the largest operator's need and the keep-all peak."""
     trace = draw(traces(longest=longest))
     low, high = largest_need(trace), keep_all_peak(trace)
     return trace, draw(st.integers(min(low, high), high))

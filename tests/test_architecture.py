@@ -1,4 +1,4 @@
-"""The rules of the layout: imports between parts, no cycles, no long files, light import.
+"""Tests of the rules of the source layout: allowed imports, no cycles, short files, light import.
 
 Each rule is a function from a tree of files to complaints. It runs on the real tree, and on small
 trees with one planted fault each, which show that the rule can fail.
@@ -23,33 +23,35 @@ ROOT = Path(__file__).parents[1]
 # For each part, the parts that it may import. A part is a folder or a file directly in
 # src/rekindle; a dotted name is one module of a part. To allow another import, change this table
 # and give the reason in the same commit.
-SHARED = {"_types", "_errors", "_units", "_checks", "_cache", "_files"}
+SHARED = {"_types", "_errors", "_units", "_checks", "_cache", "_files", "_public"}
 ALLOWED = {
     "_types": set[str](),
-    "_errors": {"_types"},
+    "_public": set[str](),
+    "_errors": {"_types", "_public"},
     "_units": {"_types", "_errors"},
     "_checks": {"_types", "_errors"},
     "_cache": set[str](),
     "_files": set[str](),
     "_progress": set[str](),
     "trace": SHARED,
-    # Of policies only the swap bandwidths, which give the times of schedules.
+    # From policies only the swap bandwidths, which give the times of schedules.
     "schedule": SHARED | {"trace", "policies.swap"},
     "policies": SHARED,
     "engine": SHARED | {"trace", "schedule", "policies"},
-    "native": {"_cache"},  # it compiles, finds and loads; callers know the data
+    "native": {"_cache"},  # compiles and loads extensions; callers know their contents
     "simulator": SHARED | {"trace", "schedule", "policies", "engine", "native"},
     # Neither engine nor simulator: a planner must not judge itself.
     "planners": SHARED | {"trace", "schedule", "policies.swap"},
-    # Of planners only data: the result, and the operations and costs of a chain. Of report only
-    # the data that `run.report()` returns, which can draw itself. The simulator computes the
-    # budget that a rehearsed step needs, which takes seconds.
+    # From planners only data: the result, and the operations and costs of a chain. From report
+    # only the data that `run.report()` returns. The simulator computes the budget that a rehearsed
+    # step needs, which takes seconds.
     "pytorch": SHARED
     | {"trace", "schedule", "policies", "engine", "native", "simulator", "_progress"}
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
-    "distributed": {"pytorch"},  # it exports the public names of pytorch/distributed
+    # this part exports the public names of pytorch/distributed
+    "distributed": {"pytorch", "_public"},
     # Modules that join independent parts: planners that begin with a simulated run, a process that
     # plans while a program runs, predictions of real runs, the public functions.
     "_planners": SHARED | {"trace", "schedule", "policies", "engine", "simulator", "planners"},
@@ -60,8 +62,8 @@ ALLOWED = {
 }
 ALLOWED_EVERYTHING = {"__init__", "__main__", "cli"}  # no other part imports these
 
-# The rooms of a large part, lowest first. A room imports the rooms named with it, and those by
-# their front door (`rekindle.pytorch.online`, not `rekindle.pytorch.online._driver`).
+# The subpackages ("rooms") of a large part, lowest first. A room may import the rooms named with
+# it, but only their package (`rekindle.pytorch.online`, not `rekindle.pytorch.online._driver`).
 ROOMS = {
     "pytorch": {
         "devices": set[str](),
@@ -71,8 +73,8 @@ ROOMS = {
         "held": {"tensors", "operators", "online"},
         "swap": {"devices", "tensors"},
         "native": {"devices", "tensors", "operators", "online"},
-        "learned": {"devices", "native"},  # it plans from the records of the native core
-        "planned": {"devices", "operators"},
+        "learned": {"devices", "native"},  # this room plans from the records of the native core
+        "planned": {"devices", "tensors", "operators", "swap"},
         "chains": {"tensors"},
         "rehearsed": {"devices", "tensors", "operators", "online"},
         "context": {
@@ -109,7 +111,7 @@ THIRD_PARTIES = {
     "integrations.huggingface": {"transformers"},
     "integrations.lightning": {"lightning"},
     "cli": {"click", "rich"},
-    "cli._demo_training": {"torch"},  # a program such as a user writes
+    "cli._demo_training": {"torch"},  # the demo trains a model like a user's program
 }
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "highspy")
@@ -123,7 +125,7 @@ class Import:
     module: str
     line: int
     when_loaded: bool
-    """True if it is at the top level of its module, not inside a function."""
+    """True if the import is at the top level of its module, not inside a function."""
 
 
 # Reading a tree of files. `modules` maps dotted names to files, packages to their __init__.py.
@@ -194,12 +196,12 @@ def layering(package: Path) -> Iterator[str]:
 
 
 def rooms(package: Path) -> Iterator[str]:
-    """Complain about imports between rooms that the table lacks, or past a front door."""
+    """Complain about imports between rooms that the table lacks, or of private modules."""
     modules = modules_of(package)
     for module, path in modules.items():
         part, room = _room_of(module)
         if part not in ROOMS or not room:
-            continue  # the front door of the part may import any of its rooms
+            continue  # the `__init__.py` of the part may import any of its rooms
         if room not in ROOMS[part]:
             yield f"{path.relative_to(package)}: {part}/{room} is not in the table of this test"
             continue
@@ -282,11 +284,11 @@ def heavy_imports(path: Path | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", [layering, rooms, cycles, devices_named])
-def test_the_package_keeps(rule) -> None:
+def test_real_package_obeys_every_import_rule(rule) -> None:
     assert list(rule(ROOT / "src" / "rekindle")) == []
 
 
-def test_rooms_stand_in_order() -> None:
+def test_import_table_lists_lower_packages_first() -> None:
     for table in ROOMS.values():
         below = set[str]()
         for room, imported in table.items():
@@ -294,11 +296,11 @@ def test_rooms_stand_in_order() -> None:
             below.add(room)
 
 
-def test_files_are_not_too_long() -> None:
+def test_each_source_file_has_at_most_800_lines() -> None:
     assert list(long_files(ROOT)) == []
 
 
-def test_the_design_page_shows_the_house() -> None:
+def test_design_page_lists_folders_and_allowed_imports() -> None:
     """Compare the tables of Python folders: name, first line, allowed imports."""
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if re.match(r"\| `\w+/` \|", line)]
@@ -318,7 +320,7 @@ def _first_line(folder: Path) -> str:
     return (text or "").partition("\n")[0]
 
 
-def test_import_rekindle_is_light() -> None:
+def test_import_rekindle_loads_no_heavy_packages() -> None:
     assert heavy_imports() == []
 
 
@@ -393,14 +395,16 @@ def plant(root: Path, files: dict[str, str]) -> Path:
         ("utils.py", "", "utils.py: utils is not in the table of this test"),
     ],
 )
-def test_layering_complains(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+def test_check_of_layers_finds_forbidden_import(
+    tmp_path: Path, name: str, text: str, complaint: str
+) -> None:
     others = {
         f"{part}/__init__.py": "" for part in ("engine", "cli", "planners", "simulator", "pytorch")
     }
     assert list(layering(plant(tmp_path, others | {name: text}))) == [complaint]
 
 
-def test_naming_a_device_is_noticed(tmp_path: Path) -> None:
+def test_check_of_device_names_finds_cuda_outside_its_file(tmp_path: Path) -> None:
     files = {
         "pytorch/devices/a.py": "import torch\ntorch.cuda.synchronize()",
         "pytorch/online/a.py": "import torch\n'torch.cuda'\ntorch.backends.cudnn.enabled = 1",
@@ -421,7 +425,7 @@ def test_naming_a_device_is_noticed(tmp_path: Path) -> None:
         ("__init__.py", "def f():\n    from rekindle.pytorch import budget"),
     ],
 )
-def test_layering_allows(tmp_path: Path, name: str, text: str) -> None:
+def test_check_of_layers_accepts_allowed_import(tmp_path: Path, name: str, text: str) -> None:
     assert list(layering(plant(tmp_path, {"planners/_result.py": "", name: text}))) == []
 
 
@@ -450,38 +454,40 @@ def test_layering_allows(tmp_path: Path, name: str, text: str) -> None:
         ("pytorch/_a.py", "", "pytorch/_a.py: pytorch/_a is not in the table of this test"),
     ],
 )
-def test_rooms_complains(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+def test_check_of_subpackages_finds_forbidden_import(
+    tmp_path: Path, name: str, text: str, complaint: str
+) -> None:
     others = ("pytorch/online/_driver.py", "pytorch/learned/__init__.py", "pytorch/__init__.py")
     package = plant(tmp_path, dict.fromkeys(others, "") | {name: text})
     (package / name).parent.joinpath("__init__.py").unlink()
     assert list(rooms(package)) == [complaint]
 
 
-def test_rooms_allows_a_lower_room_by_its_door(tmp_path: Path) -> None:
+def test_check_of_subpackages_accepts_import_of_lower_one(tmp_path: Path) -> None:
     files = {"pytorch/held/a.py": "from ..online import x", "pytorch/online/__init__.py": ""}
     assert list(rooms(plant(tmp_path, files))) == []
 
 
 @pytest.mark.parametrize("text", ["from .b import x", "if True:\n    import rekindle.trace.b"])
-def test_cycles_complains(tmp_path: Path, text: str) -> None:
+def test_check_of_cycles_finds_import_cycle(tmp_path: Path, text: str) -> None:
     files = {"trace/a.py": text, "trace/b.py": "from rekindle.trace import a"}
     (complaint,) = cycles(plant(tmp_path, files))
     assert complaint.startswith("import cycle: rekindle.trace.")
 
 
-def test_cycles_allows_imports_inside_functions(tmp_path: Path) -> None:
+def test_check_of_cycles_accepts_import_inside_function(tmp_path: Path) -> None:
     files = {"trace/a.py": "def f():\n    from . import b", "trace/b.py": "from . import a"}
     assert list(cycles(plant(tmp_path, files))) == []
 
 
-def test_long_files_complains(tmp_path: Path) -> None:
+def test_check_of_file_length_finds_long_file(tmp_path: Path) -> None:
     package = plant(tmp_path / "src", {"a.py": "x = 1\n" * 800, "b.py": "x = 1\n" * 801})
     assert list(long_files(tmp_path)) == ["src/rekindle/b.py: 801 lines, at most 800"]
     assert package.name == "rekindle"
 
 
 @pytest.mark.parametrize("heavy", HEAVY)
-def test_heavy_imports_complains(tmp_path: Path, heavy: str) -> None:
+def test_check_of_heavy_imports_finds_heavy_import(tmp_path: Path, heavy: str) -> None:
     plant(
         tmp_path,
         {"__init__.py": "from rekindle import trace", "trace/__init__.py": f"import {heavy}"},

@@ -1,4 +1,4 @@
-"""The rules of the layout of the C++ sources: includes, lengths of files, forbidden words.
+"""Tests of the rules of the C++ sources: allowed includes, short files, forbidden words.
 
 As in test_architecture, each rule runs on the real tree, and on small trees with a planted fault.
 """
@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "rekindle" / "native"
 MOST_LINES = 800
 
-# The rooms of the core, lowest first: each includes itself and the rooms before it.
+# The folders ("rooms") of the core, lowest first: each may include itself and the folders before
+# it.
 ROOMS = ("base", "engine", "allocator", "torch", "ops", "memory", "steps", "dispatch", "python")
 WITH_TORCH = rf"({'|'.join(ROOMS[2:])})/"
 # For each folder, the folders that it may include in addition to itself.
@@ -26,7 +27,7 @@ ALLOWED = {room: {*ROOMS[:place]} for place, room in enumerate(ROOMS)} | {
 OUTSIDE = {
     r"Python\.h": r"replay/module\.cpp|torch/(pyobjects\.cpp|raised\.cpp|gil\.h)|python/.*",
     r"(torch|ATen|c10)/.*": rf"{WITH_TORCH}.*",
-    r"pybind11/.*": r"(torch|python)/.*",  # kernels written in Python raise through it
+    r"pybind11/.*": r"(torch|python)/.*",  # errors of kernels written in Python pass through it
     r"torch/extension\.h": r"(?!)",
 }
 PURE = r"(base|engine)/.*"
@@ -34,7 +35,7 @@ PURE = r"(base|engine)/.*"
 # Forbidden words: a pattern, and a pattern of files that may contain it nevertheless.
 FORBIDDEN = {
     r"\busing namespace\b": "",
-    r"\bshared_ptr\b": r"dispatch/proxy\.cpp",  # in the signatures of autograd's engine
+    r"\bshared_ptr\b": r"dispatch/proxy\.cpp",  # needed in the signatures of autograd's engine
     r"\bstd::function\b": "",
     r"<(iostream|regex)>": "",
     r"\bstd::(unordered_\w+|set|map|pow)\b": r"(?!(base|engine)/).*",
@@ -112,11 +113,11 @@ def headers_once(native: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("rule", [layering, forbidden, long_files, headers_once])
-def test_the_native_core_keeps(rule) -> None:
+def test_real_native_sources_obey_every_source_rule(rule) -> None:
     assert list(rule(NATIVE)) == []
 
 
-def test_sources_include_known_folders() -> None:
+def test_native_sources_include_only_known_folders() -> None:
     assert {name.partition("/")[0] for name, _ in sources(NATIVE)} >= {"base", "engine", "replay"}
 
 
@@ -154,7 +155,9 @@ def plant(native: Path, name: str, text: str) -> Path:
         ("other/a.cpp", "", "other/a.cpp: other is not in the table of this test"),
     ],
 )  # fmt: skip
-def test_layering_complains(tmp_path: Path, name: str, line: str, complaint: str) -> None:
+def test_check_of_native_layers_finds_forbidden_include(
+    tmp_path: Path, name: str, line: str, complaint: str
+) -> None:
     assert list(layering(plant(tmp_path, name, line))) == [complaint]
 
 
@@ -166,7 +169,9 @@ def test_layering_complains(tmp_path: Path, name: str, line: str, complaint: str
         ("memory/a.cpp", '#include <ATen/core/Tensor.h>\n#include "../engine/e.h"'),
     ],
 )
-def test_layering_allows(tmp_path: Path, name: str, line: str) -> None:
+def test_check_of_native_layers_accepts_allowed_include(
+    tmp_path: Path, name: str, line: str
+) -> None:
     assert list(layering(plant(tmp_path, name, line))) == []
 
 
@@ -190,7 +195,7 @@ def test_layering_allows(tmp_path: Path, name: str, line: str) -> None:
         "#if TORCH_VERSION_MINOR > 10",
     ],
 )
-def test_forbidden_complains(tmp_path: Path, line: str) -> None:
+def test_check_of_native_words_finds_forbidden_word(tmp_path: Path, line: str) -> None:
     assert len(list(forbidden(plant(tmp_path, "engine/a.cpp", line)))) == 1
 
 
@@ -198,11 +203,11 @@ def test_forbidden_complains(tmp_path: Path, line: str) -> None:
     "line",
     ["// a new thing, not std::set", "A(const A&) = delete;", 'const char* text = "delete it";'],
 )
-def test_forbidden_allows(tmp_path: Path, line: str) -> None:
+def test_check_of_native_words_accepts_other_words(tmp_path: Path, line: str) -> None:
     assert list(forbidden(plant(tmp_path, "engine/a.cpp", line))) == []
 
 
-def test_sizes_and_guards_complain(tmp_path: Path) -> None:
+def test_check_of_native_files_finds_long_files_and_guards(tmp_path: Path) -> None:
     plant(tmp_path, "base/a.h", "\n" * 801)
     assert "base/a.h: 801 lines, at most 800" in list(long_files(tmp_path))
     assert "base/a.h: no #pragma once" in list(headers_once(tmp_path))

@@ -1,4 +1,4 @@
-"""The folder of the cache is decided in one function."""
+"""Test of the function that decides where the cache folder is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOME = Path("/home/somebody")
         ("", "", HOME / ".cache/rekindle", HOME / ".cache/rekindle/cores"),
     ],
 )
-def test_cache_folder_follows_the_environment(
+def test_cache_folder_follows_environment_variables(
     rekindle: str | None,
     xdg: str | None,
     learned: Path | None,

@@ -1,4 +1,4 @@
-"""The choice of tests for files that differ from main."""
+"""Tests of choosing the test files for source files that differ from the main branch."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ ALWAYS = {"tests/test_tooling.py"}
         ("pyproject.toml", set()),
     ],
 )
-def test_a_changed_file_has_its_mirror(changed: str, wanted: set[str]) -> None:
+def test_changed_source_file_selects_tests_of_same_folder(changed: str, wanted: set[str]) -> None:
     assert {*mirror([changed], TESTS)} == wanted | ALWAYS
 
 
-def test_a_changed_conftest_runs_its_folder() -> None:
+def test_changed_conftest_selects_tests_of_its_folder() -> None:
     everything = {path for path in TESTS if "test_" in path}
     assert {*mirror(["tests/conftest.py"], TESTS)} == everything
 
 
-def test_nothing_changed_runs_nothing() -> None:
+def test_no_test_file_is_selected_without_changes() -> None:
     assert mirror([], TESTS) == []
     assert mirror(["tests/test_that_is_gone.py"], TESTS) == []
 
 
-def test_files_of_conventions_exist() -> None:
+def test_each_test_file_of_conventions_exists() -> None:
     for name in CONVENTIONS:
         assert Path(__file__).with_name(f"test_{name}.py").is_file(), name
 
 
-def test_changed_files_are_those_since_main(tmp_path: Path) -> None:
+def test_changed_files_are_those_that_differ_from_main_branch(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)

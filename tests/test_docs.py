@@ -1,4 +1,4 @@
-"""The documents are true: examples run; commands, scripts and linked files exist."""
+"""Tests that the documents are true: examples run; commands, scripts and linked files exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def commands(text: str) -> set[str]:
 
 
 @names
-def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_in_each_document_run(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run the examples of a document one after the other, as a reader would."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
@@ -33,20 +35,20 @@ def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile(example, str(document), "exec"), namespace)
 
 
-def test_the_readme_shows_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_example_prints_report(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = examples((ROOT / "README.md").read_text())
     exec(compile(example, "README.md", "exec"), {})
     assert "recomputations" in capsys.readouterr().out
 
 
 @names
-def test_commands_exist(document: Path) -> None:
+def test_each_command_in_documents_exists(document: Path) -> None:
     for command in commands(document.read_text()):
         assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0, command
 
 
 @names
-def test_scripts_and_links_exist(document: Path) -> None:
+def test_each_script_and_linked_file_in_documents_exists(document: Path) -> None:
     text = document.read_text()
     for script in re.findall(r"\bscripts/[a-z]+\b", text):
         assert (ROOT / script).is_file(), script
@@ -55,7 +57,7 @@ def test_scripts_and_links_exist(document: Path) -> None:
 
 
 @names
-def test_tests_that_are_named_exist(document: Path) -> None:
+def test_each_test_cited_in_documents_exists(document: Path) -> None:
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text()):
         assert f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
 
@@ -87,24 +89,24 @@ def test_environment_page_lists_every_variable_that_code_reads() -> None:
     assert [name for name in sorted(read) if f"`{name}=" not in page] == []
 
 
-def test_each_line_of_the_conformance_page_names_a_test() -> None:
+def test_each_row_of_conformance_page_names_test() -> None:
     lines = (ROOT / "docs" / "reference" / "conformance.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| with")]
     assert len(rows) > 150
     assert [row for row in rows if "`tests/" not in row] == []
 
 
-def test_examples_and_commands_of_readme_are_found() -> None:
+def test_docs_check_finds_examples_and_commands_of_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(examples(readme)) == 1
     assert {"plan", "simulate"} <= commands(readme)
     assert CliRunner().invoke(main, ["plam", "--help"]).exit_code != 0
 
 
-def test_benchmarks_page_equals_generated_page(
+def test_committed_benchmarks_page_equals_generated_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as if run from that folder
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # the example runs as if from its folder
     page = runpy.run_path(str(ROOT / "benchmarks" / "page.py"))["page"]()
     assert (ROOT / "docs" / "benchmarks.md").read_text() == page, "python benchmarks/page.py"
 
@@ -120,7 +122,7 @@ def test_conformance_row_becomes_item_with_test_links() -> None:
     assert item == f"- **DDP**: yes ([test](https://host/{path}#L{line}))"
 
 
-def test_page_that_names_a_missing_test_is_not_built() -> None:
+def test_docs_page_that_cites_missing_test_is_not_built() -> None:
     row = "| DDP | yes | `tests/test_docs.py::test_nothing` |"
     with pytest.raises(LookupError, match="has no test test_nothing"):
         HOOKS["conformance"](row, "")

@@ -1,4 +1,4 @@
-"""Slow tests are found by their measured times, and a test that becomes too slow fails."""
+"""Tests of the list of slow tests, and of the failure of a test that becomes too slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _report(outcome: Literal["passed", "failed", "skipped"]) -> pytest.TestRepor
     return pytest.TestReport("tests/test_a.py::test_b", ("", 0, ""), {}, outcome, None, "call")
 
 
-def test_test_above_limit_fails_with_advice() -> None:
+def test_passed_test_above_time_limit_fails_with_advice() -> None:
     report = _report("passed")
     durations.judge(report, 12.5, 12)
     assert report.failed
@@ -33,7 +33,7 @@ def test_test_above_limit_fails_with_advice() -> None:
     ("outcome", "taken", "limit"),
     [("passed", 11, 12), ("passed", 13, 0), ("failed", 13, 12), ("skipped", 13, 12)],
 )
-def test_report_within_limit_is_unchanged(
+def test_passed_test_within_time_limit_still_passes(
     outcome: Literal["passed", "failed", "skipped"], taken: float, limit: float
 ) -> None:
     report = _report(outcome)
@@ -41,7 +41,7 @@ def test_report_within_limit_is_unchanged(
     assert (report.outcome, report.longrepr) == (outcome, None)
 
 
-def test_slow_tests_functions_and_files_are_found() -> None:
+def test_slow_list_finds_slow_tests_functions_and_files() -> None:
     seconds = {
         "a.py::one[x]": SLOW, "a.py::one[y]": QUICK, "a.py::two[x]": SLOW, "a.py::two[y]": SLOW,
         "b.py::one": SLOW, "b.py::two": SLOW, "c.py::one": QUICK,
@@ -49,25 +49,25 @@ def test_slow_tests_functions_and_files_are_found() -> None:
     assert durations.find_slow(seconds, ()) == {"a.py::one[x]", "a.py::two", "b.py"}
 
 
-def test_slow_tests_by_their_mark_are_not_listed() -> None:
+def test_slow_list_leaves_out_tests_with_slow_mark() -> None:
     seconds = {"a.py::one": SLOW, "a.py::two": SLOW, "a.py::three": QUICK, "b.py::one": QUICK}
     found = durations.find_slow(seconds, (), marked={"a.py::one", "b.py::one"})
     assert found == {"a.py::two", "b.py"}
 
 
-def test_slow_test_is_listed_until_much_quicker() -> None:
+def test_slow_list_keeps_test_until_it_is_much_quicker() -> None:
     before = {"a.py::one", "a.py::two[x]", "b.py"}
     seconds = {"a.py::one": QUICK, "a.py::two[x]": QUICK * 0.9, "a.py::three": QUICK}
     assert durations.find_slow(seconds, before) == {"a.py::one", "b.py"}
     assert durations.find_slow(seconds, {"a.py::one", "b.py"}) == {"a.py::one", "b.py"}
 
 
-def test_entries_of_removed_tests_are_deleted() -> None:
+def test_slow_list_drops_entries_of_removed_tests() -> None:
     before = {"a.py::gone", "b.py::one"}
     assert durations.find_slow({"a.py::one": QUICK}, before) == {"b.py::one"}
 
 
-def test_slow_tests_are_written_and_read_the_same(tmp_path: Path) -> None:
+def test_slow_list_is_equal_after_write_and_read(tmp_path: Path) -> None:
     path = tmp_path / "slow.txt"
     entries = {"b.py", "a.py::one[x y # z]", "a.py::two"}
     durations.write_slow(entries, path)
@@ -76,7 +76,7 @@ def test_slow_tests_are_written_and_read_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["a.py::one[x]", "a.py::two[z]", "b.py::one"])
-def test_is_slow_matches_test_function_or_file(test: str) -> None:
+def test_slow_list_entry_matches_test_function_or_file(test: str) -> None:
     assert durations.is_slow(test, {"a.py::one[x]", "a.py::two", "b.py"})
     assert not durations.is_slow("a.py::one[y]", {"a.py::one[x]", "a.py::two", "b.py"})
 
@@ -92,17 +92,17 @@ def missing(entries: frozenset[str], root: Path = ROOT) -> list[str]:
     return gone
 
 
-def test_listed_slow_tests_exist() -> None:
+def test_committed_slow_list_names_only_existing_tests() -> None:
     assert missing(durations.read_slow()) == []
 
 
-def test_missing_complains(tmp_path: Path) -> None:
+def test_slow_list_entry_of_missing_test_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def one():\n    pass\n")
     entries = frozenset({"a.py", "a.py::one[x]", "a.py::two", "b.py"})
     assert missing(entries, tmp_path) == ["a.py::two", "b.py"]
 
 
-def test_examples_are_as_many_as_written_in_ci() -> None:
+def test_number_of_hypothesis_examples_follows_active_profile() -> None:
     before = settings.get_current_profile_name()
     try:
         settings.load_profile("ci")

@@ -1,4 +1,4 @@
-"""Errors can be sent to another process unchanged."""
+"""Tests of sending errors to another process, and of raising them again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 import rekindle
-from rekindle import _errors
-from rekindle._errors import RekindleError
+from rekindle import RekindleError, _errors
 
 SOME = [
     _errors.InvalidArgument("no"),
@@ -24,7 +23,7 @@ SOME = [
 
 
 @pytest.mark.parametrize("error", SOME, ids=lambda error: type(error).__name__)
-def test_errors_survive_pickle_and_copy(error: RekindleError) -> None:
+def test_error_is_equal_after_pickle_and_copy(error: RekindleError) -> None:
     error.add_note("and more")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)
@@ -34,7 +33,7 @@ def test_errors_survive_pickle_and_copy(error: RekindleError) -> None:
         assert again.__notes__ == ["and more"]
 
 
-def test_tracebacks_show_public_error_names() -> None:
+def test_traceback_shows_public_name_of_error() -> None:
     kinds = {name: getattr(rekindle, name) for name in rekindle.__all__}
     public = {
         name: kind
@@ -44,3 +43,13 @@ def test_tracebacks_show_public_error_names() -> None:
     assert len(public) >= 7
     for name, kind in public.items():
         assert f"{kind.__module__}.{kind.__qualname__}" == f"rekindle.{name}"
+
+
+def test_error_class_can_be_raised_again_with_longer_text() -> None:
+    """Pyro and PyTorch's data loader raise `type(error)(text)`."""
+    of_files = (_errors.InvalidFile, _errors.InvalidSchedule, _errors.InvalidTrace)
+    for error in SOME:
+        if not isinstance(error, of_files):
+            again = type(error)(f"{error}\nTrace shapes: none")
+            assert type(again) is type(error)
+            assert str(again) == f"{error}\nTrace shapes: none"

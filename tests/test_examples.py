@@ -1,4 +1,4 @@
-"""Every example runs, and ends with a report."""
+"""Tests that every example script runs and prints a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(example: Path, tmp_path: Path) -> None:
+def test_example_script_runs_and_prints_report(example: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(example)],
@@ -30,6 +30,6 @@ def test_example(example: Path, tmp_path: Path) -> None:
     assert "recomputations" in done.stdout
 
 
-def test_known_examples_exist() -> None:
+def test_each_known_example_script_exists() -> None:
     names = {path.stem for path in EXAMPLES}
     assert {"plain_loop", "huggingface_trainer", "lightning_fit", "accelerate_loop"} <= names

@@ -1,4 +1,4 @@
-"""Files of the wrong kind are described by their contents."""
+"""Tests of errors for files of the wrong kind, which describe the file by its contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rekindle.trace.formats import save
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         (b"", "an empty file"),
         (b"\x89PNG\r\n\x1a\n", "a picture (PNG)"),
@@ -30,18 +30,20 @@ from rekindle.trace.formats import save
         (b"\x00\x01", "bytes"),
         (b"import torch\nx = 1\n", "'import torch'"),
         ("ä".encode() * 600, "'ää"),
-        (b"x" + "ä".encode() * 600, "'xää"),  # the first 512 bytes end inside a character
+        (b"x" + "ä".encode() * 600, "'xää"),  # the first 512 bytes end within a UTF-8 character
         (b"\xff\xfe" * 600, "bytes"),
         (b"text" + b"\xe9" * 600, "bytes"),
     ],
 )
-def test_file_kinds_are_named_by_content(tmp_path: Path, content: bytes, told: str) -> None:
+def test_kind_of_wrong_file_is_recognized_by_content(
+    tmp_path: Path, content: bytes, reported: str
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert what_is(path).startswith(told)
+    assert what_is(path).startswith(reported)
 
 
-def test_archives_and_folders_are_named_by_content(tmp_path: Path) -> None:
+def test_kind_of_archive_and_folder_is_recognized_by_content(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "weights.pt")
     with zipfile.ZipFile(tmp_path / "program.zip", "w") as archive:
         archive.writestr("__main__.py", "")
@@ -54,7 +56,7 @@ def test_archives_and_folders_are_named_by_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan", "report"])
-def test_commands_name_kind_of_wrong_file(command: str, tmp_path: Path) -> None:
+def test_command_with_file_of_wrong_kind_names_that_kind(command: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({}, path)
     result = CliRunner().invoke(main, [command, str(path)])
@@ -63,7 +65,7 @@ def test_commands_name_kind_of_wrong_file(command: str, tmp_path: Path) -> None:
     assert "got a checkpoint of PyTorch" in " ".join(result.stderr.split())
 
 
-def test_a_wrong_file_among_many_is_named(tmp_path: Path) -> None:
+def test_simulate_of_many_files_names_the_wrong_file(tmp_path: Path) -> None:
     """Several processes read the files, and report errors to the first."""
     for number in range(4):
         save(chain(3), tmp_path / f"{number}.jsonl")

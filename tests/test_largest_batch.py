@@ -1,4 +1,4 @@
-"""The search of `scripts/bench largest_batch`, with batches that take milliseconds."""
+"""Tests of the search for the largest batch (`scripts/bench largest_batch`), with tiny batches."""
 
 from __future__ import annotations
 
@@ -30,27 +30,29 @@ def measured(
 ) -> tuple[dict[str, Any], set[int]]:
     """Return the rows by fraction of memory, and the batches that fit."""
     workload = replace(benchmark.WORKLOADS["gpt"], cpu=TINY)
-    told: list[dict[str, Any]] = []
-    benchmark.measure(workload, method, "cpu", told.append, quick)
-    rows = {row["at"]: row for row in told if "at" in row}
+    reported: list[dict[str, Any]] = []
+    benchmark.measure(workload, method, "cpu", reported.append, quick)
+    rows = {row["at"]: row for row in reported if "at" in row}
     assert list(rows) == (["2x", "largest"] if quick else ["1x", "2x", "3x", "largest"])
-    return rows, {row["tried"] for row in told if "tried" in row and row["failure"] is None}
+    return rows, {row["tried"] for row in reported if "tried" in row and row["failure"] is None}
 
 
 @pytest.mark.slow
-def test_the_plain_program_fits_its_base_batch_and_no_more(benchmark: ModuleType) -> None:
+def test_largest_batch_of_plain_program_is_reference_batch(benchmark: ModuleType) -> None:
     rows, fitting = measured(benchmark, "plain")
     assert fitting == {1, 2}
     assert rows["1x"]["used"] == rows["1x"]["limit"]
     assert rows["largest"]["batch"] == 2
     assert rows["largest"]["next"]["batch"] == 3
     assert rows["2x"]["infeasible"].startswith("takes ")
-    assert rows["2x"]["throughput"]["median"] > 0  # timed although it does not fit plainly
+    assert rows["2x"]["throughput"]["median"] > 0  # timed although plain PyTorch does not fit it
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["rekindle online", "checkpoint"])
-def test_methods_fit_more_within_the_memory(benchmark: ModuleType, method: str) -> None:
+def test_each_benchmarked_method_fits_larger_batch_than_plain(
+    benchmark: ModuleType, method: str
+) -> None:
     rows, fitting = measured(benchmark, method, quick=True)
     largest = rows["largest"]
     assert largest["batch"] == max(fitting) > 2
@@ -65,13 +67,13 @@ def test_methods_fit_more_within_the_memory(benchmark: ModuleType, method: str) 
             assert "throughput" not in row
 
 
-def test_the_setting_that_saves_least_is_taken(benchmark: ModuleType) -> None:
+def test_largest_batch_search_uses_setting_that_saves_least(benchmark: ModuleType) -> None:
     workload = replace(benchmark.WORKLOADS["gpt"], cpu=TINY)
     search = benchmark.Search(workload, "checkpoint", "cpu", lambda row: None)
     assert search.tried(2).point.setting == "1 in 3"
     saving = search.tried(4)
     assert saving.failure is None
-    assert saving.figures is None  # not computed before it is needed
+    assert saving.figures is None  # figures are computed only when needed
     sparser = search.settings[: search.settings.index(saving.point)]
     assert sparser
     search.settings = sparser
@@ -79,15 +81,17 @@ def test_the_setting_that_saves_least_is_taken(benchmark: ModuleType) -> None:
     assert not search.fits(4)
 
 
-def test_failed_process_yields_its_error(benchmark: ModuleType) -> None:
+def test_largest_batch_of_failed_process_shows_its_error(benchmark: ModuleType) -> None:
     program = "print('{\"at\": \"1x\"}'); print('chatter'); raise SystemExit('no room')"
-    told = list(benchmark.answers([sys.executable, "-c", program], 60.0))
-    assert told == [{"at": "1x"}, {"failed": "no room"}]
+    reported = list(benchmark.answers([sys.executable, "-c", program], 60.0))
+    assert reported == [{"at": "1x"}, {"failed": "no room"}]
     (late,) = benchmark.answers([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
     assert "more than" in late["failed"]
 
 
-def test_rows_not_measured_again_are_kept(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_benchmark_keeps_stored_rows_not_measured_again(
+    benchmark: ModuleType, tmp_path: Path
+) -> None:
     row = {"model": "gpt", "method": "plain", "at": "1x", "batch": 2, "multiple": 1.0}
     row |= {"setting": "", "throughput": {"median": 1.0, "min": 1.0, "max": 1.0}}
     out, columns = tmp_path / "rows.json", benchmark.COLUMNS

@@ -1,4 +1,4 @@
-"""The example notebook runs, and its output does not change the style of the page around it."""
+"""Tests of the example notebook: it runs, and its styles apply only to its own output."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def run(cells: list[dict[str, Any]]) -> list[str]:
     return shown
 
 
-def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_notebook_runs_and_shows_reports(capsys: pytest.CaptureFixture[str]) -> None:
     profile, report = run([cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"])
     assert capsys.readouterr().out.count(" of 24.0 MiB, peak ") == 5
     assert "What another budget would cost" in profile
     assert "By line of your program" in profile
-    assert "ipython-input-0" in profile  # lines of the notebook
+    assert "ipython-input-0" in profile  # the profile lists lines of the notebook
     assert "<polygon" in report
     for part in (profile, report):
         check_scope(part)
@@ -51,6 +51,6 @@ def check_scope(part: str) -> None:
             assert selector.strip().startswith(".rekindle"), selector
 
 
-def test_style_rule_for_whole_page_is_refused() -> None:
+def test_notebook_check_refuses_style_rule_for_whole_page() -> None:
     with pytest.raises(AssertionError, match="body"):
         check_scope("<div><style>body { margin: 0 } .rekindle p { margin: 0 }</style></div>")

@@ -1,4 +1,4 @@
-"""The files around the code agree with each other and with the code."""
+"""Tests that configuration, scripts, documents and workflows agree with each other and the code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
 
 
 def declared() -> list[str]:
-    """Return every dependency in pyproject.toml, extras included."""
-    extras = PROJECT["optional-dependencies"].values()
-    return [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
+    """Return every dependency in pyproject.toml, including extras and tools."""
+    lists = [*PROJECT["optional-dependencies"].values(), *PYPROJECT["dependency-groups"].values()]
+    return [*PROJECT["dependencies"], *(line for lines in lists for line in lines)]
 
 
 def pins() -> dict[str, str]:
@@ -44,7 +44,7 @@ def _normal(name: str) -> str:
 
 
 @pytest.mark.parametrize("requirement", declared())
-def test_every_dependency_is_pinned(requirement: str) -> None:
+def test_every_dependency_is_pinned_in_constraints(requirement: str) -> None:
     match = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?(?:==(.*)|>=.*)", requirement)
     assert match, f"{requirement!r} says neither == nor >="
     version = pins()[_normal(match[1])]
@@ -63,48 +63,48 @@ def test_every_dependency_is_pinned(requirement: str) -> None:
         *TOOL["pyright"]["include"],
     ],
 )
-def test_paths_in_pyproject_exist(path: str) -> None:
+def test_each_path_in_pyproject_exists(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def test_types_are_strict_everywhere_but_in_pytorch() -> None:
+def test_pyright_is_strict_everywhere_except_in_pytorch_folder() -> None:
     parts = {part for part in ALLOWED.keys() | ALLOWED_EVERYTHING if not part.startswith("_")}
     listed = {f"src/rekindle/{part}" for part in parts - {"pytorch"}}
     assert {*TOOL["pyright"]["strict"]} == listed | {"src/rekindle/*.py"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_run_from_anywhere_and_stop_at_the_first_failure(script: Path) -> None:
+def test_scripts_run_from_any_folder_and_stop_at_first_failure(script: Path) -> None:
     assert os.access(script, os.X_OK)
     lines = script.read_text(encoding="utf-8").splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
-    assert lines[1].startswith("# ")  # the purpose of the script
+    assert lines[1].startswith("# ")  # the second line states the purpose of the script
     assert "set -euo pipefail" in lines
     assert any(line.startswith("CDPATH='' cd -- ") for line in lines)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_name_scripts_that_exist(document: str) -> None:
+def test_documents_name_only_scripts_that_exist(document: str) -> None:
     named = re.findall(r"scripts/(\w+)", (ROOT / document).read_text(encoding="utf-8"))
     assert named
     assert {*named} <= {script.name for script in SCRIPTS}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_link_to_files_that_exist(document: str) -> None:
+def test_documents_link_only_to_files_that_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_changelog_has_room_for_the_next_change() -> None:
+def test_changelog_has_heading_for_unreleased_changes() -> None:
     assert "\n## [Unreleased]\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 GITHUB = ROOT / ".github"
 
 
-def test_matrix_has_every_torch_from_oldest_allowed() -> None:
+def test_ci_matrix_has_every_supported_torch_version() -> None:
     (torch,) = (line for line in PROJECT["dependencies"] if line.startswith("torch"))
     oldest = re.fullmatch(r"torch>=(\d+)\.(\d+),<\d+", torch)
     assert oldest is not None
@@ -123,7 +123,7 @@ def test_workflows_run_only_existing_scripts(path: Path) -> None:
         assert (ROOT / script).is_file() or "script.py" in script, script
 
 
-def test_templates_link_to_the_pages_of_the_documentation() -> None:
+def test_issue_templates_link_to_documentation() -> None:
     links = [
         link
         for path in (GITHUB / "ISSUE_TEMPLATE").iterdir()
@@ -135,7 +135,7 @@ def test_templates_link_to_the_pages_of_the_documentation() -> None:
         assert (ROOT / "docs" / f"{page}.md").is_file(), link
 
 
-def test_the_citation_names_the_papers_and_the_version() -> None:
+def test_citation_file_names_papers_and_version() -> None:
     yaml = pytest.importorskip("yaml")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     source = (ROOT / TOOL["hatch"]["version"]["path"]).read_text(encoding="utf-8")
@@ -172,7 +172,7 @@ def test_pre_commit_hooks_are_formatters_and_linters() -> None:
         (f"docs: {'x' * 66}\n", True),
     ],
 )
-def test_subject_of_a_commit_without_area_or_too_long_is_refused(subject: str, good: bool) -> None:
+def test_commit_subject_without_area_or_too_long_is_refused(subject: str, good: bool) -> None:
     assert bool(re.search(hooks()["subject"]["entry"], subject, flags=re.MULTILINE)) == good
 
 
@@ -182,7 +182,7 @@ NO_SUMMARY = re.compile(r"(What|Whether|Who|Whose|Whoever|Those|Likewise|Nobody)
 AVOIDED = re.compile(r"(?i)\b(amid|anew|lets go of|let go of|husks?|obituar(y|ies)|bereft)(_|\b)")
 
 
-def test_names_of_tests_have_at_most_60_characters() -> None:
+def test_each_test_name_has_at_most_60_characters() -> None:
     names = [
         name
         for path in (ROOT / "tests").rglob("*.py")
@@ -193,12 +193,12 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
 
 
 @pytest.mark.parametrize("begin", ["What is kept.", "Those who read it.", "Return it", ""])
-def test_wrong_summary_is_found(begin: str) -> None:
+def test_docstring_check_finds_summary_without_period(begin: str) -> None:
     assert not good_summary(begin)
     assert good_summary("Return the whole budget.")
 
 
-def test_docstrings_begin_with_a_summary() -> None:
+def test_each_docstring_begins_with_a_summary() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {text.partition(chr(10))[0]}"
         for path in SOURCES
@@ -209,7 +209,7 @@ def test_docstrings_begin_with_a_summary() -> None:
     assert wrong == []
 
 
-def test_sources_avoid_unusual_words() -> None:
+def test_sources_contain_no_forbidden_words() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}"
         for path in SOURCES

@@ -1,4 +1,4 @@
-"""Errors for wrong arguments of public functions say what was wanted and what to write."""
+"""Tests of errors for wrong arguments of public functions: what was wanted, and what to write."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ OF_A_STEP: dict[str, Callable[[object], object]] = {
         (lambda batch: None, "missing a required argument: 'batch'"),
     ],
 )
-def test_wrong_step_is_refused_with_line_to_write(name: str, given: object, got: str) -> None:
+def test_wrong_step_argument_is_refused_with_line_to_write(
+    name: str, given: object, got: str
+) -> None:
     wanted = "wanted a function that takes one step, without arguments"
-    told = f"{name}.*{got}.*, {wanted}; write {name}.*lambda: step"
-    with pytest.raises(rekindle.InvalidArgument, match=told):
+    reported = f"{name}.*{got}.*, {wanted}; write {name}.*lambda: step"
+    with pytest.raises(rekindle.InvalidArgument, match=reported):
         OF_A_STEP[name](given)
 
 
@@ -89,7 +91,7 @@ OTHER_LOSS = (
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "reported"),
     [
         (budget(record="yes"), r"record='yes'\): wanted True or False; write .*record=True\)"),
         (budget(record=1), r"record=1\): wanted True or False"),
@@ -115,7 +117,7 @@ OTHER_LOSS = (
         (estimate(nn.Linear), "got the class Linear, wanted a model"),
         (estimate(None), "got None, wanted a model"),
         (estimate(optimizer="adam"), "got str, wanted a function; write .*torch.optim.AdamW"),
-        (estimate(optimizer=NOT_ITS_OWN), "got SGD for parameters of which none is the model's"),
+        (estimate(optimizer=NOT_ITS_OWN), "got SGD with none of the model's parameters"),
         (estimate(loss="mse"), "got str, wanted a function; write .*loss=lambda output"),
         (estimate(loss=nn.MSELoss()), r"got MSELoss \(missing a required argument: 'target'\)"),
         (estimate(loss=lambda output: None), OTHER_LOSS.format("NoneType")),
@@ -128,10 +130,13 @@ OTHER_LOSS = (
         (simulate(rules=3), "got int, wanted rules"),
         (simulate(swap="1GiB"), r"got str, wanted a rekindle.policies.Swap; write .*Swap\(host="),
         (plan(planner="newest"), r'planner=\'newest\'\): wanted one of "cuts", .*; write'),
-        (plan(planner=3), r"planner=3\): wanted one of rekindle.planners, or its name; write"),
-        (plan(planner=SimpleNamespace), "wanted one of rekindle.planners"),
+        (
+            plan(planner=3),
+            r"planner=3\): wanted a planner of rekindle.planners, or the name of one; write",
+        ),
+        (plan(planner=SimpleNamespace), "wanted a planner of rekindle.planners"),
         (plan(check="no"), "wanted True or False"),
-        (plan(swap="1GiB"), "wanted a rekindle.policies.Swap"),
+        (plan(swap="1 Gigs"), r"rekindle\.plan\(model, x, swap='1 Gigs'\): got the unknown unit"),
         (lambda: rekindle.backend("1MiB", planner="x"), r"rekindle\.backend.*wanted one of"),
         (sequential(reshape="x"), 'wanted one of "measure", "refuse"; write'),
         (sequential(loss="x"), "got str, wanted a function; write .*loss=lambda output"),
@@ -141,26 +146,27 @@ OTHER_LOSS = (
         (lambda: rekindle.distributed.common_budget("x"), r"common_budget\('x'\): got text"),
     ],
 )
-def test_wrong_argument_is_refused_with_line_to_write(
-    call: Callable[[], object], told: str
+def test_wrong_argument_of_public_function_names_line_to_write(
+    call: Callable[[], object], reported: str
 ) -> None:
     ran.clear()
-    with pytest.raises((rekindle.InvalidArgument, rekindle.InvalidBudget), match=told):
+    with pytest.raises((rekindle.InvalidArgument, rekindle.InvalidBudget), match=reported):
         call()
     assert ran == []
-    with rekindle.budget("1GiB"):  # a second budget would be refused if the first were active
+    # if the first budget were still active, a second one would be refused
+    with rekindle.budget("1GiB"):
         pass
 
 
-def test_a_device_that_this_pytorch_was_not_built_for() -> None:
-    """Such a device must be refused before torch is asked for it, which ends the process."""
+def test_device_that_torch_was_not_built_for_is_refused() -> None:
+    """It must be refused before torch is asked for the device, which would end the process."""
     if torch.accelerator.current_accelerator() is not None:
         pytest.skip("this PyTorch was built for an accelerator")
     with pytest.raises(rekindle.InvalidArgument, match=r"was not built for; write .*device=.cpu."):
         rekindle.estimate(MODEL, BATCH, device="cuda")
 
 
-def test_wrong_arguments_of_run_are_refused() -> None:
+def test_wrong_arguments_of_run_methods_are_refused() -> None:
     with rekindle.budget(None) as run:
         pass
     with pytest.raises(rekindle.InvalidArgument, match=r"got str, wanted a function; write run\."):
@@ -169,12 +175,12 @@ def test_wrong_arguments_of_run_are_refused() -> None:
         run.keep(5)  # type: ignore[arg-type]
 
 
-def test_a_step_without_an_operator_has_no_profile() -> None:
+def test_profile_of_step_without_operators_is_refused() -> None:
     with pytest.raises(rekindle.InvalidArgument, match="ran no operator of PyTorch, wanted one"):
         rekindle.profile(lambda: None, repeats=0)
 
 
-def test_a_sample_that_does_not_fit_names_the_layer() -> None:
+def test_sequential_with_wrong_sample_input_names_the_layer() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
         rekindle.sequential(MODEL, torch.ones(4, 7), "1MiB")
     assert "in layer 0 (Linear)" in raised.value.__notes__[0]
@@ -183,6 +189,6 @@ def test_a_sample_that_does_not_fit_names_the_layer() -> None:
 @pytest.mark.parametrize(
     "planner", ["chen-sqrt", " Chen-SQRT", rekindle.planners.ChenSqrt, rekindle.planners.ChenSqrt()]
 )
-def test_planner_is_taken_by_name_class_or_instance(planner: object) -> None:
+def test_planner_argument_accepts_name_class_or_instance(planner: object) -> None:
     found = rekindle.plan(TRACE, budget=1 << 20, planner=planner)  # type: ignore[call-overload]
     assert found.planner == rekindle.planners.ChenSqrt().name

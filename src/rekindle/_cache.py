@@ -1,12 +1,13 @@
-"""Locate the folders for files that outlive a process: compiled cores and learned data.
+"""Locate and write files that outlive a process: compiled cores and learned data.
 
-Learned data are measured costs, workspaces and plans. This module only computes paths; its callers
-create the folders, write the files and delete them.
+Learned data are measured costs, workspaces and plans. Callers name, read and delete the files.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,23 @@ def core_folder() -> Path:
         RuntimeError: The user has no home folder.
     """
     return _base() / "cores"
+
+
+def store(path: Path, text: str) -> None:
+    """Write a file of learned data, completely or not at all, and create its folder if necessary.
+
+    Errors of the file system are ignored: a cache that cannot be written must not stop the program.
+
+    Args:
+        path: The file.
+        text: Its new content.
+    """
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
 
 
 def _base() -> Path:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, Self
 
+from rekindle._public import publish
 from rekindle._types import Bytes
 
 
@@ -112,6 +113,12 @@ class InvalidSchedule(RekindleError, ValueError):
 #: The words by which fairseq, detectron2, accelerate and Lightning recognize that memory ran out.
 _RETRY_WORDS: Final = "CUDA out of memory. DefaultCPUAllocator: can't allocate memory"
 
+#: The line of an `OutOfBudget` on how to find a budget for whole steps in Python.
+HOW_TO_REHEARSE: Final = (
+    "To find the budget that a whole step needs: error.rehearse(), or "
+    "rekindle.profile(step).smallest_budget"
+)
+
 
 class OutOfBudget(RekindleError, MemoryError):
     """An operator does not fit into the budget, even after everything else was evicted.
@@ -120,15 +127,19 @@ class OutOfBudget(RekindleError, MemoryError):
     the words that PyTorch uses. So code that retries with a smaller batch after a CUDA OOM does the
     same after this error. Weights, optimizer state and batch are as before the step.
 
+    Libraries such as Pyro raise an error again as `type(error)(text)`, to add to its text. The new
+    error has the figure 0 for each number of bytes.
+
     Attributes:
-        needed: Bytes that the operator asked for.
+        needed: Bytes that the operator asked for. A lower bound, if the message says "at least":
+            the operator ran for the first time, and its workspace is not known.
         budget: The budget in bytes.
         held: Bytes that cannot be evicted, by category.
-        smallest_budget: The smallest budget with which this operator runs; a later operator may
-            need more.
-        worth_trying: The budget that the message names, never above the peak of plain PyTorch. It
-            is `smallest_budget`, or more if budgets named before were too small, or the budget for
-            whole steps after `rehearse()`.
+        smallest_budget: The smallest budget with which this operator runs, if `needed` is exact; a
+            later operator may need more.
+        worth_trying: The budget that the message names, never above the peak of plain PyTorch if
+            `needed` is exact. It is `smallest_budget`, or more if budgets named before were too
+            small, or the budget for whole steps after `rehearse()`.
         operator: The name of the operator that does not fit.
         where: The source line that called this operator, as "file:line".
     """
@@ -138,20 +149,25 @@ class OutOfBudget(RekindleError, MemoryError):
 
     def __init__(
         self,
-        message: str,
+        message: str = "",
         *,
-        needed: Bytes,
-        budget: Bytes,
-        held: Mapping[str, Bytes],
-        smallest_budget: Bytes,
+        needed: Bytes = 0,
+        budget: Bytes = 0,
+        held: Mapping[str, Bytes] | None = None,
+        smallest_budget: Bytes = 0,
         worth_trying: Bytes | None = None,
         operator: str = "",
         where: str = "",
     ) -> None:
-        super().__init__(f"{message}\n(What retrying loops look for: {_RETRY_WORDS})")
+        if _RETRY_WORDS not in message:
+            message += (
+                "\n(Some libraries retry with a smaller batch if an error has these words: "
+                f"{_RETRY_WORDS})"
+            )
+        super().__init__(message)
         self.needed = needed
         self.budget = budget
-        self.held = dict(held)
+        self.held = dict(held or {})
         self.smallest_budget = smallest_budget
         self.worth_trying = smallest_budget if worth_trying is None else worth_trying
         self.operator = operator
@@ -194,10 +210,31 @@ class OutOfBudget(RekindleError, MemoryError):
             budget: The budget (bytes) to suggest.
             reason: The words that the message puts before the budget.
         """
-        before = f"rekindle.budget({self.worth_trying})"
-        *lines, words = (each for each in self.args[0].splitlines() if not each.endswith(before))
-        self.args = ("\n".join([*lines, f"{reason}: rekindle.budget({budget})", words]),)
+        self._say(f"{reason}: rekindle.budget({budget})")
         self.worth_trying = budget
+
+    def for_command_line(self, option: str) -> None:
+        """Name `option` in the message in place of Python code, which a script's user cannot call.
+
+        Args:
+            option: The option of the command line, with a budget that suffices.
+        """
+        self._say(f"On this command line: {option}", instead_of=HOW_TO_REHEARSE)
+
+    def _say(self, line: str, instead_of: str = "") -> None:
+        """Put a line into the message in place of the one with the suggested budget.
+
+        Args:
+            line: The new line.
+            instead_of: Another line that is removed.
+        """
+        before = f"rekindle.budget({self.worth_trying})"
+        *lines, words = (
+            each
+            for each in str(self.args[0]).splitlines()
+            if not each.endswith(before) and each != instead_of
+        )
+        self.args = ("\n".join([*lines, line, words]),)
 
 
 _OF_LOGITS = (
@@ -207,15 +244,24 @@ _OF_LOGITS = (
 )  # operators of a cross entropy loss whose result is as large as the logits
 
 
-def remedy_for(operator: str) -> str:
+_CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+
+#: Part of a convolution's need from which on its workspace is worth avoiding.
+_MUCH = 0.1
+
+
+def remedy_for(operator: str, workspace: float = 0.0) -> str:
     """Return how a program can avoid `operator`, which takes most of the memory.
 
     Args:
         operator: The name of the operator, as "aten::name".
+        workspace: The part of the operator's memory that is workspace, from 0 to 1.
 
     Returns:
         A sentence without a period, or an empty string if no way to avoid it is known.
     """
+    if operator in _CONVOLUTIONS and workspace >= _MUCH:
+        return _other_kernel()
     if operator not in _OF_LOGITS:
         return ""
     functional: Any = sys.modules.get("torch.nn.functional")
@@ -224,6 +270,15 @@ def remedy_for(operator: str) -> str:
     else:
         loss = "a fused loss, such as Liger's or cut cross entropy,"
     return f"{loss} computes the loss in pieces and never makes the logits"
+
+
+def _other_kernel() -> str:
+    """Return a sentence with the code that makes convolutions need less workspace."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and not torch._C._get_mkldnn_enabled():
+        return "convolutions of oneDNN need less workspace: torch.backends.mkldnn.enabled = True"
+    layout = ".to(memory_format=torch.channels_last)"
+    return f"convolutions of channels-last images need less workspace: model{layout}, batch{layout}"
 
 
 def _kind_to_raise(kind: type[Any]) -> type[Any]:
@@ -243,7 +298,7 @@ def _also(torch_error: type[Exception]) -> type[OutOfBudget]:
 
 
 @contextmanager
-def beside(error: BaseException | None) -> Generator[None]:
+def notes_added_to(error: BaseException | None) -> Generator[None]:
     """Run a `with` block; an exception in the block becomes a note of `error`, the first error.
 
     Args:
@@ -255,7 +310,7 @@ def beside(error: BaseException | None) -> Generator[None]:
     except Exception as failure:
         if error is None:
             raise
-        error.add_note(f"And then: {failure}")
+        error.add_note(f"Another error followed: {failure}")
 
 
 class SwapFailed(RekindleError, OSError):
@@ -270,14 +325,18 @@ class VerificationFailed(RekindleError, AssertionError):
     """A step gives other results within a budget; the message is the table of `verify`."""
 
 
-# Make tracebacks show the name that users write, such as rekindle.OutOfBudget.
-for _public in (
-    RekindleError,
-    InvalidArgument,
-    InvalidBudget,
-    OutOfBudget,
-    SwapFailed,
-    Unsupported,
-    VerificationFailed,
-):
-    _public.__module__ = "rekindle"
+publish(
+    "rekindle",
+    [
+        RekindleError,
+        InvalidArgument,
+        InvalidBudget,
+        InvalidFile,
+        InvalidSchedule,
+        InvalidTrace,
+        OutOfBudget,
+        SwapFailed,
+        Unsupported,
+        VerificationFailed,
+    ],
+)

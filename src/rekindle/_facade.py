@@ -18,6 +18,7 @@ from rekindle import _checks as checks
 from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._planners import given_planner, halfway
 from rekindle._progress import ProgressLine
+from rekindle._public import publish
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.planners import Plan, Planner, Problem, Progress
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 
 # Share of the budget that selective checkpoints may fill. The predicted timeline frees a result
-# after its last reader, but Python variables of a block that is recomputed hold it longer. This
-# excess is small compared with a whole block, but large compared with single saved results.
+# after its last reader, but while a block is recomputed, its Python variables hold the result
+# longer. This excess is small compared with a whole block, but large compared with single saved
+# results.
 _MARGIN = 0.97
 
 
@@ -42,7 +44,7 @@ def sequential(
     budget: str | Bytes,
     *,
     loss: Callable[[Any], Any] | None = None,
-    beside: str | Bytes = 0,
+    reserve: str | Bytes = 0,
     reshape: Literal["measure", "refuse"] = "measure",
     watch: Callable[[int, int], None] | None = None,
 ) -> Chained:
@@ -60,7 +62,8 @@ def sequential(
         budget: Bytes, or text ("6GiB"), for one forward and backward pass: parameters, buffers,
             gradients, input, output, activations.
         loss: A function from the output to a scalar; its memory is measured too. Default: a sum.
-        beside: Bytes of memory outside the model during a step: optimizer state, targets.
+        reserve: Bytes, or text, that the plan leaves free for memory outside the model during a
+            step: optimizer state, targets.
         reshape: How to treat an input whose shape differs from `sample`: "measure" the stages
             again, or "refuse" the input.
         watch: A function that is called with (stages measured, number of stages).
@@ -76,8 +79,9 @@ def sequential(
 
     if not is_chain(model):
         raise Unsupported(
-            f"rekindle.sequential takes an nn.Sequential; got {type(model).__name__}. For "
-            "any other model there is `with rekindle.budget(...):`"
+            f"rekindle.sequential(model, ...): got {type(model).__name__}, wanted an "
+            "nn.Sequential; for any other model write `with rekindle.budget(...):` around the "
+            "training step"
         )
     line = "rekindle.sequential(model, sample, {})"
     checks.one_of(reshape, ("measure", "refuse"), "rekindle.sequential(..., reshape={})")
@@ -85,9 +89,9 @@ def sequential(
         instead = "lambda output: output.mean()"
         checks.function(loss, "rekindle.sequential(..., loss={})", instead, "output")
     plan = partial(_plan_chain, budget=parse_bytes(budget, line=line))
-    others = parse_bytes(beside, line="rekindle.sequential(..., beside={})") if beside else 0
+    others = _reserve(reserve)
     watch = watch or ProgressLine().stages
-    return Chained(model, sample, plan, loss=loss, beside=others, reshape=reshape, watch=watch)
+    return Chained(model, sample, plan, loss=loss, reserve=others, reshape=reshape, watch=watch)
 
 
 def _plan_chain(measured: Measured, budget: Bytes) -> ChainSchedule:
@@ -98,10 +102,10 @@ def _plan_chain(measured: Measured, budget: Bytes) -> ChainSchedule:
     if schedule.peak > budget:
         stays = measured.fixed + measured.input
         raise OutOfBudget(
-            f"no schedule of these {len(measured.stages)} stages fits {format_bytes(budget)}: "
-            f"{format_bytes(stays)} are parameters, buffers, gradients and the input, and any "
-            f"schedule needs at least {format_bytes(schedule.peak)} in all; write "
-            f"rekindle.sequential(model, sample, {schedule.peak})",
+            f"rekindle.sequential(model, sample, {budget}): got {format_bytes(budget)}, wanted at "
+            f"least {format_bytes(schedule.peak)} for {len(measured.stages)} stages "
+            f"({format_bytes(stays)} of it for parameters, buffers, gradients and the input); "
+            f"write rekindle.sequential(model, sample, {schedule.peak})",
             needed=schedule.peak - stays,
             budget=budget,
             held={"parameters, buffers, gradients, input": stays},
@@ -155,7 +159,8 @@ def export(
     names = candidates(model, ran) if blocks is None else list(blocks)
     if not names or not ran.issuperset(names):
         missing = ", ".join(str(name) for name in names if name not in ran)
-        what = f"{missing} did not run" if missing else "there are no lists or sequentials"
+        none = "the model has no nn.ModuleList and no nn.Sequential"
+        what = f"{missing} did not run" if missing else none
         raise Unsupported(f"rekindle.export: {what}; write blocks=[...] with paths of submodules")
     problem = Problem.of(trace)
     found = blocks_of(problem, modules, names)
@@ -186,6 +191,8 @@ def plan(
     *,
     budget: str | int | None = None,
     planner: Planner | type[Planner] | str | None = None,
+    swap: str | int | Swap | None = None,
+    swap_directory: str | PathLike[str] | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
     check: bool = True,
@@ -197,13 +204,14 @@ def plan(
     *,
     budget: str | int | None = None,
     planner: Planner | type[Planner] | str | None = None,
-    swap: Swap | None = None,
+    swap: str | int | Swap | None = None,
+    swap_directory: str | PathLike[str] | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
     check: bool = True,
     compile: bool = False,  # noqa: A002
 ) -> Any:
-    """Plan ahead what to recompute so that a program runs within a budget.
+    """Plan ahead what to recompute, and what to swap, so that a program runs within a budget.
 
     Args:
         program: A model, a `Trace`, or the path of a file that holds a trace.
@@ -214,8 +222,11 @@ def plan(
             and keeping everything, or the smallest budget that has a plan.
         planner: One of `rekindle.planners`, or its name ("rotor"). Default: `Cuts`, started from a
             run of DTR.
-        swap: For a trace and the default planner: values may also be swapped to the host, at this
-            bandwidth.
+        swap: Values may also be swapped to the host: a `Swap` with its bandwidth, or, for a model,
+            an amount of host memory ("32GiB"), whose bandwidth is measured. Only with the default
+            planner.
+        swap_directory: The folder of the swap file, for a model on the CPU. Default: `$TMPDIR`, or
+            else `/var/tmp`. On CUDA values are swapped to page-locked memory.
         reserve: Bytes of the budget for memory that the graph of the model does not show: optimizer
             state, accumulated gradients, a loss outside the model.
         shapes: How to treat inputs whose shapes differ from the example: "replan", or raise an
@@ -233,6 +244,7 @@ def plan(
 
     Raises:
         Unsupported: The model cannot be traced, or the plan does not give the results of the model.
+        SwapFailed: A planned model could not write a value to the host, or not read it back.
 
     Example:
         ```python
@@ -243,34 +255,39 @@ def plan(
     """
     amount = None if budget is None else parse_bytes(budget, line="rekindle.plan(..., budget={})")
     checks.switch(check, "rekindle.plan(..., check={})")
-    speed(swap, "rekindle.plan(..., swap={})")
+    on_model = not isinstance(program, Trace | str | PathLike)
+    rates = None if on_model else speed(swap, "rekindle.plan(..., swap={})")
     planner = given_planner(planner, "rekindle.plan(..., planner={})", TIME_LIMIT)
+    if swap_directory is not None and (swap is None or not on_model):
+        raise Unsupported(
+            f"rekindle.plan(..., swap_directory={swap_directory!r}): it names the folder of the "
+            "swap file of a model with swap=; leave it out, or write rekindle.plan(model, x, "
+            'swap="32GiB", swap_directory=...)'
+        )
     if swap is not None and planner is not None:
         raise Unsupported(
-            f"rekindle.plan: swap={swap} is for the default planner; write it without planner=, or "
-            "planner=rekindle.planners.Cuts(swap=...)"
+            f"rekindle.plan(..., planner=..., swap={swap}): swap= applies to the default planner "
+            "only; leave out planner=, or write planner=rekindle.planners.Cuts(swap=...)"
         )
     if isinstance(program, Trace):
-        return _plan_trace(program, amount, _planner(planner, swap))
+        return _plan_trace(program, amount, _planner(planner, rates))
     if isinstance(program, str | PathLike):
         from rekindle.trace.formats import load
 
         path = Path(cast("str | PathLike[str]", program))
-        return _plan_trace(load(path), amount, _planner(planner, swap))
-    if swap is not None:
-        raise Unsupported(
-            "rekindle.plan: planned models cannot swap yet, only traces are planned with swap=; "
-            "online there is rekindle.budget(..., swap=...)"
-        )
+        return _plan_trace(load(path), amount, _planner(planner, rates))
     if example_inputs is None:
         raise Unsupported(
             f"rekindle.plan: got {type(program).__name__} without example inputs; write "
             "rekindle.plan(model, (batch,), budget=...)"
         )
-    from rekindle.pytorch.planned import checked, plan_model
+    from rekindle.pytorch.planned import checked, open_host, plan_model
 
-    progress = ProgressLine()
-    plans, beside = _Plans(planner, progress), _reserve(reserve)
+    host = None
+    if swap is not None:
+        host = open_host(program, example_inputs, amount, swap, swap_directory)
+    progress, others = ProgressLine(), _reserve(reserve)
+    plans = _Plans(planner, progress, None if host is None else host.swap)
 
     def within(amount: Bytes) -> ModelPlan:
         return plan_model(
@@ -279,7 +296,8 @@ def plan(
             amount,
             plans,
             shapes=shapes,
-            reserve=beside,
+            reserve=others,
+            host=host,
             report=progress,
             compiled=compile,
         )
@@ -290,7 +308,7 @@ def plan(
                 found = within(amount)
             else:
                 everything = within(_NO_LIMIT)
-                found = within(halfway(Problem.of(everything.trace)) + beside)
+                found = within(halfway(Problem.of(everything.trace)) + others)
                 if found.plan.schedule is None:
                     found = within(found.smallest_budget)
         if check and not compile and found.plan.schedule is not None:
@@ -305,7 +323,7 @@ _NO_LIMIT = 1 << 60
 
 
 def _plan_trace(trace: Trace, budget: Bytes | None, planner: Planner) -> Plan:
-    """Plan a trace. Without a budget use the default one, or the smallest that has a plan."""
+    """Plan a trace. Without a budget, use the default one, or the smallest that has a plan."""
     problem = Problem.of(trace)
     if budget is not None:
         return planner.plan(problem, budget)
@@ -321,27 +339,32 @@ def _check(found: ModelPlan, model: Any, example_inputs: Any) -> None:
     from rekindle.pytorch.planned import training_step
 
     plain = training_step(model, example_inputs)
-    instead = "Let memory be decided while it runs: write with rekindle.budget(...) around the step"
+    instead = (
+        "To evict and recompute while the model runs instead, write `with rekindle.budget(...):` "
+        "around the training step"
+    )
     try:
         different = differing(plain, training_step(found.apply(), example_inputs), found.budget)
     except Failed as failed:
         raise Unsupported(
-            f"this model cannot be planned ahead: planned, it fails where it does not as it is "
-            f"({type(failed.__cause__).__name__}: {failed.__cause__}). {instead}"
+            "this model cannot be planned ahead: the planned model raises an error that the "
+            f"plain model does not raise ({type(failed.__cause__).__name__}: {failed.__cause__}). "
+            f"{instead}"
         ) from failed.__cause__
     if not different:
         return
     if differing(plain, plain, found.budget):
         raise Unsupported(
-            f"this model cannot be planned ahead: it does something else each time it runs, so "
-            f"that the plan cannot be compared with it. {instead}"
+            "this model cannot be planned ahead: two runs of the plain model give different "
+            f"results, so the planned model cannot be compared with it. {instead}"
         )
     names = [name for _, name in different]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    path = " (it takes another path for compilers)" if found.path == "compiled" else ""
+    other = " (the model takes another path when a compiler traces it)"
+    path = other if found.path == "compiled" else ""
     raise Unsupported(
-        f"this model cannot be planned ahead: planned, it is not the same bit for bit{path}, "
-        f"{', '.join(names[:3])}{more}. {instead}"
+        "this model cannot be planned ahead: these results of the planned model differ from "
+        f"those of the plain model{path}: {', '.join(names[:3])}{more}. {instead}"
     )
 
 
@@ -401,8 +424,9 @@ def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
 
     if find_spec("highspy") is None:
         raise Unsupported(
-            "the default planner needs highspy: write pip install 'rekindle[plan]', or "
-            "planner=rekindle.planners.ChenGreedy(), which does without"
+            "rekindle.plan: the default planner needs the package highspy, which is not "
+            "installed; write pip install 'rekindle[plan]', or "
+            "planner=rekindle.planners.ChenGreedy(), which does not need it"
         )
     return WarmCuts(time_limit=TIME_LIMIT, gap=GAP, swap=swap)
 
@@ -424,12 +448,15 @@ class _Plans:
     of the search on a terminal.
     """
 
-    def __init__(self, planner: Planner | None, progress: ProgressLine) -> None:
+    def __init__(
+        self, planner: Planner | None, progress: ProgressLine, swap: Swap | None = None
+    ) -> None:
         self._planner = planner
         self._progress = progress
+        self._swap = swap
 
     def __call__(self, trace: Trace, budget: Bytes) -> Plan:
-        planner = _planner(self._planner)
+        planner = _planner(self._planner, self._swap)
         problem = Problem.of(trace)
         progress = self._progress
 
@@ -440,7 +467,7 @@ class _Plans:
             found = planner.plan(problem, budget, watch=watch)
         finally:
             progress.done()
-        key = trace, _planner(self._planner)
+        key = trace, planner
         while len(_known) >= _MOST_KNOWN and key not in _known:
             del _known[next(iter(_known))]
         plans = _known.setdefault(key, [])
@@ -458,3 +485,6 @@ def _for_budget(best: Plan, found: Plan) -> Plan:
 
     bound = min(found.bound_ns, best.cost_ns or 0)
     return replace(best, budget=found.budget, bound_ns=bound, needed=found.needed)
+
+
+publish("rekindle", [backend, export, plan, sequential])

@@ -40,9 +40,9 @@ from rekindle.simulator import replay, smallest_budget
 # program's own time. A run that recomputes longer is a bad start and slow to simulate.
 LONGEST: Final = 10
 _QUICK: Final = 1  # the same limit for the first simulated run, when no plan is known yet
-# The search for the smallest budget that has a plan: its share of the time limit, the share of one
-# attempt, and the distance to the lower bound at which an attempt stops. That distance is large,
-# because any plan, however slow, shows that the budget suffices.
+# Settings of the search for the smallest budget that has a plan: its share of the time limit, the
+# share of one attempt, and the distance to the lower bound at which an attempt stops. The distance
+# is large, because any plan, however slow, shows that the budget suffices.
 _ASIDE, _TRY, _ENOUGH = 0.25, 0.02, 10.0
 
 
@@ -158,8 +158,9 @@ class WarmCuts:
             if quick.plan(problem, middle).schedule is None:
                 low = middle
             else:
-                # The peak of this plan may be below `middle`. But a search with only that peak as
-                # the budget might not find this plan again, so `middle` is the safe answer.
+                # The peak of this plan may be below `middle`. But the planner, given only that peak
+                # as the budget, might not find the plan again. So `middle` is the smallest budget
+                # known to work.
                 high = middle
         return replace(plan, smallest_budget=high)
 
@@ -182,7 +183,7 @@ def _steps(problem: Problem, runs: Sequence[Schedule | None]) -> tuple[tuple[int
 
 
 def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
-    """Return `plan`, or a plan made of the simulated run `run` if `run` costs less.
+    """Return the cheaper of `plan` and a plan made of the simulated run `run`.
 
     The search does not count the time of views, but its schedule may run some views again. So
     `plan` can cost more than the run from which the search started.
@@ -262,7 +263,7 @@ def given_planner(
         found = checks.function(planner, line, '"rotor"')()
     if not callable(getattr(found, "plan", None)):
         raise InvalidArgument(
-            f"{line.format(repr(planner))}: wanted one of rekindle.planners, or its name; write "
-            + line.format("rekindle.planners.Rotor()")
+            f"{line.format(repr(planner))}: wanted a planner of rekindle.planners, or the name of "
+            "one; write " + line.format("rekindle.planners.Rotor()")
         )
     return found

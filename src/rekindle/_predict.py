@@ -16,6 +16,7 @@ from typing import final
 from rekindle import _checks as checks
 from rekindle._errors import InvalidArgument, OutOfBudget, remedy_for
 from rekindle._progress import ProgressLine
+from rekindle._public import publish
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy, policy_of
@@ -23,7 +24,7 @@ from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, neediest
 
-_NEARLY = 0.9  # if one operator needs this share of the smallest budget, the advice names it
+_NEARLY = 0.9  # share of the smallest budget from which on the advice names a single operator
 
 
 def profile(
@@ -116,17 +117,19 @@ def profile(
             *_on_noise(choices, seen.noise),
         ),
     )
-    return Profile(report, seen.trace)
+    return Profile(report, seen.trace, seen.noise)
 
 
 def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
     """Return a line of advice if a single operator needs nearly all of the smallest budget."""
-    operator, need = neediest(trace)
+    operator, need, workspace = neediest(trace)
     if need < _NEARLY * smallest:
         return ()
-    remedy = remedy_for(operator)
+    remedy = remedy_for(operator, workspace / max(1, need))
+    needed = format_bytes(need)
+    needed += f" ({format_bytes(workspace)} of it workspace)" if workspace else ""
     return (
-        f"No budget is smaller than what {operator} needs at once, {format_bytes(need)}"
+        f"No budget can be smaller than {needed}, which {operator} needs at once"
         + (f": {remedy}." if remedy else "."),
     )
 
@@ -136,12 +139,12 @@ def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:
     least = min((choice.slowdown for choice in choices), default=1.0)
     if least >= 1.0:
         return ()
-    told = (
-        f"A predicted time below 1.00 x, such as {least:.2f} x, is noise, not speed: the same step "
-        f"took up to {noise:.0%} longer from one time to the next. Give more repeats, or a machine "
-        "with less other work."
+    advice = (
+        f"A predicted time below 1.00 x, such as {least:.2f} x, comes from noise in the "
+        f"measurements: the same step took up to {noise:.0%} longer in one repetition than in "
+        "another. Write more repeats=, or measure on a machine with less other work."
     )
-    return (told,)
+    return (advice,)
 
 
 @final
@@ -310,8 +313,9 @@ def largest(feasible: Callable[[int], bool], at_most: int) -> int:
 
 def _does_not_fit(budget: Bytes, smallest: Bytes) -> OutOfBudget:
     return OutOfBudget(
-        f"not even a batch of 1 fits into {format_bytes(budget)}, simulated; it needs "
-        f"{format_bytes(smallest)}; write rekindle.max_batch(step_factory, budget={smallest})",
+        "rekindle.max_batch: in simulation, a batch of 1 does not fit into "
+        f"{format_bytes(budget)}: it needs {format_bytes(smallest)}; write "
+        f"rekindle.max_batch(step_factory, budget={smallest})",
         needed=smallest - budget,
         budget=budget,
         held={},
@@ -322,11 +326,15 @@ def _does_not_fit(budget: Bytes, smallest: Bytes) -> OutOfBudget:
 def _too_slow(budget: Bytes, price: float, most: float) -> OutOfBudget:
     """Return the error for a batch of 1 that runs within `budget`, but takes too long."""
     return OutOfBudget(
-        f"a batch of 1 fits into {format_bytes(budget)}, but takes {price:.2f} times its plain "
-        f"time, wanted at most {most:.2f}; give more, or write rekindle.max_batch(step_factory, "
+        f"rekindle.max_batch: in simulation, a batch of 1 fits into {format_bytes(budget)}, but a "
+        f"step takes {price:.2f} times as long as without a budget, wanted at most {most:.2f} "
+        "times; write a larger budget=, or rekindle.max_batch(step_factory, "
         f"slowdown={ceil(100 * price) / 100:.2f})",
         needed=0,
         budget=budget,
         held={},
         smallest_budget=budget,
     )
+
+
+publish("rekindle", [Batch, max_batch, profile])

@@ -12,6 +12,7 @@ from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
+from numbers import Real
 from reprlib import repr as short_repr
 from typing import SupportsIndex
 
@@ -27,6 +28,9 @@ _BYTES_IN = {
 _SIZE = re.compile(
     r"(?P<sign>[+-]?)(?P<number>\d+(?:_\d+)*(?:\.\d+)?)\s*(?P<unit>[^\d\s].*)?", re.ASCII
 )
+_SCIENTIFIC = re.compile(r"\d+(?:\.\d+)?[eE]\+?\d{1,3}", re.ASCII)
+# Most bytes that an amount may have: those of a signed number of 64 bits, as sizes are in PyTorch.
+_MOST = 2**63 - 1
 # Longest accepted text, in characters: more than any size needs. Longer text could reach the limit
 # of int(), which refuses more than 4,300 digits.
 _LONGEST = 40
@@ -105,8 +109,11 @@ class _Reader:
         if isinstance(value, float):
             raise self._refused("a float", "an int or text", *_instead_of(value))
         if isinstance(value, SupportsIndex):  # an int, or an integer of NumPy
-            with suppress(TypeError):  # most arrays raise in `__index__`, which they have as well
+            with suppress(TypeError):  # most arrays have `__index__` too, but raise in it
                 return self._positive(operator.index(value))
+        if isinstance(value, Real):  # a float of NumPy, for example
+            kind = type(value).__name__
+            raise self._refused(f"a {kind}", "an int or text", *_instead_of(float(value)))
         raise self._refused(f"an object of type {type(value).__name__}", "an int or text", '"6GiB"')
 
     def _text(self, text: str) -> Bytes:
@@ -115,28 +122,41 @@ class _Reader:
             got = "text that does not start with a number" if text else "empty text"
             raise self._refused(got, f"a number and a unit: {_ANY_UNIT}", '"6GiB"')
         if len(text) > _LONGEST:
-            raise self._refused(f"{len(text)} characters", "a size of this world", '"6GiB"')
+            raise self._refused(f"{len(text)} characters", f"at most {_LONGEST}", '"6GiB"')
         number, unit = match["number"], match["unit"] or "B"
         if match["unit"] is None and "." in number:
-            instead = f'"{number}GiB"' if _amount(number, "B") else '"6GiB"'
+            in_gib = _amount(number, "B") and _is_size(number, "GiB")
+            instead = f'"{number}GiB"' if in_gib else '"6GiB"'
             raise self._refused("a fraction and no unit", f"a unit: {_ANY_UNIT}", instead)
+        if _SCIENTIFIC.fullmatch(text):
+            wanted = "an int, or a number and a unit"
+            raise self._refused("a power of ten", wanted, *_instead_of(float(text)))
         if unit.lower() not in _BYTES_IN:
             raise self._unknown_unit(number, unit)
         n = _amount(number, unit)
         if n > 0 and match["sign"] == "-":
-            instead = text[1:].strip() if match["unit"] else "6GiB"
+            instead = text[1:].strip() if match["unit"] and n <= _MOST else "6GiB"
             raise self._refused("a negative size", "more than 0 bytes", f'"{instead}"')
         return self._positive(n)
 
     def _positive(self, n: int) -> Bytes:
+        if n > _MOST:
+            raise self._refused("2**63 bytes or more", "less than 2**63 bytes (8 EiB)", '"6GiB"')
         if n > 0:
             return n
         got = "a negative size" if n < 0 else "0 bytes"
         raise self._refused(got, "more than 0 bytes", '"6GiB"')
 
     def _unknown_unit(self, number: str, unit: str) -> InvalidBudget:
+        if unit == "%":
+            wanted = f"an amount of bytes: {_ANY_UNIT}"
+            refused = self._refused("a share", wanted, '"6GiB"')
+            return InvalidBudget(
+                f"{refused}. To find the memory peak for a share: rekindle run --profile train.py"
+            )
         letter = unit[0].upper()
-        if letter not in "KMGT" or not _amount(number, f"{letter}B"):
+        sizes = letter in "KMGT" and all(_is_size(number, letter + rest) for rest in ("B", "iB"))
+        if not sizes:
             return self._refused(f"the unknown unit {unit!r}", _ANY_UNIT, '"6GiB"')
         binary, decimal = f"{letter}iB", f"{letter}B"
         if len(unit) > 1:
@@ -150,8 +170,12 @@ class _Reader:
 
     def _refused(self, got: str, wanted: str, *write: str) -> InvalidBudget:
         lines = " or ".join(self.line.format(instead) for instead in write)
+        try:
+            shown = short_repr(self.value)
+        except ValueError:  # Python writes no int of more than 4,300 digits
+            shown = "..."
         return InvalidBudget(
-            f"{self.line.format(short_repr(self.value))}: got {got}, wanted {wanted}; write {lines}"
+            f"{self.line.format(shown)}: got {got}, wanted {wanted}; write {lines}"
         )
 
 
@@ -160,10 +184,18 @@ def _amount(number: str, unit: str) -> Bytes:
     return math.floor(Fraction(number) * _BYTES_IN[unit.lower()])
 
 
+def _is_size(number: str, unit: str) -> bool:
+    """Return True if `number` and `unit` make a valid amount of bytes."""
+    return 0 < _amount(number, unit) <= _MOST
+
+
 def _instead_of(value: float) -> tuple[str, ...]:
-    """Return texts to write instead of a float: whole bytes, and a round size of equal value."""
-    if not math.isfinite(value) or value < 1:
-        return ('"6GiB"',)  # an example: no size is near a float below 1, which may mean a share
+    """Return texts to suggest instead of a float: whole bytes, and a round size of equal value."""
+    if not 1 <= value <= _MOST:  # also if it is not a number
+        # any example will do: a float below 1 may mean a share, and no size is near it
+        return ('"6GiB"',)
+    if value < 1000:  # hardly bytes
+        return (f'"{Decimal(value):.4g}GiB"',)
     n = int(value)
     for letter, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3)):
         figure = f"{Decimal(n) / size:f}"

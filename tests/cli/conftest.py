@@ -10,7 +10,10 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command runs; what it does to the interpreter's paths and words is undone."""
+    """Run the test in an empty folder.
+
+    Afterwards restore `sys.path`, `sys.argv` and the working folder.
+    """
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from rekindle import native, pytorch
 from rekindle.cli import main
 
 
-def test_build_of_compiled_cores_prints_ready() -> None:
+def test_build_with_compiled_cores_prints_that_they_are_ready() -> None:
     done = CliRunner().invoke(main, ["build"])
     assert done.exit_code == 0
     assert done.output.splitlines() == [
@@ -20,7 +20,7 @@ def test_build_of_compiled_cores_prints_ready() -> None:
     ]
 
 
-def test_build_into_folder_writes_both_cores(tmp_path: Path) -> None:
+def test_build_with_folder_option_writes_both_native_cores_there(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["build", "--into", str(tmp_path / "cores")])
     assert done.exit_code == 0
     made = [path.name.partition("-")[0] for path in (tmp_path / "cores").iterdir()]
@@ -31,12 +31,12 @@ def test_build_without_compiler_prints_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(native._build, "_found", {})
-    monkeypatch.setattr(pytorch.native._core, "_started", {})
+    monkeypatch.setattr(pytorch.native._core, "_start", pytorch.native._core._Start())
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
     done = CliRunner().invoke(main, ["build"])
     assert done.exit_code == 1
-    reason = "not there, no C++ compiler: $CXX is no-such-compiler, which is not found"
+    reason = "not there, no C++ compiler: $CXX names no-such-compiler, which is not installed"
     assert done.output.splitlines() == [
         f"native core, simulator: {reason}",
         f"native core, budgets: {reason}",

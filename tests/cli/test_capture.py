@@ -1,4 +1,4 @@
-"""Tests of `rekindle capture` and `rekindle convert`: programs to traces, traces to formats."""
+"""Tests of `rekindle capture` (from program to trace) and `rekindle convert` (trace formats)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _run(*words: object, fails: bool = False) -> Result:
 
 
 @pytest.mark.parametrize("program", ["train_tiny.py", "train_tiny.py:step", "train_tiny:step"])
-def test_a_program_becomes_a_trace(script: Path, program: str) -> None:
+def test_capture_of_program_writes_trace(script: Path, program: str) -> None:
     output = script.parent / "step.jsonl"
     printed = _run("capture", program, "-o", output).output
     trace = check_trace(load(output))
@@ -48,7 +48,7 @@ def test_a_program_becomes_a_trace(script: Path, program: str) -> None:
     assert keep_all_peak(trace) > 0
 
 
-def test_a_script_gets_its_arguments(script: Path) -> None:
+def test_capture_of_script_passes_arguments_to_script(script: Path) -> None:
     _run("capture", "-o", "step.jsonl", "train_tiny.py", "--", "--steps", "2")
     assert (script.parent / "step.jsonl").is_file()
 
@@ -69,13 +69,13 @@ def test_capture_of_unrunnable_target_is_refused(
     assert not (script.parent / "step.jsonl").exists()
 
 
-def test_a_missing_folder_is_noticed_before_the_program_runs(script: Path) -> None:
+def test_capture_to_missing_folder_does_not_run_program(script: Path) -> None:
     script.write_text("raise AssertionError")
     result = _run("capture", "train_tiny.py", "-o", "no/step.jsonl", fails=True)
     assert "there is no folder no" in result.output
 
 
-def test_convert_to_other_format_keeps_trace(script: Path) -> None:
+def test_convert_to_other_format_writes_equal_trace(script: Path) -> None:
     folder = script.parent
     _run("capture", "train_tiny.py", "-o", folder / "step.jsonl")
     _run("convert", folder / "step.jsonl", folder / "step.jsonl.gz")
@@ -83,7 +83,7 @@ def test_convert_to_other_format_keeps_trace(script: Path) -> None:
     assert (same.ops, same.events) == (wanted.ops, wanted.events)
 
 
-def test_convert_to_a_log_of_the_paper_and_back(tmp_path: Path) -> None:
+def test_convert_to_dtr_log_and_back_gives_equal_trace(tmp_path: Path) -> None:
     builder = TraceBuilder()
     x = builder.source(100)
     (y,) = builder.call("aten::exp", 2_000, [x], [100])
@@ -98,7 +98,7 @@ def test_convert_to_a_log_of_the_paper_and_back(tmp_path: Path) -> None:
     assert [op.name for op in again.ops if op.inputs] == ["aten::exp"]
 
 
-def test_convert_of_other_file_is_refused(tmp_path: Path) -> None:
+def test_convert_of_file_without_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("hello\n")
     result = _run("convert", tmp_path / "a.jsonl", tmp_path / "b.jsonl", fails=True)
     assert "expected a trace in the format" in result.output

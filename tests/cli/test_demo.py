@@ -1,4 +1,4 @@
-"""Tests of `rekindle demo`, small and in process, and of the group that finds commands."""
+"""Tests of `rekindle demo` with a small model, and of `rekindle --help` and unknown commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY = ["--layers", "2", "--width", "16", "--context", "32", "--batch", "4", "--
 def call(*arguments: str) -> Result:
     runner = CliRunner(
         env={"OMP_WAIT_POLICY": "passive"}
-    )  # variables set inside are restored after
+    )  # restores the environment variables that the command sets
     return runner.invoke(main, arguments, prog_name="rekindle")
 
 
@@ -35,10 +35,10 @@ def figures(*arguments: str) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-# A run that works.
+# Runs that succeed.
 
 
-def test_json_has_all_figures_of_both_runs() -> None:
+def test_demo_json_has_all_figures_of_both_runs() -> None:
     data = figures()
     free, tight = data["free"], data["tight"]
     assert data["identical"] == {"losses": True, "weights": True}
@@ -55,20 +55,20 @@ def test_json_has_all_figures_of_both_runs() -> None:
     assert min(free["step_ns"], tight["step_ns"], tight["recompute_ns"]) > 0
 
 
-def test_budget_in_bytes_is_used_unchanged() -> None:
+def test_demo_with_budget_in_bytes_uses_exactly_that_budget() -> None:
     data = figures("--budget", "1GiB")
     assert data["tight"]["budget"] == 1024**3
     assert data["tight"]["evictions"] == 0
 
 
 @pytest.mark.slow
-def test_the_seed_decides() -> None:
+def test_demo_losses_depend_only_on_the_seed() -> None:
     one, other = figures("--budget", "1GiB"), figures("--budget", "1GiB", "--seed", "1")
     assert one["free"]["losses"] != other["free"]["losses"]
     assert one["free"]["losses"] == figures("--fraction", "0.7")["free"]["losses"]
 
 
-def test_table_is_aligned_and_shows_equal_results() -> None:
+def test_demo_table_is_aligned_and_shows_equal_results() -> None:
     result = call("demo", *TINY)
     assert (result.exit_code, result.stderr) == (0, "")
     for words in ("without a budget", "peak memory", "time per step", "recomputations per step"):
@@ -79,11 +79,11 @@ def test_table_is_aligned_and_shows_equal_results() -> None:
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
 
 
-# A run that does not.
+# Runs that fail.
 
 
 @pytest.mark.parametrize("what", ["losses", "weights"])
-def test_a_difference_is_shown_and_is_exit_code_1(
+def test_demo_with_different_results_exits_1_and_shows_them(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compare(one: Trained, other: Trained) -> demo.Identical:
@@ -95,7 +95,7 @@ def test_a_difference_is_shown_and_is_exit_code_1(
     assert "different" in result.stdout
 
 
-def test_impossible_budget_error_names_command_line() -> None:
+def test_demo_with_too_small_budget_suggests_budget_option() -> None:
     result = call("demo", *TINY, "--budget", "1KB")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
@@ -120,13 +120,13 @@ def test_impossible_budget_error_names_command_line() -> None:
         (["extra"], "extra"),
     ],
 )
-def test_bad_input_is_exit_code_2(arguments: list[str], message: str) -> None:
+def test_demo_with_bad_option_exits_2(arguments: list[str], message: str) -> None:
     result = call("demo", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_too_little_text_is_refused(tmp_path: Path) -> None:
+def test_demo_with_too_little_text_is_refused(tmp_path: Path) -> None:
     result = call("demo", *TINY, "--context", "9000000")
     assert result.exit_code == 1
     assert "wanted more than the 9000000 that the model sees at once" in result.stderr
@@ -136,10 +136,10 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
         demo.read_text(3, tmp_path)
 
 
-# The group.
+# The command group `rekindle`.
 
 
-def test_help_names_the_commands_and_loads_no_torch() -> None:
+def test_help_lists_all_commands_without_importing_torch() -> None:
     program = (
         "import sys\nfrom rekindle.cli import main\n"
         "main(['{}', '--help'] if '{}' else ['--help'], standalone_mode=False)\n"
@@ -152,7 +152,7 @@ def test_help_names_the_commands_and_loads_no_torch() -> None:
         assert "demo" in result.stdout
 
 
-def test_help_explains_each_option() -> None:
+def test_help_of_demo_explains_each_option() -> None:
     assert all(getattr(parameter, "help", None) for parameter in command.params)
 
 
@@ -164,21 +164,21 @@ def test_help_explains_each_option() -> None:
         ("_options", "No such command '_options'"),
     ],
 )
-def test_an_unknown_command_gets_a_hint(asked: str, message: str) -> None:
+def test_unknown_command_error_names_similar_command(asked: str, message: str) -> None:
     result = call(asked)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_every_file_is_a_command_with_help() -> None:
+def test_each_file_in_cli_folder_is_a_command_with_help_text() -> None:
     for name in main.list_commands(None):
         assert main.get_command(None, name).help
 
 
-# The parts of the demo.
+# The parts of the demo: text, memory meter, comparison of results.
 
 
-def test_text_has_one_byte_per_character_and_batches_repeat() -> None:
+def test_demo_batch_of_one_number_has_same_text_each_time() -> None:
     text = demo.read_text(100)
     assert text.characters.dtype == torch.uint8
     assert int(text.characters.max()) == len(text.alphabet) - 1
@@ -190,7 +190,7 @@ def test_text_has_one_byte_per_character_and_batches_repeat() -> None:
     assert not torch.equal(text.batch(settings, 6)[0], pieces)
 
 
-def test_the_meter_counts_as_the_tracker_of_the_tests_does() -> None:
+def test_demo_memory_meter_counts_the_same_as_test_tracker() -> None:
     from tests.pytorch.tracker import Tracker
 
     with Tracker() as tracker, Meter() as meter:
@@ -201,7 +201,7 @@ def test_the_meter_counts_as_the_tracker_of_the_tests_does() -> None:
     assert meter.peak > 8_000
 
 
-def test_meter_counts_a_storage_that_was_resized() -> None:
+def test_demo_memory_meter_counts_storage_after_resize() -> None:
     with Meter() as meter:
         x = torch.ones(1000)
         x.untyped_storage().resize_(16_000)
@@ -209,7 +209,7 @@ def test_meter_counts_a_storage_that_was_resized() -> None:
         x.add_(1)
         assert (meter.alive, meter.peak) == (16_000, 16_000)
         x.untyped_storage().resize_(0)
-        meter.see(x)
+        meter.count(x)
         assert (meter.alive, meter.peak) == (0, 16_000)
         y = torch.ones(1000)
         meter.disregard(y)
@@ -223,7 +223,7 @@ def run_with(loss: float, weight: torch.Tensor) -> Trained:
     return Trained(None, (Step(0, loss, 1, 1),), {"w": weight}, peak=1, constants=0)
 
 
-def test_compares_bit_for_bit() -> None:
+def test_demo_comparison_detects_difference_in_one_bit() -> None:
     one = run_with(1.0, torch.tensor([0.0]))
     assert demo.compare(one, run_with(1.0, torch.tensor([0.0]))) == demo.Identical(True, True)
     near = run_with(1.0 + 2**-52, torch.tensor([-0.0]))

@@ -1,4 +1,4 @@
-"""Tests of `rekindle doctor`: installed parts, missing parts, and the lines to write."""
+"""Tests of `rekindle doctor`: it lists installed parts, missing parts, and how to install them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _row(output: str, name: str) -> str:
 
 @pytest.fixture
 def nothing_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process that has not looked for cores yet, with an empty cache."""
+    """Simulate a new process with an empty cache, which has not looked for native cores yet."""
     monkeypatch.setattr(native._build, "_found", {})
-    monkeypatch.setattr(pytorch.native._core, "_started", {})
+    monkeypatch.setattr(pytorch.native._core, "_start", pytorch.native._core._Start())
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
 
 
-def test_doctor_names_versions_core_and_places() -> None:
+def test_doctor_shows_versions_native_core_and_cache_folders() -> None:
     done = _doctor()
     assert done.exit_code == 0
     assert _row(done.output, "rekindle").startswith(rekindle.__version__)
@@ -41,11 +41,11 @@ def test_doctor_names_versions_core_and_places() -> None:
 
 
 @pytest.mark.usefixtures("nothing_found")
-def test_doctor_without_a_compiler_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_without_compiler_names_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     done = _doctor()
     assert done.exit_code == 1
-    reason = "no C++ compiler: $CXX is no-such-compiler, which is not found"
+    reason = "no C++ compiler: $CXX names no-such-compiler, which is not installed"
     assert _row(done.output, "native core") == f"not there: {reason}"
     todo = done.output.partition("To do:")[2]
     ways = ("wheel", "apt install g++", "dnf install gcc-c++", "xcode-select", "cxx-compiler")
@@ -53,11 +53,14 @@ def test_doctor_without_a_compiler_names_the_package(monkeypatch: pytest.MonkeyP
     assert _row(done.output, "compiler") == f"none: {reason}"
 
 
-def test_doctor_with_older_torch_lists_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_with_older_torch_lists_unsupported_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch, "__version__", "2.12.1")
     found = _row(_doctor().output, "native core")
     assert found.endswith(
-        "with torch 2.12.1 it refuses modes and subclasses (2.13 lets it see them)"
+        "budgets refuse dispatch modes and tensor subclasses with torch 2.12.1; "
+        "torch 2.13 supports them"
     )
 
 
@@ -67,11 +70,11 @@ def test_doctor_compiles_nothing(tmp_path: Path) -> None:
         pytest.skip("no C++ compiler")
     done = _doctor()
     assert done.exit_code == 0
-    assert "write `rekindle build`" in done.output.partition("To do:")[2]
+    assert "run `rekindle build`" in done.output.partition("To do:")[2]
     assert not [*tmp_path.rglob("*.so")]
 
 
-def test_doctor_names_extras_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_lists_missing_extras_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from rekindle.cli import doctor
 
     monkeypatch.setattr(doctor, "_extra_packages", lambda: {"plan": ["no-such-package"]})
@@ -79,6 +82,6 @@ def test_doctor_names_extras_that_are_missing(monkeypatch: pytest.MonkeyPatch) -
     assert found == "without no-such-package: pip install 'rekindle[plan]'"
 
 
-def test_doctor_shows_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_settings_from_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_POISON", "1")
     assert "REKINDLE_POISON=1" in _doctor().output

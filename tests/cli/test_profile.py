@@ -1,4 +1,4 @@
-"""Tests of `rekindle profile` and `rekindle report`: the same figures as text, JSON and page."""
+"""Tests of `rekindle profile` and `rekindle report`: equal figures as text, JSON and HTML page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
-def test_a_function(script: Path) -> None:
+def test_profile_of_step_function_writes_report(script: Path) -> None:
     result = run("profile", "tiny_training.py:step", "--repeats", 1, "--slowdown", 50)
     assert result.exit_code == 0, result.output
     assert "Sequential." in result.stdout
@@ -42,12 +42,20 @@ def test_a_function(script: Path) -> None:
     assert "slowdown 50.00: rekindle.budget(" in result.stdout
 
 
-def test_a_script_with_its_own_arguments(script: Path) -> None:
+def test_profile_of_script_passes_arguments_to_script(script: Path) -> None:
     result = run("profile", "tiny_training.py", "--json", "--", "--steps", 2)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["peak"] > 6 * 256 * 64 * 4
     assert len(report["choices"]) > 3
+
+
+def test_profile_of_script_speaks_of_run_instead_of_step(script: Path) -> None:
+    result = run("profile", "tiny_training.py")
+    assert result.exit_code == 0, result.output
+    assert "\nplain run  " in result.stdout
+    assert "predicted time of a run within a budget" in result.stdout
+    assert "plain step" not in result.stdout
 
 
 def test_report_of_saved_profile_shows_same_figures(script: Path) -> None:
@@ -62,7 +70,7 @@ def test_report_of_saved_profile_shows_same_figures(script: Path) -> None:
     assert Path("again.html").read_text() == Path("step.html").read_text()
 
 
-def test_exit_code_of_fits_is_1_if_budget_is_too_small(script: Path) -> None:
+def test_profile_fits_option_exits_1_if_step_exceeds_budget(script: Path) -> None:
     words = ("profile", "tiny_training.py:step", "--repeats", 0, "--fits")
     assert run(*words, "1GiB").exit_code == 0
     result = run(*words, "10KiB")
@@ -70,11 +78,11 @@ def test_exit_code_of_fits_is_1_if_budget_is_too_small(script: Path) -> None:
     assert "it does not fit into 10.0 KiB" in result.stdout
 
 
-def test_too_small_budget_exits_1_without_traceback(script: Path) -> None:
+def test_profile_within_too_small_budget_exits_1(script: Path) -> None:
     result = run("profile", "tiny_training.py:step", "--budget", "10KiB")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
-    assert "The smallest budget that gets past this" in result.stderr
+    assert "The smallest budget with which this operator can run" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def test_too_small_budget_exits_1_without_traceback(script: Path) -> None:
         (("report", "nowhere.json"), "nowhere.json"),
     ],
 )
-def test_a_wrong_command_line_is_exit_code_2_with_a_hint(
+def test_profile_with_wrong_command_line_exits_2_with_hint(
     script: Path, words: tuple[str, ...], hint: str
 ) -> None:
     result = run(*words)
@@ -97,7 +105,7 @@ def test_a_wrong_command_line_is_exit_code_2_with_a_hint(
 
 
 @pytest.mark.parametrize("content", [b"a song", b"{}", b"\xff\xfe\x00"])
-def test_a_file_that_is_no_report(tmp_path: Path, content: bytes) -> None:
+def test_report_of_file_without_report_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "song.json"
     path.write_bytes(content)
     result = run("report", path)

@@ -1,8 +1,8 @@
-"""Tests of scripts in the style of public ones, which run unchanged within a budget.
+"""Tests of scripts in the style of public training scripts, run unchanged within a budget.
 
-The plain classifier follows PyTorch's own first example, and the image model timm's `train.py`.
-The language model follows `run_clm.py` of transformers, the module Lightning's. All are small and
-offline.
+The plain classifier follows PyTorch's MNIST example, the image model timm's `train.py`, the
+language model `run_clm.py` of transformers, and the module Lightning's examples. All are small and
+need no network.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ FOR_TRAINER = (
     "--per_device_eval_batch_size=4 --logging_steps=2 --eval_strategy=steps --eval_steps=4 "
     "--save_steps=4 --report_to=none --disable_tqdm=true --use_cpu=true"
 )
-#: Of what is printed, what the clock decides.
+#: Parts of the printed text that contain measured times, which differ from run to run.
 CLOCK = re.compile(r"'?\w*(runtime|per_second)'?\s*[=:] *[^,}\n]*|/\S*/checkpoints/")
 
 
 @dataclass(frozen=True)
 class Script:
-    """`share`: of the plain peak, the budget; `weights`: a file that it leaves."""
+    """A script and its budget.
+
+    `share`: budget as a fraction of the plain peak; `weights`: file that it saves.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -53,8 +56,8 @@ ALL = [
 @pytest.mark.parametrize(
     "script", ALL, ids=lambda script: "-".join((script.name, *script.words))[:24]
 )
-def test_a_public_script_does_not_notice(script: Script, tmp_path: Path) -> None:
-    """The same output, exit code, weights and other files, online and by learned schedules."""
+def test_public_script_prints_same_with_and_without_budget(script: Script, tmp_path: Path) -> None:
+    """Output, exit code and files are equal, with online eviction and with learned plans."""
     pytest.importorskip(script.needs)
     plain, free, online, learned = (
         tmp_path / name for name in ("plain", "free", "online", "learned")
@@ -71,34 +74,40 @@ def test_a_public_script_does_not_notice(script: Script, tmp_path: Path) -> None
         found = run("--budget", budget, *report, *options, *words, cwd=folder)
         assert found.returncode == 0, found.stderr
         assert CLOCK.sub("", found.stdout) == CLOCK.sub("", expected.stdout)
-        told = json.loads((folder / "run.json").read_text())
-        assert told["peak"] <= budget
-        assert told["recomputations"] > 0
+        reported = json.loads((folder / "run.json").read_text())
+        assert reported["peak"] <= budget
+        assert reported["recomputations"] > 0
         differing = [name for name, value in weights(plain / script.weights).items()
                      if not torch.equal(value, weights(folder / script.weights)[name])]  # fmt: skip
         assert differing == []
         assert files(folder) == files(plain)
-    assert "followed to the end" in "".join(told["advice"])
+    assert "followed to the end" in "".join(reported["advice"])
 
 
 @pytest.mark.slow
-def test_plans_are_followed_when_script_starts_again(
+def test_restarted_public_script_follows_cached_plans_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The image model's loop logs, evaluates, averages weights and saves.
+    """The second run follows a plan from its first step; the first run observes three steps before.
 
-    Every step follows a plan but those that are observed, and all do when the script starts again.
+    The script is the image model, whose loop also logs, evaluates, averages weights and saves.
     """
-    cache = own_cache(tmp_path / "cache")  # others learn of it as well
+    cache = own_cache(tmp_path / "cache")  # the plan is stored for other processes
     monkeypatch.setenv("REKINDLE_CACHE", str(cache))
     words = (SCRIPTS / "vision.py", "--epochs=4")
     assert (
         run("--budget=none", "--report", "json", "run.json", *words, cwd=tmp_path).returncode == 0
     )
     budget = int(0.8 * json.loads((tmp_path / "run.json").read_text())["peak"])
-    told = [run("--budget", budget, "--learn-wait", *words, cwd=tmp_path).stderr for _ in range(2)]
-    assert "13   followed to the end, 0 left, 3 without a plan: 81% of the steps" in told[0]
-    assert "16   followed to the end, 0 left, 0 without a plan: 100% of the steps" in told[1]
+    reported = [
+        run("--budget", budget, "--learn-wait", *words, cwd=tmp_path).stderr for _ in range(2)
+    ]
+    assert (
+        "13   followed to the end, 0 abandoned, 3 without a plan: 81% of the steps" in reported[0]
+    )
+    assert (
+        "16   followed to the end, 0 abandoned, 0 without a plan: 100% of the steps" in reported[1]
+    )
 
 
 def weights(path: Path) -> dict[str, Any]:
@@ -111,6 +120,6 @@ def weights(path: Path) -> dict[str, Any]:
 
 
 def files(folder: Path) -> set[str]:
-    """By name, without the report."""
+    """Return the names of all files in `folder`, except the report."""
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return names - {"run.json"}

@@ -1,4 +1,4 @@
-"""Tests that the page of the command line lists every command and option."""
+"""Tests that docs/reference/cli.md lists every command and option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOOKS = Path(__file__).resolve().parents[2] / "docs" / "hooks.py"
 NAMES = main.list_commands(click.Context(main))
 
 
-def test_generated_page_shows_every_command_and_option() -> None:
+def test_cli_reference_page_shows_every_command_and_option() -> None:
     page = runpy.run_path(str(HOOKS))["commands"]()
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
         f"## `rekindle {name}`" for name in NAMES
@@ -28,8 +28,8 @@ def test_generated_page_shows_every_command_and_option() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_command_has_examples_and_exit_codes(name: str) -> None:
-    # A command keeps the names of its option for help, as it was asked for them first.
+def test_help_of_each_command_has_examples_and_exit_codes(name: str) -> None:
+    # The parent context comes first, because click caches the names of a command's help option.
     above = click.Context(main, **main.context_settings)
     command = main.get_command(above, name)
     assert command is not None

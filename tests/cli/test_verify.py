@@ -1,8 +1,9 @@
-"""Tests of `rekindle verify`: exit codes, JSON, and errors with the line to write."""
+"""Tests of `rekindle verify`: exit codes, JSON, and errors that say what to write instead."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,15 +48,15 @@ def run(*arguments: str):
     return CliRunner().invoke(main, ["verify", *arguments])
 
 
-def test_the_same(script: str) -> None:
+def test_verify_of_deterministic_step_exits_0(script: str) -> None:
     result = run(script, "--budget", "300KiB")
     assert result.exit_code == 0, result.output
     assert "the same as plain PyTorch, bit for bit" in result.output
 
 
 @pytest.mark.slow
-def test_json(script: str) -> None:
-    """In a process of its own: what else lives in one is compared as well."""
+def test_verify_json_option_prints_all_results(script: str) -> None:
+    """The command runs in a new process, because it also compares other tensors of the process."""
     program = "from rekindle.cli import main; main()"
     arguments = ["verify", f"{script}:step", "--budget", "300KiB", "--json"]
     ran = subprocess.run(
@@ -68,23 +69,26 @@ def test_json(script: str) -> None:
     assert found["compared"]["gradients"] == 12
 
 
-def test_a_module_by_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_accepts_step_of_importable_module(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(Path(script).parent)
     monkeypatch.delitem(__import__("sys").modules, "train", raising=False)
     assert run("train:step", "--budget", "1MiB").exit_code == 0
 
 
-def test_verify_of_unstable_step_exits_1(script: str) -> None:
+def test_verify_of_nondeterministic_step_exits_1(script: str) -> None:
     result = run(f"{script}:unsteady", "--budget", "300KiB")
     assert result.exit_code == 1
     assert "plain PyTorch itself differs between two runs" in result.output
     assert "train.py:" in result.output
 
 
-def test_too_small_budget_error_names_command_line(script: str) -> None:
+def test_verify_within_too_small_budget_suggests_larger_budget(script: str) -> None:
     result = run(script, "--budget", "100KiB")
     assert result.exit_code == 1
-    assert "On this command line: --budget " in result.output
+    assert re.search(r"On this command line: --budget \d+KiB\n", result.output)
+    assert "rehearse" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -94,15 +98,15 @@ def test_too_small_budget_error_names_command_line(script: str) -> None:
         ("no_such_module:step", "No module named 'no_such_module'; write SCRIPT.py:FUNCTION"),
     ],
 )
-def test_missing_target_exits_2(target: str, message: str) -> None:
+def test_verify_of_missing_file_exits_2(target: str, message: str) -> None:
     result = run(target, "--budget", "1MiB")
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_missing_function_exits_2_and_lists_functions(script: str) -> None:
+def test_verify_of_missing_function_exits_2_and_lists_functions(script: str) -> None:
     result = run(f"{script}:stepp", "--budget", "1MiB")
     assert result.exit_code == 2
-    assert "has no function 'stepp'; there is: model, step, unsteady" in " ".join(
-        result.output.split()
-    )
+    said = " ".join(result.output.split())
+    assert "has no function 'stepp'; its functions are: step, unsteady; write " in said
+    assert said.endswith(":step")

@@ -1,5 +1,8 @@
-"""`torchrun ... budgets.py OUT [EXTENSION]`: each rank trains within a budget of its own, then
-within "auto"; on the stand-in device `cuda` that EXTENSION is, or on the CPU."""
+"""Train within a budget on each rank: `torchrun ... budgets.py OUT [EXTENSION]`.
+
+Each rank trains within a budget of its own, then within "auto". EXTENSION is the compiled stand-in
+device `cuda`; without it the ranks train on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 import rekindle  # noqa: E402
-from rekindle.pytorch.context import available  # noqa: E402
+from rekindle.pytorch.context._auto import available  # noqa: E402
 from tests.distributed.ranks import leave  # noqa: E402
 
 DEVICES = 2
@@ -35,7 +38,8 @@ def trained(device: torch.device, budget: rekindle.budget | None) -> tuple[nn.Mo
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.randn(256, 64, device=device)).square().mean().backward()
-            for parameter in model.parameters():  # by way of the CPU: gloo knows no other device
+            # copied to the CPU, because gloo supports no other device
+            for parameter in model.parameters():
                 gradient = parameter.grad.cpu()
                 dist.all_reduce(gradient)
                 parameter.grad.copy_(gradient)

@@ -1,4 +1,4 @@
-"""Two ranks agree on a larger budget between steps, if one of them cannot do with what it has."""
+"""Tests that two ranks agree on a larger budget between steps if one of them needs more memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import rekindle
 from tests.distributed.ranks import join, leave
 
 WIDTH, ROWS, STEPS = 32, (16, 512), 6
-"""The second rank has more to do, and evicts where the first does not."""
+"""The second rank has more rows, so it evicts with a budget at which the first does not."""
 
 
 class _Trainer:
-    """Steps of one rank; `collective`: as DDP makes them."""
+    """Training steps of one rank; `collective` adds an all-reduce of gradients, like DDP."""
 
     def __init__(self, rank: int, *, collective: bool) -> None:
         torch.manual_seed(0)
@@ -42,7 +42,7 @@ class _Trainer:
 
 
 def _growing(rank: int) -> dict[str, Any]:
-    """From a budget at which the second rank recomputes, up to one at which it does not."""
+    """Train from a budget where the second rank recomputes up to one where it does not."""
     expected = _Trainer(rank, collective=True)
     with rekindle.budget.unlimited() as run:
         for _ in range(STEPS):
@@ -57,8 +57,9 @@ def _growing(rank: int) -> dict[str, Any]:
                 rekindle.distributed.agree(run, limit=most + rank, overhead=0.0, growth=1.3)
             )
             again = rekindle.distributed.agree(run, limit=most + rank, overhead=0.0, growth=1.3)
-            assert again == said[-1]  # a step is judged once
-            assert (run.memory, run.evictions) == before  # what we do ourselves is not counted
+            assert again == said[-1]  # a second call after the same step changes nothing
+            # collectives of the agreement are not counted
+            assert (run.memory, run.evictions) == before
             budgets.append(run.budget)
             evictions.append(run.evictions)
     return {
@@ -71,14 +72,14 @@ def _growing(rank: int) -> dict[str, Any]:
 
 
 def _from(rank: int, number: int) -> tuple[int]:
-    """What `rank` says."""
+    """Broadcast `number` from `rank`, and return it on every rank."""
     found = [number]
     dist.broadcast_object_list(found, src=rank)
     return (found[0],)
 
 
 def _repeated(rank: int) -> dict[str, Any]:
-    """A step without collectives for which the second rank has no room; both make it again."""
+    """Repeat a step without collectives on both ranks, since the second ran out of budget."""
     trainer, failures = _Trainer(rank, collective=False), 0
     with rekindle.budget(200_000, evict="saved") as run:
         while True:
@@ -121,7 +122,7 @@ def _work(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_two_ranks_agree_on_more(tmp_path: Path) -> None:
+def test_two_ranks_agree_on_larger_budget_if_one_runs_out(tmp_path: Path) -> None:
     mp.start_processes(_work, args=(str(tmp_path),), nprocs=2, start_method="spawn")
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
 
@@ -131,9 +132,11 @@ def test_two_ranks_agree_on_more(tmp_path: Path) -> None:
     assert light["budgets"] == light["said"] == heavy["budgets"] == heavy["said"]
     budgets, most = heavy["budgets"], heavy["most"]
     assert budgets == sorted(budgets)
-    assert int(0.6 * most) < budgets[0] < budgets[-1] == most  # the lowest limit
+    # the smaller of both ranks' limits
+    assert int(0.6 * most) < budgets[0] < budgets[-1] == most
     assert light["evictions"][-1] == 0 < heavy["evictions"][0]
-    assert heavy["evictions"][-1] == heavy["evictions"][-2]  # enough: nothing more is evicted
+    # the budget suffices: no further evictions
+    assert heavy["evictions"][-1] == heavy["evictions"][-2]
 
     assert one["repeated"]["budget"] == other["repeated"]["budget"]
     assert one["repeated"]["own"] == other["repeated"]["own"] == other["repeated"]["budget"]
@@ -144,15 +147,16 @@ def test_two_ranks_agree_on_more(tmp_path: Path) -> None:
     assert one["beyond"].startswith("rank 1 needs a budget of")
 
 
-def test_agree_without_group_resizes_own_budget() -> None:
+def test_agree_without_process_group_resizes_only_own_budget() -> None:
     trainer = _Trainer(1, collective=False)
     with rekindle.budget.unlimited() as run:
         trainer.step()
-        assert rekindle.distributed.agree(run, limit="1GiB") == 2**30  # it has more than that
+        # the machine has more memory than that
+        assert rekindle.distributed.agree(run, limit="1GiB") == 2**30
     assert run.budget is None
     with rekindle.budget(int(0.6 * run.peak)) as run:
         before = run.budget
-        assert rekindle.distributed.agree(run, limit="1GiB") == before  # no step is over
+        assert rekindle.distributed.agree(run, limit="1GiB") == before  # no step has ended yet
         trainer.step()
         assert rekindle.distributed.agree(run, limit="1GiB", overhead=50.0) == before
         trainer.step()

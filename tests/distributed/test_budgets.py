@@ -1,4 +1,4 @@
-"""Under `torchrun` each rank has a budget of its own; "auto" is a share where several ranks are."""
+"""Tests of budgets under `torchrun`: one for each rank; "auto" is a share of the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(folder: Path, *extension: str) -> list[dict[str, Any]]:
 
 
 def check(ranks: list[dict[str, Any]]) -> None:
-    """Of its own: the same weights as without, and no more than it was given."""
+    """Check that no rank exceeds its budget, and that weights equal those without a budget."""
     assert len({rank["own"] for rank in ranks}) == RANKS
     for rank in ranks:
         assert rank["equal"]
@@ -38,11 +38,11 @@ def check(ranks: list[dict[str, Any]]) -> None:
 def test_auto_budget_of_each_rank_is_share_of_machine(tmp_path: Path) -> None:
     ranks = found(tmp_path)
     check(ranks)
-    for rank in ranks:  # what is free changes from moment to moment
+    for rank in ranks:  # free memory changes from moment to moment
         assert rank["auto"] < 0.4 * rank["alone"]
 
 
-def test_two_ranks_share_each_of_two_devices(tmp_path: Path) -> None:
+def test_auto_budget_is_half_if_two_ranks_share_a_device(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None or torch.version.cuda is not None or torch.version.hip is not None:
         pytest.skip("the stand-in device needs g++ and a PyTorch without devices")

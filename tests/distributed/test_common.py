@@ -1,4 +1,4 @@
-"""One budget for all ranks: the poorest one's, or an error on all of them."""
+"""Tests of one budget for all ranks: the smallest of their amounts, or an error on every rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import rekindle
-from rekindle.pytorch.context import available
+from rekindle.pytorch.context._auto import available
 from tests.distributed.ranks import join, leave
 
 GIB = 2**30
@@ -42,25 +42,30 @@ def _work(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_two_ranks_agree(tmp_path: Path) -> None:
+def test_two_ranks_with_different_amounts_get_smaller_budget(tmp_path: Path) -> None:
     mp.start_processes(_work, args=(str(tmp_path),), nprocs=2, start_method="spawn")
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert one["least"] == other["least"] == 3 * GIB
     assert one["small"] == other["small"] == GIB
-    assert one["auto"] == other["auto"] <= 0.6 * one["alone"]  # each has half of the machine
+    # each rank has half of the machine's memory
+    assert one["auto"] == other["auto"] <= 0.6 * one["alone"]
     assert one["too little"] == other["too little"]
     message, smallest = one["too little"]
     assert message.startswith("rank 1 needs")
     assert smallest >= 2 * 4 * 4096 * 4096
 
 
-def test_common_budget_without_group_is_given_amount() -> None:
+def test_common_budget_without_process_group_is_own_amount() -> None:
     assert rekindle.distributed.common_budget("3GiB") == 3 * GIB
     with pytest.raises(rekindle.InvalidBudget):
         rekindle.distributed.common_budget("much")
+    with pytest.raises(rekindle.InvalidBudget, match=r'write .*common_budget\("24GiB"\)'):
+        rekindle.distributed.common_budget(24)
 
 
-def test_available_memory_is_divided_by_local_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_of_machine_is_divided_by_local_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cpu = torch.device("cpu")
     alone = available(cpu)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

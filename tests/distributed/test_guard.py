@@ -1,4 +1,4 @@
-"""One rank runs out of its budget: within seconds no process is left, and all say why."""
+"""Tests of `distributed.guard`: if one rank runs out of budget, all ranks end within seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "train.py"
 
 
 def launched(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Exit code and output; a job that hangs is ended, all of it."""
+    """Return exit code and output of a job; kill all processes of a job that hangs."""
     everything = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     job = subprocess.Popen(
         [sys.executable, *command],
@@ -40,7 +40,7 @@ def launched(command: list[str], environment: dict[str, str]) -> tuple[int, str]
 
 
 @pytest.mark.parametrize("kind", ["plain", "slow exit", "stuck"])
-def test_torchrun_ends_and_records_error_of_rank(tmp_path: Path, kind: str) -> None:
+def test_guard_under_torchrun_records_error_of_failed_rank(tmp_path: Path, kind: str) -> None:
     log = tmp_path / "log"
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [f"--log-dir={log}", str(SCRIPT), str(tmp_path), kind]
@@ -53,7 +53,7 @@ def test_torchrun_ends_and_records_error_of_rank(tmp_path: Path, kind: str) -> N
     assert "train.py" in error["extraInfo"]["py_callstack"]
 
 
-def test_guard_without_torchrun_ends_other_ranks(tmp_path: Path) -> None:
+def test_guard_without_torchrun_ends_ranks_if_one_fails(tmp_path: Path) -> None:
     everything = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     meeting = f"file://{tmp_path}/meeting?world_size=2&rank="
     arguments = [sys.executable, str(SCRIPT), str(tmp_path), "stuck"]
@@ -78,9 +78,9 @@ def test_guard_without_torchrun_ends_other_ranks(tmp_path: Path) -> None:
     assert "rank 1 failed: OutOfBudget" in said[0]
     assert "Rank 0 waited for it, and ends" in said[0]
     failed = float((tmp_path / "left-1").read_text())
-    assert ended - failed < 30  # four on a busy machine; a collective waits five minutes
+    assert ended - failed < 30  # 4 s on a busy machine; a collective would wait for five minutes
 
 
-def test_guard_without_process_group_reraises_error() -> None:
+def test_guard_without_process_group_raises_same_error() -> None:
     with pytest.raises(ZeroDivisionError), rekindle.distributed.guard():
         raise ZeroDivisionError

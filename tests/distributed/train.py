@@ -1,4 +1,4 @@
-"""`torchrun ... train.py OUT KIND`: two ranks train, and the second one runs out of its budget."""
+"""Train on two ranks, of which the second runs out of budget: `torchrun ... train.py OUT KIND`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def main() -> None:
                 with rekindle.budget(amount):
                     rows = 4096 if amount == TOO_LITTLE else 64
                     if kind == "stuck" and rank == 0 and step == 2:
-                        time.sleep(300)  # as in a collective that does not return
+                        time.sleep(300)  # simulates a collective that does not return
                     model(torch.randn(rows, 64)).square().mean().backward()
     finally:
         (out / f"left-{rank}").write_text(str(time.time()))
         if kind == "slow exit":
-            time.sleep(300)  # as exit handlers of process groups may
+            time.sleep(300)  # exit handlers of process groups may hang as well
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tests of the engine's schedules, which the verifier checks under tight budgets."""
+"""Tests of the engine's eviction under tight budgets; the verifier checks each schedule."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_engine_replay_is_valid_schedule_within_budget(
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(trace=traces())
 @examples(40)
-def test_budget_of_peak_recomputes_nothing(policy: Policy, trace: Trace) -> None:
+def test_budget_equal_to_peak_recomputes_nothing(policy: Policy, trace: Trace) -> None:
     room = replay(trace, budget=None, policy=policy).peak
     record = replay(trace, budget=room, policy=policy, watch=_check)
     assert record.recomputations == 0
@@ -51,7 +51,9 @@ def test_budget_of_peak_recomputes_nothing(policy: Policy, trace: Trace) -> None
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems())
 @examples(25)
-def test_the_same_events_give_the_same_actions(policy: Policy, problem: tuple[Trace, int]) -> None:
+def test_engine_with_same_events_takes_same_actions(
+    policy: Policy, problem: tuple[Trace, int]
+) -> None:
     trace, budget = problem
     try:
         first = replay(trace, budget=budget, policy=policy)
@@ -63,7 +65,7 @@ def test_the_same_events_give_the_same_actions(policy: Policy, problem: tuple[Tr
 
 @given(problem=problems(), data=st.data())
 @examples(60)
-def test_schedule_fits_its_peak_and_not_one_byte_less(
+def test_schedule_is_valid_at_its_peak_but_not_one_byte_less(
     problem: tuple[Trace, int], data: st.DataObject
 ) -> None:
     trace, budget = problem
@@ -78,7 +80,7 @@ def test_schedule_fits_its_peak_and_not_one_byte_less(
             verify(trace, record.schedule, record.peak - 1)
 
 
-def test_chain_of_twelve_within_five_units_is_recomputed() -> None:
+def test_chain_of_12_operators_fits_into_5_values_by_recomputing() -> None:
     trace = chain(12)
     record = replay(trace, budget=5, policy=DTR(), watch=_check)
     assert record.peak == 5
@@ -86,24 +88,25 @@ def test_chain_of_twelve_within_five_units_is_recomputed() -> None:
     verify(trace, record.schedule, 5)
 
 
-def test_recomputing_one_of_two_outputs_needs_room_for_both() -> None:
+def test_recomputing_one_of_two_outputs_needs_memory_for_both() -> None:
     builder = TraceBuilder()
-    kept, let_go = builder.call("pair", 1, (), [4, 4])
+    kept, evicted = builder.call("pair", 1, (), [4, 4])
     builder.call("use", 1, [kept], [0])
     builder.pin(kept)
     (large,) = builder.call("large", 1, (), [6])
     builder.release(large)
-    builder.use(let_go)
+    builder.use(evicted)
     trace = builder.build()
     actions = replay(trace, budget=12, policy=LRU(), watch=_check).actions
-    assert actions[-2:] == (Free(trace.values[large]), Compute(trace.maker[let_go]))
-    with pytest.raises(NoRoom) as caught:  # 4 kept, and 8 for the pair, although only 4 remain
+    assert actions[-2:] == (Free(trace.values[large]), Compute(trace.maker[evicted]))
+    # 4 bytes are kept and both outputs need 8, although only 4 of them remain
+    with pytest.raises(NoRoom) as caught:
         replay(trace, budget=11, policy=LRU())
     assert caught.value.needed == 8
 
 
-def test_a_chain_of_writes_is_replayed_on_one_private_copy() -> None:
-    # As in dropout on a CPU: empty_like, bernoulli_, div_; the mask is wanted, its stages are not.
+def test_chain_of_in_place_writes_is_recomputed_on_one_copy() -> None:
+    # As in dropout on a CPU: empty_like, bernoulli_, div_; only the final mask is read.
     builder = TraceBuilder()
     (empty,) = builder.call("empty_like", 1, (), [8])
     (drawn,) = builder.call("bernoulli_", 1, [empty], [8], overwrites=[(0, empty)])
@@ -124,10 +127,11 @@ def test_a_chain_of_writes_is_replayed_on_one_private_copy() -> None:
     assert record.peak == 8
 
 
-def test_written_value_with_references_is_copied() -> None:
+def test_old_value_of_in_place_write_is_recomputed_on_copy() -> None:
     builder = TraceBuilder()
     (old,) = builder.call("make", 1, (), [8])
-    (new,) = builder.call("add_", 1, [old], [8], overwrites=[(0, old)])  # `old` keeps a reference
+    # the program keeps a reference to `old`
+    (new,) = builder.call("add_", 1, [old], [8], overwrites=[(0, old)])
     (other,) = builder.call("other", 1, (), [8])
     builder.release(other)
     builder.use(new)
@@ -136,7 +140,7 @@ def test_written_value_with_references_is_copied() -> None:
     assert [a.in_place for a in record.actions if isinstance(a, Compute) and a.op == 1] == [True]
 
 
-def test_results_are_recomputed_before_source_is_overwritten() -> None:
+def test_overwriting_source_first_recomputes_values_made_from_it() -> None:
     builder = TraceBuilder()
     weight = builder.source(4, held=True)
     (early,) = builder.call("mm", 1, [weight], [4])
@@ -153,7 +157,7 @@ def test_results_are_recomputed_before_source_is_overwritten() -> None:
     assert Compute(trace.maker[early]) in record.actions[:step][3:]
 
 
-def test_no_room_leaves_no_locks() -> None:
+def test_operator_that_does_not_fit_leaves_no_locked_storage() -> None:
     builder = TraceBuilder()
     a, b = (builder.call("make", 1, (), [4])[0] for _ in range(2))
     builder.call("join", 1, [a, b], [8])
@@ -164,7 +168,7 @@ def test_no_room_leaves_no_locks() -> None:
     engine_seen[-1].check()
 
 
-def test_held_storage_is_evicted_only_after_drop() -> None:
+def test_user_held_storage_is_evicted_only_after_release() -> None:
     builder = TraceBuilder()
     (mine,) = builder.call("make", 1, (), [8], held=True)
     builder.retain(mine)
@@ -180,7 +184,7 @@ def test_held_storage_is_evicted_only_after_drop() -> None:
     assert Free(StorageId(0)) in record.actions
 
 
-def test_reserve_is_evicted_last() -> None:
+def test_storages_marked_last_resort_are_evicted_last() -> None:
     engine = Engine(16, LRU())
 
     def made(number: int) -> Storage:
@@ -192,14 +196,14 @@ def test_reserve_is_evicted_last() -> None:
 
     stores = [made(number) for number in range(4)]
     for number, storage in enumerate(stores):
-        engine.let_return(storage, True, last=number < 2)
+        engine.set_evictable_while_held(storage, True, last=number < 2)
     for room, there in [(4, {0, 1, 3}), (8, {0, 1}), (12, {1})]:
         for _ in engine.make_room(room):
             pass
         engine.check()
         assert {storage.id for storage in stores if storage.resident} == there
     assert engine.reserve == {}
-    engine.let_return(stores[1], True, last=True)
+    engine.set_evictable_while_held(stores[1], True, last=True)
     for storage in stores:
         for _ in engine.drop(storage):
             pass
@@ -207,7 +211,7 @@ def test_reserve_is_evicted_last() -> None:
     assert (engine.memory, engine.reserve) == (0, {})
 
 
-def test_evict_of_given_storages_skips_pinned_ones() -> None:
+def test_evict_of_listed_storages_skips_pinned_storages() -> None:
     engine = Engine(None, LRU())
     values: list[Value] = []
     for number in range(4):
@@ -227,7 +231,7 @@ def test_evict_of_given_storages_skips_pinned_ones() -> None:
 
 
 class Eager(Policy):
-    """A policy whose chooser never sleeps."""
+    """A policy whose chooser is active from the start."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -241,10 +245,10 @@ class Eager(Policy):
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems())
 @examples(40)
-def test_null_chooser_woken_late_chooses_as_eager_one(
+def test_policy_activated_late_chooses_as_if_active_from_start(
     policy: Policy, problem: tuple[Trace, int]
 ) -> None:
-    """Fails if `NullChooser.wake` leaves out the evicted, or orders candidates otherwise."""
+    """Fails if `NullChooser.activate` omits evicted storages or orders candidates differently."""
     trace, budget = problem
     try:
         record = replay(trace, budget=budget, policy=policy, watch=_check)
@@ -254,10 +258,10 @@ def test_null_chooser_woken_late_chooses_as_eager_one(
     assert replay(trace, budget=budget, policy=Eager(policy)).actions == record.actions
 
 
-def test_held_loss_keeps_no_activation_after_weight_update() -> None:
-    """The activation came back for another one's sake and is dead; the weight it came from moves.
+def test_user_held_loss_keeps_no_activation_alive_after_step() -> None:
+    """A recomputed activation is freed before the optimizer's step changes the weight it needs.
 
-    Nothing but the loss could be computed from it again, and the program keeps that.
+    Only the loss could be recomputed from that activation, and the program holds the loss itself.
     """
     builder = TraceBuilder()
     weight = builder.source(4, held=True)
@@ -265,9 +269,9 @@ def test_held_loss_keeps_no_activation_after_weight_update() -> None:
     (bent,) = builder.call("tanh", 1, [hidden], [8])
     builder.call("mean", 1, [bent], [1], held=True)
     builder.release(hidden)
-    (large,) = builder.call("large", 9, [weight], [24])  # no room: `bent` has to go
+    (large,) = builder.call("large", 9, [weight], [24])  # does not fit unless `bent` is evicted
     builder.release(large)
-    (gradient,) = builder.call("tanh_backward", 1, [bent], [1])  # it is back, with `hidden`
+    (gradient,) = builder.call("tanh_backward", 1, [bent], [1])  # recomputes `hidden` and `bent`
     builder.release(bent)
     builder.release(gradient)
     builder.call("step", 1, [weight], [4], overwrites=[(0, weight)], replayable=False, held=True)

@@ -1,4 +1,4 @@
-"""Tests of the engine's rules: dead storages, giving up, and the quirks of the paper's authors."""
+"""Tests of the engine's rules: unreferenced storages, recomputation limits, the authors' quirks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from tests.strategies import examples, problems
 )
 @given(problem=problems())
 @examples(60)
-def test_engine_under_any_rules_yields_valid_schedule(
+def test_engine_with_any_release_rules_yields_valid_schedule(
     rules: Rules, problem: tuple[Trace, int]
 ) -> None:
     trace, budget = problem
-    if rules.quirks:  # the authors know neither in-place writes nor memory held by the program
+    # the authors' simulator has neither in-place writes nor memory held by the program
+    if rules.quirks:
         assume(not any(op.overwrites for op in trace.ops))
     try:
         record = replay(trace, budget=budget, policy=DTR(), rules=rules, watch=Engine.check)
@@ -37,7 +38,7 @@ def test_engine_under_any_rules_yields_valid_schedule(
 
 
 def _with_a_dead_start() -> Trace:
-    """weight -> a -> b, a dead; then something else; then b."""
+    """Return a trace weight -> a -> b in which `a` is unreferenced before `b` is read again."""
     builder = TraceBuilder()
     weight = builder.source(1)
     (a,) = builder.call("a", 1, [weight], [4])
@@ -50,27 +51,27 @@ def _with_a_dead_start() -> Trace:
     return builder.build()
 
 
-def test_the_dead_are_evicted_ignored_or_banished() -> None:
+def test_release_rules_evict_ignore_or_banish_dead_storage() -> None:
     trace = _with_a_dead_start()
     evicted = replay(trace, budget=13, policy=LRU())
-    assert evicted.actions[3] == Free(StorageId(1))  # a, at once
+    assert evicted.actions[3] == Free(StorageId(1))  # `a` is freed at once
     assert evicted.recomputations == 0
     ignored = replay(trace, budget=13, policy=LRU(), rules=Rules("ignore"))
-    assert ignored.actions[3] == Free(StorageId(1))  # a, when room is needed
+    assert ignored.actions[3] == Free(StorageId(1))  # `a` is freed when memory is needed
     assert replay(trace, budget=None, policy=LRU(), rules=Rules("ignore")).evictions == 0
     banished = replay(trace, budget=None, policy=LRU(), rules=Rules("banish"))
     assert Free(StorageId(1)) in banished.actions
-    assert Free(StorageId(0)) in banished.actions  # nothing needs the weight any more
+    assert Free(StorageId(0)) in banished.actions  # no operator needs the weight any more
 
 
-def test_values_made_from_banished_storage_are_pinned() -> None:
+def test_banished_storage_pins_values_computed_from_it() -> None:
     trace = _with_a_dead_start()
-    assert replay(trace, budget=9, policy=LRU()).recomputations == 2  # b, and a for it
+    assert replay(trace, budget=9, policy=LRU()).recomputations == 2  # `b`, and `a` to compute it
     with pytest.raises(NoRoom):
         replay(trace, budget=11, policy=LRU(), rules=Rules("banish"))
 
 
-def test_thrashing_stops_at_the_limit() -> None:
+def test_recomputation_time_above_limit_raises_thrashed() -> None:
     trace = chain(12)
     full = replay(trace, budget=5, policy=DTR()).recompute_ns
     again = replay(trace, budget=5, policy=DTR(), rules=Rules(recompute_limit=full))
@@ -79,7 +80,7 @@ def test_thrashing_stops_at_the_limit() -> None:
         replay(trace, budget=5, policy=DTR(), rules=Rules(recompute_limit=full - 1))
 
 
-def test_empty_storages_are_evicted_only_with_quirks() -> None:
+def test_storage_of_0_bytes_is_evicted_only_with_dtr_quirks() -> None:
     builder = TraceBuilder()
     builder.call("empty", 1, (), [0])
     builder.call("a", 1, (), [4])
@@ -90,7 +91,7 @@ def test_empty_storages_are_evicted_only_with_quirks() -> None:
     assert Free(StorageId(0)) in quirks.actions
 
 
-def test_dead_source_is_freed_unless_quirks_are_on() -> None:
+def test_unreferenced_source_is_freed_except_with_dtr_quirks() -> None:
     builder = TraceBuilder()
     weight = builder.source(4)
     builder.release(weight)
@@ -99,7 +100,7 @@ def test_dead_source_is_freed_unless_quirks_are_on() -> None:
     assert replay(trace, budget=4, policy=LRU(), rules=Rules(quirks=True)).evictions == 0
 
 
-def test_views_of_one_operator_count_its_cost_once() -> None:
+def test_cost_of_storage_counts_operator_with_two_views_once() -> None:
     builder = TraceBuilder()
     (base,) = builder.call("make", 10, (), [4])
     builder.call("split", 3, [base], [0, 0], aliases=[base, base])
@@ -110,13 +111,13 @@ def test_views_of_one_operator_count_its_cost_once() -> None:
     assert len(storage.makers) == 2
 
 
-def test_reading_a_lost_view_makes_its_storage_young() -> None:
-    """The base came back without its view: asking for the view is an access to the base."""
+def test_recomputing_evicted_view_counts_as_access_to_base() -> None:
+    """The base was recomputed without its view; recomputing the view then reads the base."""
     builder = TraceBuilder()
     (base,) = builder.call("make", 1, (), [4])
     (view,) = builder.call("view", 1, [base], [0], aliases=[base])
     (a,) = builder.call("a", 1, (), [4])
-    builder.call("b", 1, (), [4])  # makes room: evicts base and its view
+    builder.call("b", 1, (), [4])  # evicts the base and its view
     builder.release(a)
     builder.call("read", 1, [base], [0])
     builder.call("read", 1, [view], [0])

@@ -1,4 +1,4 @@
-"""Tests of the engine's schedules with a host to swap to, which the verifier checks."""
+"""Tests of the engine's schedules with swapping to the host; the verifier checks each schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rekindle._errors import InvalidSchedule
+from rekindle import InvalidSchedule
 from rekindle._types import OpId, StorageId
 from rekindle.engine import Engine, NoRoom, Storage
 from rekindle.policies import DTR, LRU, Policy, Swap
@@ -35,7 +35,7 @@ BYTE_PER_NS = 1_000_000_000
 
 @st.composite
 def swaps(draw: st.DrawFn) -> Swap:
-    """Ways so slow that recomputing is better, and so fast that swapping is; large and small."""
+    """Draw bandwidths below and above the speed of recomputation, and a host memory."""
     rate = st.sampled_from([BYTE_PER_NS // 20, BYTE_PER_NS, 50 * BYTE_PER_NS])
     host = draw(st.none() | st.integers(0, 60))
     return Swap(host, draw(rate), draw(rate), only=draw(st.booleans()))
@@ -52,7 +52,7 @@ def _run(trace: Trace, budget: int | None, policy: Policy, swap: Swap | None) ->
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems(), swap=swaps())
 @examples(30)
-def test_engine_with_swap_is_valid_within_both_limits(
+def test_engine_with_swap_stays_within_budget_and_host_limit(
     policy: Policy, problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = problem
@@ -68,14 +68,16 @@ def test_engine_with_swap_is_valid_within_both_limits(
 
 @given(problem=problems(), swap=swaps())
 @examples(60)
-def test_the_same_events_give_the_same_actions(problem: tuple[Trace, int], swap: Swap) -> None:
+def test_engine_with_swap_and_same_events_takes_same_actions(
+    problem: tuple[Trace, int], swap: Swap
+) -> None:
     trace, budget = problem
     assert _run(trace, budget, DTR(), swap) == _run(trace, budget, DTR(), swap)
 
 
 @given(problem=problems())
 @examples(60)
-def test_swap_only_never_recomputes(problem: tuple[Trace, int]) -> None:
+def test_policy_that_only_swaps_never_recomputes(problem: tuple[Trace, int]) -> None:
     trace, budget = problem
     record = _run(trace, budget, LRU(), Swap(only=True))
     assert record.recompute_ns == 0
@@ -83,7 +85,7 @@ def test_swap_only_never_recomputes(problem: tuple[Trace, int]) -> None:
 
 @given(problem=problems())
 @examples(60)
-def test_host_without_room_takes_only_empty_storages(
+def test_swap_with_host_limit_of_zero_copies_no_bytes(
     problem: tuple[Trace, int],
 ) -> None:
     trace, budget = problem
@@ -93,7 +95,7 @@ def test_host_without_room_takes_only_empty_storages(
 
 
 def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
-    """One action about copies is left out, doubled, or is about another storage."""
+    """Omit, double, or change the storage of one swap action of a schedule."""
     actions = list(schedule.actions)
     places = [i for i, a in enumerate(actions) if isinstance(a, SwapOut | SwapIn)]
     assume(places)
@@ -117,10 +119,10 @@ def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
 
 @given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
 @examples(150)
-def test_schedule_with_one_wrong_copy_is_refused(
+def test_verifier_refuses_schedule_with_one_wrong_copy(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
-    """A copy ahead may be missing without harm: the evicted value may never be used again."""
+    """A missing early copy is valid if the evicted value is never read again."""
     trace, budget = problem
     record = _run(trace, budget, LRU(), replace(swap, only=True))
     wrong = _mutated(record.schedule, rng)
@@ -136,7 +138,9 @@ def test_schedule_with_one_wrong_copy_is_refused(
 
 @given(problem=problems(), swap=swaps())
 @examples(60)
-def test_one_byte_below_either_peak_is_refused(problem: tuple[Trace, int], swap: Swap) -> None:
+def test_verifier_refuses_limit_below_device_or_host_peak(
+    problem: tuple[Trace, int], swap: Swap
+) -> None:
     trace, budget = problem
     record = _run(trace, budget, DTR(), swap)
     verify(trace, record.schedule, record.peak, record.host_peak)
@@ -149,7 +153,7 @@ def test_one_byte_below_either_peak_is_refused(problem: tuple[Trace, int], swap:
 
 
 def _failing(trace: Trace, engine: Engine, rng: random.Random) -> list[Action]:
-    """A driver some of whose copies fail: what it did. Like a driver with a bad disk."""
+    """Replay a trace with a driver some of whose copies fail, and return its actions."""
     done: list[Action] = []
     for _, actions in _drive(trace, engine, None):
         for source in (lambda actions=actions: actions, engine.ahead, engine.prefetch):
@@ -170,7 +174,7 @@ def _failing(trace: Trace, engine: Engine, rng: random.Random) -> list[Action]:
 
 @given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
 @examples(150)
-def test_failed_copies_leave_valid_schedule(
+def test_engine_whose_copies_fail_yields_valid_schedule(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
     trace, budget = problem
@@ -184,7 +188,7 @@ def test_failed_copies_leave_valid_schedule(
 
 
 def _two(*, replayable: bool = True) -> Trace:
-    """Two storages, of which only one has room, and the first is wanted in the end."""
+    """Return a trace of two storages of which only one fits, and the first is read at the end."""
     builder = TraceBuilder()
     (first,) = builder.call("first", 100, (), [8], replayable=replayable)
     (other,) = builder.call("other", 100, (), [8])
@@ -201,11 +205,11 @@ SLOW = Swap(out_bytes_per_s=BYTE_PER_NS // 50, in_bytes_per_s=BYTE_PER_NS // 50)
 @pytest.mark.parametrize(
     ("swap", "again"), [(FAST, SwapIn(StorageId(0))), (SLOW, Compute(OpId(0)))]
 )
-def test_cheaper_of_swap_and_recomputation_is_chosen(swap: Swap, again: Action) -> None:
+def test_engine_chooses_cheaper_of_swap_and_recomputation(swap: Swap, again: Action) -> None:
     assert replay(_two(), budget=8, policy=DTR(), swap=swap).actions[-2] == again
 
 
-def test_value_without_recipe_is_evicted_only_to_host() -> None:
+def test_value_without_recipe_is_evicted_only_by_swapping_out() -> None:
     trace = _two(replayable=False)
     with pytest.raises(NoRoom):
         replay(trace, budget=8, policy=DTR())
@@ -214,7 +218,7 @@ def test_value_without_recipe_is_evicted_only_to_host() -> None:
         replay(trace, budget=8, policy=DTR(), swap=replace(SLOW, host=7))
 
 
-def test_second_eviction_reuses_copy_until_storage_dies() -> None:
+def test_second_eviction_of_value_reuses_its_host_copy() -> None:
     builder = TraceBuilder()
     (first,) = builder.call("first", 1000, (), [8])
     for number in range(2):
@@ -224,7 +228,7 @@ def test_second_eviction_reuses_copy_until_storage_dies() -> None:
     builder.call("end", 1, (), [0])
     record = replay(builder.build(), budget=8, policy=DTR(), swap=FAST, watch=Engine.check)
     about = [a for a in record.actions if not isinstance(a, Compute) and a.storage == 0]
-    # copied once, gone twice
+    # copied to the host once, evicted twice
     assert about == [
         SwapOut(StorageId(0)),
         SwapIn(StorageId(0)),
@@ -235,7 +239,7 @@ def test_second_eviction_reuses_copy_until_storage_dies() -> None:
     ]
 
 
-def test_costly_unused_value_is_copied_ahead_of_eviction() -> None:
+def test_expensive_value_is_copied_to_host_before_its_eviction() -> None:
     builder = TraceBuilder()
     (dear,) = builder.call("dear", 1000, (), [8])
     (cheap,) = builder.call("cheap", 10, (), [8])
@@ -249,10 +253,10 @@ def test_costly_unused_value_is_copied_ahead_of_eviction() -> None:
     record = replay(builder.build(), budget=16, policy=LRU(), swap=swap, watch=Engine.check)
     about = [a for a in record.actions if not isinstance(a, Compute) and a.storage == 0]
     assert about[:2] == [SwapOut(StorageId(0), keep=True), Free(StorageId(0))]
-    assert record.waiting_ns == 8  # for its way back
+    assert record.waiting_ns == 8  # memory for the swap-in
 
 
-def test_full_host_discards_copies_of_resident_storages() -> None:
+def test_full_host_discards_host_copies_of_resident_values() -> None:
     builder = TraceBuilder()
     (first,) = builder.call("first", 1000, (), [8])
     (second,) = builder.call("second", 1000, (), [8])
@@ -263,12 +267,12 @@ def test_full_host_discards_copies_of_resident_storages() -> None:
         builder.drop(value)
     swap = replace(FAST, host=16)
     record = replay(builder.build(), budget=8, policy=LRU(), swap=swap, watch=Engine.check)
-    assert Discard(StorageId(0)) not in record.actions  # 16 are enough
+    assert Discard(StorageId(0)) not in record.actions  # 16 bytes of host memory are enough
     swap = replace(FAST, host=8)
     record = replay(builder.build(), budget=16, policy=LRU(), swap=swap, watch=Engine.check)
     assert record.host_peak == 8
 
 
-def test_bandwidth_of_zero_is_refused_with_advice() -> None:
+def test_swap_bandwidth_of_zero_is_refused_with_advice() -> None:
     with pytest.raises(ValueError, match="write swap=None"):
         Swap(out_bytes_per_s=0)

@@ -1,4 +1,4 @@
-"""Loops with Accelerate within a budget: nothing is wrapped, and all of its options hold."""
+"""Tests of training loops with Accelerate inside a budget, with every option of the budget."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.cli.test_run import ROOT, python
 accelerate = pytest.importorskip("accelerate")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # theirs
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # warnings of Accelerate itself
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
 
 def forget_accelerator() -> None:
-    """Accelerate keeps the settings of the first one for the whole process."""
+    """Reset Accelerate's global state, which keeps the settings of the first `Accelerator`."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -34,14 +34,16 @@ def forget_accelerator() -> None:
 
 @pytest.fixture(autouse=True)
 def accelerator_of_its_own() -> Iterator[None]:
-    forget_accelerator()  # a Trainer has one as well
+    forget_accelerator()  # the `Accelerator` of a `Trainer` has global state as well
     yield
     forget_accelerator()
 
 
 def train(folder: Path, context: Any, *, precision: str = "no") -> tuple[list[Tensor], Any]:
-    """Two epochs with accumulation, clipping, an evaluation and a state that is saved and loaded.
-    Returns what is left behind, and the run."""
+    """Train two epochs with accumulation, clipping, an evaluation, and a saved and loaded state.
+
+    Return the final state and the run.
+    """
     torch.manual_seed(0)
     accelerator = accelerate.Accelerator(
         cpu=True, gradient_accumulation_steps=2, mixed_precision=precision
@@ -52,7 +54,7 @@ def train(folder: Path, context: Any, *, precision: str = "no") -> tuple[list[Te
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=8)
     data = torch.utils.data.DataLoader(torch.randn(2048, 64), batch_size=256, shuffle=True)
     model, optimizer, data, schedule = accelerator.prepare(model, optimizer, data, schedule)
-    told: list[Tensor] = []
+    reported: list[Tensor] = []
     with context as run:
         for _ in range(2):
             for batch in data:
@@ -60,17 +62,19 @@ def train(folder: Path, context: Any, *, precision: str = "no") -> tuple[list[Te
                     loss = (model(batch) - batch).square().mean()
                     accelerator.backward(loss)
                     if accelerator.sync_gradients:
-                        told.append(accelerator.clip_grad_norm_(model.parameters(), 1.0).clone())
+                        reported.append(
+                            accelerator.clip_grad_norm_(model.parameters(), 1.0).clone()
+                        )
                     optimizer.step()
                     schedule.step()
                     optimizer.zero_grad()
             with torch.no_grad():
-                told.append(accelerator.gather_for_metrics(model(batch).mean()))
+                reported.append(accelerator.gather_for_metrics(model(batch).mean()))
             accelerator.save_state(str(folder / "state"))
-            if accelerator.num_processes > 1:  # some of its versions name a second CPU
+            if accelerator.num_processes > 1:  # some versions of Accelerate use a second CPU device
                 torch.distributed.barrier()
             accelerator.load_state(str(folder / "state"))
-    return [*told, *(each.detach() for each in model.parameters())], run
+    return [*reported, *(each.detach() for each in model.parameters())], run
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def budget(tmp_path: Path) -> int:
     ],
     ids=lambda options: next(iter(options), "none"),
 )
-def test_the_same_weights_with_all_options(
+def test_accelerate_with_each_budget_option_matches_pytorch(
     budget: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     expected, _ = train(tmp_path, nullcontext())
@@ -104,7 +108,7 @@ def test_the_same_weights_with_all_options(
     assert ("swap" in options) == (run.report().swapped is not None)
 
 
-def test_under_its_autocast(tmp_path: Path) -> None:
+def test_accelerate_with_mixed_precision_matches_pytorch(tmp_path: Path) -> None:
     expected, _ = train(tmp_path, nullcontext(), precision="bf16")
     roomy = train(tmp_path, rekindle.budget(None), precision="bf16")[1]
     found, run = train(tmp_path, rekindle.budget(roomy.peak * 8 // 10), precision="bf16")
@@ -128,16 +132,17 @@ state = PartialState(cpu=True)
 rank = state.process_index
 assert state.num_processes == 2
 left, run = train(Path(sys.argv[2]), context)
-told = {"left": [each.double().sum().item() for each in left]}
+reported = {"left": [each.double().sum().item() for each in left]}
 if amount:
-    told |= {"peak": run.peak, "recomputations": run.recomputations, "followed": run.steps_followed}
-(Path(sys.argv[2]) / f"rank{rank}.json").write_text(json.dumps(told))
+    reported |= {"peak": run.peak, "recomputations": run.recomputations}
+    reported["followed"] = run.steps_followed
+(Path(sys.argv[2]) / f"rank{rank}.json").write_text(json.dumps(reported))
 leave()
 """
 
 
-def test_two_processes_each_within_its_own(tmp_path: Path) -> None:
-    """Over gloo, with the bits of plain ranks; and both follow what they learn."""
+def test_two_accelerate_processes_each_stay_within_own_budget(tmp_path: Path) -> None:
+    """Over gloo: weights equal those of plain ranks, and both ranks follow learned plans."""
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "ranks.py").write_text(f"import sys\nsys.path.insert(0, {str(root)!r})\n" + RANKS)
 
@@ -166,7 +171,7 @@ def _ranks(*arguments: str) -> list[list[str]]:
     return sorted(line.split() for line in done.stdout.splitlines() if line)
 
 
-def test_two_ranks_on_cpus_train_as_without_a_budget() -> None:
+def test_two_accelerate_cpu_ranks_match_pytorch() -> None:
     plain, within = _ranks(), _ranks("2MiB")
     assert within == plain
     assert all(device.startswith("cpu:") for _, device, _ in within)

@@ -1,4 +1,4 @@
-"""`Trainer` within a budget trains to the same weights, and says what it did."""
+"""Tests that `Trainer` within a budget trains to the same weights and logs memory figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import rekindle
 transformers = pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # theirs
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # warnings of transformers itself
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -55,7 +55,7 @@ def train(folder: Path, budget: Any) -> Any:
     return trainer
 
 
-def test_the_same_weights_within_a_budget(tmp_path: Path) -> None:
+def test_trainer_within_budget_matches_pytorch(tmp_path: Path) -> None:
     plain = train(tmp_path, None)
     roomy = train(tmp_path, "1TiB")
     budget = roomy.run.peak * 6 // 10
@@ -66,7 +66,7 @@ def test_the_same_weights_within_a_budget(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
-def test_trainer_logs_figures_and_removes_callback(tmp_path: Path) -> None:
+def test_trainer_logs_peak_and_time_lost_and_removes_callback(tmp_path: Path) -> None:
     trainer = train(tmp_path, "1TiB")
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(steps) == 3
@@ -76,7 +76,7 @@ def test_trainer_logs_figures_and_removes_callback(tmp_path: Path) -> None:
     assert "BudgetLog" not in names
 
 
-def test_figures_are_of_the_time_since_the_last_log(tmp_path: Path) -> None:
+def test_trainer_log_entry_covers_steps_since_previous_entry(tmp_path: Path) -> None:
     roomy = train(tmp_path, "1TiB")
     trainer = train(tmp_path, rekindle.budget(roomy.run.peak * 6 // 10, policy="dtr"))
     logged = [entry for entry in trainer.state.log_history if "rekindle_evictions" in entry]
@@ -85,7 +85,7 @@ def test_figures_are_of_the_time_since_the_last_log(tmp_path: Path) -> None:
     assert logged[1]["rekindle_recomputations"] < trainer.run.recomputations
 
 
-def test_all_options_pass(tmp_path: Path) -> None:
+def test_trainer_with_each_budget_option_matches_pytorch(tmp_path: Path) -> None:
     roomy = train(tmp_path, "1TiB")
     budget = roomy.run.peak * 6 // 10
     options = {"learn": "wait", "policy": "lru", "record": True, "cache": False}
@@ -104,8 +104,8 @@ def test_all_options_pass(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_out_of_budget_in_trainer_ends_context(tmp_path: Path) -> None:
+def test_out_of_budget_in_trainer_ends_budget(tmp_path: Path) -> None:
     with pytest.raises(rekindle.OutOfBudget):
         train(tmp_path, "64KiB")
-    with rekindle.budget("1GiB"):  # would be refused inside another
+    with rekindle.budget("1GiB"):  # a budget inside another one would be refused
         torch.ones(3).add(1)

@@ -1,4 +1,4 @@
-"""Lightning within a budget trains to the same weights, and leaves nothing behind."""
+"""Tests that Lightning within a budget trains to the same weights, and ends the budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import rekindle
 lightning = pytest.importorskip("lightning")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # theirs
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # warnings of Lightning itself
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -54,7 +54,7 @@ def fit(callbacks: list[Any]) -> Autoencoder:
     return model
 
 
-def test_the_same_weights_within_a_budget() -> None:
+def test_lightning_within_budget_matches_pytorch() -> None:
     from rekindle.integrations.lightning import Budget
 
     plain = fit([])
@@ -70,7 +70,7 @@ def test_the_same_weights_within_a_budget() -> None:
         assert torch.equal(one, other)
 
 
-def test_all_options_pass_and_figures_are_of_each_batch() -> None:
+def test_lightning_callback_logs_evictions_after_each_batch() -> None:
     from rekindle.integrations.lightning import Budget
 
     class Seen(lightning.Callback):
@@ -87,15 +87,15 @@ def test_all_options_pass_and_figures_are_of_each_batch() -> None:
     assert tight.run.policy == rekindle.policies.LRU()
     assert sum(each["rekindle/evictions"] for each in figures) == tight.run.evictions > 0
     assert all(0 <= each["rekindle/time_lost_percent"] < 1000 for each in figures)
-    fit([tight])  # again, with the same callback
+    fit([tight])  # the same callback is used a second time
     with pytest.raises(rekindle.InvalidBudget):
         Budget("6 Gigs")
 
 
-def test_an_exception_ends_the_context() -> None:
+def test_exception_in_lightning_ends_budget() -> None:
     from rekindle.integrations.lightning import Budget
 
     with pytest.raises(rekindle.OutOfBudget):
         fit([Budget("64KiB")])
-    with rekindle.budget("1GiB"):  # would be refused inside another
+    with rekindle.budget("1GiB"):  # a budget inside another one would be refused
         torch.ones(3).add(1)

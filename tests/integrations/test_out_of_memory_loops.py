@@ -1,4 +1,4 @@
-"""Code that answers "out of memory" by a smaller batch does the same for `OutOfBudget`."""
+"""Tests that code which retries a device OOM with a smaller batch does so for `OutOfBudget` too."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import rekindle
 
 WIDTH = 64
-BUDGET = 400_000  #: does for 64 rows, and not for 256
+BUDGET = 400_000  #: enough for 64 rows, but not for 256
 
 
 class Stack(nn.Module):
-    """Keeps what its layers made, so that rows take memory that cannot be evicted."""
+    """Layers whose results the program holds, so that the memory of rows cannot be evicted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ def steps_of(model: nn.Module) -> Callable[[int], int]:
     return step
 
 
-def test_accelerate_finds_a_smaller_batch() -> None:
+def test_accelerate_finds_smaller_batch_after_out_of_budget() -> None:
     memory = pytest.importorskip("accelerate.utils.memory")
     step = steps_of(Stack())
     assert memory.find_executable_batch_size(step, starting_batch_size=256)() < 64
 
 
-def test_lightning_and_accelerate_recognize_the_error() -> None:
+def test_lightning_and_accelerate_treat_out_of_budget_as_oom() -> None:
     theirs = pytest.importorskip("lightning.pytorch.utilities.memory")
     memory = pytest.importorskip("accelerate.utils.memory")
     with pytest.raises(rekindle.OutOfBudget) as caught:
@@ -56,8 +56,8 @@ def test_lightning_and_accelerate_recognize_the_error() -> None:
     assert memory.should_reduce_batch_size(caught.value)
 
 
-def test_fairseq_loop_leaves_the_large_batch_out() -> None:
-    """`fairseq.trainer`: a `RuntimeError` with these words skips the batch."""
+def test_fairseq_loop_skips_batch_that_raises_out_of_budget() -> None:
+    """`fairseq.trainer` skips a batch on a `RuntimeError` whose text contains "out of memory"."""
     step, skipped = steps_of(Stack()), []
     for batch_size in (8, 256, 8):
         try:
@@ -69,8 +69,11 @@ def test_fairseq_loop_leaves_the_large_batch_out() -> None:
     assert skipped == [256]
 
 
-def test_detectron2_tries_again_elsewhere() -> None:
-    """`detectron2.utils.memory.retry_if_cuda_oom`: again, then with less."""
+def test_detectron2_style_retry_halves_batch_after_out_of_budget() -> None:
+    """`detectron2.utils.memory.retry_if_cuda_oom` retries if the text has "CUDA out of memory.
+
+    ".
+    """
     step, tried = steps_of(Stack()), []
 
     def attempt(batch_size: int) -> int:
@@ -86,7 +89,7 @@ def test_detectron2_tries_again_elsewhere() -> None:
     assert tried[:2] == [512, 256]
 
 
-def test_torch_out_of_memory_error_is_caught() -> None:
+def test_except_torch_out_of_memory_error_catches_out_of_budget() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         steps_of(Stack())(256)
     with pytest.raises(MemoryError):
@@ -94,8 +97,8 @@ def test_torch_out_of_memory_error_is_caught() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # theirs
-def test_trainer_finds_a_smaller_batch(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of the library itself
+def test_trainer_finds_smaller_batch_after_out_of_budget(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from rekindle.integrations.huggingface import WithinBudget
 
@@ -132,8 +135,8 @@ def test_trainer_finds_a_smaller_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # theirs
-def test_lightning_batch_size_finder_stops_at_the_budget(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of the library itself
+def test_lightning_batch_size_finder_stops_at_budget(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     tuning = pytest.importorskip("lightning.pytorch.tuner.tuning")
 

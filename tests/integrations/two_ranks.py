@@ -1,4 +1,4 @@
-"""A rank of a job under Accelerate on CPUs: prints the sum of its weights after three steps."""
+"""Train three steps on one rank of an Accelerate job on CPUs, and print the sum of the weights."""
 
 from __future__ import annotations
 

@@ -12,17 +12,18 @@ from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 KINDS = (
     "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
-    "spoil account resize require make_room shrink evict let_return lock unlock mark unmark "
-    "clear listen uncounted ahead prefetch discards measured swap_out_failed swap_in_failed "
-    "copy_lost compute free swap_out swap_in discard"
+    "spoil account resize require make_room shrink evict set_evictable_while_held lock unlock "
+    "mark unmark clear listen uncounted ahead prefetch planned save fetch discards measured "
+    "swap_out_failed swap_in_failed copy_lost compute free swap_out swap_in discard"
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")
-NESTED = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")  # also within other events
+# entries that may also occur within another event
+NESTED = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")
 
 
 class Entry(NamedTuple):
-    """One entry of the journal, as in native/engine/journal.h."""
+    """An entry of the native core's journal (native/engine/journal.h)."""
 
     kind: str
     id: int
@@ -61,7 +62,7 @@ class Replay:
         self.engine = Engine(budget, Advised(policy) if advised else policy, swap=swap)
         self.driven = driven
         self.storages: dict[int, Storage] = {}
-        self.told: list[Entry] = []  # arguments of the next call
+        self.reported: list[Entry] = []  # arguments of the next call
         self.going_on: Iterator[Action] = iter(())  # remaining actions of the last event
         self.instead: list[Action] = []  # actions of the driver after a failed copy
 
@@ -73,7 +74,7 @@ class Replay:
                 assert entry == self.action(), "the engine in Python does something else"
                 compared += 1
             elif entry.kind in NESTED:
-                if not entry.flags:  # not within an event
+                if not entry.flags:  # an entry that is not nested in an event
                     self.end()
                 self.copied(entry)
             else:
@@ -90,16 +91,16 @@ class Replay:
             case None:
                 return None
             case Compute(op, in_place):
-                told = ("compute", op, 0, int(in_place))
+                reported = ("compute", op, 0, int(in_place))
             case SwapOut(storage, keep):
-                told = ("swap_out", storage, 0, int(keep))
+                reported = ("swap_out", storage, 0, int(keep))
             case Free(storage):
-                told = ("free", storage, 0, 0)
+                reported = ("free", storage, 0, 0)
             case SwapIn(storage):
-                told = ("swap_in", storage, 0, 0)
+                reported = ("swap_in", storage, 0, 0)
             case Discard(storage):
-                told = ("discard", storage, 0, 0)
-        return Entry(*told, engine.clock, engine.memory)
+                reported = ("discard", storage, 0, 0)
+        return Entry(*reported, engine.clock, engine.memory)
 
     def next(self) -> Action | None:
         with suppress(
@@ -128,7 +129,7 @@ class Replay:
 
     def event(self, entry: Entry) -> None:
         if entry.kind in ("reads", "makes", "views", "overwrites", "takes"):
-            self.told.append(entry)
+            self.reported.append(entry)
             return
         engine = self.engine
         match entry.kind:
@@ -148,15 +149,17 @@ class Replay:
                 self.perform(
                     engine.prefetch(entry.number if entry.number < 2**62 else float("inf"))
                 )
+            case "planned":
+                engine.follow_plan(entry.number > 0)
             case "ahead" | "discards":
                 self.perform(getattr(engine, entry.kind)())
             case "make_room" | "shrink":
                 self.perform(getattr(engine, entry.kind)(entry.number))
             case "evict":
                 self.perform(engine.evict([self.storages[entry.id]]))
-            case "let_return":
+            case "set_evictable_while_held":
                 storage = self.storages[entry.id]
-                engine.let_return(storage, entry.flags > 0, last=entry.flags == 2)
+                engine.set_evictable_while_held(storage, entry.flags > 0, last=entry.flags == 2)
             case "mark" | "unmark":
                 assert engine.advice is not None
                 getattr(engine.advice, entry.kind)(self.storages[entry.id])
@@ -169,11 +172,11 @@ class Replay:
                 self.perform(getattr(engine, entry.kind)(self.storages[entry.id]) or ())
 
     def call(self, entry: Entry) -> None:
-        told, self.told = self.told, []
-        inputs = [self.value(each) for each in told if each.kind == "reads"]
+        reported, self.reported = self.reported, []
+        inputs = [self.value(each) for each in reported if each.kind == "reads"]
         call = Call(entry.id, "", entry.number, inputs, bool(entry.flags & REPLAYABLE))
         made: dict[int, Value] = {}
-        for each in told:
+        for each in reported:
             if each.kind == "makes":
                 made[each.id] = call.makes(each.id, each.number)
                 self.storages[each.id] = made[each.id].storage
@@ -183,7 +186,7 @@ class Replay:
                 call.workspace = each.number
         call.overwrites = [
             (made[each.id], next(v for v in inputs if v.storage.id == each.number))
-            for each in told
+            for each in reported
             if each.kind == "overwrites"
         ]
         held = bool(entry.flags & HELD)
@@ -199,7 +202,7 @@ class Replay:
         """Do what a driver does before it admits a call."""
         for value in call.inputs:
             value.storage.last_access = self.engine.clock
-        for output, source in call.overwrites:  # handles now mean the new version
+        for output, source in call.overwrites:  # handles now refer to the new version
             output.storage.references, source.storage.references = source.storage.references, 0
 
     def value(self, entry: Entry) -> Value:

@@ -32,7 +32,7 @@ WORDS = [
     "make_room",
     "shrink",
     "evict",
-    "let_return",
+    "set_evictable_while_held",
     "lock",
     "unlock",
     "listen",
@@ -40,6 +40,9 @@ WORDS = [
     "let",
     "ahead",
     "prefetch",
+    "planned",
+    "save",
+    "fetch",
     "discards",
     "measured",
     "copy_lost",
@@ -50,17 +53,18 @@ EVENTS = [
     *("admit",) * 8,
     *("use", "drop", "release") * 6,
     *("retain", "pin", "require", "gone", "forget", "seal", "account", "resize"),
-    *("shrink", "make_room", "evict", "let_return", "spoil", "listen", "let"),
+    *("shrink", "make_room", "evict", "set_evictable_while_held", "spoil", "listen", "let"),
 ]
 SWAPPING = [
     *EVENTS,
     *("ahead",) * 12,
     *("prefetch",) * 3,
-    *("discards", "measured", "copy_lost", "fail"),
+    *("save", "fetch") * 2,
+    *("planned", "discards", "measured", "copy_lost", "fail"),
 ]
-RATES = [2 * 10**8, 10**9, 5 * 10**9]  # a byte takes 5 ns, 1 ns, or less
+RATES = [2 * 10**8, 10**9, 5 * 10**9]  # bandwidths: a byte takes 5 ns, 1 ns, or less
 
-MOST = 20_000  # most actions of a stream
+MOST = 20_000  # largest number of actions in a stream
 
 
 def some_swap(rng: random.Random) -> Swap:
@@ -70,7 +74,7 @@ def some_swap(rng: random.Random) -> Swap:
 
 
 class Stream:
-    """The words of one stream, and the actions of the Python engine for them."""
+    """A random stream of encoded events, and the actions of the Python engine for them."""
 
     def __init__(
         self,
@@ -155,7 +159,7 @@ class Stream:
             self.draw_call(admitted=name == "admit")
         elif name in ("shrink", "make_room", "evict", "account", "listen", "clear_reserve"):
             self.draw_global(name)
-        elif name in ("ahead", "prefetch", "discards", "measured", "fail"):
+        elif name in ("ahead", "prefetch", "planned", "discards", "measured", "fail"):
             self.draw_copying(name)
         else:
             fitting = [n for n, value in self.values.items() if self.may(name, value)]
@@ -189,18 +193,19 @@ class Stream:
                 return not storage.replayable
             case "seal":
                 made = [out.storage for call in storage.makers for out in call.outputs]
-                return all(each.resident for each in made)  # evicted values would be lost
+                # evicted values without a recipe would be lost
+                return all(each.resident for each in made)
             case "resize":
                 again = any(call.replayable for call in storage.makers)
                 return storage.held and storage.resident and not again and not self.may_go(storage)
-            case "let_return":
+            case "set_evictable_while_held":
                 return storage.resident
             case _:
                 return True
 
     def may_go(self, storage: Storage) -> bool:
         """Return True if a held storage may be swapped out, so that it cannot be resized."""
-        return self.engine.host is not None and (storage.on_host or storage.returns)
+        return self.engine.host is not None and (storage.on_host or storage.evictable_while_held)
 
     def draw_about(self, name: str, number: int) -> None:
         value, engine = self.values[number], self.engine
@@ -217,9 +222,9 @@ class Stream:
                 if room and storage.resident and not self.may_go(storage):
                     engine.resize(storage, nbytes)
                     self.event(name, number, nbytes)
-            case "let_return":
+            case "set_evictable_while_held":
                 how = self.rng.randint(0, 2)
-                engine.let_return(storage, how > 0, last=how == 2)
+                engine.set_evictable_while_held(storage, how > 0, last=how == 2)
                 self.event(name, number, how)
             case "let":
                 del self.values[number]
@@ -266,6 +271,10 @@ class Stream:
                 out, back = (rng.choice([0, *RATES]) for _ in range(2))
                 engine.host.measured(out_bytes_per_s=out, in_bytes_per_s=back)
                 self.event(name, out, back)
+            case "planned":
+                follow = rng.random() < 0.5
+                engine.follow_plan(follow)
+                self.event(name, int(follow), 0)
             case "fail":
                 self.fail_in = rng.randint(1, 6)
                 self.event(name, self.fail_in, 0)
@@ -324,7 +333,7 @@ class Stream:
             self.lose(self.values[overwritten].storage)
 
     def lose(self, storage: Storage) -> None:
-        """Release all references to `storage` if it is an overwritten source."""
+        """Release all references to `storage` if it is a source that was overwritten."""
         if storage.replayable:
             return
         named = [number for number, value in self.values.items() if value.storage is storage]
@@ -371,7 +380,7 @@ class Stream:
                     value.storage.makers.pop()
 
 
-def told(actions: Iterable[Action]) -> list[int]:
+def reported(actions: Iterable[Action]) -> list[int]:
     """Encode actions as the native engine does."""
     return [_word(action) for action in actions]
 

@@ -1,7 +1,8 @@
-"""Native extensions are compiled once, by one process; a failure has a stated reason."""
+"""Tests of compiling the native extensions: once, by one process; a failure states its reason."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import io
 import os
@@ -14,6 +15,7 @@ import sys
 import sysconfig
 import textwrap
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ PyMODINIT_FUNC PyInit_tiny() {
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder of test sources in place of ours, and an empty cache."""
+    """Create a folder of test sources that replaces the native sources, and an empty cache."""
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "tiny.cpp").write_text(SOURCE)
@@ -55,7 +57,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _again() -> object:
-    """Ask for the extension as a new process would."""
+    """Load the extension as a new process would."""
     _build._found.clear()
     return _build.extension("tiny", ["*.cpp"])
 
@@ -85,7 +87,7 @@ class _Terminal(io.StringIO):
 
 @needs_compiler
 @pytest.mark.usefixtures("tree")
-def test_progress_bar_on_terminal_is_erased_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_progress_bar_on_terminal_is_erased_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert _again() is not None
@@ -103,7 +105,7 @@ def test_progress_bar_on_terminal_is_erased_at_end(monkeypatch: pytest.MonkeyPat
 
 
 @needs_compiler
-def test_progress_in_a_log_names_time_place_and_way_out(
+def test_build_progress_in_log_names_time_and_folder(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_compile, "_LINE_EVERY_S", 0.0)
@@ -123,7 +125,7 @@ def test_progress_in_a_log_names_time_place_and_way_out(
 
 
 @needs_compiler
-def test_a_changed_file_compiles_its_unit_alone(
+def test_changed_header_recompiles_only_units_that_include_it(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tree / "engine").mkdir()
@@ -143,7 +145,7 @@ def test_a_changed_file_compiles_its_unit_alone(
     assert compiled == [2, 1]
 
 
-def test_units_are_few_and_of_equal_size(tmp_path: Path) -> None:
+def test_source_files_are_grouped_into_units_of_equal_size(tmp_path: Path) -> None:
     for folder, count in (("engine", 3), ("memory", 10), ("torch", 30)):
         (tmp_path / folder).mkdir()
         for number in range(count):
@@ -158,7 +160,7 @@ def test_units_are_few_and_of_equal_size(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
-def test_interrupt_ends_compilers_and_removes_files(tree: Path) -> None:
+def test_interrupted_build_ends_compilers_and_removes_files(tree: Path) -> None:
     """The compiler has a slow child process, as g++ does."""
     marks = tree.parent / "marks"
     marks.mkdir()
@@ -196,12 +198,12 @@ def test_interrupt_ends_compilers_and_removes_files(tree: Path) -> None:
     assert not printed
     cache = tree.parent / "cache" / "rekindle" / "cores"
     assert not [*cache.glob("build-*"), *cache.glob("*.so"), *cache.glob("*.failed")]
-    time.sleep(3.2)  # surviving compilers would have written by then
+    time.sleep(3.2)  # compilers that survived would have written their output by then
     assert not (marks / "late").exists()
 
 
 @needs_compiler
-def test_key_does_not_depend_on_installation_folders(
+def test_cache_key_of_build_ignores_installation_folder(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _build._recipe("tiny", ["*.cpp"], with_torch=True)
@@ -217,7 +219,7 @@ def test_key_does_not_depend_on_installation_folders(
 
 
 @needs_compiler
-def test_compilation_deletes_long_unused_builds(tree: Path) -> None:
+def test_new_build_deletes_builds_that_are_long_unused(tree: Path) -> None:
     cache = tree.parent / "cache" / "rekindle" / "cores"
     assert _again() is not None
     (used,) = cache.glob("*.so")
@@ -229,7 +231,7 @@ def test_compilation_deletes_long_unused_builds(tree: Path) -> None:
         path.with_suffix(".lock").touch()
     for path in (used, used.with_suffix(".lock"), *cache.glob("old-*"), killed):
         os.utime(path, (0, 0))
-    assert _again() is not None  # loading it marks it as used
+    assert _again() is not None  # loading a build marks it as used
     assert forgotten.exists(), "nothing was compiled"
     (tree / "answer.h").write_text("#define ANSWER 43\n")
     assert _again() is not None
@@ -238,7 +240,7 @@ def test_compilation_deletes_long_unused_builds(tree: Path) -> None:
 
 
 @needs_compiler
-def test_processes_that_ask_at_once_compile_once(tree: Path) -> None:
+def test_two_processes_that_build_together_compile_once(tree: Path) -> None:
     log = tree.parent / "log"
     compiler = tree.parent / "compiler"
     compiler.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {COMPILER} "$@"\n')
@@ -261,7 +263,7 @@ def test_processes_that_ask_at_once_compile_once(tree: Path) -> None:
 
 
 @needs_compiler
-def test_shipped_core_is_loaded_only_for_same_sources(
+def test_core_of_wheel_is_loaded_only_if_sources_are_unchanged(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = _build.ship("tiny", ["*.cpp"], tree / "prebuilt")
@@ -274,7 +276,7 @@ def test_shipped_core_is_loaded_only_for_same_sources(
 
 
 @needs_compiler
-def test_shipped_core_that_fails_to_load_is_compiled(tree: Path) -> None:
+def test_core_of_wheel_that_fails_to_load_is_compiled_instead(tree: Path) -> None:
     shipped = _build.ship("tiny", ["*.cpp"], tree / "prebuilt")
     assert shipped is not None
     shipped.write_bytes(b"for another machine")
@@ -282,16 +284,16 @@ def test_shipped_core_that_fails_to_load_is_compiled(tree: Path) -> None:
 
 
 @pytest.mark.usefixtures("tree")
-def test_missing_compiler_gives_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_without_compiler_states_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     assert _build.extension("tiny", ["*.cpp"]) is None
     assert _build.why_not("tiny") == (
-        "no C++ compiler: $CXX is no-such-compiler, which is not found"
+        "no C++ compiler: $CXX names no-such-compiler, which is not installed"
     )
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     assert _again() is None
-    assert _build.why_not("tiny") == "no C++ compiler (g++ or clang++) is found"
+    assert _build.why_not("tiny") == "no C++ compiler (g++ or clang++) is installed"
 
 
 @needs_compiler
@@ -309,11 +311,13 @@ def test_failed_compilation_keeps_reason_and_is_not_retried(
 
 
 @needs_compiler
-def test_unwritable_cache_folder_gives_reason(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_with_unwritable_cache_folder_states_reason(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tree.parent / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tree.parent / "file"))
     assert _build.extension("tiny", ["*.cpp"]) is None
-    assert _build.why_not("tiny").startswith("no folder to keep the compiled core in: ")
+    assert _build.why_not("tiny").startswith("the folder for the compiled core cannot be made: ")
 
 
 def test_import_rekindle_builds_nothing() -> None:
@@ -324,8 +328,33 @@ def test_import_rekindle_builds_nothing() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @needs_compiler
-def test_the_latest_few_are_kept_of_many(tree: Path) -> None:
+def test_build_while_installing_needs_only_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install` runs hatch_build.py before it installs the dependencies."""
+    root = Path(__file__).parents[2]
+    hook = ast.parse((root / "hatch_build.py").read_text(encoding="utf-8"))
+    (program,) = (
+        node.value.value
+        for node in hook.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and "build_ahead" in str(node.value.value)
+    )
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    absent = {re.split(r"\W", each)[0] for each in project["dependencies"]} - {"torch"}
+    assert "numpy" in absent
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+    command = [sys.executable, "-I", "-c", hidden + str(program), str(root / "src")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "no C++ compiler: $CXX names no-such-compiler, which is not installed\n"
+
+
+@needs_compiler
+def test_cache_keeps_only_the_latest_builds(tree: Path) -> None:
     cache = tree.parent / "cache" / "rekindle" / "cores"
     cache.mkdir(parents=True)
     two_days_ago = time.time() - 2 * 86_400
@@ -337,4 +366,4 @@ def test_the_latest_few_are_kept_of_many(tree: Path) -> None:
     assert _again() is not None
     left = sorted(int(path.stem.partition("-")[2]) for path in cache.glob("tiny-?*.so")
                   if path.stem.partition("-")[2].isdigit() and len(path.stem) < 10)  # fmt: skip
-    assert left == [5, 6, 7, 8, 9, 10, 11]  # eight with the new one
+    assert left == [5, 6, 7, 8, 9, 10, 11]  # eight builds, including the new one

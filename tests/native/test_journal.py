@@ -1,4 +1,4 @@
-"""The journal of the native engine suffices to replay its run on the Python engine."""
+"""Tests that a journal of the native engine is enough to replay its run on the Python engine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import random
 import pytest
 
 from rekindle import native
-from rekindle.engine import Route, Rules
+from rekindle.engine import Engine, Follower, NoRoom, Route, Rules
 from rekindle.planners import ChenGreedy, ChenSqrt, Problem, RecomputeAll
-from rekindle.policies import DTR, Policy, Thrifty
+from rekindle.policies import DTR, Advised, Policy, Swap, Thrifty
 from rekindle.simulator import replay
 from rekindle.simulator._native import Played, encode, play
+from rekindle.simulator._replay import _drive, _NoMemory
 from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
 from tests.native.journals import Replay
-from tests.native.streams import Stream, some_swap
+from tests.native.streams import Stream, reported, some_swap
 
 MODULE = native.engine()
 pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not(native.ENGINE))
@@ -29,7 +30,7 @@ def _played(words, budget: int, policy: Policy, **more) -> Played:
 
 
 @pytest.mark.parametrize("policy", [Thrifty(), DTR()], ids=repr)
-def test_a_journal_of_any_events(policy: Policy) -> None:
+def test_journal_of_random_events_replays_same_actions_in_python(policy: Policy) -> None:
     compared = 0
     for seed in range(60):
         stream = Stream(random.Random(seed), 20, policy, Rules())
@@ -39,7 +40,7 @@ def test_a_journal_of_any_events(policy: Policy) -> None:
     assert compared > 2000
 
 
-def test_a_journal_of_copies_that_also_fail() -> None:
+def test_journal_with_failed_copies_replays_same_actions() -> None:
     compared, copied = 0, 0
     for seed in range(60):
         swap = some_swap(random.Random(seed))
@@ -53,7 +54,7 @@ def test_a_journal_of_copies_that_also_fail() -> None:
     assert copied > 1000
 
 
-def test_journal_under_other_budget_is_refused() -> None:
+def test_journal_replayed_with_other_budget_fails_comparison() -> None:
     trace = chain(30, nbytes=3, cost=2)
     played = _played(encode(trace), 30, DTR(), journal=10**5)
     words = played.journal()
@@ -62,7 +63,7 @@ def test_journal_under_other_budget_is_refused() -> None:
         Replay(27, DTR()).compare(words)
 
 
-def test_a_journal_keeps_the_last_entries() -> None:
+def test_journal_beyond_its_capacity_keeps_last_entries() -> None:
     trace = chain(30, nbytes=3, cost=2)
     everything = _played(encode(trace), 30, DTR(), journal=10**5).journal()
     assert _played(encode(trace), 30, DTR(), journal=7).journal() == everything[-7 * 6 :]
@@ -78,8 +79,8 @@ def _route(trace: Trace, budget: int) -> Route | None:
 
 
 @pytest.mark.slow
-def test_a_route_is_followed_as_in_python() -> None:
-    """A plan made for another program, which never fits, is followed the same way too."""
+def test_native_and_python_engine_follow_plan_equally() -> None:
+    """This also holds for a plan of another program, which never fits."""
     followed = 0
     for seed in range(120):
         rng = random.Random(seed)
@@ -98,3 +99,45 @@ def test_a_route_is_followed_as_in_python() -> None:
         assert found[0] == found[1]
         followed += 1
     assert followed > 30
+
+
+def _with_copies(trace: Trace, budget: int, swap: Swap) -> Route | None:
+    """Return the plan recorded from an online run that swaps."""
+    try:
+        return Route.of(trace, replay(trace, budget=budget, policy=DTR(), swap=swap).schedule)
+    except NoRoom:
+        return None
+
+
+def test_native_and_python_engine_follow_plan_of_swaps_equally() -> None:
+    """This also holds for a plan of another program, whose copies are made as well."""
+    followed, copied = 0, 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        trace = random_dag(rng.randint(5, 60), rng, sources=1)
+        other = trace if seed % 3 else random_dag(len(trace.ops), random.Random(seed + 1))
+        budget = (largest_need(trace) + keep_all_peak(trace)) // 2
+        swap = some_swap(rng)
+        made = Swap(None, 10**10, 10**10, only=rng.random() < 0.5)
+        route = _with_copies(other, max(budget, largest_need(other)), made)
+        if route is None or len(route.stops) <= len(trace.ops):
+            continue
+        engine = Engine(budget, Advised(Thrifty()), Rules(), swap)
+        actions = []
+        try:
+            for _, yielded in _drive(trace, engine, Follower(engine, route, _NoMemory())):
+                actions += yielded
+                engine.idle.clear()
+            engine.check()
+        except NoRoom:
+            pass
+        played = _played(encode(trace), budget, Thrifty(), swap=swap, route=route, journal=10**5)
+        assert reported(played.actions()) == reported(actions)
+        again = Replay(budget, Thrifty(), advised=True, swap=swap)
+        again.engine.listen()  # the journal begins after the engine started to follow the plan
+        again.engine.follow_plan(True)
+        assert again.compare(played.journal()) == len(actions)
+        assert engine.host is not None
+        followed, copied = followed + 1, copied + engine.host.swapped_in
+    assert followed > 30
+    assert copied > 1000

@@ -1,4 +1,4 @@
-"""A wheel with compiled cores can be used without a compiler."""
+"""Test that a wheel with compiled cores works without a compiler."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests for a real device, in ten minutes: `scripts/on_device`; on a CPU, a rehearsal of them."""
+"""Tests for a real device within ten minutes (`scripts/on_device`), and a CPU rehearsal of them."""

@@ -1,7 +1,8 @@
-"""Run the stages, each in its own process with a time limit; write findings as JSON and as a page.
+"""Run the device stages and write their findings as JSON and as an HTML page.
 
-A CUDA error is permanent in its process, so stages share none. Findings are written line by line:
-when a stage runs out of time, its findings so far stay.
+Each stage has a process of its own with a time limit, because a CUDA error cannot be undone within
+its process. Findings are written line by line, so findings of a stage that runs out of time are
+kept.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _has_something(name: str, arguments: argparse.Namespace) -> bool:
 
 
 def _jobs(name: str, arguments: argparse.Namespace) -> list[tuple[Any, ...]]:
-    """Return arguments of `found_by` for a stage, one for each setting of the allocator."""
+    """Return the arguments of `found_by` for a stage, once for each allocator setting."""
     stage = STAGES[name]
     settings = stage.settings if arguments.device == "cuda" else ("",)
     limit = stage.seconds * arguments.slower
@@ -112,7 +113,7 @@ def main() -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; for a rehearsal: --device cpu --tiny")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if rekindle_core() is None:  # compiled here, before any stage is timed
+    if rekindle_core() is None:  # compile the native core before any stage is timed
         parser.error(f"there is no native core: {why_not()}")
     findings = _Findings(arguments.out)
     names = [name for name in arguments.stage or STAGES if _has_something(name, arguments)]

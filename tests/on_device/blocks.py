@@ -1,4 +1,4 @@
-"""A stack of blocks and its batches, which most of these programs train."""
+"""Build the stack of blocks and its batches that most device programs train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that die in their node are written over: the same bits, and less to recompute."""
+"""Check results written over their dying gradient: equal bits, and less to recompute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def in_place(machine: Machine) -> Iterator[Line]:
-    """The operators one by one, then steps with results in place and without."""
+    """Compare each operator alone, then whole steps with and without results written in place."""
     for entry, node in NODES:
         yield _operator(machine, entry, node)
     for name, bf16 in (("BERT", False), ("BERT, bfloat16", True)):
@@ -28,7 +28,8 @@ def _operator(machine: Machine, entry: InPlace, node: str) -> Line:
     wrong: list[str] = []
     called = 0
     for dtype in DTYPES:
-        # Rows of a softmax: in one warp, in a block that keeps them or reads them again.
+        # Row lengths of a softmax that use its three kernels: in one warp, in a block that keeps
+        # the row, and in one that reads it again.
         for width in (7, 100) if machine.tiny else (511, 1024, 4097, 50257):
             x = torch.rand(machine.size(1024, 8), width, device=machine.kind, dtype=dtype)
             y = FORWARD[node](x.requires_grad_())

@@ -13,7 +13,7 @@ from tests.on_device.machine import Machine
 
 
 def _doubled(x: Tensor) -> Tensor:
-    """Return twice `x`, after its address was read."""
+    """Return twice `x`, after reading its address."""
     out = torch.empty_like(x)
     assert x.data_ptr()
     if x.is_cuda:
@@ -24,7 +24,7 @@ def _doubled(x: Tensor) -> Tensor:
 
 
 def by_address(machine: Machine) -> Any:
-    """Each block has a custom operator whose body reads `data_ptr()`."""
+    """Train blocks with a custom operator whose body reads `data_ptr()`."""
     double = _operator("twice", _doubled)
     model = blocks(machine)
 
@@ -38,7 +38,7 @@ def by_address(machine: Machine) -> Any:
 
 
 def in_triton(machine: Machine) -> Any:
-    """Each block has a custom operator and an `autograd.Function`, which both launch a kernel."""
+    """Train blocks whose custom operator and `autograd.Function` launch a Triton kernel."""
     from tests.on_device.triton_kernel import doubled as launch
 
     double = _operator("twice_in_triton", launch)

@@ -1,4 +1,4 @@
-"""A device, or the CPU in its place: memory, time, trained programs."""
+"""A device, or the CPU in its place: its memory, its time, and programs trained on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import rekindle
 
 Line = dict[str, Any]
 
-#: Returns a model, and a function that makes one training step.
+#: A function that returns a model and a function that makes one training step.
 Program = Callable[["Machine"], tuple[Any, Callable[[], None]]]
 
 
@@ -38,7 +38,7 @@ class Took:
     run: Any = None
 
     def budget(self, share: float) -> int:
-        """Return a budget: constant memory, and this share of the temporary memory."""
+        """Return the constant memory plus this share of the temporary memory, in bytes."""
         return self.constant + int(share * (self.peak - self.constant))
 
 
@@ -68,7 +68,7 @@ class Machine:
     def trained(
         self, program: Program, steps: int = 3, amount: int | None = None, **options: Any
     ) -> Took:
-        """Run `steps` steps of `program`, within a budget if there is an amount."""
+        """Run `steps` steps of `program`, within a budget if `amount` is given."""
         torch.manual_seed(0)
         self.start_anew()
         model, step = program(self)
@@ -87,7 +87,7 @@ class Machine:
     def within(
         self, program: Program, amount: int, steps: int = 3, **options: Any
     ) -> tuple[Took, int]:
-        """Run the same within the smallest sufficient budget from `amount` on; return it too."""
+        """Train within the smallest sufficient budget from `amount` on; return that budget too."""
         refusals: list[str] = []
         for _ in range(12):
             try:
@@ -117,7 +117,8 @@ class Machine:
         gc.collect()
         if self.is_cuda:
             torch.cuda.synchronize()
-            torch._C._cuda_clearCublasWorkspaces()  # it has one for each stream that was used
+            # cuBLAS has one workspace for each stream that was used
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
@@ -129,7 +130,7 @@ class Machine:
 
 
 def check(name: str, ok: bool, **more: Any) -> Line:
-    """Return a finding that says if a condition holds."""
+    """Return a finding that states whether a condition holds."""
     return {"check": name, "ok": bool(ok), **more}
 
 
@@ -142,7 +143,7 @@ def refusal(error: BaseException | None) -> rekindle.Unsupported | None:
 
 @contextmanager
 def switched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value while the context is open."""
+    """Set an attribute to another value while the context is open."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -14,7 +14,7 @@ td, th { border: 1px solid #ccc; padding: .15rem .5rem; text-align: left; vertic
 
 
 def failed(findings: list[dict[str, Any]]) -> list[str]:
-    """Return the checks that fail, and the stages that did not end."""
+    """Return the failed checks and the stages that did not end."""
     wrong = [f"{each['stage']}: {each['ended']}" for each in findings if each["ended"]]
     for each in findings:
         wrong += [line["check"] for line in each["lines"] if line.get("ok") is False]

@@ -1,4 +1,4 @@
-"""Programs whose results must keep their bits, one for each peculiarity of a device."""
+"""Programs whose results must keep their bits, one for each special behavior of a device."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _scattered(machine: Machine) -> Any:
 
 
 def _settled(machine: Machine) -> Any:
-    """The same with deterministic algorithms, so that it can be recomputed."""
+    """Return the same program with deterministic algorithms, so that it can be recomputed."""
     model, step = _scattered(machine)
 
     def settled() -> None:
@@ -223,7 +223,7 @@ def _precise(machine: Machine) -> Any:
 
 
 def programs(machine: Machine) -> Iterator[tuple[str, Program]]:
-    """Yield each program by name, without those that only CUDA can run on another device."""
+    """Yield each program by name; omit programs that need CUDA on any other device."""
     yield "mlp, Adam", _mlp
     yield "mlp, Adam fused", partial(_mlp, fused=True)
     yield "batch and number of the host", _host_batch
@@ -252,22 +252,22 @@ def programs(machine: Machine) -> Iterator[tuple[str, Program]]:
 
 
 def compiled(machine: Machine) -> Program:
-    """Blocks that Inductor compiles."""
+    """Train blocks that Inductor compiles."""
     return _compiled(machine)
 
 
 def reduced_overhead(machine: Machine) -> Program:
-    """Compiled blocks that are to be captured as CUDA graphs."""
+    """Train blocks that are compiled for capture as CUDA graphs (mode "reduce-overhead")."""
     return _compiled(machine, mode="reduce-overhead")
 
 
 def captured(machine: Machine) -> Program:
-    """A CUDA graph that the program captures inside the budget."""
+    """Capture a CUDA graph inside the budget."""
     return _captured(machine)
 
 
 def triton(machine: Machine) -> Program:
-    """Kernels in Triton: in a custom operator, and in an `autograd.Function`."""
+    """Launch Triton kernels from a custom operator and from an `autograd.Function`."""
     return kernels.in_triton(machine)
 
 
@@ -280,7 +280,7 @@ _BACKENDS = (
 
 
 def on_streams(machine: Machine, *, pinned: bool = True) -> Any:
-    """Blocks alternate between two streams, with a refilled staging buffer and sleeping kernels."""
+    """Alternate blocks between two streams, with a refilled staging buffer and sleeping kernels."""
     model = blocks(machine)
     streams = [torch.cuda.Stream() for _ in range(2)] if machine.is_cuda else [None, None]
     buffer = batch(machine, "cpu")

@@ -1,6 +1,7 @@
-"""`python -m tests.on_device.stages NAME KIND [--tiny]`: run one stage; print findings as JSON.
+"""Run one device stage: `python -m tests.on_device.stages NAME KIND [--tiny]`.
 
-A line {"check": ..., "ok": ...} is a condition that must hold; all other lines are figures.
+It prints findings as JSON lines. A line {"check": ..., "ok": ...} is a condition that must hold;
+all other lines are figures.
 """
 
 from __future__ import annotations
@@ -55,13 +56,16 @@ def facts(machine: Machine) -> Iterator[Line]:
 
 
 def bits(machine: Machine, part: slice = slice(None)) -> Iterator[Line]:
-    """Train each program plainly, twice, and within budgets; bits must agree if plain runs do."""
+    """Train each program without a budget twice, and within budgets.
+
+    If the two plain runs have equal bits, the runs within budgets must have them too.
+    """
     for name, program in [*programs.programs(machine)][part]:
         yield from _each(machine, name, program)
 
 
 def alone(machine: Machine, name: str, program: Program) -> Iterator[Line]:
-    """Do the same for one program, which must recompute something unless it is refused."""
+    """Check the bits of one program, which must recompute something unless it is refused."""
     found: list[Line] = []
     for line in _each(machine, name, program):
         found.append(line)
@@ -76,9 +80,9 @@ def _each(machine: Machine, name: str, program: Program) -> Iterator[Line]:
         yield from _bits(machine, name, program)
     except Exception as error:
         refused = refusal(error)
-        told = f"{type(refused or error).__name__}: {refused or error}"[:300]
+        reported = f"{type(refused or error).__name__}: {refused or error}"[:300]
         where = "".join(traceback.format_exception(error))[-2500:]
-        yield check(f"bits: {name}", refused is not None, error=told, traceback=where)
+        yield check(f"bits: {name}", refused is not None, error=reported, traceback=where)
 
 
 def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
@@ -99,7 +103,10 @@ def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
 
 
 def races(machine: Machine) -> Iterator[Line]:
-    """Two streams, a staging buffer and sleeping kernels: reads that come too early see poison."""
+    """Train on two streams with a staging buffer and sleeping kernels.
+
+    Freed memory is poisoned, so a read that comes too early gives wrong bits.
+    """
     for pinned in (True, False):
         program = partial(programs.on_streams, pinned=pinned)
         plain = machine.trained(program)
@@ -114,7 +121,7 @@ def races(machine: Machine) -> Iterator[Line]:
 
 
 def no_waiting(machine: Machine) -> Iterator[Line]:
-    """A budget never makes the host wait for the device."""
+    """Check that a budget never makes the host wait for the device."""
     torch.manual_seed(0)
     model, step = programs.programs(machine).__next__()[1](machine)
     plain = machine.trained(lambda m: programs._mlp(m))
@@ -137,7 +144,7 @@ def no_waiting(machine: Machine) -> Iterator[Line]:
 
 
 def memory(machine: Machine) -> Iterator[Line]:
-    """The allocator's peak is within the budget, apart from workspaces of operators."""
+    """Check that the allocator's peak is within the budget, apart from workspaces of operators."""
     settings = os.environ.get("PYTORCH_ALLOC_CONF", "default") or "default"
     for program in (workloads.bert_base, workloads.resnet, workloads.unet):
         name = program.__name__
@@ -161,13 +168,16 @@ def memory(machine: Machine) -> Iterator[Line]:
 
 
 def _seen(machine: Machine, program: Any) -> Any:
-    """Measure the peak of results of operators, as a budget without a limit counts them."""
+    """Measure the peak of operator results, as a budget without a limit counts them."""
     took = machine.trained(program, 2, 1 << 50)
     return type(took)(took.values, took.run.peak, took.constant, took.run)
 
 
 def swap(machine: Machine) -> Iterator[Line]:
-    """Halve activations with swapping: bits must agree; figures show the time spent waiting."""
+    """Halve the activation memory with swapping.
+
+    Bits must agree. Figures show the time spent waiting.
+    """
     for program in (workloads.bert_base, workloads.resnet):
         plain = machine.trained(program)
         repeatable = same(plain.values, machine.trained(program).values)
@@ -186,7 +196,7 @@ def swap(machine: Machine) -> Iterator[Line]:
 
 
 def faults(machine: Machine) -> Iterator[Line]:
-    """After an `OutOfBudget` and after a device OOM, the next step is right."""
+    """Check that the step after an `OutOfBudget` and after a device OOM is right."""
     program = dict(programs.programs(machine))["mlp, Adam"]
     plain = machine.trained(program)
     torch.manual_seed(0)
@@ -213,7 +223,7 @@ def faults(machine: Machine) -> Iterator[Line]:
 
 
 def _full(machine: Machine, program: Any, plain: Any) -> Iterator[Line]:
-    """The device has less memory than the budget."""
+    """Train on a device that has less memory than the budget."""
     total = torch.cuda.get_device_properties(0).total_memory
     machine.start_anew()
     room = plain.budget(0.4) + 32 * MIB
@@ -232,7 +242,7 @@ def _full(machine: Machine, program: Any, plain: Any) -> Iterator[Line]:
 
 
 def world_of_one(machine: Machine) -> Iterator[Line]:
-    """DDP and FSDP2 on a group of one rank."""
+    """Train with DDP and FSDP2 in a process group of one rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -313,7 +323,7 @@ def _alone(name: str, program: Program) -> Stage:
 _SEGMENTS = ("", "expandable_segments:True")
 _ALL = (*_SEGMENTS, "backend:cudaMallocAsync")
 
-#: By name. Stages that may run at the same time as others come first.
+#: Stages by name. Stages that may run at the same time as others come first.
 STAGES: dict[str, Stage] = {
     "bits, first half": Stage(partial(bits, part=slice(0, None, 2)), 150),
     "bits, second half": Stage(partial(bits, part=slice(1, None, 2)), 150),

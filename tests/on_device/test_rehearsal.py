@@ -1,4 +1,4 @@
-"""The device script on the CPU: all of its stages run, and each can fail."""
+"""Tests of the device script on the CPU: all of its stages run, and each can report a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_rehearsal(tmp_path: Path) -> None:
+def test_rehearsal_of_device_script_passes_all_stages(tmp_path: Path) -> None:
     command = ["scripts/on_device", "--device", "cpu", "--tiny", "--slower", "20", "--jobs", "2"]
     command += ["--out", str(tmp_path)]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -35,7 +35,7 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     assert all(f"<h2>{name}" in html for name in here)
 
 
-def test_missing_device_error_names_cpu_option() -> None:
+def test_error_without_device_suggests_cpu_option() -> None:
     command = [sys.executable, "-m", "tests.on_device"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode == 0:
@@ -43,7 +43,7 @@ def test_missing_device_error_names_cpu_option() -> None:
     assert "--device cpu --tiny" in result.stderr
 
 
-def test_page_lists_failed_checks_and_unfinished_stages() -> None:
+def test_device_page_lists_failed_checks_and_unfinished_runs() -> None:
     findings = [
         {"stage": "bits", "setting": "", "ended": "", "seconds": 1, "stderr": "", "lines": [
             {"check": "bits: one", "ok": True}, {"check": "bits: <other>", "ok": False}]},
@@ -57,7 +57,7 @@ def test_page_lists_failed_checks_and_unfinished_stages() -> None:
     assert '<li class="no">speed: not over after 3 s</li>' in html
 
 
-def test_the_stages_fit_into_ten_minutes() -> None:
+def test_time_limits_of_device_stages_sum_to_ten_minutes() -> None:
     """Untimed stages run in parallel, with a process for each setting of the allocator."""
     beside = max(stage.seconds for stage in STAGES.values() if not stage.timed)
     timed = sum(stage.seconds * len(stage.settings) for stage in STAGES.values() if stage.timed)

@@ -1,4 +1,4 @@
-"""Time on a device: steps in the memory of a smaller batch, and the host's share."""
+"""Measure times on a device: steps in the memory of a smaller batch, and the host's share."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def speed(machine: Machine, *, bf16: bool) -> Iterator[Line]:
                 if context is not None:
                     yield check(what, True)
             except Exception as error:
-                told = f"{type(error).__name__}: {error}"[:300]
-                yield label | {"allocator": _settings(), "error": told}
-                if not limited:  # the allocator's fragmentation may exceed a limit
+                reported = f"{type(error).__name__}: {error}"[:300]
+                yield label | {"allocator": _settings(), "error": reported}
+                # with fragmentation, the allocator may need more memory than the device has
+                if not limited:
                     yield check(what, refusal(error) is not None)
 
 
@@ -55,7 +56,7 @@ _LIMITED = ", in that device"
 def _methods(
     machine: Machine, most: int, rows: int, times: int
 ) -> Iterator[tuple[str, int, Callable[[], Any] | None]]:
-    """Yield all rows for the first allocator setting; for others, rows that depend on memory."""
+    """Yield all rows for the first allocator setting, else rows that depend on the setting."""
     within = partial(rekindle.budget, device=machine.kind)
     if not _settings():
         yield "plain", rows, None
@@ -75,7 +76,7 @@ def _settings() -> str:
 
 
 class _device_of:
-    """While entered, limit the device to so many bytes; 0: no limit."""
+    """Limit the device's memory to so many bytes inside the block; 0 means no limit."""
 
     def __init__(self, amount: int) -> None:
         self._amount = amount

@@ -1,4 +1,4 @@
-"""Convolutions whose kernels cuDNN chooses by time: tried once, and recomputed from then on."""
+"""Check convolutions whose kernels cuDNN chooses by time: one trial, then recomputation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARES = (0.5, 0.35, 0.25, 0.18)
 
 
 def _residual(machine: Machine) -> Any:
-    """Return twenty residual blocks of convolutions, and a step."""
+    """Return twenty residual blocks of convolutions, and a training step."""
     width, size = machine.size(64, 8), machine.size(128, 16)
     blocks = (Residual(width, width, 1, drop=0.0) for _ in range(20))
     model = nn.Sequential(*blocks).to(machine.kind)
@@ -26,7 +26,7 @@ def _residual(machine: Machine) -> Any:
 
 
 def chosen_kernels(machine: Machine) -> Iterator[Line]:
-    """Find the shares of the activations that do, with kernels chosen by time and without."""
+    """Measure which share of activations is recomputed, with kernels chosen by time and without."""
     for timed in (False, True):
         with switched(torch.backends.cudnn, "benchmark", timed):
             plain = machine.trained(_residual)

@@ -1,4 +1,4 @@
-"""One Triton kernel, which only a PyTorch for CUDA can compile."""
+"""One Triton kernel, which only a build of PyTorch for CUDA can compile."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ def _kernel(x, out, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
-    """Return twice `x`, computed by a kernel."""
+    """Return twice `x`, computed by the Triton kernel."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), block=1024)

@@ -80,8 +80,8 @@ def unet(machine: Machine) -> Any:
     return training(model, loss)
 
 
-#: Model, rows for which plain PyTorch has memory, their length, and the factor for larger batches
-#: (as on the page of the DTR paper's authors).
+#: Model, batch that fits in plain PyTorch, length of its rows, and factor for the larger batch (as
+#: on the page of the DTR paper's authors).
 SPEED = {
     "BERT-base": (bert, {}, 16, 512, 2),
     "BERT-large": (bert, {"large": True}, 8, 512, 2),

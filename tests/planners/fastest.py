@@ -1,6 +1,6 @@
-"""Find the fastest run of a small problem with a host, by trying every order of actions.
+"""Find the fastest run of a small problem with a host by trying every order of actions.
 
-The computation of times shares no code with the tested one.
+It shares no code with the tested computation of times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from rekindle.planners._relaxation import Bandwidth
 
 @dataclass(frozen=True)
 class _State:
-    """Times are of the ends of copies; `leaving` is evicted, but a copy still reads it."""
+    """A state of the search.
+
+    Times are ends of copies; values in `leaving` are evicted but still being copied.
+    """
 
     frontier: int = 0
     resident: frozenset[int] = frozenset()
@@ -39,7 +42,7 @@ class _State:
 
 
 def fastest(problem: Problem, budget: int, bandwidth: Bandwidth) -> int | None:
-    """When the fastest run ends, in ns; None: there is none."""
+    """Return the end time of the fastest run in ns, or None if no run fits."""
     moves = _Moves(problem, budget, bandwidth)
     known: dict[tuple[object, ...], list[_State]] = {}
     stack = [_State()]
@@ -71,7 +74,7 @@ class _Moves:
     def of(self, state: _State) -> Iterator[_State]:
         for item in sorted(state.resident):
             if not self.problem.nbytes[item]:
-                continue  # it takes no room and no time
+                continue  # such a step needs no memory and no time
             yield self._gone(state, item)
             if item not in state.host:
                 yield self._sent(state, item)
@@ -104,7 +107,7 @@ class _Moves:
             yield replace(ready, frontier=frontier, now=now, resident=resident, back=back)
 
     def _room(self, state: _State, nbytes: int) -> _State | None:
-        """Waits until there is room for so many bytes."""
+        """Wait until so many bytes are free."""
         sizes = self.problem.nbytes
         memory = sum(sizes[item] for item in state.resident) + nbytes
         if memory > self.budget:

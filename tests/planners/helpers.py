@@ -1,4 +1,4 @@
-"""Small problems, the optimum by exhaustive search, and the reference tables."""
+"""Small problems, their optimum by exhaustive search, and the reference tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reference_problem(graph: str) -> Problem:
 
 
 def problem_of(*nodes: tuple[int, int, list[int]]) -> Problem:
-    """From (cost in us, bytes, what it reads) of each node."""
+    """Build a problem from the cost (in us), bytes and input indices of each node."""
     listed = [
         {"id": at, "name": f"n{at}", "cost": cost, "mem": nbytes, "deps": deps}
         for at, (cost, nbytes, deps) in enumerate(nodes)
@@ -40,7 +40,10 @@ def problem_of(*nodes: tuple[int, int, list[int]]) -> Problem:
 
 
 def unit_chain(length: int) -> Problem:
-    """f_0 .. f_{N-1}, the loss, b_{N-1} .. b_0, all of one byte and one microsecond."""
+    """Build the chain f_0 ..
+
+    f_{N-1}, loss, b_{N-1} .. b_0, with one byte and one us for each node.
+    """
     nodes: list[tuple[int, int, list[int]]] = [
         (1, 1, [at - 1] if at else []) for at in range(length + 1)
     ]
@@ -57,7 +60,10 @@ def with_workspaces(problem: Problem, inside: Sequence[int]) -> Problem:
 
 @st.composite
 def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
-    """A random graph, half of it a backward pass, and a budget between its floor and keep-all."""
+    """Draw a small graph and a budget between its floor and its keep-all peak.
+
+    Half of the graph is a backward pass.
+    """
     size = draw(st.integers(3, most))
     nodes: list[tuple[int, int, list[int]]] = []
     for at in range(size):
@@ -66,7 +72,7 @@ def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
             reads |= {at - 1, max(0, size - 1 - at)} - {at}
         nodes.append((draw(st.integers(0, 6)), draw(st.integers(0, 5)), sorted(reads)))
     problem = problem_of(*nodes)
-    if draw(st.integers(0, 3)) == 0:  # of one: each is an item more to search through
+    if draw(st.integers(0, 3)) == 0:  # few inputs: each one enlarges the exhaustive search
         roomy, inside = draw(st.integers(0, size - 1)), draw(st.integers(1, 4))
         problem = with_workspaces(problem, [inside * (at == roomy) for at in range(size)])
     low, high = problem.floor, problem.keep_all_peak
@@ -74,7 +80,10 @@ def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
 
 
 def exhaustive(problem: Problem, budget: int) -> int | None:
-    """The least cost of any schedule: shortest path over (nodes run once, what is resident)."""
+    """Return the least cost of any schedule.
+
+    It is a shortest path over states (nodes run so far, resident values).
+    """
     nodes = len(problem)
     start = (0, 0)
     best = {start: 0}

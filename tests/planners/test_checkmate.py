@@ -1,4 +1,4 @@
-"""Tests of Checkmate against exhaustive search, and of its rounding against its bound."""
+"""Tests of the Checkmate planner: optimal as exhaustive search; its rounding respects its bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET = examples(60)
 
 @given(small_graphs(most=6))
 @QUIET
-def test_brute_force(drawn: tuple[Problem, int]) -> None:
+def test_checkmate_optimum_equals_brute_force(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     best = exhaustive(problem, budget)
     plan = Checkmate(time_limit=20).plan(problem, budget)
@@ -28,13 +28,13 @@ def test_brute_force(drawn: tuple[Problem, int]) -> None:
     elif plan.schedule is not None:
         assert plan.cost_ns == best
         assert plan.status is Status.OPTIMAL
-    else:  # a stage computes a node once: now and then that is not enough
+    else:  # Checkmate computes a node once a stage, which is sometimes too few
         assert plan.status is Status.INFEASIBLE
 
 
 @given(small_graphs(most=8))
 @QUIET
-def test_optimum_lies_between_relaxation_and_rounding(
+def test_checkmate_optimum_lies_between_relaxation_and_rounding(
     drawn: tuple[Problem, int],
 ) -> None:
     problem, budget = drawn
@@ -62,13 +62,15 @@ def test_optimum_lies_between_relaxation_and_rounding(
         (8, 4, 26),
     ],
 )
-def test_chains(length: int, budget: int, cost: int) -> None:
+def test_checkmate_plans_of_unit_chains_have_published_cost(
+    length: int, budget: int, cost: int
+) -> None:
     plan = Checkmate().plan(unit_chain(length), budget)
     assert (plan.status, plan.cost_ns) == (Status.OPTIMAL, cost * 1000)
 
 
-def test_second_program_gets_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that finds the least peak, after the first had no solution."""
+def test_checkmate_second_solve_gets_only_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second solve finds the least peak after the first one had no solution."""
     limits: list[float] = []
     solve = Model.solve
 
@@ -83,13 +85,18 @@ def test_second_program_gets_the_time_that_is_left(monkeypatch: pytest.MonkeyPat
     assert 50.0 > first > second
 
 
-def test_infeasible_is_a_status_with_the_smallest_budget() -> None:
+def test_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    Checkmate().plan(unit_chain(6), 5)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_checkmate_below_smallest_budget_names_that_budget() -> None:
     plan = Checkmate().plan(unit_chain(4), 2)
     assert plan.status is Status.INFEASIBLE
     assert plan.smallest_budget == 3
 
 
-def test_large_problem_is_refused_with_planner_to_write() -> None:
+def test_checkmate_of_too_large_problem_suggests_cuts_planner() -> None:
     plan = Checkmate().plan(reference_problem("gpt12l_b8"), 2_000_000_000)
     assert plan.status is Status.UNSUITED
     assert "write Cuts()" in plan.message

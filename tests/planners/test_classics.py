@@ -1,4 +1,4 @@
-"""Tests of Chen, articulation points, Revolve and the trivial planners against bounds."""
+"""Tests of the planners Chen, articulation points, Revolve and keep-all against known bounds."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ QUIET = examples(50)
 @pytest.mark.parametrize("planner", ALL, ids=lambda planner: planner.name)
 @given(problems(longest=14))
 @QUIET
-def test_valid_on_any_program(planner: Planner, drawn) -> None:
+def test_classic_plans_of_random_programs_are_valid(planner: Planner, drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
-    plan = planner.plan(problem, budget)  # judged by the verifier within
+    plan = planner.plan(problem, budget)  # `plan` runs the verifier
     if plan.schedule is None:
         assert plan.status in (Status.NOT_FOUND, Status.INFEASIBLE, Status.UNSUITED)
         assert plan.smallest_budget is None or plan.smallest_budget > budget or budget < plan.needed
@@ -60,7 +60,7 @@ def test_valid_on_any_program(planner: Planner, drawn) -> None:
 
 @given(small_graphs())
 @QUIET
-def test_never_below_the_optimum(drawn: tuple[Problem, int]) -> None:
+def test_classic_plans_cost_at_least_optimum(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     best = exhaustive(problem, budget)
     for planner in ALL:
@@ -71,7 +71,7 @@ def test_never_below_the_optimum(drawn: tuple[Problem, int]) -> None:
             assert plan.status is not Status.OPTIMAL or plan.cost_ns == best
 
 
-def test_keep_all_is_optimal_within_its_peak() -> None:
+def test_keep_all_plan_at_its_own_peak_is_optimal() -> None:
     problem = reference_problem("unet_b8")
     plan = KeepAll().plan(problem, problem.keep_all_peak)
     assert (plan.status, plan.overhead, plan.peak) == (Status.OPTIMAL, 0, problem.keep_all_peak)
@@ -79,16 +79,16 @@ def test_keep_all_is_optimal_within_its_peak() -> None:
     assert (less.status, less.smallest_budget) == (Status.NOT_FOUND, problem.keep_all_peak)
 
 
-def test_chen_on_a_chain_keeps_every_kth() -> None:
-    """16 layers, every 4th kept: 3 of each 4 recomputed once, in about 2 sqrt(n) memory."""
+def test_chen_plan_of_16_layers_keeps_every_4th_value() -> None:
+    """Three of each four values are recomputed once, in about 2 sqrt(n) memory."""
     problem = unit_chain(16)
     plan = ChenSqrt().plan(problem, 10)
     assert plan.recompute_ns <= 12_000
     assert plan.peak <= 10
 
 
-def test_articulation_points_of_a_network_with_skips() -> None:
-    """f0 -> f1 -> f2 -> f3 with f0 also read by f2: around f1 there is a way past it."""
+def test_articulation_points_exclude_node_bypassed_by_skip() -> None:
+    """In f0 -> f1 -> f2 -> f3 node f2 also reads f0, so a path bypasses f1."""
     forward = [(1, 1, []), (1, 1, [0]), (1, 1, [0, 1]), (1, 1, [2])]
     backward = [(1, 1, [2, 3]), (1, 1, [1, 4]), (1, 1, [0, 5])]
     problem = problem_of(*forward, *backward)
@@ -96,7 +96,7 @@ def test_articulation_points_of_a_network_with_skips() -> None:
     assert candidates(problem, "all") == [0, 1, 2]
 
 
-def test_a_run_of_dtr_is_a_plan_and_a_beginning() -> None:
+def test_recorded_dtr_run_is_valid_plan_of_equal_cost() -> None:
     problem = reference_problem("gpt4l_b8")
     budget = int(0.6 * problem.keep_all_peak)
     record = replay(problem.trace, budget=budget, policy=DTR())

@@ -1,4 +1,4 @@
-"""Tests of fitting a sequence to a budget: always valid, near the optimum."""
+"""Tests of fitting a sequence of operators to a budget: always valid, near the optimum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def fitted(problem: Problem, budget: int, steps: list[int] | None = None) -> Tim
 
 
 def deep(blocks: int) -> Problem:
-    """A residual network: blocks of three, whose middle values are large; as backward passes go."""
+    """Return a residual network and its backward pass.
+
+    Blocks have three values, of which the middle one is large.
+    """
     nodes: list[tuple[int, int, list[int]]] = [(1, 2, [])]
     for _ in range(blocks):
         last = len(nodes) - 1
@@ -43,7 +46,10 @@ def deep(blocks: int) -> Problem:
 
 
 def unet(levels: int) -> Problem:
-    """Blocks of two on the way down and up; a gradient of each skip waits for the way back."""
+    """Return a U-Net with blocks of two on the way down and up.
+
+    The gradient of each skip is kept until the backward pass reaches the way down.
+    """
     nodes: list[tuple[int, int, list[int]]] = []
 
     def add(cost: int, nbytes: int, reads: list[int]) -> int:
@@ -77,7 +83,7 @@ def unet(levels: int) -> Problem:
 
 @given(small_graphs())
 @examples(100)
-def test_never_over_the_budget_nor_below_the_optimum(drawn: tuple[Problem, int]) -> None:
+def test_fitted_plan_fits_budget_and_costs_at_least_optimum(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     line = fitted(problem, budget)
     if line is None:
@@ -91,23 +97,23 @@ def test_never_over_the_budget_nor_below_the_optimum(drawn: tuple[Problem, int])
 
 @given(problems())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_views_writes_in_place_and_holds(drawn) -> None:
+def test_fitted_plan_of_random_program_is_valid_within_budget(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
     line = fitted(problem, budget)
     if line is not None:
         search = Search(problem, budget, "fitted")
         search.offer(line.steps)
-        assert search.conclude().peak <= budget  # judged by the verifier within
+        assert search.conclude().peak <= budget  # `plan` runs the verifier
 
 
 @given(problems())
 @examples(100)
-def test_values_pinned_while_user_held_fit_budget(drawn) -> None:
+def test_fitted_plan_with_pinned_user_held_values_fits_budget(drawn) -> None:
     trace, budget = drawn
     events: list[Event] = []
     for event in trace.events:
-        if isinstance(event, Retain):  # in the traces drawn only what is held is retained
+        if isinstance(event, Retain):  # drawn traces retain only values that the program holds
             events.append(Pin(event.value))
         events.append(event)
     trace = check_trace(replace(trace, events=tuple(events)))
@@ -118,8 +124,8 @@ def test_values_pinned_while_user_held_fit_budget(drawn) -> None:
 
 @given(problems(), st.sampled_from([1, 2, 4]))
 @examples(100)
-def test_rounds_with_many_evictions_yield_valid_plan(drawn, share: int) -> None:
-    """In programs of thousands of values a round evicts one in 32."""
+def test_fitting_with_many_evictions_a_round_yields_valid_plan(drawn, share: int) -> None:
+    """In programs of thousands of values, each round evicts one value in 32."""
     trace, budget = drawn
     problem = Problem.of(trace)
     with pytest.MonkeyPatch.context() as patch:
@@ -128,12 +134,13 @@ def test_rounds_with_many_evictions_yield_valid_plan(drawn, share: int) -> None:
     if line is not None:
         cost = verify(trace, to_schedule(line, "fitted"), budget)
         assert cost.peak <= budget
-        assert cost.compute_ns + cost.recompute_ns >= line.cost  # views may run again for nothing
+        # views may be recomputed at no cost
+        assert cost.compute_ns + cost.recompute_ns >= line.cost
 
 
 @given(small_graphs())
 @examples(100)
-def test_rounds_find_plans_where_single_steps_do(drawn: tuple[Problem, int]) -> None:
+def test_fitting_with_one_eviction_a_round_succeeds_like_many(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     alone = fitted(problem, budget)
     with pytest.MonkeyPatch.context() as patch:
@@ -143,7 +150,7 @@ def test_rounds_find_plans_where_single_steps_do(drawn: tuple[Problem, int]) -> 
 
 
 @pytest.mark.slow
-def test_fitting_of_thousands_of_values_needs_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitting_thousands_of_values_takes_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = deep(700)
     rounds: list[int] = []
     close = _fitting._Gaps.close
@@ -157,7 +164,8 @@ def test_fitting_of_thousands_of_values_needs_few_rounds(monkeypatch: pytest.Mon
     line = fitted(problem, (problem.floor + problem.keep_all_peak) // 2)
     assert line is not None
     assert sum(rounds) > 20 * len(rounds)
-    # Half of 10 bytes a block: the 4 in its middle for 1 us, and in a quarter 4 more for 4 us.
+    # Budget: half of 10 bytes for each block. Recomputing the 4 bytes in the middle of a block
+    # takes 1 us; in a quarter of the blocks, 4 more bytes take 4 us.
     assert line.cost == problem.compute_ns + (700 * 1 + 175 * 4) * 1000
 
 
@@ -165,13 +173,13 @@ def test_fitting_of_thousands_of_values_needs_few_rounds(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("budget", "optimum"), [(135, 297), (104, 305), (73, 337), (50, 360), (35, 385)]
 )
-def test_residual_blocks_are_recomputed_at_optimal_cost(budget: int, optimum: int) -> None:
+def test_fitting_recomputes_residual_blocks_at_optimal_cost(budget: int, optimum: int) -> None:
     line = fitted(deep(16), budget)
     assert line is not None
     assert line.cost == optimum * 1000
 
 
-def test_finds_room_in_a_chain_where_the_policies_find_none() -> None:
+def test_fitting_of_chain_finds_plan_where_policies_fail() -> None:
     problem = deep(16)
     assert (problem.floor, problem.keep_all_peak) == (12, 166)
     for budget in range(16, 20):
@@ -181,19 +189,19 @@ def test_finds_room_in_a_chain_where_the_policies_find_none() -> None:
 
 
 @pytest.mark.parametrize("levels", [3, 4, 5])
-def test_finds_room_down_to_the_floor_where_skips_are_long(levels: int) -> None:
+def test_fitting_of_unet_finds_plan_down_to_smallest_budget(levels: int) -> None:
     problem = unet(levels)
     line = fitted(problem, problem.floor)
     assert line is not None
     assert line.cost < 1.7 * problem.compute_ns
 
 
-def test_fitting_below_floor_returns_none() -> None:
+def test_fitting_below_smallest_possible_budget_returns_none() -> None:
     problem = unit_chain(8)
     assert fitted(problem, problem.floor - 1) is None
 
 
-def test_fit_below_known_cost_returns_none() -> None:
+def test_fitting_with_cost_limit_below_best_plan_returns_none() -> None:
     problem = deep(8)
     budget = (problem.floor + problem.keep_all_peak) // 2
     line = timeline(problem, range(len(problem)))
@@ -203,7 +211,7 @@ def test_fit_below_known_cost_returns_none() -> None:
     assert fitter.fit(line, most=found.cost - 1) is None
 
 
-def test_the_smallest_budget_that_is_named_has_a_plan() -> None:
+def test_smallest_budget_that_cuts_suggest_has_plan() -> None:
     problem = deep(12)
     refused = Cuts(time_limit=1).plan(problem, problem.floor - 1)
     assert refused.smallest_budget is not None
@@ -214,7 +222,7 @@ def test_the_smallest_budget_that_is_named_has_a_plan() -> None:
 
 @given(problems())
 @examples(25)
-def test_a_plan_wherever_a_policy_finds_room(drawn) -> None:
+def test_fitting_finds_plan_for_each_budget_that_policy_keeps(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
     policies = DTR(), Thrifty(), MSPS()
@@ -227,14 +235,14 @@ def test_a_plan_wherever_a_policy_finds_room(drawn) -> None:
             assert plan.cost_ns <= judged.compute_ns + judged.recompute_ns
 
 
-def test_user_reads_may_move_without_breaking_validity() -> None:
+def test_plan_is_valid_if_operator_repeats_before_user_read() -> None:
     builder = TraceBuilder("two results")
     (source,) = builder.call("source", 1, [], [1])
     kept, passed = builder.call("both", 1, [source], [1, 1])
-    builder.use(kept)  # and holds it to the end
+    builder.use(kept)  # the program reads `kept` and holds it to the end
     builder.call("next", 1, [passed], [1])
     problem = Problem.of(builder.build())
     search = Search(problem, problem.keep_all_peak, "given")
     reading = problem.op.index(None)
     search.offer([*range(reading), reading - 1, *range(reading, len(problem))])
-    assert search.conclude().schedule is not None  # judged by the verifier within
+    assert search.conclude().schedule is not None  # `plan` runs the verifier

@@ -1,11 +1,11 @@
-"""Tests of the planning problem made from a trace: constants, holds, views, floors, schedules."""
+"""Tests of the planning problem made from a trace: fixed bytes, user-held values, views, pins."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 
-from rekindle._errors import InvalidTrace
+from rekindle import InvalidTrace
 from rekindle.planners import Problem
 from rekindle.planners._problem import Hold
 from rekindle.planners._sequence import prune, timeline
@@ -16,7 +16,7 @@ from tests.planners.helpers import problem_of, reference, reference_problem
 from tests.strategies import examples, traces
 
 
-def test_parameters_are_fixed_bytes() -> None:
+def test_parameters_count_as_fixed_bytes_of_problem() -> None:
     builder = TraceBuilder()
     weight = builder.source(100, held=True)
     (x,) = builder.call("x", 1, [weight], [8])
@@ -26,7 +26,7 @@ def test_parameters_are_fixed_bytes() -> None:
     assert problem.floor == 108
 
 
-def test_user_held_value_becomes_hold() -> None:
+def test_problem_lists_interval_in_which_program_holds_value() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, [], [8], held=True)
     (y,) = builder.call("y", 1, [x], [4])
@@ -36,7 +36,7 @@ def test_user_held_value_becomes_hold() -> None:
     assert problem.holds == (Hold(0, 0, 1),)
 
 
-def test_a_use_is_a_moment() -> None:
+def test_problem_has_node_for_each_read_by_the_program() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, [], [8])
     builder.call("y", 1, [], [4])
@@ -46,7 +46,7 @@ def test_a_use_is_a_moment() -> None:
     assert problem.reads[2] == (0,)
 
 
-def test_views_live_in_their_storage_and_are_made_again() -> None:
+def test_problem_recreates_view_of_evicted_storage() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 5, [], [8])
     (view,) = builder.call("view", 1, [x], [0], aliases=[x])
@@ -60,8 +60,8 @@ def test_views_live_in_their_storage_and_are_made_again() -> None:
     assert cost.peak == 12
 
 
-def test_source_dropped_before_first_operator_is_not_fixed() -> None:
-    """It is no parameter, and those that come after it are made while it is still held."""
+def test_problem_excludes_source_freed_early_from_fixed_bytes() -> None:
+    """The source is no parameter. Other sources are made while the program still holds it."""
     builder = TraceBuilder()
     batch = builder.source(16, held=True)
     weight = builder.source(100, held=True)
@@ -74,8 +74,8 @@ def test_source_dropped_before_first_operator_is_not_fixed() -> None:
     assert cost.peak == 116
 
 
-def test_pinned_value_is_held_until_its_last_use() -> None:
-    """As the choices of a mixture of experts: pinned when they are made, saved a little later."""
+def test_pinned_value_is_resident_until_its_last_use() -> None:
+    """Like the indices of a mixture of experts: pinned when made, and saved a little later."""
     builder = TraceBuilder()
     (choice,) = builder.call("topk", 1, [], [8], held=True)
     builder.pin(choice)
@@ -94,21 +94,21 @@ def test_pinned_value_is_held_until_its_last_use() -> None:
 
 @given(traces())
 @examples(80)
-def test_peak_of_keeping_all_is_at_most_that_of_trace(trace) -> None:
+def test_peak_of_keep_all_plan_is_at_most_peak_of_trace(trace) -> None:
     problem = Problem.of(trace)
     line = timeline(problem, range(len(problem)))
     assert verify(trace, to_schedule(line, "keep")).recompute_ns == 0
     assert problem.floor <= line.peak
-    # A plan may free a source after its last use; the trace's figure keeps it.
+    # A plan may free a source after its last use; the figure of the trace keeps the source.
     assert line.peak <= keep_all_peak(trace)
 
 
-def test_prune_drops_unread_steps() -> None:
+def test_prune_removes_steps_whose_results_are_never_read() -> None:
     problem = problem_of((1, 1, []), (1, 1, [0]), (1, 1, [0]))
     assert prune(problem, [0, 1, 0, 0, 2, 1]) == [0, 1, 0, 2]
 
 
-def test_figures_of_the_reference_graphs() -> None:
+def test_reference_graphs_have_known_costs_and_peaks() -> None:
     for row in reference("static_reference.json")["rows"]:
         problem = reference_problem(row["graph"])
         assert problem.keep_all_peak == row["keep_all_peak"]
@@ -116,7 +116,7 @@ def test_figures_of_the_reference_graphs() -> None:
         assert int(row["ratio"] * problem.keep_all_peak) == row["budget"]
 
 
-def test_an_invalid_trace_is_refused() -> None:
+def test_problem_of_invalid_trace_is_refused() -> None:
     builder = TraceBuilder()
     builder.call("x", 1, [], [1])
     trace = builder.build()

@@ -1,4 +1,4 @@
-"""Tests of Revolve against the binomial formula, its recurrence, and exhaustive search."""
+"""Tests of the Revolve planner against its published formula and exhaustive search."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def recurrence(length: int, slots: int) -> float:
 
 
 @pytest.mark.parametrize("slots", range(1, 8))
-def test_the_formula_solves_the_recurrence(slots: int) -> None:
+def test_revolve_cost_formula_satisfies_recurrence(slots: int) -> None:
     assert [forwards(n, slots) for n in range(40)] == [recurrence(n, slots) for n in range(40)]
 
 
-def test_griewank_and_walther() -> None:
+def test_revolve_cost_equals_published_formula() -> None:
     """t(l, s) = r l - C(s+r, r-1), here P(l, s) = t(l+1, s); beta(s, r) steps need r sweeps."""
     for slots in range(1, 6):
         for sweeps in range(1, 6):
@@ -38,7 +38,7 @@ def test_griewank_and_walther() -> None:
             assert forwards(length - 1, slots) == expected
 
 
-def test_split_is_optimal() -> None:
+def test_revolve_split_point_gives_least_cost() -> None:
     for length in range(1, 30):
         for slots in range(1, 6):
             j = split(length, slots)
@@ -48,7 +48,7 @@ def test_split_is_optimal() -> None:
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 6])
-def test_exhaustive_search_on_chains(length: int) -> None:
+def test_revolve_cost_equals_exhaustive_search(length: int) -> None:
     problem = unit_chain(length)
     for budget in range(3, problem.keep_all_peak + 1):
         plan = Revolve().plan(problem, budget)
@@ -56,7 +56,7 @@ def test_exhaustive_search_on_chains(length: int) -> None:
         assert plan.cost_ns == exhaustive(problem, budget)
 
 
-def test_plans_of_chains_cost_binomial_formula() -> None:
+def test_revolve_plan_of_chain_costs_binomial_formula() -> None:
     problem = unit_chain(40)
     for budget in range(3, 43):
         plan = Revolve().plan(problem, budget)
@@ -64,7 +64,7 @@ def test_plans_of_chains_cost_binomial_formula() -> None:
         assert plan.peak <= budget
 
 
-def test_chain_length_of_uneven_graph_is_none() -> None:
+def test_chain_length_of_graph_without_uniform_chain_is_none() -> None:
     assert chain_length(unit_chain(4)) == 4
     assert chain_length(problem_of((1, 1, []), (1, 2, [0]), (1, 1, [0, 1]))) is None
     assert chain_length(problem_of((1, 1, []), (1, 1, [0]), (1, 1, [1]))) is None

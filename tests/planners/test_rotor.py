@@ -1,4 +1,4 @@
-"""Tests of Rotor against the reference optima, with an independent interpreter."""
+"""Tests of the Rotor planner against the reference optima, with an independent interpreter."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.strategies import examples
 
 
 def chain_of(raw: dict) -> Chain:
-    tapes = raw["cbweigth"][1:]  # entry 0 is unused there
+    tapes = raw["cbweigth"][1:]  # the reference does not use entry 0
     names = ("cfw", "cbw", "cw")
     first = [tuple(raw[name]) for name in names]
     return Chain(*first, tuple(tapes), tuple(raw["fwd_tmp"]), tuple(raw["bwd_tmp"]))
 
 
 def run(chain: Chain, operations: tuple[Operation, ...]) -> tuple[float, int]:
-    """Time and peak of a sequence; asserts that it is legal. x_0 is held to the end."""
+    """Return the time and peak of a sequence; assert that it is legal. x_0 is held to the end."""
     last = len(chain)
     values, tapes, gradients = {0}, set[int](), set[int]()
     total, peak = 0.0, 0
@@ -82,7 +82,7 @@ def _check(chain: Chain, row: dict, *, weak: bool) -> None:
 
 
 @pytest.mark.parametrize("which", range(19))
-def test_small_chains(which: int) -> None:
+def test_rotor_plans_of_small_chains_equal_reference(which: int) -> None:
     raw = reference("rotor_reference.json")["chains"][which]
     for row in raw["limits"]:
         _check(chain_of(raw), row, weak=True)
@@ -90,14 +90,14 @@ def test_small_chains(which: int) -> None:
 
 
 @pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_medium_chains(which: int) -> None:
+def test_rotor_plans_of_medium_chains_equal_reference(which: int) -> None:
     raw = reference("rotor_reference.json")["chains_medium"][which]
     for row in raw["limits"]:
         _check(chain_of(raw), row, weak=True)
 
 
 @pytest.mark.parametrize("which", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
-def test_large_chains(which: int) -> None:
+def test_rotor_plans_of_large_chains_equal_reference(which: int) -> None:
     raw = reference("rotor_reference.json")["chains_large"][which]
     for row in raw["limits"][:: 1 if which < 2 else 4]:
         _check(chain_of(raw), row, weak=False)
@@ -105,7 +105,7 @@ def test_large_chains(which: int) -> None:
 
 # rotor_reference.json, "over-restrictive": the published code refuses M = 14 and says 22 at M = 19;
 # and "exceeds memory": it claims 52 at M = 27 with a schedule that needs 28, the optimum is 59.
-def test_rotor_is_right_where_published_code_is_wrong() -> None:
+def test_rotor_is_optimal_where_published_code_is_wrong() -> None:
     chains = reference("rotor_reference.json")["chains"]
     strict = chain_of(next(c for c in chains if "over-restrictive" in c["name"]))
     assert persistent(strict, 14, slots=None).time == 22
@@ -131,7 +131,7 @@ def chains(draw: st.DrawFn, longest: int = 5) -> Chain:
 
 @given(chains(), st.integers(0, 60))
 @examples(80)
-def test_more_memory_is_never_worse_and_giving_up_helps(chain: Chain, limit: int) -> None:
+def test_rotor_with_more_memory_is_never_slower(chain: Chain, limit: int) -> None:
     exact = persistent(chain, limit, slots=None)
     assert weakly_persistent(chain, limit) <= exact.time + 1e-9
     assert persistent(chain, limit + 1, slots=None).time <= exact.time
@@ -143,13 +143,13 @@ def test_more_memory_is_never_worse_and_giving_up_helps(chain: Chain, limit: int
         assert exact.time >= chain.base
 
 
-def test_ties_prefer_the_tape() -> None:
+def test_rotor_with_free_forward_passes_saves_all_values() -> None:
     free = Chain((0, 0, 0), (1, 1, 1, 0), (1, 1, 1, 1), (2, 2, 2), (0, 0, 0), (0, 0, 0, 0))
     plan = persistent(free, 100, slots=None)
     assert " ".join(map(str, plan.operations)) == "Fe_0 Fe_1 Fe_2 L B_2 B_1 B_0"
 
 
-def test_rotor_on_long_chain_needs_no_recursion() -> None:
+def test_rotor_on_long_chain_does_not_exceed_recursion_limit() -> None:
     stages = 300
     ones = (1,) * stages
     chain = Chain(ones, (*ones, 0), (*ones, 1), ones, (0,) * stages, (0,) * (stages + 1))
@@ -167,11 +167,11 @@ def test_rotor_on_long_chain_needs_no_recursion() -> None:
     [
         ({"forward": (1.0, -2.0)}, r"forward\[1\] is -2"),
         ({"backward": (1.0,)}, "backward has 1 entries, wanted 3"),
-        ({"tape": (1, 1)}, r"tape\[0\] is 1, but it holds an output of 2"),
+        ({"tape": (1, 1)}, r"tape\[0\] is 1 bytes, wanted at least the 2 bytes"),
         ({"forward": (1.0, math.nan)}, r"forward\[1\] is nan"),
     ],
 )
-def test_bad_chains_are_named(change: dict, complaint: str) -> None:
+def test_invalid_chain_is_refused_with_name_of_wrong_entry(change: dict, complaint: str) -> None:
     fields = {
         "forward": (1.0, 1.0),
         "backward": (1.0, 1.0, 0.0),
@@ -184,8 +184,9 @@ def test_bad_chains_are_named(change: dict, complaint: str) -> None:
         Chain(**(fields | change))
 
 
-def test_a_hundred_stages_with_500_slots_take_less_than_a_second() -> None:
-    raw = reference("rotor_reference.json")["chains_large"][2]  # 200 stages, of which the first 100
+def test_rotor_with_100_stages_and_500_slots_takes_under_1_s() -> None:
+    # 200 stages, of which the test uses the first 100
+    raw = reference("rotor_reference.json")["chains_large"][2]
     cut = {name: raw[name][:100] for name in ("cfw", "fwd_tmp")}
     cut |= {name: raw[name][:101] for name in ("cbw", "cw", "cbweigth", "bwd_tmp")}
     began = time.process_time()
@@ -194,7 +195,7 @@ def test_a_hundred_stages_with_500_slots_take_less_than_a_second() -> None:
 
 
 @pytest.mark.parametrize("graph", ["gpt4l_b8", "resnet50_b64", "vgg16_b64"])
-def test_programs(graph: str) -> None:
+def test_rotor_plan_of_reference_graph_costs_under_40_percent(graph: str) -> None:
     problem = reference_problem(graph)
     plan = Rotor().plan(problem, int(0.6 * problem.keep_all_peak))
     assert plan.schedule is not None

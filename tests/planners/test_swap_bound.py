@@ -1,4 +1,4 @@
-"""Tests of the bound of the relaxation with copies: no run is faster, and some are as fast."""
+"""Tests of the lower bound with swapping: no run is faster, and some runs are as fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
 
 @given(small_graphs(most=4), RATES, RATES)
 @examples(25)
-def test_swap_bound_is_below_fastest_run_of_small_graph(
+def test_swap_bound_is_at_most_fastest_run_of_small_graph(
     drawn: tuple[Problem, int], out: int, back: int
 ) -> None:
     problem, budget = drawn
@@ -36,7 +36,7 @@ def test_swap_bound_is_below_fastest_run_of_small_graph(
 
 @given(problems(longest=12), RATES)
 @examples(60)
-def test_swap_bound_is_below_simulated_runs(drawn, rate: int) -> None:
+def test_swap_bound_is_at_most_time_of_simulated_run(drawn, rate: int) -> None:
     trace, budget = drawn
     swap = Swap(out_bytes_per_s=1000 * rate, in_bytes_per_s=1000 * rate)
     try:
@@ -50,7 +50,7 @@ def test_swap_bound_is_below_simulated_runs(drawn, rate: int) -> None:
 
 
 def _loop() -> Problem:
-    """The first of three is wanted last; all are of 4 bytes, and only two fit."""
+    """Return a problem whose first value is read last; each value has 4 bytes, and only two fit."""
     return problem_of((10, 4, []), (1, 4, []), (1, 4, [1]), (1, 0, [0]))
 
 
@@ -58,14 +58,14 @@ def _loop() -> Problem:
     ("rate", "end"),
     [(100 * PER_US, 13_040), (PER_US, 20_000), (PER_US // 100, 23_000)],
 )
-def test_swap_bound_equals_fastest_run_on_loop(rate: int, end: int) -> None:
-    """Nearly hidden; then both copies are waited for; then computing again is better."""
+def test_swap_bound_of_loop_equals_fastest_run(rate: int, end: int) -> None:
+    """Cases: copies nearly hidden; both copies waited for; recomputation is faster."""
     bandwidth = Bandwidth(rate, rate)
     assert swap_bound(_loop(), 8, bandwidth, cuts=4) == pytest.approx(end, abs=1)
     assert fastest(_loop(), 8, bandwidth) == end
 
 
-def test_swap_bound_of_slow_host_nears_bound_without_host() -> None:
+def test_swap_bound_of_slow_host_equals_cost_of_recomputation() -> None:
     problem = _loop()
     bounds = [swap_bound(problem, 8, Bandwidth(rate, rate), cuts=4) for rate in (10**3, 10**6)]
     assert bounds == sorted(bounds, reverse=True)

@@ -1,4 +1,4 @@
-"""Tests of plans that recompute and swap: valid, and no slower than their start."""
+"""Tests of plans that recompute and swap: valid, and no slower than the runs they start from."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.engine import NoRoom
-from rekindle.planners import Problem, Status
+from rekindle.planners import Cuts, Problem, Status
 from rekindle.planners._lives import Gap, gaps
 from rekindle.planners._relaxation import Bandwidth
 from rekindle.planners._sequence import prune, timeline
 from rekindle.planners._squeeze import squeeze
 from rekindle.planners._writer import timed_schedule
-from rekindle.planners.cuts import Cuts
 from rekindle.planners.given import steps_of
 from rekindle.policies import DTR, Swap
 from rekindle.schedule import Free, Record, Schedule, SwapIn, SwapOut, verify
@@ -31,7 +30,7 @@ RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
 
 
 def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
-    """By recomputing alone, by swapping alone, by choosing online."""
+    """Return runs that only recompute, that only swap, and that choose online."""
     runs: list[Record] = []
     for way in (None, replace(swap, only=True), replace(swap, only=False)):
         try:
@@ -44,7 +43,7 @@ def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
 @pytest.mark.slow
 @given(problem=problems(), swap=swaps())
 @examples(25)
-def test_plan_is_valid_and_no_slower_than_known_runs(
+def test_plan_with_swaps_is_valid_and_no_slower_than_known_runs(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = problem
@@ -57,6 +56,8 @@ def test_plan_is_valid_and_no_slower_than_known_runs(
     cost = verify(trace, plan.schedule, budget, swap=swap)
     assert (plan.cost_ns, plan.waiting_ns) == (cost.total_ns, cost.waiting_ns)
     assert (plan.peak, plan.swapped_out) == (cost.peak, cost.swapped_out)
+    sent = {each.storage for each in plan.schedule.actions if isinstance(each, SwapOut)}
+    assert sent == {each.storage for each in plan.schedule.actions if isinstance(each, SwapIn)}
     for run in runs:
         assert cost.total_ns <= run.compute_ns + run.recompute_ns + run.waiting_ns
     assert plan.bound_ns <= cost.total_ns
@@ -64,7 +65,7 @@ def test_plan_is_valid_and_no_slower_than_known_runs(
 
 @given(problem=problems(), swap=swaps())
 @examples(60)
-def test_retimed_run_is_valid_and_matches_verifier_time(
+def test_schedule_with_recalculated_swap_times_is_valid(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = problem
@@ -81,7 +82,7 @@ def test_retimed_run_is_valid_and_matches_verifier_time(
 
 @given(small_graphs(most=4), RATES, RATES)
 @examples(25)
-def test_plan_of_small_graph_is_not_below_fastest_run(
+def test_plan_with_swaps_is_no_faster_than_fastest_run(
     drawn: tuple[Problem, int], out: int, back: int
 ) -> None:
     problem, budget = drawn
@@ -96,8 +97,8 @@ def test_plan_of_small_graph_is_not_below_fastest_run(
     ("rate", "end"),
     [(100 * PER_US, 13_040), (PER_US, 20_000), (PER_US // 100, 23_000)],
 )
-def test_the_faster_the_host_the_more_is_swapped(rate: int, end: int) -> None:
-    """The first of three is wanted last; all are of 4 bytes, and only two fit."""
+def test_plan_with_faster_host_swaps_more(rate: int, end: int) -> None:
+    """The first of three values is read last; each has 4 bytes, and only two fit."""
     problem = problem_of((10, 4, []), (1, 4, []), (1, 4, [1]), (1, 0, [0]))
     plan = Cuts(time_limit=2, swap=Swap(None, rate, rate)).plan(problem, 8)
     assert plan.cost_ns == end
@@ -105,13 +106,16 @@ def test_the_faster_the_host_the_more_is_swapped(rate: int, end: int) -> None:
 
 
 def _dear() -> tuple[Trace, int, Swap]:
-    """A chain whose values are dear to compute and hidden in copying, and half of its memory."""
+    """Return a chain whose copies overlap compute, and a budget of half its memory.
+
+    Recomputation of its values is expensive.
+    """
     trace = chain(16, nbytes=10, cost=1000)
     problem = Problem.of(trace)
     return trace, problem.keep_all_peak // 2, Swap(None, BYTE_PER_NS // 50, BYTE_PER_NS // 50)
 
 
-def test_hidden_copies_have_no_overhead_and_are_optimal() -> None:
+def test_plan_whose_swaps_overlap_compute_is_proven_optimal() -> None:
     trace, budget, swap = _dear()
     plan = Cuts(time_limit=5, swap=swap).plan(Problem.of(trace), budget)
     assert plan.status is Status.OPTIMAL
@@ -122,7 +126,7 @@ def test_hidden_copies_have_no_overhead_and_are_optimal() -> None:
     assert {SwapOut, SwapIn} <= kinds
 
 
-def test_a_host_without_room_is_not_used() -> None:
+def test_plan_with_host_memory_of_zero_does_not_swap() -> None:
     trace, budget, swap = _dear()
     problem = Problem.of(trace)
     plan = Cuts(time_limit=2, swap=replace(swap, host=0)).plan(problem, budget)
@@ -130,21 +134,21 @@ def test_a_host_without_room_is_not_used() -> None:
     assert plan.cost_ns == Cuts(time_limit=2).plan(problem, budget).cost_ns
 
 
-def test_a_host_with_little_room_takes_no_more_than_that() -> None:
+def test_plan_swaps_out_at_most_host_memory() -> None:
     trace, budget, swap = _dear()
     plan = Cuts(time_limit=2, swap=replace(swap, host=20)).plan(Problem.of(trace), budget)
     assert plan.schedule is not None
     assert 0 < verify(trace, plan.schedule, budget).host_peak <= 20
 
 
-def test_budget_below_floor_is_infeasible() -> None:
+def test_plan_with_swap_below_smallest_budget_is_infeasible() -> None:
     trace, _, swap = _dear()
     plan = Cuts(time_limit=2, swap=swap).plan(Problem.of(trace), 9)
     assert plan.status is Status.INFEASIBLE
     assert plan.schedule is None
 
 
-def test_squeeze_swaps_longest_gap_first() -> None:
+def test_squeeze_swaps_out_value_unused_for_longest_time() -> None:
     problem = problem_of((1, 4, []), (1, 4, [0]), (1, 4, [1]), (1, 4, [1, 2]), (1, 0, [0, 3]))
     line = timeline(problem, range(5))
     assert gaps(line) == [Gap(0, 1, 4)]
@@ -152,13 +156,13 @@ def test_squeeze_swaps_longest_gap_first() -> None:
     assert squeeze(line, 8) is None
 
 
-def test_swap_in_without_copy_on_host_raises() -> None:
+def test_timeline_with_swap_in_before_swap_out_raises() -> None:
     problem = problem_of((1, 4, []), (1, 0, [0]))
     with pytest.raises(ValueError, match="not on the host"):
         timeline(problem, [~0, 0, 1])
 
 
-def test_the_same_search_again_gives_the_same_plan() -> None:
+def test_repeated_search_with_swap_gives_same_plan() -> None:
     trace, budget, swap = _dear()
     plans = [Cuts(time_limit=60, swap=swap).plan(Problem.of(trace), budget) for _ in range(2)]
     assert plans[0].schedule == plans[1].schedule
@@ -174,8 +178,8 @@ def _until_the_first_eviction(record: Record) -> list[object]:
     return names
 
 
-def test_plan_beats_online_choice_on_one_of_two_programs() -> None:
-    """Two programs begin alike: only in one the evicted value is used again.
+def test_plan_is_faster_than_any_online_policy() -> None:
+    """Two programs begin alike; only one reads the evicted value again.
 
     Swapping it out loses time in one program, freeing it in the other. At that moment an online
     policy cannot know which program it runs.

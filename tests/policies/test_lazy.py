@@ -1,4 +1,4 @@
-"""Tests that lazy pricing and the envelope choose as a full scan of candidates does."""
+"""Tests that lazy scores and the envelope choose the same storage as a full scan of candidates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.strategies import examples, problems
 class Compared(Policy):
     """A policy whose every choice is compared with the greatest benefit over all candidates.
 
-    The comparison leaves no trace in the neighborhood: what it would ask is counted back.
+    The comparison restores the neighborhood's counters, so it does not change later choices.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -73,12 +73,12 @@ LAZY = [
 
 
 @pytest.mark.parametrize("policy", LAZY, ids=repr)
-# Not with the authors' quirks: there a cost depends on when it was last asked for, as their caches
-# have it, so that no look at all candidates can say what it is. Their own figures judge that mode.
+# Without the authors' quirks: with them a cost depends on when it was last read, as in their
+# caches, so a scan of all candidates would change it. Their own figures test that mode.
 @pytest.mark.parametrize("rules", [Rules(), Rules("banish")], ids=repr)
 @given(problem=problems(longest=40))
 @examples(25)
-def test_the_choice_is_the_best_of_all(
+def test_policy_with_lazy_scores_chooses_like_full_scan(
     policy: Policy, rules: Rules, problem: tuple[Trace, int]
 ) -> None:
     trace, budget = problem
@@ -88,8 +88,8 @@ def test_the_choice_is_the_best_of_all(
         assume(False)
 
 
-def test_storage_read_with_late_locks_is_priced_again() -> None:
-    """Found at random: it stayed a candidate, and the chooser was not notified of the access."""
+def test_storage_read_by_locked_operator_gets_new_score() -> None:
+    """Once the storage stayed a candidate, and the chooser was not notified of the access."""
     rng = random.Random(1588)
     trace = random_dag(rng.randint(1, 30), rng, sources=rng.randint(0, 2))
     compared = Compared(DTR())
@@ -98,7 +98,7 @@ def test_storage_read_with_late_locks_is_priced_again() -> None:
     assert compared.choices > 10
 
 
-def test_the_comparison_sees_many_choices() -> None:
+def test_comparison_of_random_programs_makes_over_300_choices() -> None:
     compared = Compared(DTR())
     for seed in range(30):
         trace = random_dag(60, random.Random(seed))
@@ -114,7 +114,9 @@ def test_the_comparison_sees_many_choices() -> None:
 @pytest.mark.parametrize("moving", [True, False])
 @given(seed=st.integers(0, 10**6))
 @examples(15)
-def test_envelope_returns_the_best_candidate(seed: int, moving: bool, few: int) -> None:
+def test_envelope_returns_candidate_with_greatest_benefit(
+    seed: int, moving: bool, few: int
+) -> None:
     rng = random.Random(seed)
     lines = Envelope(moving=moving, few=few)
     known: dict[int, list[int]] = {}  # slot: bytes, cost, last, order
@@ -159,8 +161,11 @@ def _value(line: list[int], now: int, moving: bool) -> float:
     return nbytes * (now - last) / cost if moving else nbytes / cost
 
 
-def test_thrifty_against_its_formula() -> None:
-    """sqrt(staleness) and the capped descendants, on a chain of which the middle is gone."""
+def test_thrifty_policy_score_equals_its_formula() -> None:
+    """The chain's middle value is evicted.
+
+    The formula has sqrt(staleness) and capped descendants.
+    """
 
     links = [Link(10, cost, last) for cost, last in ((3, 1), (50, 2), (60, 3), (7, 4), (8, 19))]
     for upper, lower in itertools.pairwise(links):
@@ -172,13 +177,15 @@ def test_thrifty_against_its_formula() -> None:
         chooser.evicted(gone)
     for link in (links[0], links[3], links[4]):
         chooser.add(link)
-    # Squares of benefits at 20: 100 * 19 / (3 + min(110, 3))**2 = 52.8, 100 * 16 / (7 + 110)**2,
-    # and 100 * 1 / 8**2 = 1.6. In full the descendants of the first would make it 0.15.
+    # Squares of the benefits at time 20: 100 * 19 / (3 + min(110, 3))**2 = 52.8,
+    # 100 * 16 / (7 + 110)**2, and 100 * 1 / 8**2 = 1.6. Without the cap on descendants, the first
+    # would be 0.15.
     assert chooser.choose(20) is links[0]
     assert chooser.loss(links[0], 20) == pytest.approx((3 + min(110, 2)) / math.sqrt(19))
     assert chooser.loss(links[3], 20) == pytest.approx((7 + 110) / math.sqrt(16))
-    assert chooser.loss(links[4], 19) == 8  # stale for less than a nanosecond counts as one
+    # a staleness below one nanosecond counts as one nanosecond
+    assert chooser.loss(links[4], 19) == 8
 
 
-def test_names_are_of_policies_that_differ() -> None:
+def test_all_named_policies_differ_in_their_settings() -> None:
     assert len(NAMED) == len({repr(policy) for policy in NAMED.values()})

@@ -17,7 +17,7 @@ from tests.helpers import Link
 
 
 def _reach(storage: Storage, up: bool) -> set[Storage]:
-    """Evicted storages reachable from `storage` through evicted ones, by plain recursion."""
+    """Return the evicted storages reachable from `storage` through evicted storages."""
     found: set[Storage] = set()
 
     def visit(node: Storage) -> None:
@@ -58,7 +58,7 @@ def _trace(seed: int) -> tuple[Trace, int]:
 
 
 @pytest.mark.parametrize(("policy", "benefit"), FORMULAS, ids=[repr(p) for p, _ in FORMULAS])
-def test_the_chosen_storage_has_the_greatest_benefit(
+def test_each_policy_evicts_storage_with_greatest_benefit(
     policy: Policy, benefit: Callable[[Storage, int], float]
 ) -> None:
     compared = 0
@@ -85,7 +85,7 @@ def test_the_chosen_storage_has_the_greatest_benefit(
 
 
 @pytest.mark.parametrize(("policy", "benefit"), FORMULAS, ids=[repr(p) for p, _ in FORMULAS])
-def test_a_loss_is_the_score_without_the_size(
+def test_loss_of_evicting_storage_is_size_divided_by_benefit(
     policy: Policy, benefit: Callable[[Storage, int], float]
 ) -> None:
     by_size = isinstance(policy, DTR | Largest | MSPS)
@@ -110,8 +110,8 @@ def test_a_loss_is_the_score_without_the_size(
     assert compared > 300
 
 
-def test_classes_equal_exact_neighborhood_without_returns() -> None:
-    """Union-find differs from e* in two ways: it does not split, and it mixes directions.
+def test_union_find_cost_equals_exact_cost_until_recomputation() -> None:
+    """Union-find differs from e*: it does not split classes, and it mixes directions.
 
     On a chain that is only ever evicted neither happens.
     """
@@ -131,7 +131,7 @@ def test_classes_equal_exact_neighborhood_without_returns() -> None:
                 assert exact.cost(other) == classes.cost(other)
 
 
-def test_a_class_keeps_no_storage_once_all_have_returned() -> None:
+def test_union_find_keeps_only_storages_that_are_evicted() -> None:
     trace, budget = _trace(3)
     engines: list[Engine] = []
     replay(trace, budget=budget, policy=DTR("classes"), watch=engines.append)
@@ -140,7 +140,7 @@ def test_a_class_keeps_no_storage_once_all_have_returned() -> None:
     assert set(neighborhood._node) == evicted == set(neighborhood._owed)
 
 
-def test_random_follows_its_seed() -> None:
+def test_random_policy_with_same_seed_evicts_same_storages() -> None:
     trace, budget = _trace(5)
     runs = [replay(trace, budget=budget, policy=Random(seed)).actions for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]

@@ -1,6 +1,6 @@
-"""Count what the CPU's allocator hands out, by the profiler's memory events.
+"""Count the bytes that the CPU's allocator returns, by the profiler's memory events.
 
-That includes the workspace of operators and the memory of compiled code.
+The count includes the workspace of operators and the memory of compiled code.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Allocated(NamedTuple):
-    """In bytes, above what was there before."""
+    """Bytes allocated in addition to those in use before."""
 
     peak: int
     left: int
 
 
 def allocated(step: Callable[[], object]) -> Allocated:
-    """Return the peak of the bytes that `step` allocates, and the bytes that remain."""
+    """Return the peak of the bytes that `step` allocates, and the bytes still in use afterwards."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
         step()
     events = [e for e in observed.profiler.kineto_results.events() if e.name() == "[memory]"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def differing(got: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """The names of what is not the same to the last bit."""
+    """Return the names of the results that differ in at least one bit."""
     names = list(dict.fromkeys([*got, *wanted]))
     missing = object()
     return [n for n in names if not _same(got.get(n, missing), wanted.get(n, missing))]
@@ -39,7 +39,7 @@ def _strided_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """0.0 and -0.0 are equal as numbers, and not a number is not."""
+    """Return the bits of a value, because 0.0 equals -0.0 and NaN does not equal NaN."""
     if tensor.is_quantized:
         tensor = tensor.int_repr()
     plain = tensor.detach().resolve_conj().resolve_neg()

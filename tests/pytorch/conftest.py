@@ -1,7 +1,8 @@
-"""Count and tune what runs in each test; one thread, so that the bits are the same each time."""
+"""Set up each test of the torch runtime: one thread for equal bits, and no known workspaces."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from rekindle.pytorch.held import can_make_placeholders
 from rekindle.pytorch.learned._step_plans import forget_plans
+from rekindle.pytorch.native import core, why_not
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
 
@@ -21,14 +23,28 @@ def _counted() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def workspaces_unknown() -> Iterator[None]:
+    """Forget all operator signatures and their workspaces before and after the test."""
+    module = core()
+    if module is None:
+        pytest.skip(f"no native core: {why_not()}")
+    if not module.count_allocations():
+        pytest.skip("another allocator insists on being the one")
+    gc.collect()  # tensors of earlier tests must not be freed while allocations are counted
+    cores.forget_signatures()
+    yield
+    cores.forget_signatures()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what asks for `evict="anything"` where torch, before 2.12, has no such storages."""
+    """Skip tests with `evict="anything"` before torch 2.12, which cannot evict user-held values."""
     if asks_for_anything(item) and not can_make_placeholders():
         pytest.skip('evict="anything" needs torch 2.12')
 
 
 def asks_for_anything(item: pytest.Item) -> bool:
-    """Return True if a test is in `held/`, is marked so, or has it among its parameters."""
+    """Return True if a test needs `evict="anything"`: by folder `held/`, marker or parameter."""
     callspec = getattr(item, "callspec", None)
     parameters = () if callspec is None else callspec.params.values()
     return (

@@ -1,4 +1,7 @@
-"""Count and tune the native drivers that tests create."""
+"""Count and tune the native drivers that tests create.
+
+A driver is the native object behind one budget.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ from typing import Any
 
 import pytest
 
-from rekindle.pytorch.native import NativeDriver, core
+from rekindle.pytorch.native import Driver, core
 
-_made: list[weakref.ref[NativeDriver]] = []  # since the test began
-_tunings: list[Callable[[NativeDriver], None]] = []
+_made: list[weakref.ref[Driver]] = []  # drivers created since the test began
+_tunings: list[Callable[[Driver], None]] = []
 
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Inside, native drivers count what runs again, and are tuned."""
+    """Count recomputed operators of native drivers, and tune the drivers, while it is open."""
     with pytest.MonkeyPatch.context() as patch:
-        make = NativeDriver.__init__
+        make = Driver.__init__
 
-        def counted(driver: NativeDriver, *args: object) -> None:
+        def counted(driver: Driver, *args: object) -> None:
             make(driver, *args)  # type: ignore[arg-type]
-            driver.core.count_again(driver.handle)
+            driver.core.list_recomputed_ops(driver.handle)
             _made.append(weakref.ref(driver))
             for tune in _tunings:
                 tune(driver)
 
-        patch.setattr(NativeDriver, "__init__", counted)
+        patch.setattr(Driver, "__init__", counted)
         try:
             yield
         finally:
@@ -39,22 +42,22 @@ def counting() -> Iterator[None]:
 
 
 def count_drivers() -> int:
-    """How many native drivers there were so far."""
+    """Return how many native drivers were created so far."""
     return len(_made)
 
 
 def ran_again(since: int) -> Counter[str]:
-    """The operators that ran again in native drivers made since then, by name."""
+    """Return the operators recomputed by native drivers made since then, with counts by name."""
     return Counter(
         name.removeprefix("aten::")
         for reference in _made[since:]
         if (driver := reference()) is not None
-        for name in driver.core.again(driver.handle)
+        for name in driver.core.recomputed_ops(driver.handle)
     )
 
 
-def tune(how: Callable[[NativeDriver], None]) -> None:
-    """Every native driver made from now on, to the end of the test."""
+def tune(how: Callable[[Driver], None]) -> None:
+    """Apply `change` to every native driver made from now on, to the end of the test."""
     _tunings.append(how)
 
 
@@ -77,34 +80,34 @@ def fixed_prices() -> Iterator[None]:
 
 
 def forget_signatures() -> None:
-    """Every operator is met for the first time."""
+    """Forget all operator signatures, so that every operator runs as if for the first time."""
     _core().fix_costs(-1)
 
 
 def bytes_of_positions() -> int:
-    """Of all that recipes keep of where random number generators stood, each object once."""
+    """Return the bytes of all generator positions that recipes keep, each object counted once."""
     gc.collect()
     return _core().bytes_of_positions()
 
 
 @contextmanager
 def short_memory(longest: int) -> Iterator[None]:
-    """Inside, `longest` calls that hang on each other are a long chain, and end."""
+    """Limit recomputation chains to `longest` calls while the context is open."""
 
-    def tuned(driver: NativeDriver) -> None:
+    def tuned(driver: Driver) -> None:
         driver.core.longest_chain(driver.handle, longest)
 
     _tunings.append(tuned)
     try:
         yield
     finally:
-        if tuned in _tunings:  # else the test is over
+        if tuned in _tunings:  # otherwise the test has ended, and no driver is left
             _tunings.remove(tuned)
 
 
-def let_go_now(driver: NativeDriver) -> None:
-    """Whatever may be evicted now is."""
-    driver.core.let_go_now(driver.handle)
+def evict_all(driver: Driver) -> None:
+    """Evict every storage that may be evicted now."""
+    driver.core.evict_all(driver.handle)
 
 
 def _core() -> Any:

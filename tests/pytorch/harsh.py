@@ -1,9 +1,9 @@
-"""A program run plainly, then within the harshest budget: the same, bit for bit.
+"""Run a program plainly, then within the smallest budget that works, and compare all bits.
 
-A program builds what it needs (weights, data) and returns its step, a function whose result is
-compared: tensors, modules (weights, gradients, buffers), and plain values, in any nesting. The
-generator's state counts as well. The harshest budget is found as a user would: from a small one
-on, by what `OutOfBudget` says. There everything that may be evicted is evicted.
+A program builds what it needs (weights, data) and returns its step function. The results of the
+step are compared: tensors, modules (weights, gradients, buffers) and plain values, in any nesting,
+and the state of the generator. The smallest budget is found as a user would: start small and follow
+the amounts that `OutOfBudget` suggests. Within it, everything that may be evicted is evicted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from rekindle import Run
 from rekindle.policies import Policy
-from rekindle.pytorch import Run
 from tests.pytorch import cores
 from tests.pytorch.bits import differing
 from tests.pytorch.tracker import Tracker
 
 Program = Callable[[], Callable[[], Any]]
 MOST_ATTEMPTS = 200
-WIDTH = 1_000  # of most vectors here: 4,000 bytes
+WIDTH = 1_000  # elements of most vectors: 4,000 bytes
 
 
 class Watch(Tracker):
-    """A tracker that also counts the operators that reach the machine, recomputations included.
+    """A tracker that also counts executed operators, recomputations included.
 
-    The native core runs those below every mode: it says itself what ran again.
+    The native core recomputes below every dispatch mode, so it reports recomputed operators itself.
     """
 
     def __init__(self, *, resized: bool = False) -> None:
@@ -53,7 +53,7 @@ class Watch(Tracker):
 
 @dataclass(frozen=True)
 class Harsh:
-    """How it went within the harshest budget."""
+    """The outcome of a run within the smallest budget."""
 
     run: Run
     budget: int
@@ -64,7 +64,7 @@ class Harsh:
 
     @property
     def again(self) -> Counter[str]:
-        """How often an operator ran beyond what the program asked for."""
+        """Return how often an operator ran beyond the program's own calls."""
         return self.operators - self.plain
 
 
@@ -75,9 +75,10 @@ def harshest(
     evict: Literal["saved", "auto", "anything"] = "auto",
     resized: bool = False,
 ) -> Harsh:
-    """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard.
+    """Run `program` plainly and within the smallest budget, and assert that both agree.
 
-    `resized`: the program itself changes the size of storages.
+    Also assert that the budget was never exceeded and that values were recomputed. `resized`: the
+    program itself changes the size of storages.
     """
     plain = Watch()
     step = _built(program)
@@ -85,14 +86,14 @@ def harshest(
         result = step()
     operators = plain.operators
     wanted = everything(result)
-    budget = plain.alive  # memory at the end must fit in any case
+    budget = plain.alive  # all results must fit at the end in any case
     del step, result
     for _ in range(MOST_ATTEMPTS):
         step, watch = _built(program), Watch(resized=resized or evict != "saved")
         try:
             with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
                 result = step()
-                peak = watch.peak  # afterwards all is there
+                peak = watch.peak  # after the budget all values are in memory
         except rekindle.OutOfBudget as error:
             refused, budget = budget, error.smallest_budget
             assert refused < budget
@@ -111,7 +112,7 @@ def _built(program: Program) -> Callable[[], Any]:
 
 
 def everything(result: object) -> dict[str, Any]:
-    """All that a step leaves behind, by name, as copies."""
+    """Return copies of all results of a step, by name."""
     found = dict(_named("result", result))
     found["generator"] = torch.get_rng_state()
     return found
@@ -136,12 +137,12 @@ def _named(name: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def vector(requires_grad: bool = False) -> Tensor:
-    """A random vector of WIDTH numbers between 0.5 and 1.5: products of many stay sensible."""
+    """Return a random vector of WIDTH numbers between 0.5 and 1.5, whose products stay finite."""
     return (torch.rand(WIDTH) + 0.5).requires_grad_(requires_grad)
 
 
 def deeper(x: Tensor, layers: int = 6) -> Tensor:
-    """Something to need memory for: a chain that saves a vector or two a layer."""
+    """Add a chain that needs memory: each layer saves one or two vectors."""
     for _ in range(layers):
         x = (x.sin() * x).exp() * 0.5
     return x

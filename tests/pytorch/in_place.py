@@ -1,4 +1,4 @@
-"""Nodes of autograd whose operator may write over the gradient, and the bits that this gives."""
+"""The autograd nodes whose operator may write over its gradient, and a check of the bits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rekindle.pytorch import Run
-from rekindle.pytorch.native import NativeDriver
+from rekindle import Run
+from rekindle.pytorch.native import Driver
 from rekindle.pytorch.operators import IN_PLACE, InPlace
 from tests.pytorch.bits import differing
 
-#: By the node of autograd: what makes such a node, and gives back a tensor of the same size.
+#: By autograd node: a function that makes such a node and returns a tensor of the same size.
 FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
     "CeluBackward0": F.celu,
     "DivBackward0": lambda x: x / 3.0,
@@ -48,29 +48,32 @@ def taken_over(run: Run) -> int:
 
 
 def fewest_references(run: Run) -> int | None:
-    """Return the fewest references to a gradient whose memory nothing else had; None: no such."""
+    """Return the fewest references to a gradient that was written over, or None."""
     return run._driver.core.in_place(run._driver.handle)[1]
 
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Inside, drivers take new memory for every result."""
-    make = NativeDriver.__init__
+    """Make drivers allocate new memory for every result while the context is open."""
+    make = Driver.__init__
 
-    def made(driver: NativeDriver, *args: Any) -> None:
+    def made(driver: Driver, *args: Any) -> None:
         make(driver, *args)
-        driver.core.take_out(driver.handle, "in_place")
+        driver.core.disable_for_tests(driver.handle, "in_place")
 
-    NativeDriver.__init__ = made  # type: ignore[method-assign]
+    Driver.__init__ = made  # type: ignore[method-assign]
     try:
         yield
     finally:
-        NativeDriver.__init__ = make  # type: ignore[method-assign]
+        Driver.__init__ = make  # type: ignore[method-assign]
 
 
 @final
 class Twins(TorchDispatchMode):
-    """Calls the twin of an operator as well, over a copy of the gradient, and compares the bits."""
+    """A mode that also calls the in-place variant of an operator on a copy of the gradient.
+
+    It compares the bits of both results.
+    """
 
     def __init__(self, entry: InPlace) -> None:
         super().__init__()

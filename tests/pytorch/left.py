@@ -1,4 +1,4 @@
-"""Find traces that a test could leave in the process for later tests."""
+"""Find changes of global state that a test could leave in the process for later tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PATCHED: Any = (torch.Tensor, torch.UntypedStorage, torch._C.TensorBase, thread
 
 
 def settings() -> dict[str, Any]:
-    """Modes, hooks, switches and classes of PyTorch as they are now."""
+    """Return the modes, hooks, switches and classes of PyTorch as they are now."""
     found: dict[str, Any] = {
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        # One note for all threads: while it is set compiled code is compiled again at each call.
+        # One flag for all threads: while it is set, compiled code is compiled again at each call.
         "note of modes": is_in_any_mode_without_ignore_compile_internals(),
         "function modes": torch._C._len_torch_function_stack(),
         "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
@@ -31,6 +31,10 @@ def settings() -> dict[str, Any]:
         "hooks after optimizers": list(optimizers._global_optimizer_post_hooks),
         "hooks before modules": list(modules._global_forward_pre_hooks),
         "hooks after modules": list(modules._global_forward_hooks),
+        "hooks of parameters": list(modules._global_parameter_registration_hooks),
+        "hooks of buffers": list(modules._global_buffer_registration_hooks),
+        "swap_tensors": torch.utils.swap_tensors,
+        "states of generators": torch.Generator.get_state,
     }
     for each in _PATCHED:
         found[f"attributes of {each.__name__}"] = dict(vars(each))
@@ -38,7 +42,10 @@ def settings() -> dict[str, Any]:
 
 
 def behind(before: dict[str, Any]) -> list[str]:
-    """Return the differences from the state `before`; lazily made attributes may be new."""
+    """Return the differences from the state `before`.
+
+    New attributes that PyTorch makes on first use are no difference.
+    """
     changed: list[str] = []
     for name, now in settings().items():
         was = before[name]

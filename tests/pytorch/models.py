@@ -1,7 +1,7 @@
-"""The models of the differential tests, as workloads: network, data, losses, optimizers, seeds.
+"""The models of the differential tests: network, data, losses, optimizers and seeds.
 
-Two builds of a case train alike, bit for bit, on one machine with one number of threads. Sizes are
-such that activations are most of the memory and a step takes about a tenth of a second.
+Two builds of a case train alike, bit for bit, on one machine with one number of threads.
+Activations are most of the memory, and a step takes about a tenth of a second.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Workload:
-    """The parts of a training loop; `step` is that loop's body."""
+    """The parts of a training loop; `step` is the body of that loop."""
 
     model: nn.Module
     data: Callable[[int], Batch]
-    """The batch of step i: always the same, and without a touch to the global generator."""
+    """The batch of step i: the same at each call, without use of the global generator."""
     phases: tuple[Phase, ...]
 
     def step(self, number: int) -> list[Tensor]:
-        """One training step, in the way of any script; the losses, without their graph."""
+        """Make one training step, and return the losses without their graph."""
         batch = self.data(number)
         losses = []
         for phase in self.phases:
@@ -67,7 +67,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Case:
-    """A named workload, built afresh at each call; the global generator is seeded first."""
+    """A named workload, built anew at each call after seeding the global generator."""
 
     name: str
     build_seeded: Callable[[], Workload]
@@ -82,7 +82,7 @@ def generator(number: int) -> torch.Generator:
 
 
 def tokens(vocabulary: int, batch: int, time: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Random tokens and the same one later."""
+    """Return random tokens, the same at each call."""
 
     def data(number: int) -> tuple[Tensor, Tensor]:
         text = torch.randint(vocabulary, (batch, time + 1), generator=generator(number))
@@ -128,7 +128,7 @@ def densenet() -> Workload:
 
 
 def unet(width: int = 12, batch: int = 8, height: int = 44, breadth: int = 52) -> Workload:
-    """By default the levels are 44 x 52, 22 x 26, 11 x 13 and 5 x 6: odd sizes on the way up."""
+    """Build a U-Net with odd sizes: by default 44 x 52, 22 x 26, 11 x 13 and 5 x 6."""
     model = UNet(width=width, levels=4)
 
     def data(number: int) -> tuple[Tensor, Tensor]:
@@ -172,7 +172,7 @@ def tree_lstm(width: int = 64, sentences: int = 24) -> Workload:
 
 
 def gan() -> Workload:
-    """The critic under a gradient penalty (Gulrajani et al., NeurIPS 2017), then the generator."""
+    """Train the critic with gradient penalty (Gulrajani et al., 2017), then the generator."""
     model = GAN(noise=16, width=8)
 
     def data(number: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Networks of the test models: small, each with the difficulties of its kind."""
+"""Networks of the test models: small, each with a typical difficulty for recomputation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Causal self-attention, written out: a mask, views of one projection, dropout of weights."""
+    """Causal self-attention from single operators: a mask, views of one projection, dropout."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class GPT(nn.Module):
-    """Pre-norm blocks with dropout; the embedding is the output projection too."""
+    """Pre-norm transformer blocks with dropout; the embedding is also the output projection."""
 
     def __init__(self, *, vocabulary: int, width: int, heads: int, layers: int, context: int):
         super().__init__()
@@ -61,7 +61,7 @@ class GPT(nn.Module):
 
 
 class Encoder(nn.Module):
-    """BERT: post-norm layers, learned positions, an embedding tied to nothing."""
+    """BERT: post-norm layers, learned positions, an untied embedding."""
 
     def __init__(self, *, vocabulary: int, width: int, layers: int, context: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
 
 class Residual(nn.Module):
-    """Convolution, batch norm, in-place ReLU, and a sum in place; sometimes dropped as a whole."""
+    """Convolution, batch norm, in-place ReLU and in-place sum; sometimes skipped as a whole."""
 
     def __init__(self, channels: int, out: int, stride: int, drop: float) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.drop and isinstance(self.shortcut, nn.Identity) and torch.rand(()) < self.drop:
-            return x  # stochastic depth: the graph is another one each step
+            return x  # stochastic depth: the graph differs in each step
         y = self.branch(x)
         y += self.shortcut(x)
         return self.activation(y)
@@ -131,7 +131,7 @@ class ResNet(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Norm, ReLU, 1x1, norm, ReLU, 3x3 on the concatenation of everything before it."""
+    """Norm, ReLU, 1x1 convolution, norm, ReLU, 3x3 convolution of all earlier results."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def _twice(channels: int, out: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Skips held by the caller from the way down to the way up; padding where sizes are odd."""
+    """A U-Net whose caller holds the skips; odd sizes are padded."""
 
     def __init__(self, *, width: int, levels: int) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class UNet(nn.Module):
 
 
 class Cell(nn.Module):
-    """An LSTM cell from its formulas, with layer norm of the gates."""
+    """An LSTM cell from single operators, with layer norm of the gates."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class Cell(nn.Module):
 
 
 class UnrolledLSTM(nn.Module):
-    """Cells called one by one; the state of one batch is where the next one starts."""
+    """LSTM cells called one by one; the next batch starts with the state of the last one."""
 
     def __init__(self, *, vocabulary: int, width: int, layers: int) -> None:
         super().__init__()
@@ -257,14 +257,14 @@ class UnrolledLSTM(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A node of a sentence's tree: one vector for each sentence in the batch, if it is a leaf."""
+    """A node of a sentence's tree; a leaf has one vector for each sentence of the batch."""
 
     children: tuple[Tree, ...] = ()
     words: Tensor | None = None
 
 
 class TreeLSTM(nn.Module):
-    """Child-sum Tree-LSTM (Tai et al., ACL 2015): recursion over whatever tree the step brings."""
+    """Child-sum Tree-LSTM (Tai et al., ACL 2015), recursive over the tree of the step."""
 
     def __init__(self, *, vocabulary: int, width: int, classes: int) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class TreeLSTM(nn.Module):
         self.nothing = nn.Parameter(torch.zeros(width))
 
     def forward(self, tree: Tree) -> Tensor:
-        """The class of the whole sentence and of all its parts, summed over nodes."""
+        """Return the classes of the whole sentence and of all its parts, summed over nodes."""
         scores: list[Tensor] = []
         self._node(tree, scores)
         return torch.stack(scores).mean(0)
@@ -312,7 +312,7 @@ class Expert(nn.Module):
 
 
 class SparseMLP(nn.Module):
-    """Send each token to its best experts: sizes depend on data, results are added in place."""
+    """Send each token to its best experts: sizes depend on data, and results are added in place."""
 
     def __init__(self, width: int, experts: int, chosen: int) -> None:
         super().__init__()
@@ -367,7 +367,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class GAN(nn.Module):
-    """A generator with batch norm and a critic without, of small images."""
+    """A generator with batch norm and a critic without, for small images."""
 
     def __init__(self, *, noise: int, width: int) -> None:
         super().__init__()

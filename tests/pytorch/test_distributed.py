@@ -1,14 +1,14 @@
-"""Budgets under `DistributedDataParallel` and `fully_shard`, on gloo, against the same without.
+"""Tests of budgets under `DistributedDataParallel` and `fully_shard`, on gloo.
 
-All scenarios of one number of ranks run in one group of processes; each rank compares for itself:
-losses and weights after two steps, bit for bit, and how many collectives there were.
+All programs of one number of ranks run in one group of processes. Each rank compares losses and
+weights after two steps bit for bit with a run without a budget, and the number of collectives.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -37,10 +38,11 @@ from tests.pytorch.harsh import Watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 WIDTH = 32
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 class Network(nn.Module):
-    """Some layers, and one that is used in every other step only, if at all."""
+    """Layers, of which one is used in every other step only, or never."""
 
     def __init__(self, *, sometimes: bool = False) -> None:
         super().__init__()
@@ -66,19 +68,31 @@ def _ddp(**settings: Any) -> Callable[[], nn.Module]:
     return lambda: DDP(Network(sometimes="find_unused_parameters" in settings), **settings)
 
 
-def _fsdp(reshard: bool) -> Callable[[], nn.Module]:
+def _fsdp(reshard: bool | int, **settings: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         network = Network()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in network.layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
-        return fully_shard(network, mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, **settings)
+        return fully_shard(network, mesh=mesh, reshard_after_forward=reshard, **settings)
 
     return build
 
 
+def _nested_fsdp() -> nn.Module:
+    """Return nested units with FSDP's default settings; every other one has a checkpoint."""
+    network = Network()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for number, layer in enumerate(network.layers):
+        fully_shard(layer[0], mesh=mesh)
+        fully_shard(layer, mesh=mesh)
+        if number % 2:
+            network.layers[number] = checkpoint_wrapper(layer)
+    return fully_shard(network, mesh=mesh)
+
+
 class Reduce(torch.autograd.Function):
-    """The sum over all ranks, in place, as after a row-parallel layer of Megatron's."""
+    """The sum over all ranks, in place, as after a row-parallel layer of Megatron."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -91,7 +105,7 @@ class Reduce(torch.autograd.Function):
 
 
 class RowParallel(Network):
-    """Each rank has a part of every layer; their results are added up."""
+    """A row-parallel layer: each rank has a part of the weight, and the results are added up."""
 
     def forward(self, x: Tensor, number: int) -> Tensor:
         for layer in self.layers:
@@ -104,11 +118,11 @@ def _tensor_parallel() -> nn.Module:
 
 
 def _cut(network: Network, mesh: DeviceMesh) -> Network:
-    """Pairs of layers, cut by columns and by rows."""
+    """Return pairs of layers that are split by columns and by rows."""
     for number, layer in enumerate(network.layers):
         layer.append(nn.Linear(WIDTH, WIDTH))
         ways = {"0": ColwiseParallel(use_local_output=True), "5": RowwiseParallel()}
-        layer[3] = nn.Identity()  # of half the width
+        layer[3] = nn.Identity()  # layers of half the width
         layer[2] = nn.Dropout(0.1 * (number % 2))
         parallelize_module(layer, mesh, ways)
     return network
@@ -119,7 +133,7 @@ def _two_by_two(*names: str) -> DeviceMesh:
 
 
 def _hybrid() -> nn.Module:
-    """Sharded over two ranks, and that twice."""
+    """Return a model sharded over two ranks and replicated twice."""
     network, mesh = Network(), _two_by_two("copies", "shards")
     for layer in network.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=False)
@@ -129,7 +143,7 @@ def _hybrid() -> nn.Module:
 def _ddp_of_tensor_parallel() -> nn.Module:
     mesh = _two_by_two("data", "tensor")
     network = _cut(Network(), mesh["tensor"])
-    _pre_dp_module_transform(network)  # as torch's own two-dimensional example
+    _pre_dp_module_transform(network)  # like torch's own example of two-dimensional parallelism
     return DDP(network, device_mesh=mesh["data"])
 
 
@@ -142,9 +156,9 @@ def _fsdp_of_tensor_parallel() -> nn.Module:
 
 
 class ContextParallel(Network):
-    """Each rank has a part of the sequence, and gathers the keys and values of all of it.
+    """Attention in which each rank has a part of the sequence, and gathers all keys and values.
 
-    As torch's `context_parallel` rotates them by all-gather, which itself has no attention on CPUs.
+    Like torch's `context_parallel`, which rotates by all-gather but has no attention on CPUs.
     """
 
     def __init__(self) -> None:
@@ -161,7 +175,7 @@ class ContextParallel(Network):
 
 
 class Pipelined(nn.Module):
-    """This rank's part of the layers; a schedule sends between the ranks, several at a time."""
+    """The layers of this rank in a pipeline; a schedule sends several micro-batches at a time."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__()
@@ -184,7 +198,7 @@ class Pipelined(nn.Module):
         return torch.stack(losses).sum().detach()
 
 
-SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share of activations
+SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # as a share of the activations
     "ddp": (_ddp(), 0.5),
     "ddp, bucket views": (_ddp(gradient_as_bucket_view=True), 0.5),
     "ddp, static graph": (_ddp(static_graph=True), 0.5),
@@ -193,7 +207,11 @@ SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share
     "ddp, a budget for one rank": (_ddp(), 0.5),
     "activations reduced in place": (RowParallel, 0.7),
     "fsdp2, parameters stay": (_fsdp(False), 0.5),
-    "fsdp2, parameters go": (_fsdp(True), 0.6),
+    "fsdp2, parameters go": (_fsdp(True), 0.4),
+    "fsdp2, parameters go, mixed precision": (_fsdp(True, mp_policy=HALF), 0.5),
+    "fsdp2, parameters go, no_sync": (_fsdp(True), 0.5),
+    "fsdp2, parameters go, nested": (_nested_fsdp, 0.8),
+    "fsdp2, parameters go in part": (_fsdp(2), 0.5),
     "tensor parallel": (_tensor_parallel, 0.9),
     "pipeline, all forward first": (lambda: Pipelined(ScheduleGPipe), 0.6),
     "pipeline, one forward one backward": (lambda: Pipelined(Schedule1F1B), 0.9),
@@ -204,6 +222,7 @@ SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share
 }
 ON_FOUR_ALONE = (
     "context parallel",
+    "fsdp2, parameters go in part",
     "hybrid: fsdp2, and that twice",
     "ddp of tensor parallel",
     "fsdp2 of tensor parallel",
@@ -230,17 +249,31 @@ class Trained:
     recomputations: int = 0
 
 
+@contextmanager
+def no_sync(network: Any) -> Iterator[None]:
+    """Accumulate gradients without reducing them, while the context is open."""
+    if isinstance(network, DDP):
+        with network.no_sync():
+            yield
+        return
+    network.set_requires_gradient_sync(False)
+    network.set_reshard_after_backward(False)
+    yield
+    network.set_requires_gradient_sync(True)
+    network.set_reshard_after_backward(True)
+
+
 def train(name: str, budget: int | None) -> Trained:
     network = SCENARIOS[name][0]()
     optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
     torch.manual_seed(100 + dist.get_rank())
     losses = []
     within = nullcontext() if budget is None else rekindle.budget(budget)
-    with Watch() as watch, within as run:
+    with Watch(resized=name.startswith("fsdp")) as watch, within as run:
         for number in range(2):
             optimizer.zero_grad()
             for last in (False, True) if name.endswith("no_sync") else (True,):
-                with nullcontext() if last else network.no_sync():
+                with nullcontext() if last else no_sync(network):
                     x = torch.randn(64, WIDTH)
                     if isinstance(network, Pipelined):
                         loss = network.step(x)
@@ -252,7 +285,7 @@ def train(name: str, budget: int | None) -> Trained:
             optimizer.step()
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in network.parameters()]
     talk = ("c10d::", "_c10d_functional::", "fsdp::")
-    waiting = "_c10d_functional::wait_tensor"  # for one that runs, as often as it is looked at
+    waiting = "_c10d_functional::wait_tensor"  # for a running process, at each poll
     collectives = Counter(
         {k: n for k, n in watch.operators.items() if k.startswith(talk) and k != waiting}
     )
@@ -289,7 +322,7 @@ def work(rank: int, ranks: int, folder: str, names: list[str]) -> None:
     for name in names:
         try:
             found[name] = judged(name)
-        except Exception as error:  # the others wait for this rank: their time runs out as well
+        except Exception as error:  # the other ranks wait for this one, so they time out as well
             found[name] = {"error": repr(error)}
             break
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -320,17 +353,17 @@ def check(name: str, by_rank: list[dict[str, Any]]) -> None:
         assert got == plain, "collectives were replayed, or left out"
         assert sum(plain.values()) > 0
         peak, budget = found[name]["peak"]
-        if name.startswith("ddp") and budget is not None:  # no mode sees what FSDP resizes
+        if name.startswith(("ddp", "fsdp2, parameters")) and budget is not None:
             assert peak <= budget
         limited = not (name.endswith("one rank") and rank)
         assert (found[name]["recomputations"] > 0) == limited
 
 
 @pytest.mark.parametrize("name", ON_TWO)
-def test_two_ranks(name: str, two: list[dict[str, Any]]) -> None:
+def test_two_ranks_with_own_budgets_match_pytorch(name: str, two: list[dict[str, Any]]) -> None:
     check(name, two)
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
-def test_four_ranks(name: str, four: list[dict[str, Any]]) -> None:
+def test_four_ranks_with_own_budgets_match_pytorch(name: str, four: list[dict[str, Any]]) -> None:
     check(name, four)

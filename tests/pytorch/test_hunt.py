@@ -1,4 +1,4 @@
-"""Tests of random training loops, of those that once failed, and of the hunt itself."""
+"""Tests of random training loops, of those that once failed, and of the search for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rekindle.pytorch.native import NativeDriver
+from rekindle.pytorch.native import Driver
 from tests.helpers import WHOLE
 from tests.pytorch import cores
 from tests.pytorch.hunt.__main__ import main
@@ -27,7 +27,8 @@ from tests.pytorch.hunt.pinned import PINNED
 from tests.pytorch.hunt.shrink import complaint_of, report, shrunk
 from tests.pytorch.planted import wrong_again
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of all that random programs do
+# warnings of all kinds that random programs cause
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,24 +49,24 @@ LONG = Loop(
 )
 
 
-#: Ten loops each; one hundred by `scripts/sweep tests`.
+#: Ten loops for each seed; `scripts/sweep tests` runs one hundred.
 TENS = range(10 if WHOLE else 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tens", TENS)
-def test_drawn_loops_are_the_same_in_a_drawn_mode(tens: int) -> None:
-    """`scripts/sweep hunt` draws as many as one likes."""
+def test_random_training_loop_matches_pytorch(tens: int) -> None:
+    """`scripts/sweep hunt` runs any number of loops."""
     for seed in range(10 * tens, 10 * tens + 10):
         outcome = hunted(seed, 1)
         if outcome.kind == "different":
             assert outcome.mode is not None
-            told = report(outcome.loop, outcome.mode, outcome.tightness, grows=outcome.grows)
-            pytest.fail(f"seed {seed}: {told}")
+            reported = report(outcome.loop, outcome.mode, outcome.tightness, grows=outcome.grows)
+            pytest.fail(f"seed {seed}: {reported}")
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_pinned_loop_has_no_complaint(name: str) -> None:
+def test_stored_training_loop_matches_pytorch(name: str) -> None:
     pin = PINNED[name]
     plain = Plain(pin.source)
     assert plain.determined
@@ -73,7 +74,7 @@ def test_pinned_loop_has_no_complaint(name: str) -> None:
         assert complaint(pin.source, plain, MODES[mode], 1.0) is None
 
 
-def test_a_long_loop_is_the_same_in_every_mode() -> None:
+def test_long_training_loop_in_every_mode_matches_pytorch() -> None:
     plain = Plain(LONG.source())
     assert plain.error == ""
     assert plain.peak > plain.constants
@@ -89,31 +90,33 @@ def _is_found() -> bool:
 
 
 @pytest.mark.slow
-def test_a_planted_defect_is_found() -> None:
-    """A recomputation that is off by the last bit."""
+def test_hunt_reports_loop_with_planted_wrong_recomputation() -> None:
+    """The defect: a recomputation whose last bit is wrong."""
     with wrong_again():
         assert _is_found()
 
 
-def test_memory_above_the_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hunt_reports_loop_with_memory_above_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = MODES["tight"]
     assert complaint_of(LONG, mode, 1.0) is None
-    make = NativeDriver.__init__
+    make = Driver.__init__
 
-    def unlimited(driver: NativeDriver, *args: Any) -> None:
+    def unlimited(driver: Driver, *args: Any) -> None:
         make(driver, *args)
         driver.core.set_budget(driver.handle, -1)
 
-    monkeypatch.setattr(NativeDriver, "__init__", unlimited)
+    monkeypatch.setattr(Driver, "__init__", unlimited)
     found = complaint_of(LONG, mode, 1.0)
     assert found is not None
     assert "peak" in found.text
 
 
-def test_values_chained_over_steps_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are copies of those of the step before, which no optimizer writes.
+def test_loop_that_copies_weights_each_step_grows_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights are copies of those of the last step, and no optimizer writes them.
 
-    With a long memory the growth is found.
+    With a large chain limit, the growth is found.
     """
     loop, mode = Loop((), habits=("state assigned",)), MODES["unlimited"]
     assert growth(loop, mode) is None
@@ -123,7 +126,7 @@ def test_values_chained_over_steps_do_not_grow(monkeypatch: pytest.MonkeyPatch) 
     assert found.text.startswith("storages grow")
 
 
-def test_a_wrong_loop_is_made_short() -> None:
+def test_hunt_shortens_a_wrong_loop_to_its_cause() -> None:
     def wrong(loop: Loop) -> bool:
         return complaint_of(loop, EVERYTHING, 1.0) is not None
 
@@ -134,7 +137,7 @@ def test_a_wrong_loop_is_made_short() -> None:
     assert "with budget():" in short.source()
 
 
-def test_interrupted_loop_continues_with_same_bits() -> None:
+def test_interrupted_training_loop_matches_pytorch() -> None:
     loop = Loop(("dropout", "batch_norm"), interrupted=True, trip=("aten.addmm.default", 2))
     plain = Plain(loop.source())
     assert plain.first.found["log"][1] == ["'interrupted'"]
@@ -142,9 +145,10 @@ def test_interrupted_loop_continues_with_same_bits() -> None:
         assert complaint(loop.source(), plain, MODES[mode], 1.0) is None
 
 
-def test_an_optimizers_step_is_interrupted_as_well() -> None:
+def test_loop_interrupted_in_optimizer_step_matches_pytorch() -> None:
     loop = Loop(("tanh",), optimizer="Adagrad(parameters(net), 0.02)", interrupted=True)
-    loop = replace(loop, trip=("aten.addcmul_.default", 3))  # in the second step
+    # the interruption is in the second step
+    loop = replace(loop, trip=("aten.addcmul_.default", 3))
     plain = Plain(loop.source())
     assert plain.first.found["log"][1] == ["'interrupted'"]
     for mode in ("unlimited", "tight"):
@@ -162,10 +166,11 @@ with budget():
 """
 
 
-def test_change_by_any_mode_is_excepted() -> None:
-    """Some programs depend on whether a dispatch mode is active.
+def test_hunt_ignores_loop_that_any_dispatch_mode_changes() -> None:
+    """Some programs give other bits while any dispatch mode is active.
 
-    Some products in inference mode do, on some machines. A change by a budget alone is a complaint.
+    On some machines these are matrix products in inference mode. A change by a budget alone is a
+    complaint.
     """
     source = ASKS.format("_get_current_dispatch_mode() is None")
     found = complaint(source, Plain(source), EVERYTHING, 1.0)
@@ -178,7 +183,7 @@ def test_change_by_any_mode_is_excepted() -> None:
     assert not found.excepted
 
 
-def test_known_reasons_match_parts_and_complaints() -> None:
+def test_each_known_defect_matches_part_of_loop_and_complaint() -> None:
     plainest = Loop(("tanh",), loss=LOSSES[1])
     loops = [replace(plainest, blocks=(name,)) for name in BLOCKS]
     loops += [replace(plainest, driver=name) for name in DRIVERS]
@@ -189,7 +194,7 @@ def test_known_reasons_match_parts_and_complaints() -> None:
     assert not any(known(loop, Complaint("tight", 0, "differing: ['loss']")) for loop in loops)
 
 
-def test_the_command() -> None:
+def test_hunt_command_runs_loops_and_prints_summary() -> None:
     result = CliRunner().invoke(main, ["--loops", "3", "--mode", "tight", "--seed", "7"])
     assert result.exit_code == 0, result.output
     assert "3 loops: {'same': 3" in result.output

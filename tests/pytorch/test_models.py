@@ -1,8 +1,9 @@
-"""Whole models within a budget against plain PyTorch, bit for bit, judged by a tracker of its own.
+"""Tests of whole models within a budget against plain PyTorch, bit for bit, with a memory tracker.
 
-Three optimizer steps in one `rekindle.budget(...)`. A budget is the constants and a fraction of the
-activation memory of the plain run. Where that is infeasible, `OutOfBudget` names the smallest one
-that gets past where it stopped; the test follows it, from a fresh start each time, until one works.
+Each makes three optimizer steps in one `rekindle.budget(...)`. A budget is the constant memory and
+a fraction of the activation memory of the plain run. If that is infeasible, `OutOfBudget` suggests
+the smallest budget that gets past the failed operator. The test follows the suggestions, from a
+fresh start each time, until one works.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.pytorch.tracker import Measured, Tracker, measure
 
 STEPS = 3
 FRACTIONS = (1.0, 0.7, 0.5, 0.3)
-MOST_ATTEMPTS = 12  # an error speaks of what has run so far; each gets past one more place
+MOST_ATTEMPTS = 12  # each suggested budget gets past one more operator that did not fit
 
 each_case = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 some_cases = pytest.mark.parametrize("case", others_slow(ALL_CASES), ids=lambda case: case.name)
@@ -32,7 +33,7 @@ some_cases = pytest.mark.parametrize("case", others_slow(ALL_CASES), ids=lambda 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Sums over several threads may be split in another way from run to run."""
+    """Run on one thread, because several threads may split sums differently from run to run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -44,7 +45,7 @@ def train(workload: Workload) -> list[Tensor]:
 
 
 def everything(workload: Workload, losses: list[Tensor]) -> dict[str, Tensor]:
-    """All that a training run leaves behind, by name."""
+    """Return all tensors that a training run leaves behind, by name."""
     model = workload.model
     found = {f"loss {number}": loss for number, loss in enumerate(losses)}
     found["generator"] = torch.get_rng_state()
@@ -91,7 +92,7 @@ def plainly(case: Case) -> Plain:
 
 @dataclass(frozen=True)
 class Within:
-    """A run within a budget, and the smaller budgets that were refused before it."""
+    """The result of a run within a budget, and the smaller budgets that were refused before."""
 
     budget: int
     outcome: dict[str, Tensor]
@@ -101,7 +102,10 @@ class Within:
 
 
 def within(case: Case, budget: int, policy: Policy | None = None) -> Within:
-    """Train within the budget, or the smallest feasible one: the cap holds in every attempt."""
+    """Train within the budget, or the first suggested budget that suffices.
+
+    Every attempt must stay within its budget.
+    """
     refused: list[int] = []
     while len(refused) < MOST_ATTEMPTS:
         workload = case.build()
@@ -111,7 +115,7 @@ def within(case: Case, budget: int, policy: Policy | None = None) -> Within:
                 losses = train(workload)
         except rekindle.OutOfBudget as error:
             refused.append(budget)
-            budget = error.smallest_budget
+            budget = error.worth_trying
         else:
             assert tracker.peak <= budget
             outcome = everything(workload, losses)
@@ -122,7 +126,7 @@ def within(case: Case, budget: int, policy: Policy | None = None) -> Within:
 
 
 @each_case
-def test_the_plain_run_is_the_same_each_time(case: Case) -> None:
+def test_sample_model_trained_twice_has_equal_bits(case: Case) -> None:
     workload = case.build()
     again = everything(workload, train(workload))
     assert differing(again, plainly(case).outcome) == []
@@ -130,13 +134,13 @@ def test_the_plain_run_is_the_same_each_time(case: Case) -> None:
 
 
 @each_case
-def test_activations_are_most_of_the_memory(case: Case) -> None:
+def test_sample_model_uses_most_memory_for_activations(case: Case) -> None:
     parameters = sum(p.numel() * p.element_size() for p in case.build().model.parameters())
     assert plainly(case).measured.activations > 5 * parameters
 
 
 @pytest.mark.parametrize(("case", "fraction"), combined(ALL_CASES, FRACTIONS), ids=name_of)
-def test_trains_the_same_within_a_budget(
+def test_sample_model_within_budget_matches_pytorch(
     case: Case,
     fraction: float,
     record_property: Callable[[str, object], None],
@@ -150,33 +154,34 @@ def test_trains_the_same_within_a_budget(
 
 @functools.cache
 def with_workspaces(case: Case) -> int:
-    """The peak of a plain run by the allocator's word, which knows what operators take inside."""
+    """Return the peak of a plain run by the allocator's events, which include workspaces."""
     workload = case.build()
     there = [*workload.model.parameters(), *workload.model.buffers()]
     return sum(each.nbytes for each in there) + allocated(lambda: train(workload)).peak
 
 
 @each_case
-def test_models_in_ample_budget_evict_nothing(case: Case) -> None:
-    # One percent more than plain PyTorch: recipes keep a constant, such as a zero that a sum
+def test_sample_model_in_ample_budget_evicts_nothing(case: Case) -> None:
+    # One percent above plain PyTorch, because recipes keep a constant, such as the zero that a sum
     # starts from, a little longer than autograd does.
     room = max(plainly(case).measured.budget(1.01), int(1.01 * with_workspaces(case)))
-    within(case, room)  # operators show what they take inside themselves: no more guess
+    within(case, room)  # measure the workspaces of operators, so that none is estimated
     trained = within(case, room)
     assert (trained.refused, trained.evictions, trained.recomputations) == ((), 0, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "policy"), combined(ALL_CASES, ALL_POLICIES), ids=name_of)
-def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:
+def test_sample_model_with_each_policy_matches_pytorch(case: Case, policy: Policy) -> None:
     plain = plainly(case)
-    # At half, largest-first spends minutes on the LSTM: all its values are alike.
+    # At half of the memory, largest-first takes minutes on the LSTM, whose values have equal
+    # sizes.
     trained = within(case, plain.measured.budget(0.7), policy)
     assert differing(trained.outcome, plain.outcome) == []
 
 
-def test_a_difference_is_noticed() -> None:
-    """The comparison itself: in a value, in the last bit, in the type."""
+def test_comparison_of_models_detects_one_changed_bit() -> None:
+    """The differences: in a value, in its last bit, and in its dtype."""
     one = {"loss 0": torch.tensor([1.0, 2.0]), "generator": torch.tensor([3])}
     last_bit = torch.nextafter(one["loss 0"], torch.tensor(9.0))
     assert differing(dict(one), one) == []

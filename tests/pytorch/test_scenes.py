@@ -1,4 +1,4 @@
-"""Tests of random programs of thirty kinds; `scripts/sweep scenes` runs more of them."""
+"""Tests of random programs of thirty kinds ("scenes"); `scripts/sweep scenes` runs more of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.pytorch.scenes.layers import LAYERS, WIDTH
 from tests.pytorch.scenes.play import MODES, judge, play, scene_of
 from tests.pytorch.scenes.scenes import SCENES
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of all that random programs do
+# warnings of all kinds that random programs cause
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +32,12 @@ def _native() -> None:
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 72))]
 )
-def test_random_program_is_the_same_within_budgets(seed: int) -> None:
+def test_random_program_within_budgets_matches_pytorch(seed: int) -> None:
     outcome = judge(seed, 1)
     assert outcome.complaint == "", outcome
 
 
-#: Scenes whose optimizers are not known ahead, or whose threads allocate.
+#: Scenes with unknown optimizers, or with threads that allocate.
 HARD = ("line search", "sparse table", "forward in a thread")
 
 
@@ -47,25 +48,27 @@ HARD = ("line search", "sparse table", "forward in a thread")
         *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(72, 102)),
     ],
 )
-def test_random_program_needs_no_more_than_its_plain_peak(seed: int) -> None:
+def test_random_program_within_its_plain_peak_matches_pytorch(seed: int) -> None:
     outcome = judge(seed, only=("peak",))
     assert outcome.complaint == "", outcome
 
 
-def test_a_program_that_needs_more_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_program_above_its_plain_peak_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(playing, "PEAK_SHARE", 0.2)
     complaint = judge(0, only=("peak",)).complaint
     assert "bytes or more, and gets" in complaint
 
 
 @pytest.mark.parametrize("seed", [147, 377])
-def test_program_whose_results_become_weights_keeps_bits(seed: int) -> None:
-    """The first tensor of a value dies, and a weight that shares it has its version."""
+def test_random_program_that_makes_weights_matches_pytorch(seed: int) -> None:
+    """A weight shares the storage of a result whose own tensor is deleted, and has its version."""
     outcome = judge(seed, only=("anything, tight",))
     assert outcome.complaint == "", outcome
 
 
-def test_scenes_draw_from_many_kinds() -> None:
+def test_random_programs_draw_from_30_kinds_and_60_layers() -> None:
     assert len(SCENES) >= 30
     assert len(LAYERS) >= 60
     assert len(FUNCTIONS) >= 30
@@ -74,7 +77,9 @@ def test_scenes_draw_from_many_kinds() -> None:
 
 @pytest.mark.parametrize("kind", [FUNCTIONS, {name: make() for name, make in LAYERS.items()}],
                          ids=["functions", "layers"])  # fmt: skip
-def test_each_piece_keeps_the_shape_and_has_a_gradient(kind: dict[str, Callable[..., Any]]) -> None:
+def test_layer_of_random_program_keeps_shape_and_has_gradient(
+    kind: dict[str, Callable[..., Any]],
+) -> None:
     for name, piece in kind.items():
         x = torch.randn(4, 8, WIDTH, requires_grad=True)
         made = piece(x)
@@ -84,12 +89,12 @@ def test_each_piece_keeps_the_shape_and_has_a_gradient(kind: dict[str, Callable[
         assert x.grad.isfinite().all(), name
 
 
-def test_a_seed_plays_the_same_program_each_time() -> None:
+def test_random_program_of_same_seed_is_equal_each_time() -> None:
     for seed in range(3):
         assert play(seed, None).left == play(seed, None).left
 
 
-def test_a_result_that_differs_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_program_with_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = playing.play
 
     def off_by_one(seed: int, mode: Any, amount: int = 0) -> playing.Played:
@@ -102,7 +107,7 @@ def test_a_result_that_differs_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -
     assert "generator" in judge(0, 1, ("roomy",)).complaint
 
 
-def test_memory_above_the_budget_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_program_that_exceeds_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = next(seed for seed in range(50) if play(seed, None).drawn[0] == "all")
     monkeypatch.setattr(playing, "ROOMY", 1 << 20)
     monkeypatch.setattr(playing, "CAP", 0.0)
@@ -110,8 +115,8 @@ def test_memory_above_the_budget_is_a_complaint(monkeypatch: pytest.MonkeyPatch)
     assert "the allocator gave out" in judge(seed, 1, ("roomy",)).complaint
 
 
-def test_tally_counts_memory_of_threads() -> None:
-    """Also while the first call of an operator is watched for what it takes inside itself."""
+def test_memory_count_of_random_program_includes_threads() -> None:
+    """It also counts while the workspace of a first call is measured."""
     tally, there = playing.Tally(), []
     with tally.counting(), ThreadPoolExecutor(1) as pool, rekindle.budget("1GiB"):
         with tally.of_a_budget():
@@ -129,8 +134,8 @@ def test_tally_counts_memory_of_threads() -> None:
     del kept
 
 
-def test_a_process_that_ends_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REKINDLE_CACHE", "/dev/null/nowhere")  # no core: "native" is refused
+def test_random_program_that_ends_its_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", "/dev/null/nowhere")  # an unknown mode is refused
     done = CliRunner().invoke(main, ["--programs", "1", "--mode", "roomy"])
     assert done.exit_code == 1
     assert "seed 0" in done.output

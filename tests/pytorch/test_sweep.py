@@ -1,4 +1,4 @@
-"""Tests of a drawn part of PyTorch's own databases, and of the sweep's verdicts."""
+"""Tests of a sample of PyTorch's own operator database, and of the sweep's verdicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import WHOLE
 from tests.pytorch.planted import wrong_again
 from tests.pytorch.sweep import _exceptions
 from tests.pytorch.sweep.__main__ import DATABASES, entries_of, main
-from tests.pytorch.sweep._sample import Program, Sample, anew
+from tests.pytorch.sweep._sample import Program, Sample, copy_leaves
 from tests.pytorch.sweep._tally import Tally, tally
 from tests.pytorch.sweep._verdict import Case, Verdict
 
@@ -27,8 +27,8 @@ from tests.pytorch.sweep._verdict import Case, Verdict
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("database", DATABASES)
-def test_a_sample_of_the_entries_of_a_database(database: str) -> None:
-    """`scripts/sweep` without options has all of it. In processes without pytest's threads."""
+def test_sample_of_op_db_operators_matches_pytorch(database: str) -> None:
+    """`scripts/sweep` runs all operators. Own processes are used, without pytest's threads."""
     sample = ("--few", "1", "--shard", "1/1" if WHOLE else SHARDS[database])
     command = [sys.executable, "-m", "tests.pytorch.sweep", database, *sample]
     result = subprocess.run(
@@ -42,7 +42,7 @@ def test_a_sample_of_the_entries_of_a_database(database: str) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-#: The operators are many: CI runs every fourth, and the sweeps at night all.
+#: CI runs every fourth of the many operators; the nightly sweeps run all.
 SHARDS = {"opinfo": "1/4", "modules": "1/2", "optimizers": "1/1"}
 EXEMPT = [
     (database, entry) for database in DATABASES for entry in getattr(_exceptions, database.upper())
@@ -50,35 +50,36 @@ EXEMPT = [
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of PyTorch's own samples
+@pytest.mark.filterwarnings("ignore")  # warnings of PyTorch's own samples
 @pytest.mark.parametrize(("database", "entry"), EXEMPT)
-def test_every_exception_is_needed(database: str, entry: str) -> None:
-    """Fails when it would pass: then take the exception away."""
+def test_each_exception_of_operator_sweep_is_still_needed(database: str, entry: str) -> None:
+    """If a listed case passes, remove its exception."""
     exempt = getattr(_exceptions, database.upper())[entry]
-    # The first sample of those drawn is differentiated twice: which one depends on how many.
+    # The first drawn sample is differentiated twice, and the number of samples decides which one
+    # it is.
     drawn = [case for few in (None, 1, 3, 4) for case in entries_of(database)[entry](few)]
-    drawn.sort(key=lambda case: case.name != exempt.shown_by)  # the likeliest first
+    drawn.sort(key=lambda case: case.name != exempt.shown_by)  # the most likely number first
     assert any(case.judge().kind == exempt.kind for case in drawn)
 
 
 def _sample(call: Callable[..., Any], *arguments: Tensor) -> Sample:
-    return Sample("entry", "sample", lambda: Program(call, anew(arguments)))
+    return Sample("entry", "sample", lambda: Program(call, copy_leaves(arguments)))
 
 
-def test_equal_sample_is_judged_same() -> None:
+def test_sweep_verdict_for_equal_results_is_same() -> None:
     verdict = _sample(torch.sin, torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "same"
     assert verdict.again["sin"] > 0
 
 
-def test_wrong_recomputation_is_judged_different() -> None:
+def test_sweep_gives_verdict_different_for_wrong_recomputation() -> None:
     with wrong_again():
         verdict = _sample(torch.tanh, torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "different"
     assert "gradient 1" in verdict.detail
 
 
-def test_a_recomputation_that_fails() -> None:
+def test_sweep_verdict_for_failing_recomputation_is_different() -> None:
     def fails(result: Tensor) -> Tensor:
         raise ValueError("no")
 
@@ -87,20 +88,20 @@ def test_a_recomputation_that_fails() -> None:
     assert verdict == Verdict("different", "ValueError: no")
 
 
-def test_varying_plain_sample_is_judged_undetermined() -> None:
+def test_sweep_verdict_for_random_operator_is_undetermined() -> None:
     numbers = itertools.count()
     verdict = _sample(lambda x: x * next(numbers), torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "undetermined"
 
 
-def test_sample_refused_by_pytorch_is_judged_refused() -> None:
+def test_sweep_verdict_for_error_of_plain_pytorch_is_refused() -> None:
     verdict = _sample(lambda x: x.acosh_(), torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "refused"
     assert "acosh" in verdict.detail
 
 
 class _Known(Case):
-    """A case with the outcome that its name says."""
+    """A case whose outcome its name states."""
 
     def judge(self) -> Verdict:
         return Verdict(self.name)
@@ -111,7 +112,7 @@ def _tally(*kinds: str) -> Tally:
     return tally("entry", [_Known("entry", kind) for kind in kinds], exempt)
 
 
-def test_a_tally_counts_and_complains() -> None:
+def test_sweep_summary_counts_verdicts_and_lists_complaints() -> None:
     found = _tally("same", "refused", "undetermined", "as in any mode", "different")
     assert found.tried == 4
     assert found.failures == [
@@ -126,7 +127,9 @@ def test_a_tally_counts_and_complains() -> None:
     assert found.as_data()["excepted"] == {"as in any mode": 1, "undetermined": 1}
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_command_runs_operators_and_prints_summary(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     result = CliRunner().invoke(main, ["opinfo", "--only", "sin", "--few", "1", "--processes", "1"])
     assert result.exit_code == 0, result.output
     assert "different                        0" in result.output
@@ -141,7 +144,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["networks"], "is not one of"),
     ],
 )
-def test_wrong_sweep_options_are_refused(arguments: list[str], complaint: str) -> None:
+def test_sweep_command_with_wrong_options_is_refused(arguments: list[str], complaint: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert complaint in result.output

@@ -1,4 +1,4 @@
-"""Tests of compiled code and higher-order operators: one operator, kept, or refused."""
+"""Tests of compiled code and higher-order operators: recomputed as a whole, kept, or refused."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from torch._higher_order_ops.wrap import wrap
 from torch.nn.attention.flex_attention import flex_attention
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.operators import REGION, _operators, _regions, regions_shown
 from rekindle.pytorch.operators._regions import Region
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.fuzz.check import evicting_before_every_operator
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 
-pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
+pytestmark = pytest.mark.filterwarnings("default")  # a warning of the compiler itself
 
 Compile = Callable[[nn.Sequential], Callable[[Tensor], Tensor]]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> Iterator[None]:
-    """Reset the compiler: past its limit PyTorch runs eagerly, with other bits."""
+    """Reset the compiler, because past its cache limit PyTorch runs eagerly, with other bits."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=64, error_on_recompile=False):
         yield
@@ -40,7 +40,7 @@ def _nothing_compiled() -> Iterator[None]:
 
 
 class Block(nn.Module):
-    """Draws random numbers, moves statistics and writes in place."""
+    """A block that draws random numbers, updates statistics and writes in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,26 +77,26 @@ def trained(compiler: Compile, amount: str | None) -> tuple[dict[str, object], R
 
 @contextmanager
 def names_of_recomputed() -> Iterator[set[str]]:
-    """The operators that run again inside."""
+    """Collect the names of recomputed operators while the context is open."""
     names: set[str] = set()
     native: list[Any] = []
     cores.tune(native.append)
     yield names
     for driver in native:
-        names.update(map(shown_name, driver.core.again(driver.handle)))
+        names.update(map(shown_name, driver.core.recomputed_ops(driver.handle)))
 
 
-def test_code_compiled_by_eager_backend_is_recomputed() -> None:
+def test_operators_compiled_with_backend_eager_are_recomputed() -> None:
     wanted, _ = trained(whole("eager"), None)
     got, run = trained(whole("eager"), "120KiB")
     assert differing(got, wanted) == []
     assert run is not None
     assert run.peak <= 120 * 1024
-    assert run.recomputations > 2 * 4 * 2  # the regions would be as many
+    assert run.recomputations > 2 * 4 * 2  # more than the number of compiled regions
 
 
-def test_values_saved_by_aot_eager_are_kept() -> None:
-    """Its forward pass is an `autograd.Function`, which is the program's own."""
+def test_values_saved_by_aot_eager_backend_are_not_evicted() -> None:
+    """The backend's forward pass is an `autograd.Function`, which is not recomputed."""
     wanted, _ = trained(whole("aot_eager"), None)
     got, run = trained(whole("aot_eager"), "1MiB")
     assert differing(got, wanted) == []
@@ -107,7 +107,7 @@ def test_values_saved_by_aot_eager_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_blocks_run_again_as_single_operators() -> None:
+def test_inductor_region_is_recomputed_as_one_operator() -> None:
     wanted, _ = trained(each_block, None)
     _, roomy = trained(each_block, "1MiB")
     assert roomy is not None
@@ -122,8 +122,8 @@ def test_compiled_blocks_run_again_as_single_operators() -> None:
 
 
 @pytest.mark.slow
-def test_all_that_a_region_saves_counts() -> None:
-    """One region saves at least an activation per block, which cannot be evicted."""
+def test_values_that_compiled_region_saves_count_in_budget() -> None:
+    """A region saves at least one activation for each block, which cannot be evicted."""
     wanted, _ = trained(whole("inductor"), None)
     got, run = trained(whole("inductor"), "1MiB")
     assert differing(got, wanted) == []
@@ -135,10 +135,10 @@ def test_all_that_a_region_saves_counts() -> None:
     assert raised.value.needed >= 4 * activation
 
 
-def test_regions_without_graph_are_not_shown(
+def test_compiled_region_in_torch_2_10_is_not_one_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in torch 2.10: what is compiled inside is then as if it had been compiled outside."""
+    """In torch 2.10, code compiled inside a budget is treated like code compiled before it."""
     from torch._higher_order_ops import wrap as module
     from torch._inductor import config
 
@@ -151,14 +151,15 @@ def test_regions_without_graph_are_not_shown(
 
 
 @pytest.mark.slow
-def test_workspace_of_region_counts() -> None:
-    """All scores of an attention are there while it runs, and nowhere else."""
+def test_workspace_of_compiled_region_counts_in_budget() -> None:
+    """The scores of the attention exist only while the region runs."""
     module: Any = native_core()
     if module is None or not module.count_allocations():
         pytest.skip("nobody counts")
     attend = torch.compile(lambda x: (x @ x.t()).softmax(-1) @ x)
     scores, result = 4 * 1024 * 1024, 4 * 1024 * 64
-    torch._dynamo.config.error_on_recompile = True  # nothing is known of other code yet
+    # the workspace of other compiled code is still unknown
+    torch._dynamo.config.error_on_recompile = True
     with torch.no_grad(), rekindle.budget.unlimited(record=True) as run:
         for _ in range(3):
             attend(torch.ones(1024, 64))
@@ -173,8 +174,8 @@ def test_workspace_of_region_counts() -> None:
 
 
 @pytest.mark.slow
-def test_results_of_code_compiled_outside_are_kept() -> None:
-    """It does not show itself, so its results count from when the program or autograd has them."""
+def test_results_of_code_compiled_before_budget_are_not_evicted() -> None:
+    """Rekindle does not see inside such code. Its results count once an operator reads them."""
     torch._dynamo.reset()
     weight = vector(True)
     compiled = torch.compile(lambda x: (x.sin() * x).exp())
@@ -188,8 +189,8 @@ def test_results_of_code_compiled_outside_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_region_that_writes_its_arguments_keeps_bits() -> None:
-    """Neither the former content nor results made from it are lost (R4)."""
+def test_compiled_region_that_writes_arguments_matches_pytorch() -> None:
+    """Values that need the former contents of the arguments can still be read (R4)."""
 
     def step() -> object:
         torch._dynamo.reset()
@@ -210,14 +211,14 @@ def test_region_that_writes_its_arguments_keeps_bits() -> None:
 
     wanted = everything(step())
     assert differing(everything(step()), wanted) == []
-    with letting_go_of_everything(), rekindle.budget("1MiB") as run:
+    with evicting_before_every_operator(), rekindle.budget("1MiB") as run:
         got = everything(step())
     assert differing(got, wanted) == []
     assert run.recomputations > 0
 
 
 @pytest.mark.slow
-def test_a_region_that_decides_runs_once() -> None:
+def test_compiled_region_with_topk_is_not_recomputed() -> None:
     torch._dynamo.reset()
 
     @torch.compile
@@ -228,7 +229,7 @@ def test_a_region_that_decides_runs_once() -> None:
     weight = vector(True)
     wanted = torch.autograd.grad(routed(weight.exp()).sum(), weight)
     torch._dynamo.reset()
-    with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
+    with names_of_recomputed() as again, evicting_before_every_operator(), rekindle.budget("1MiB"):
         got = torch.autograd.grad(routed(weight.exp()).sum(), weight)
     assert torch.equal(got[0], wanted[0])
     assert again == {"aten::exp"}
@@ -236,8 +237,10 @@ def test_a_region_that_decides_runs_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drifts", [False, True])
-def test_a_region_that_may_differ_is_tried(monkeypatch: pytest.MonkeyPatch, drifts: bool) -> None:
-    """As one that adds up by atomics on a device: it runs again if a trial gives the same bits."""
+def test_compiled_region_with_atomics_is_recomputed_after_trial(
+    monkeypatch: pytest.MonkeyPatch, drifts: bool
+) -> None:
+    """It is recomputed only if a trial gives equal bits."""
     graph = fx.Graph()
     x, index = graph.placeholder("primals_1"), graph.placeholder("primals_2")
     add = torch.ops.aten.index_add.default
@@ -254,20 +257,20 @@ def test_a_region_that_may_differ_is_tried(monkeypatch: pytest.MonkeyPatch, drif
         lambda *args: tuple(each + drifts * next(runs) for each in run(*args)),
     )
     weight = vector(True)
-    with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
+    with names_of_recomputed() as again, evicting_before_every_operator(), rekindle.budget("1MiB"):
         torch.compile(lambda x: x.sin().exp())(weight.exp()).sum().backward()
     assert again == ({"aten::exp"} if drifts else {"aten::exp", REGION})
 
 
-def test_flex_attention() -> None:
-    """PyTorch has no gradient of it on a CPU."""
+def test_flex_attention_forward_in_budget_matches_pytorch() -> None:
+    """Only the forward pass: PyTorch has no gradient of it on a CPU."""
     heads = torch.rand(1, 2, 32, 16)
     wanted = flex_attention(heads, heads, heads)
     with rekindle.budget("1MiB"):
         assert torch.equal(flex_attention(heads, heads, heads), wanted)
 
 
-def test_compiled_code_that_may_write_unseen_is_refused() -> None:
+def test_compiled_code_with_undeclared_write_raises_unsupported() -> None:
     graph = fx.Graph()
     argument = graph.placeholder("primals_1")
     part = graph.get_attr("part")
@@ -277,10 +280,10 @@ def test_compiled_code_that_may_write_unseen_is_refused() -> None:
         Region(lambda arguments: arguments, module)
 
 
-def test_compiled_code_forced_eager_is_recomputed() -> None:
+def test_operators_of_stance_force_eager_are_recomputed() -> None:
     torch._dynamo.reset()
     weight = vector(True)
-    with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
+    with names_of_recomputed() as again, evicting_before_every_operator(), rekindle.budget("1MiB"):
         with torch.compiler.set_stance("force_eager"):
             loss = torch.compile(deeper)(weight).sum()
         loss.backward()
@@ -288,8 +291,8 @@ def test_compiled_code_forced_eager_is_recomputed() -> None:
 
 
 @pytest.mark.slow
-def test_a_scan_is_kept_whole() -> None:
-    """Gradients are right; what it makes counts from when it is there, so the cap may be missed."""
+def test_scan_operator_matches_pytorch_without_recomputation() -> None:
+    """Its results count only once they exist, so they may exceed the budget."""
 
     def results(budget: str | None) -> tuple[dict[str, object], int]:
         torch.manual_seed(20)
@@ -317,7 +320,7 @@ def test_a_scan_is_kept_whole() -> None:
     assert recomputations > 0
 
 
-def test_a_loop_without_a_gradient() -> None:
+def test_while_loop_without_gradient_matches_pytorch() -> None:
     with rekindle.budget("1MiB"), torch.no_grad():
         count, x = while_loop(
             lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), torch.ones(4))
@@ -325,7 +328,7 @@ def test_a_loop_without_a_gradient() -> None:
     assert (count.item(), x.tolist()) == (3, [8.0] * 4)
 
 
-def test_a_branch() -> None:
+def test_torch_cond_inside_budget_matches_pytorch() -> None:
     weight = vector(True)
 
     def branched(x: Tensor) -> Tensor:
@@ -338,8 +341,10 @@ def test_a_branch() -> None:
     assert torch.equal(got[0], wanted[0])
 
 
-def test_higher_order_operator_that_may_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is not known to write nothing; here while_loop, as if it were not."""
+def test_unlisted_higher_order_operator_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only operators that are known not to write are accepted; here `while_loop` is not listed."""
     monkeypatch.setattr(_operators, "FUNCTIONAL", set())
     refused = pytest.raises(rekindle.Unsupported, match="higher-order operator while_loop")
     with refused, rekindle.budget("1MiB"), torch.no_grad():
@@ -347,8 +352,8 @@ def test_higher_order_operator_that_may_write_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_code_compiled_inside_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU has no graphs to capture, so a replacement only records the requests."""
+def test_code_compiled_inside_budget_uses_no_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no CUDA graphs, so a replacement only records the requests."""
     from torch._inductor import config, cudagraph_utils, output_code
 
     asked: list[str] = []
@@ -361,7 +366,8 @@ def test_code_compiled_inside_is_not_captured(monkeypatch: pytest.MonkeyPatch) -
     for name in _regions._CAPTURING:
         monkeypatch.setattr(output_code, name, capturing)
     monkeypatch.setattr(cudagraph_utils, "check_lowering_disable_cudagraph", lambda *_: None)
-    weight = torch.rand(100 * WIDTH).requires_grad_()  # compared with it generator states are small
+    # large, so that generator states hardly matter
+    weight = torch.rand(100 * WIDTH).requires_grad_()
 
     def gradient() -> Tensor:
         torch._dynamo.reset()
@@ -382,3 +388,20 @@ def test_code_compiled_inside_is_not_captured(monkeypatch: pytest.MonkeyPatch) -
         assert run.recomputations > 0
         gradient()
         assert asked == ["forward", "backward"] * 2
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["inside", "before"])
+def test_dynamo_traces_no_callback_of_the_core(ahead: bool) -> None:
+    def compile_and_train() -> None:
+        for layer in model:
+            layer.compile(backend="eager")
+        model(x).square().mean().backward()
+
+    model, x = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3))), torch.randn(8, 16)
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    breaks.clear()
+    if ahead:
+        compile_and_train()
+    with rekindle.budget("1MiB"):
+        compile_and_train()
+    assert not [why for why in breaks if "rekindle" in why]

@@ -1,4 +1,4 @@
-"""Tests of tools around training: profilers, anomaly mode, hooks, workers, checkpoints."""
+"""Tests of tools around training: profilers, anomaly mode, hooks, data loaders, checkpoints."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rekindle
-from rekindle.pytorch import budget
+from rekindle import budget
 from rekindle.pytorch.native import is_seen
-from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.fuzz.check import evicting_before_every_operator
 from tests.pytorch.harsh import differing, everything, harshest
 
 Step = Callable[[], object]
@@ -44,14 +44,15 @@ TOOLS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "save on cpu": lambda: torch.autograd.graph.save_on_cpu(),
     "sdpa kernel": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
 }
-KEEPS = {"save on cpu"}  # its own hooks replace the budget's: nothing to evict
+# its own saved-tensor hooks replace the budget's, so there is nothing to evict
+KEEPS = {"save on cpu"}
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", [name for name in TOOLS if name not in KEEPS])
-def test_tools(name: str, inside: bool) -> None:
-    """Around the backward pass and the forward pass, within the budget or around it."""
+def test_profilers_and_anomaly_mode_with_budget_match_pytorch(name: str, inside: bool) -> None:
+    """The tool is inside the budget or around it, for the forward or the backward pass."""
     tool = TOOLS[name]
 
     def program() -> Step:
@@ -79,8 +80,8 @@ def test_tools(name: str, inside: bool) -> None:
             harshest(program)
 
 
-def test_profiler_inside_sees_operators_of_plain_program() -> None:
-    """Sizes of results are asked of the same operators, on the meta device."""
+def test_torch_profiler_inside_budget_sees_plain_operators() -> None:
+    """Result sizes are predicted on the meta device, which the profiler must not show."""
 
     def seen() -> list[str]:
         with torch.profiler.profile() as profile:
@@ -97,10 +98,10 @@ def test_profiler_inside_sees_operators_of_plain_program() -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
-def test_profiler_records_shapes_of_evicted_tensors(
+def test_profiler_with_record_shapes_in_budget_matches_pytorch(
     evict: Literal["saved", "auto", "anything"], inside: bool
 ) -> None:
-    """It reads the address of each operand before the operator is seen, in lists as well."""
+    """The profiler reads the address of each operand, also in lists, before the operator runs."""
     weight = torch.ones(10, 30, requires_grad=True)
 
     def profiled(*around: AbstractContextManager[Any]) -> set[tuple[str, str]]:
@@ -118,24 +119,24 @@ def test_profiler_records_shapes_of_evicted_tensors(
     wanted = profiled()
     assert len(wanted) >= 5
     limited = budget("1GiB", evict=evict)
-    assert profiled(letting_go_of_everything(), limited) == wanted
+    assert profiled(evicting_before_every_operator(), limited) == wanted
 
 
-def test_evicted_tensor_under_a_profiler_is_not_readable() -> None:
-    """Only the profiler reads its address; an unseen kernel is refused."""
-    with letting_go_of_everything(), budget("1GiB", evict="anything"):
+def test_kernel_in_profiler_that_reads_evicted_tensor_raises() -> None:
+    """The profiler itself may read the address of an evicted tensor; other kernels raise."""
+    with evicting_before_every_operator(), budget("1GiB", evict="anything"):
         with torch.profiler.profile(record_shapes=True):
             x = torch.ones(100, requires_grad=True) * 2
             y = torch.cat([x, x]) * 3
-            torch.ones(1)  # before it, the others are evicted
+            torch.ones(1)  # before these tensors, all others are evicted
             for evicted in (x, y):
                 with pytest.raises(RuntimeError, match="was evicted"):
                     torch._C.TensorBase.data_ptr(evicted)
         assert (x.sum() + y.sum()).item() == 200 + 1200
 
 
-def test_tensors_saved_on_cpu_are_user_held() -> None:
-    """They are a program's variable, which is evicted only if nothing else is left."""
+def test_tensors_of_save_on_cpu_are_evicted_after_others() -> None:
+    """Tensors that `save_on_cpu` holds are user-held tensors."""
 
     def trained(budget: str, **how: Any) -> dict[str, Any]:
         torch.manual_seed(20)
@@ -153,7 +154,7 @@ def test_tensors_saved_on_cpu_are_user_held() -> None:
 
 
 class Inside(Dataset[Tensor]):
-    """Each item says whether it was made inside a budget."""
+    """A dataset whose items say if they were made inside a budget."""
 
     def __len__(self) -> int:
         return 4
@@ -164,10 +165,11 @@ class Inside(Dataset[Tensor]):
         return torch.tensor([budget._active is not None, is_seen()])
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where cores are few
+# a warning on machines with few cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_workers_are_outside(workers: int) -> None:
-    """A forked process had a copy of the budget, and was refused memory of its own."""
+def test_data_loader_workers_are_outside_of_budget(workers: int) -> None:
+    """Once, a forked process had a copy of the budget and was refused memory."""
     loader = DataLoader(Inside(), num_workers=workers)
     with rekindle.budget("20KB"):
         inside = torch.cat(list(loader))
@@ -176,10 +178,11 @@ def test_workers_are_outside(workers: int) -> None:
     assert inside.all() if workers == 0 else not inside.any()
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where cores are few
+# a warning on machines with few cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_data_from_workers(workers: int) -> None:
-    """Batches come from other processes, in shared memory."""
+def test_batches_from_data_loader_workers_match_pytorch(workers: int) -> None:
+    """Batches of worker processes are in shared memory."""
 
     def program() -> Step:
         model = network()
@@ -199,8 +202,8 @@ def test_data_from_workers(workers: int) -> None:
     harshest(program)
 
 
-def test_forward_hooks_on_activations_keep_bits() -> None:
-    """Forward hooks that replace, record statistics of and keep what layers give."""
+def test_forward_hooks_on_activations_match_pytorch() -> None:
+    """Forward hooks that replace, measure and keep the results of layers."""
 
     def program() -> Step:
         model, batch = network(), torch.rand(200, 16)
@@ -244,8 +247,8 @@ def _each(model: Any, x: Tensor, **how: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
-def test_checkpoints_inside(name: str) -> None:
-    """torch's own checkpoints; what surrounds them, and what they recompute, is the budget's."""
+def test_torch_checkpoint_inside_budget_matches_pytorch(name: str) -> None:
+    """The budget evicts values outside of the checkpointed block, and values that it recomputes."""
     segment = SEGMENTS[name]
 
     def program() -> Step:

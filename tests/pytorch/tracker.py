@@ -1,10 +1,9 @@
-"""An independent measure of memory: follows every storage that the dispatcher shows it.
+"""Measure memory independently of Rekindle: follow every storage that the dispatcher shows.
 
-It knows nothing of Rekindle. Entered *around* `rekindle.budget(...)` it is the outer dispatch mode,
-so it sees what the runtime dispatches in its turn, recomputations included. It counts a storage
-from the first operator that returns it or is given it, to the moment when its memory is freed: a
-weak reference to the storage's Python object dies then, also when only autograd held it. The
-workspace of operators is not seen, neither by it nor by a budget.
+Entered around `rekindle.budget(...)` it is the outer dispatch mode, so it sees the operators that
+the runtime runs, recomputations included. It counts a storage from the first operator that returns
+or reads it until its memory is freed. Then a weak reference to the storage's Python object dies,
+also if only autograd held it. Neither the tracker nor a budget sees the workspace of operators.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-#: The original method, which no budget sees: its own would pin the storage.
+#: The original method of torch.Tensor. The method that a budget installs would pin the storage.
 _home_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 
 
 class Measured(NamedTuple):
-    """Peak and constants of a plain run, in bytes; budgets lie between the two.
+    """Peak and constant memory of a plain run, in bytes; budgets lie between the two.
 
-    peak: the most that was alive at once.
-    constants: what is alive when the run is over: parameters, buffers, gradients, the state of the
-        optimizer, batches and whatever else its caller keeps. Nothing can be saved there. It is not
-        quite a lower bound of the peak: where gradients are dropped before the forward pass, they
-        are not there at its end.
+    Attributes:
+        peak: The most bytes in use at once.
+        constants: Bytes in use at the end: parameters, buffers, gradients, optimizer state, batches
+            and other tensors that the caller keeps. No budget can save these. They can exceed the
+            least possible peak, because gradients may be deleted before the forward pass.
     """
 
     peak: int
@@ -41,24 +40,24 @@ class Measured(NamedTuple):
 
     @property
     def activations(self) -> int:
-        """Activation memory above the constants: what a budget can save."""
+        """Return the activation memory above the constants, which a budget can save."""
         return self.peak - self.constants
 
     def budget(self, fraction: float) -> int:
-        """The constants and this fraction of the activation memory; 1.0 is the plain peak."""
+        """Return the constants plus this fraction of the activations; 1.0 is the plain peak."""
         return self.constants + int(fraction * self.activations)
 
 
 def measure(step: Callable[[], object]) -> Measured:
     """Measure a plain run.
 
-    `step` leaves nothing behind but what a training loop keeps; what it returns is kept until the
-    constants are counted. It should take more than one optimizer step: the first one meets neither
-    the optimizer's state nor the gradients of the step before.
+    `step` must leave only what a training loop keeps; its result is kept until the constants are
+    counted. It should make several optimizer steps, because the first one has neither optimizer
+    state nor gradients of an earlier step.
     """
     with Tracker() as tracker:
         kept = step()
-        gc.collect()  # cycles would count as constants
+        gc.collect()  # reference cycles would count as constants
         constants = tracker.alive
         del kept
     return Measured(tracker.peak, constants)
@@ -71,13 +70,17 @@ class _Seen:
 
 
 class Tracker(TorchDispatchMode):
-    """`alive`: bytes of the storages seen so far that still have memory. `peak`: its maximum.
+    """A dispatch mode that counts the bytes of all storages that it sees.
 
-    resized: storages may lose their memory while they live and get it back, so that all of them are
-        looked at again after every operator.
+    Attributes:
+        alive: Bytes in use now.
+        peak: The maximum of `alive`.
+        resized: True if storages may lose and regain their memory, so that all of them are checked
+            after every operator.
     """
 
-    supports_higher_order_operators = True  # their results count, not what is inside
+    # results of these operators count, but not the operators inside
+    supports_higher_order_operators = True
 
     def __init__(self, *, resized: bool = False) -> None:
         super().__init__()
@@ -88,29 +91,29 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(map(is_traceable_wrapper_subclass_type, types)):
-            return NotImplemented  # a DTensor has no memory: its parts will come here
+            return NotImplemented  # a DTensor has no memory; its local tensors are counted instead
         kwargs = kwargs or {}
-        self.see(args)
-        self.see(kwargs)
+        self.count(args)
+        self.count(kwargs)
         result = func(*args, **kwargs)
-        self.see(result)
-        higher = isinstance(func, HigherOrderOperator)  # has no schema
+        self.count(result)
+        higher = isinstance(func, HigherOrderOperator)  # a higher-order operator has no schema
         if not higher and func._schema.is_mutable:  # a written storage may have grown
-            self.see(args)
-            self.see(kwargs)
+            self.count(args)
+            self.count(kwargs)
         if self._resized:
             self._look_again()
         self.peak = max(self.peak, self.alive)
         return result
 
-    def see(self, values: object) -> None:
+    def count(self, values: object) -> None:
         for tensor in _tensors(values):
-            # A shape without memory is not counted, nor zeros of autograd's that have none, nor
-            # tensors without a single storage (sparse).
+            # Not counted: meta tensors, autograd's zero tensors without memory, and sparse
+            # tensors, which have no single storage.
             strided = tensor.device.type != "meta" and tensor.layout is torch.strided
             if strided and not tensor._is_zerotensor():
                 home = _home_of(tensor)
-                if home.device.type != "meta":  # as that of a FakeTensor
+                if home.device.type != "meta":  # such as the storage of a FakeTensor
                     self._count(home)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -134,13 +137,13 @@ class Tracker(TorchDispatchMode):
         self.alive -= self._seen.pop(key).size
 
     def check(self) -> None:
-        """The count against a fresh look at everything that is alive."""
+        """Compare the count with a new count of all existing storages."""
         assert all(seen.storage() is not None for seen in self._seen.values())
         assert self.alive == sum(seen.size for seen in self._seen.values())
 
 
 def _bytes_in(storage: torch.UntypedStorage) -> int:
-    """Return its bytes: an evicted storage keeps its size, and raises if its address is read."""
+    """Return the bytes of a storage; an evicted storage keeps its size and raises if read."""
     try:
         storage.data_ptr()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Reports: the same figures as text, as JSON, and as a page that needs nothing else."""
+"""Tests of reports: equal figures as text, as JSON, and as an HTML page without other files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import io
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from rekindle._errors import InvalidFile, OutOfBudget
+from rekindle import InvalidArgument, InvalidFile, OutOfBudget
 from rekindle.policies import DTR
-from rekindle.report import Choice, Holders, Profile, Report, _html
-from rekindle.report._data import Timeline
+from rekindle.report import Choice, Holders, Profile, Report, Timeline, _html
+from rekindle.report._data import Swapped
 from rekindle.schedule import verify
 from rekindle.simulator import replay
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak
@@ -25,7 +26,10 @@ TAGS_WITHOUT_END = {"meta", "wbr"}
 
 
 def training(layers: int = 8) -> Trace:
-    """Forward through `layers`, and back: each gradient needs the activation of its layer."""
+    """Return the trace of a forward and backward pass through `layers`.
+
+    Each gradient needs the activation of its layer.
+    """
     builder = TraceBuilder("training", held=False)
     values = [builder.source(MIB, "batch")]
     for _ in range(layers):
@@ -77,8 +81,8 @@ def report() -> Report:
     ).over_time(trace, record, kinds=kinds, modules=modules)
 
 
-def test_the_timeline_is_that_of_the_run(report: Report) -> None:
-    """Against the simulator, which counts memory as it goes."""
+def test_report_memory_timeline_equals_simulation(report: Report) -> None:
+    """Compared with the simulator, which counts memory during the run."""
     line = report.timeline
     totals = [sum(band) for band in zip(*line.bands.values(), strict=True)]
     assert max(totals) == report.peak
@@ -89,7 +93,7 @@ def test_the_timeline_is_that_of_the_run(report: Report) -> None:
 
 
 @pytest.mark.parametrize("layers", [3, 400])
-def test_a_long_timeline_keeps_its_peak(layers: int) -> None:
+def test_shortened_memory_timeline_keeps_peak(layers: int) -> None:
     trace = training(layers)
     record = replay(trace, budget=keep_all_peak(trace), policy=DTR())
     plain = Report(None, record.peak, record.compute_ns, 0, 0, 0)
@@ -99,7 +103,7 @@ def test_a_long_timeline_keeps_its_peak(layers: int) -> None:
     assert max(line.bands["x"]) == record.peak
 
 
-def test_recomputed_operators_add_up_and_sort_by_time(report: Report) -> None:
+def test_report_sorts_recomputed_operators_by_time(report: Report) -> None:
     times = [row.ns for row in report.recomputed]
     assert sum(times) == report.recompute_ns
     assert times == sorted(times, reverse=True)
@@ -107,7 +111,7 @@ def test_recomputed_operators_add_up_and_sort_by_time(report: Report) -> None:
     assert {row.operator for row in report.recomputed} == {"tanh"}
 
 
-def test_text_is_aligned_and_has_figures(report: Report) -> None:
+def test_report_text_has_all_figures_in_aligned_columns(report: Report) -> None:
     lines = report.text().splitlines()
     assert lines[0].split() == ["budget", "6.0", "MiB"]
     assert lines[1].split()[:3] == ["peak", *f"{report.peak / MIB:.1f} MiB".split()]
@@ -119,7 +123,7 @@ def test_text_is_aligned_and_has_figures(report: Report) -> None:
     assert lines[-1] == "Write less."
 
 
-def test_color_is_used_on_terminals_unless_switched_off(
+def test_report_has_color_on_terminal_unless_switched_off(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -138,7 +142,7 @@ def test_color_is_used_on_terminals_unless_switched_off(
     assert shown(Terminal()) == report.text() + "\n"
 
 
-def test_report_read_from_json_is_equal(report: Report) -> None:
+def test_report_read_from_its_json_is_equal(report: Report) -> None:
     assert Report.from_json(report.to_json()) == report
 
 
@@ -153,7 +157,9 @@ def test_report_read_from_json_is_equal(report: Report) -> None:
         ("{", "", "JSON"),
     ],
 )
-def test_changed_json_report_is_refused(report: Report, old: str, new: str, field: str) -> None:
+def test_report_from_changed_json_is_refused(
+    report: Report, old: str, new: str, field: str
+) -> None:
     text = report.to_json()
     assert old in text
     with pytest.raises(InvalidFile, match=field):
@@ -161,7 +167,7 @@ def test_changed_json_report_is_refused(report: Report, old: str, new: str, fiel
 
 
 class Page(HTMLParser):
-    """Collects what stands on a page, and complains about what is not closed."""
+    """Collect the text of a page, and complain about unclosed elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -191,7 +197,7 @@ class Page(HTMLParser):
             self.words.append(data)
 
 
-def test_page_loads_no_other_files(report: Report) -> None:
+def test_report_page_loads_no_other_files(report: Report) -> None:
     text = report.to_html()
     page = Page(text)
     assert page.open == []
@@ -205,11 +211,11 @@ def test_page_loads_no_other_files(report: Report) -> None:
         assert title in words
     assert "What another budget would cost" in words
     assert "6.0 MiB" in words
-    assert "<script>" in "".join(page.words)  # a name is text, whatever is in it
+    assert "<script>" in "".join(page.words)  # a name with markup must be shown as text
 
 
-def test_category_has_one_color_in_all_pictures() -> None:
-    """Whatever stands beside it, and whichever lies at the bottom; no two have the same."""
+def test_category_has_same_color_in_all_reports() -> None:
+    """The color does not depend on the other categories. No two categories have the same color."""
     several = ["optimizer state", "saved for backward", "something else", "parameters"]
     alone = _html._colors(["saved for backward"])
     beside = _html._colors(several)
@@ -219,13 +225,13 @@ def test_category_has_one_color_in_all_pictures() -> None:
     assert len(_html._colors([str(number) for number in range(20)])) == 20
 
 
-def test_page_of_empty_report_has_no_chart() -> None:
+def test_report_page_of_empty_run_has_no_chart() -> None:
     page = Page(Report(None, 0, 0, 0, 0, 0).to_html())
     assert page.open == []
     assert "Memory over time" not in page.words
 
 
-def test_a_notebook_gets_the_page_without_its_frame(report: Report) -> None:
+def test_report_in_notebook_is_html_without_page_frame(report: Report) -> None:
     page = Page(report._repr_html_())
     assert page.open == []
     assert not page.tags & {"html", "body", "head"}
@@ -237,13 +243,13 @@ def png_size(path: Path) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1400])
-def test_page_fits_width_of_browser(report: Report, tmp_path: Path, width: int) -> None:
-    """Nothing sticks out at the side: the page is asked for its own width."""
+def test_report_page_fits_width_of_browser(report: Report, tmp_path: Path, width: int) -> None:
+    """The browser itself reports the width of the page's contents."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("there is no chromium")
     (tmp_path / "page.html").write_text(report.to_html())
-    # The window of a browser without a screen has a least width; a frame in it has none.
+    # A headless browser's window has a minimum width; a frame in the window has none.
     (tmp_path / "frame.html").write_text(
         f'<iframe style="border:0; height:9000px; width:{width}px" '
         'onload="document.title = this.contentDocument.documentElement.scrollWidth" '
@@ -267,7 +273,7 @@ def profile(report: Report) -> Profile:
     return Profile(report, chain(3))
 
 
-def test_a_profile_answers_between_the_points_of_its_curve(report: Report) -> None:
+def test_profile_interpolates_time_between_points_of_its_curve(report: Report) -> None:
     answers = profile(report)
     assert answers.smallest_budget == 6 * MIB
     assert answers.step_ns("10MiB") == answers.step_ns("1GiB") == 20_000_000
@@ -282,19 +288,40 @@ def test_a_profile_answers_between_the_points_of_its_curve(report: Report) -> No
     assert str(caught.value).splitlines()[0].endswith(f"rekindle.budget({6 * MIB})")
 
 
-def test_the_budget_for_a_slowdown(report: Report) -> None:
+def test_profile_budget_for_slowdown_is_smallest_sufficient(report: Report) -> None:
     answers = profile(report)
     assert answers.budget_for(slowdown=1.1) == 10 * MIB
     assert answers.budget_for(slowdown=1.2) == pytest.approx(9 * MIB, rel=1e-6)
     assert answers.budget_for(slowdown=1.3) == 8 * MIB
     assert answers.budget_for(slowdown=5.0) == 6 * MIB
-    with pytest.raises(ValueError, match=r"write profile\.budget_for\(slowdown=1\.10\)"):
+
+
+def test_profile_budget_for_too_low_slowdown_says_why(report: Report) -> None:
+    answers = profile(report)
+    with pytest.raises(InvalidArgument) as caught:
         answers.budget_for(slowdown=1.05)
+    assert str(caught.value) == (
+        "profile.budget_for(slowdown=1.05): wanted at least 1.100, the figure without any "
+        f"eviction, within rekindle.budget({10 * MIB}); Rekindle's bookkeeping takes that long; "
+        "write profile.budget_for(slowdown=1.10)"
+    )
+    with pytest.raises(InvalidArgument, match="noisy: the same step took up to 20% longer"):
+        replace(answers, noise=0.2).budget_for(slowdown=1.05)
+    with pytest.raises(InvalidArgument, match=r"slowdown=0\.5\): wanted a number of at least 1\.0"):
+        answers.budget_for(slowdown=0.5)
 
 
-def test_an_empty_timeline_is_none() -> None:
+def test_memory_timeline_of_empty_run_is_none() -> None:
     record = replay(TraceBuilder().build(), budget=None, policy=DTR())
     plain = Report(None, 0, 0, 0, 0, 0)
     assert (
         plain.over_time(TraceBuilder().build(), record, kinds=(), modules=()).timeline == Timeline()
     )
+
+
+def test_report_time_lost_includes_waiting_for_copies(report: Report) -> None:
+    swapping = replace(report, lost_ns=2_000_000, swapped=Swapped(waiting_ns=34_000_000))
+    assert swapping.time_lost == 36_000_000
+    assert swapping.overhead == 36_000_000 / report.compute_ns
+    (line,) = (line for line in swapping.text().splitlines() if line.startswith("time lost"))
+    assert "36.0 ms" in line

@@ -1,10 +1,10 @@
-"""Tests of the verifier: every fault is named by action and reason, to the byte."""
+"""Tests of the schedule verifier: it names each fault by action and reason, to the byte."""
 
 from __future__ import annotations
 
 import pytest
 
-from rekindle._errors import InvalidSchedule
+from rekindle import InvalidSchedule
 from rekindle._types import OpId, StorageId
 from rekindle.schedule import Action, Compute, Discard, Free, Schedule, SwapIn, SwapOut, verify
 from rekindle.trace import Trace, TraceBuilder
@@ -44,13 +44,13 @@ def _actions(*steps: str) -> tuple[Action, ...]:
     return tuple(words[step] for step in steps)
 
 
-def test_keep_everything() -> None:
+def test_verifier_accepts_schedule_that_keeps_all_values() -> None:
     cost = verify(_trace(), Schedule(_actions("w", "a", "b", "c_")), 10)
     assert (cost.compute_ns, cost.recompute_ns, cost.recomputations, cost.peak) == (15, 0, 0, 10)
     assert cost.overhead == 0.0
 
 
-def test_recomputation_is_counted_once() -> None:
+def test_verifier_counts_recomputation_and_its_peak() -> None:
     cost = verify(_trace(), Schedule(_actions("w", "a", "b", "-a", "c_", "a")), 10)
     assert (cost.recompute_ns, cost.recomputations, cost.peak) == (3, 1, 10)
     assert cost.overhead == 3 / 15
@@ -73,7 +73,7 @@ def test_recomputation_is_counted_once() -> None:
         (["-?"], 99, 0, "there is no storage 9"),
     ],
 )
-def test_each_fault_is_named_by_its_action(
+def test_verifier_refuses_wrong_schedule_and_names_action(
     steps: list[str], budget: int, index: int, reason: str
 ) -> None:
     with pytest.raises(InvalidSchedule, match=reason) as caught:
@@ -81,7 +81,7 @@ def test_each_fault_is_named_by_its_action(
     assert caught.value.index == index
 
 
-def test_written_value_is_recomputed_on_copy_or_in_place() -> None:
+def test_verifier_accepts_recomputed_write_on_copy_or_in_place() -> None:
     builder = TraceBuilder()
     (a,) = builder.call("a", 1, (), [4])
     (b,) = builder.call("b_", 1, [a], [4], overwrites=[(0, a)])
@@ -97,7 +97,7 @@ def test_written_value_is_recomputed_on_copy_or_in_place() -> None:
     assert verify(trace, Schedule(first + copied), 8).peak == 8
 
 
-def test_host_copy_is_reusable_until_discarded() -> None:
+def test_verifier_accepts_host_copy_until_it_is_discarded() -> None:
     steps = ("w", "a", "b", ">a", "<a", "-a", "c_", "<a", "~a")
     cost = verify(_trace(), Schedule(_actions(*steps)), 10, host=4)
     assert (cost.recompute_ns, cost.recomputations, cost.peak) == (0, 0, 10)
@@ -120,7 +120,7 @@ def test_host_copy_is_reusable_until_discarded() -> None:
         (["<?"], 99, 0, "there is no storage -1"),
     ],
 )
-def test_each_fault_of_a_swap_is_named_by_its_action(
+def test_verifier_refuses_wrong_swap_and_names_action(
     steps: list[str], host: int, index: int, reason: str
 ) -> None:
     with pytest.raises(InvalidSchedule, match=reason) as caught:
@@ -128,7 +128,7 @@ def test_each_fault_of_a_swap_is_named_by_its_action(
     assert caught.value.index == index
 
 
-def test_swap_in_needs_room_within_budget() -> None:
+def test_verifier_refuses_swap_in_above_budget() -> None:
     builder = TraceBuilder()
     (a,) = builder.call("a", 1, (), [4])
     builder.call("b", 1, (), [4])
@@ -141,7 +141,7 @@ def test_swap_in_needs_room_within_budget() -> None:
         verify(trace, schedule, 7)
 
 
-def test_swap_in_restores_only_views_made_before() -> None:
+def test_verifier_refuses_use_of_view_not_made_after_swap_in() -> None:
     builder = TraceBuilder()
     (a,) = builder.call("a", 1, (), [4])
     (early,) = builder.call("early", 1, [a], [0], aliases=[a])

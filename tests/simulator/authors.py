@@ -1,9 +1,9 @@
-"""The simulator of the DTR paper, written down again as plainly as it can be.
+"""The simulator of the DTR paper, written again as simply as possible.
 
-Their runtime with eager evictions (version 2), for traces as their logs have them: nothing is held,
-nothing overwritten, and what cannot be recomputed is pinned where it appears. Scores are those of
-the ablation (appendix D.1), without the exact neighborhood. It shares no code with the engine and
-the policies.
+It is the authors' runtime with eager evictions (version 2), for traces like their logs: nothing is
+held by the program or overwritten, and values that cannot be recomputed are pinned. Scores are
+those of the ablation (appendix D.1), without the exact neighborhood. It shares no code with the
+engine and the policies.
 
 Source: github.com/uwsampl/dtr-prototype, commit eff53cc4, folder simrd.
 """
@@ -21,12 +21,12 @@ from rekindle.trace import Call, Op, Pin, Release, Retain, Trace
 
 
 class GaveUp(Exception):
-    """Everything that is left is locked or pinned, or it took too long."""
+    """Raised if all resident storages are locked or pinned, or if the run takes too long."""
 
 
 @dataclass(eq=False)
 class Class:
-    """A node of their union-find; the root of a tree has the sum of its class."""
+    """A node of the authors' union-find; the root of a tree has the sum of its class."""
 
     total: int
     above: Class | None = None
@@ -40,7 +40,7 @@ class Class:
 
 @dataclass(eq=False)
 class Piece:
-    """A storage."""
+    """A storage and its state in the authors' simulator."""
 
     number: int
     nbytes: int
@@ -55,7 +55,7 @@ class Piece:
 
 
 class Authors:
-    """One run. `actions` are the operators that ran and the storages that were evicted."""
+    """One run. `actions` are the executed operators and the evicted storages, in order."""
 
     def __init__(self, trace: Trace, budget: int, score: Ablation, *, limit: int) -> None:
         self.trace, self.budget, self.limit = trace, budget, limit
@@ -67,8 +67,8 @@ class Authors:
         self.ran: set[Op] = set()
         self.clock = 1
         self.memory = self.peak = 0
-        self.again = 0  # the time of what ran again
-        self.least_total = 0  # of a class next to a candidate
+        self.again = 0  # the time of recomputed operators
+        self.least_total = 0  # cost of a class next to a candidate
         self.actions: list[Action] = []
 
     def go(self) -> None:

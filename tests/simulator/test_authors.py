@@ -1,6 +1,6 @@
-"""Tests that the engine acts as the simulator of the DTR paper's authors, action by action.
+"""Tests that the engine acts like the simulator of the DTR paper's authors, action by action.
 
-That includes unusual scores: equal sizes and costs, and classes with negative cost.
+Cases include equal sizes and costs, and classes with negative cost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ COSTS = ((1,), (1, 2, 3), (471, 500, 900, 3000), tuple(range(471, 10**6, 3331)))
 def _program(rng: random.Random, *, length: int = 90) -> Trace:
     """Draw a program like a log of an unrolled optimization.
 
-    It has small storages of few sizes, and views of them that are read long after the eviction.
+    It has small storages of few sizes, and views that are read long after the eviction of their
+    base.
     """
     builder = TraceBuilder("unrolled")
     sizes, costs = rng.choice(SIZES), rng.choice(COSTS)
@@ -79,7 +80,9 @@ def _ours(trace: Trace, budget: int, policy: Ablation, core: Core) -> tuple[bool
 @pytest.mark.parametrize("staleness", [False, True], ids=["", "staleness"])
 @pytest.mark.parametrize("size", [False, True], ids=["", "size"])
 @pytest.mark.parametrize("cost", ["classes", "local", "none"])
-def test_the_same_actions(cost: str, size: bool, staleness: bool) -> None:
+def test_simulator_with_authors_rules_acts_like_their_simulator(
+    cost: str, size: bool, staleness: bool
+) -> None:
     if cost == "none" and not size and not staleness:
         pytest.skip("that is a random choice")
     policy = Ablation(staleness=staleness, size=size, cost=cost)  # type: ignore[arg-type]
@@ -95,7 +98,7 @@ def test_the_same_actions(cost: str, size: bool, staleness: bool) -> None:
             for core in cores:
                 went, ours = _ours(trace, budget, policy, core)
                 assert went == done, (seed, ratio)
-                # Where both give up, what was done for the last operator is not compared.
+                # If both give up, the actions for the last operator are not compared.
                 same = len(ours) if done else len(theirs) - 1
                 assert ours[:same] == theirs[:same], (seed, ratio)
     assert passed > 8

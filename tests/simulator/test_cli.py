@@ -1,10 +1,12 @@
-"""Tests of the output and files of `rekindle simulate` and `rekindle paper`."""
+"""Tests of the output and files of `rekindle simulate` and of benchmarks/paper.py."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from click.testing import CliRunner, Result
 from rekindle.cli import main
 from rekindle.trace import chain
 from rekindle.trace.formats import save
+from tests.changed import ROOT
 
 
 @pytest.fixture
@@ -30,14 +33,15 @@ def _run(*words: object, fails: bool = False) -> Result:
     return result
 
 
-def test_simulate_needs_no_affinity_of_the_system(
+def test_simulate_runs_on_system_without_sched_getaffinity(
     logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on macOS and Windows
+    # this function does not exist on macOS and Windows
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     _run("simulate", logs / "short.jsonl", "--policy", "dtr-eq", "--budget", "9kB")
 
 
-def test_json_has_one_object_per_run(logs: Path) -> None:
+def test_simulate_json_has_one_object_per_run(logs: Path) -> None:
     result = _run(
         "simulate", logs / "short.jsonl", "--policy", "dtr-eq", "--budget", "9kB", "--json"
     )
@@ -55,7 +59,7 @@ def test_json_has_one_object_per_run(logs: Path) -> None:
     assert found["seconds"] > 0
 
 
-def test_allocator_option_reports_reserved_bytes(logs: Path) -> None:
+def test_simulate_with_allocator_option_reports_reserved_bytes(logs: Path) -> None:
     words = ("simulate", logs / "short.jsonl", "--budget", "9kB", "--allocator", "expandable")
     found = json.loads(_run(*words, "--json").stdout)
     assert found["reserved_bytes"] == 2 * 2**20
@@ -64,10 +68,10 @@ def test_allocator_option_reports_reserved_bytes(logs: Path) -> None:
     small = json.loads(_run(*words, "--device-memory", "1MiB", "--json").stdout)
     assert (small["status"], small["reserved_bytes"]) == ("oom", 0)
     alone = _run(*words[:4], "--device-memory", "1MiB", fails=True)
-    assert "--device-memory wants --allocator" in alone.output
+    assert "--device-memory needs --allocator" in alone.output
 
 
-def test_sweep_over_folder_is_ordered_and_writes_table(logs: Path, tmp_path: Path) -> None:
+def test_simulate_of_folder_writes_ordered_table(logs: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     words = ("--policy", "dtr", "--policy", "lru", "--ratio", 0.5, "--ratio", 0.1, "--jobs", 2)
     result = _run("simulate", logs, "--sweep", *words, "--json", "--csv", table)
@@ -81,22 +85,23 @@ def test_sweep_over_folder_is_ordered_and_writes_table(logs: Path, tmp_path: Pat
     assert [row["overhead"] for row in rows] == [str(row["overhead"]) for row in found]
 
 
-def test_the_table_for_people_has_a_line_a_run(logs: Path) -> None:
+def test_simulate_prints_table_with_one_line_for_each_run(logs: Path) -> None:
     result = _run("simulate", logs, "--policy", "h-sm-local", "--policy", "random:3")
     assert len(result.stdout.splitlines()) == 1 + 4
     assert "h-sm-local" in result.stdout
 
 
-def test_plots_are_written(logs: Path, tmp_path: Path) -> None:
+def test_simulate_with_plot_option_writes_plots(logs: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     _run("simulate", logs, "--ratio", 0.6, "--ratio", 0.3, "--plots", tmp_path / "plots")
     assert (tmp_path / "plots" / "overhead.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.slow
-def test_the_paper_is_regenerated(logs: Path, tmp_path: Path) -> None:
+def test_paper_benchmark_writes_tables_and_plots(logs: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    _run("paper", logs, tmp_path / "paper", "--jobs", 2)
+    words = [sys.executable, ROOT / "benchmarks/paper.py", logs, tmp_path / "paper", "--jobs", "2"]
+    subprocess.run(words, check=True, timeout=120)
     found = {path.name for path in (tmp_path / "paper").iterdir()}
     assert {"overhead.csv", "overhead.svg", "ablation.svg", "deallocation.svg"} <= found
     assert {"scores.svg", "linear.svg", "switch.svg", "adversary.svg"} <= found
@@ -105,25 +110,30 @@ def test_the_paper_is_regenerated(logs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--policy", "best"), "no policy 'best'; there is: dtr, dtr-eq"),
+        (("--policy", "best"), "no policy 'best'; wanted one of: dtr, dtr-eq"),
         (("--budget", "1GiB", "--ratio", "0.5"), "write only one"),
         (("--budget", "plenty"), "--budget"),
     ],
 )
-def test_mistakes_are_refused(logs: Path, words: tuple[str, ...], complaint: str) -> None:
+def test_simulate_with_wrong_options_is_refused(
+    logs: Path, words: tuple[str, ...], complaint: str
+) -> None:
     assert complaint in _run("simulate", logs, *words, fails=True).output
 
 
-def test_a_malformed_log_is_an_error_with_its_line(tmp_path: Path) -> None:
+def test_simulate_of_malformed_log_names_its_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.log"
     bad.write_text('{"INSTRUCTION":"CONSTANT","NAME":"x"}\n')
     result = _run("simulate", bad, fails=True)
     assert f"Error: {bad}:2: INSTRUCTION: expected MEMORY of x, got the end" in result.output
     (tmp_path / "empty").mkdir()
-    assert "no .log or .jsonl files" in _run("simulate", tmp_path / "empty", fails=True).output
+    assert (
+        "no traces (.log or .jsonl files)"
+        in _run("simulate", tmp_path / "empty", fails=True).output
+    )
 
 
-def test_a_host_can_be_faster_than_computing_again(logs: Path) -> None:
+def test_simulate_with_fast_swap_swaps_and_recomputes_nothing(logs: Path) -> None:
     words = ("simulate", logs / "short.jsonl", "--budget", "5kB", "--limit", 100, "--json")
     alone = json.loads(_run(*words).stdout)
     fast = json.loads(_run(*words, "--swap", "100TB").stdout)
@@ -132,6 +142,6 @@ def test_a_host_can_be_faster_than_computing_again(logs: Path) -> None:
     assert fast["overhead"] < alone["overhead"]
 
 
-def test_swap_with_dead_option_is_refused(logs: Path) -> None:
+def test_simulate_with_both_swap_and_dead_options_is_refused(logs: Path) -> None:
     result = _run("simulate", logs, "--swap", "1GB", "--dead", "banish", fails=True)
-    assert "leave one out" in result.output
+    assert "leave one of them out" in result.output

@@ -1,4 +1,4 @@
-"""Tests of the curve of time against budget, and of predicted traces of other batch sizes."""
+"""Tests of the curve of time against budget, and of traces extrapolated to other batch sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle._errors import InvalidTrace
+from rekindle import InvalidTrace
 from rekindle.policies import DTR, LRU, Policy
 from rekindle.simulator import at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak, largest_need
@@ -14,7 +14,7 @@ from tests.strategies import examples
 
 
 def at(batch: int, layers: int = 6) -> Trace:
-    """A chain and its way back: weights of one size, activations that grow with the batch."""
+    """Return the trace of a chain and its backward pass; activations grow with the batch."""
     builder = TraceBuilder("step")
     weight = builder.source(1000)
     values = [builder.source(10 * batch)]
@@ -27,7 +27,7 @@ def at(batch: int, layers: int = 6) -> Trace:
 
 
 @pytest.mark.parametrize("policy", [DTR(), LRU()], ids=repr)
-def test_the_smallest_budget_is_feasible_and_just_so(policy: Policy) -> None:
+def test_smallest_budget_of_curve_fits_but_not_one_byte_less(policy: Policy) -> None:
     trace = at(100, layers=30)
     found = smallest_budget(trace, policy)
     assert fits(trace, found, policy) is not None
@@ -38,7 +38,7 @@ def test_the_smallest_budget_is_feasible_and_just_so(policy: Policy) -> None:
 
 @examples(30)
 @given(st.integers(1, 40), st.integers(2, 20))
-def test_less_is_never_faster(layers: int, points: int) -> None:
+def test_curve_shows_no_less_time_for_smaller_budget(layers: int, points: int) -> None:
     trace = chain(layers, nbytes=100, cost=1000)
     found = curve(trace, DTR(), points=points)
     assert found[0].budget == keep_all_peak(trace)
@@ -53,21 +53,33 @@ def test_less_is_never_faster(layers: int, points: int) -> None:
         assert record.recompute_ns <= point.recompute_ns
 
 
-def test_trace_with_endless_recomputation_does_not_fit() -> None:
-    """With room for one value at a time, a long chain is possible, at a price beyond all use."""
+def test_budget_with_nearly_endless_recomputation_does_not_fit() -> None:
+    """A long chain with memory for one value would be recomputed almost without end."""
     trace = at(1000, layers=120)
     least = largest_need(trace) + 10_000
     assert fits(trace, least, LRU()) is None
 
 
 @given(st.integers(1, 200))
-def test_a_batch_is_continued_in_a_straight_line(batch: int) -> None:
+def test_trace_is_extrapolated_linearly_to_other_batch(batch: int) -> None:
     scaled, real = at_batch((2, at(2)), (4, at(4)), batch), at(batch)
     assert scaled.storages == real.storages
     assert scaled.ops == real.ops
     assert scaled.events == real.events
 
 
-def test_steps_that_do_different_things_have_no_line() -> None:
+@pytest.mark.parametrize(
+    ("of_two", "of_four", "of_one", "of_eight"),
+    [(100, 150, 75, 250), (100, 400, 50, 1000), (100, 60, 100, 100), (0, 60, 0, 180)],
+)
+def test_extrapolated_cost_of_operator_stays_between_sane_bounds(
+    of_two: int, of_four: int, of_one: int, of_eight: int
+) -> None:
+    two, four = (2, chain(3, cost=of_two)), (4, chain(3, cost=of_four))
+    for batch, cost in ((1, of_one), (2, of_two), (8, of_eight)):
+        assert {op.cost for op in at_batch(two, four, batch).ops} == {cost}
+
+
+def test_traces_of_different_steps_are_not_extrapolated() -> None:
     with pytest.raises(InvalidTrace, match=r"batch 2 .* batch 4"):
         at_batch((2, at(2, layers=3)), (4, at(4, layers=4)), 8)

@@ -1,4 +1,4 @@
-"""Tests of places of storages in a simulated run: an allocator's overhead and its evictions."""
+"""Tests of addresses in a simulated run: an allocator's overhead and its evictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def larger(trace: Trace, factor: int) -> Trace:
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
-def test_allocator_without_limit_changes_only_figures(allocator: Any) -> None:
+def test_simulated_allocator_without_limit_changes_no_action(allocator: Any) -> None:
     trace = chain(24, nbytes=3 * MIB)
     budget = keep_all_peak(trace) // 2
     plain = rekindle.simulate(trace, budget=budget)
@@ -40,7 +40,7 @@ def test_allocator_without_limit_changes_only_figures(allocator: Any) -> None:
     assert placed.reserved_peak % (20 * MIB) == 0
 
 
-def test_record_has_rounding_and_fragmentation() -> None:
+def test_simulated_record_has_rounding_and_fragmentation() -> None:
     builder = TraceBuilder()
     builder.call("one", 1, [], [700], replayable=False)
     builder.call("large", 1, [], [3 * MIB], replayable=False)
@@ -48,21 +48,21 @@ def test_record_has_rounding_and_fragmentation() -> None:
     assert record.peak == 3 * MIB + 700
     assert record.allocated_peak == 3 * MIB + 1024
     assert record.rounding == 324
-    assert record.reserved_peak == 22 * MIB  # a segment of 2 MiB and one of 20
+    assert record.reserved_peak == 22 * MIB  # a segment of 2 MiB and one of 20 MiB
     assert record.fragmentation == 19 * MIB - 1024
 
 
-def test_a_workspace_has_its_place_while_the_operator_runs() -> None:
+def test_workspace_has_address_while_operator_runs() -> None:
     builder = TraceBuilder()
     builder.call("product", 1, [], [5 * MIB], workspace=16 * MIB)
     builder.call("other", 1, [], [9 * MIB])
     record = rekindle.simulate(builder.build(), allocator="native")
     assert record.allocated_peak == record.peak == 21 * MIB
-    assert record.reserved_peak == (20 + 16) * MIB  # the 9 MiB lie next to the result afterwards
+    assert record.reserved_peak == (20 + 16) * MIB  # the 9 MiB are next to the result afterwards
 
 
 def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
-    """Return the numbers of the values evicted for the operator `name`; none is dead."""
+    """Return the numbers of the values evicted for the operator `name`; all are still needed."""
     first = next(
         index
         for index, action in enumerate(record.actions)
@@ -71,8 +71,8 @@ def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
     return [action.storage for action in record.actions[:first] if isinstance(action, Free)]
 
 
-def test_window_repair_frees_fewer_values_than_score() -> None:
-    """Four values in one segment, and what wants half of it. The two cheapest do not touch."""
+def test_evicting_adjacent_values_frees_fewer_than_cheapest() -> None:
+    """Of four values in one segment, two must be evicted. The two cheapest are not adjacent."""
     builder = TraceBuilder()
     source = builder.source(512)
     costs = (10, 1000, 20, 30)
@@ -93,8 +93,8 @@ def test_window_repair_frees_fewer_values_than_score() -> None:
     assert freed == {"window": [3, 4], "score": [1, 3, 4]}
 
 
-def test_whole_segments_are_freed_if_no_window_is_wide_enough() -> None:
-    """Two segments of 12 MiB, and a request of 22: no window, but the device can have both."""
+def test_whole_segments_are_freed_if_no_gap_can_be_large_enough() -> None:
+    """Two segments of 12 MiB and a request of 22 MiB, for which both must be released."""
     builder = TraceBuilder()
     source = builder.source(512)
     values = [builder.call("value", cost, [source], [12 * MIB])[0] for cost in (9, 5, 7)]
@@ -109,7 +109,7 @@ def test_whole_segments_are_freed_if_no_window_is_wide_enough() -> None:
     assert _freed_before(record, trace, "wide") == [2, 3]
 
 
-def test_locked_inputs_in_the_way_are_evicted_and_retried() -> None:
+def test_inputs_between_free_blocks_are_moved_for_large_result() -> None:
     """One segment of 20 MiB has a pinned value in the middle, and two holes of 9 MiB.
 
     In each hole lies an input of the last operator. Its first input can only be recomputed through
@@ -136,22 +136,22 @@ def test_locked_inputs_in_the_way_are_evicted_and_retried() -> None:
     assert {name for name, runs in again.items() if runs == 2} == {
         "deep", "missing", "right", "left", "filler"
     }  # fmt: skip
-    assert record.recomputations == 4  # the fillers are two
+    assert record.recomputations == 4  # the two filler operators
     assert verify(trace, record.schedule, None).recomputations == 4
 
 
-def test_value_without_place_raises_with_device_figures() -> None:
-    with pytest.raises(rekindle.OutOfBudget, match=r"needs 3\.0 MiB in one piece where") as caught:
+def test_allocation_on_full_device_raises_with_device_figures() -> None:
+    with pytest.raises(rekindle.OutOfBudget, match=r"needs 3\.0 MiB in one piece, but") as caught:
         rekindle.simulate(
             chain(12, nbytes=3 * MIB), budget="1GiB", allocator="native", device_memory="19MiB"
         )
     assert (caught.value.budget, caught.value.needed) == (19 * MIB, 3 * MIB)
 
 
-def test_wrong_arguments_are_refused_with_line_to_write() -> None:
+def test_simulate_with_wrong_argument_names_line_to_write() -> None:
     trace = chain(3)
     with pytest.raises(
-        rekindle.InvalidArgument, match=r'Write .*allocator="native", device_memory='
+        rekindle.InvalidArgument, match=r'write .*allocator="native", device_memory='
     ):
         rekindle.simulate(trace, device_memory="1GiB")
     with pytest.raises(rekindle.InvalidArgument, match=r"wanted one of None, \"native\""):
@@ -160,9 +160,9 @@ def test_wrong_arguments_are_refused_with_line_to_write() -> None:
         rekindle.simulate(trace, allocator="native", repair="all")  # type: ignore[arg-type]
     with pytest.raises(rekindle.InvalidBudget, match=r"device_memory="):
         rekindle.simulate(trace, allocator="native", device_memory="much")
-    with pytest.raises(rekindle.Unsupported, match=r"without device_memory="):
+    with pytest.raises(rekindle.Unsupported, match=r"leave out device_memory="):
         rekindle.simulate(trace, allocator="native", device_memory="1GiB", swap=Swap())
-    with pytest.raises(rekindle.Unsupported, match=r"places in memory need the engine in Python"):
+    with pytest.raises(rekindle.Unsupported, match=r"only the Python core simulates an allocator"):
         rekindle.simulate(trace, allocator="native", core="native")
 
 
@@ -178,7 +178,7 @@ def test_wrong_arguments_are_refused_with_line_to_write() -> None:
     policy=st.sampled_from((Thrifty(), LRU())),
 )
 @examples(400)
-def test_tight_device_places_all_and_schedule_is_valid(
+def test_simulated_run_on_small_device_is_valid_schedule(
     problem: tuple[Trace, int], factor: int, share: float, device: Device, policy: Policy
 ) -> None:
     trace, budget = larger(problem[0], factor), problem[1] * factor
@@ -206,7 +206,7 @@ def test_tight_device_places_all_and_schedule_is_valid(
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
 @given(problem=problems(), swap=swaps())
 @examples(50)
-def test_swapped_storage_frees_and_finds_place(
+def test_swapped_storage_frees_its_address_and_gets_new_one(
     allocator: AllocatorName, problem: tuple[Trace, int], swap: Swap
 ) -> None:
     trace, budget = larger(problem[0], 2_500_000), problem[1] * 2_500_000
@@ -228,7 +228,7 @@ def test_swapped_storage_frees_and_finds_place(
 
 @given(problem=problems())
 @examples(50)
-def test_blocks_of_whole_grains_are_not_rounded(
+def test_block_of_multiple_of_512_bytes_is_not_rounded(
     problem: tuple[Trace, int],
 ) -> None:
     trace, budget = larger(problem[0], 512), problem[1] * 512

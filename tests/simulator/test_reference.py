@@ -1,6 +1,6 @@
-"""Tests against the simulator of the DTR paper's authors (ICLR 2021), on the logs of their models.
+"""Tests against the simulator of the DTR paper's authors (ICLR 2021), on logs of their models.
 
-Their logs are not part of this repository; a folder of them next to it is used if there is one.
+The logs are not part of this repository. The tests use a folder of them next to the repository.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     not (FOLDER / "logs").is_dir(), reason=f"the authors' logs are not in {FOLDER}"
 )
 
-# log, policy, ratio: the authors' verdict and overhead, from their simulator at commit eff53cc4.
+# (log, policy, ratio): verdict and overhead of the authors' simulator at commit eff53cc4.
 GOLDEN = [
     ("resnet32", "dtr", 0.3, "pass", 1.1782478449951166),
     ("resnet32", "dtr", 0.1, "thrash", None),
@@ -58,7 +58,9 @@ def _log(name: str) -> str:
 
 
 @pytest.mark.parametrize(("log", "policy", "ratio", "status", "overhead"), GOLDEN)
-def test_golden(log: str, policy: str, ratio: float, status: str, overhead: float | None) -> None:
+def test_simulated_overhead_equals_stored_figures_of_authors(
+    log: str, policy: str, ratio: float, status: str, overhead: float | None
+) -> None:
     outcome = run_case(Case(_log(log), policy, ratio, quirks=True))
     assert outcome.status == status
     if overhead is not None:
@@ -68,7 +70,7 @@ def test_golden(log: str, policy: str, ratio: float, status: str, overhead: floa
 @pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("dead", ["evict", "banish"])
-def test_every_run_of_the_papers_policies(log: str, dead: str) -> None:
+def test_simulated_overhead_of_each_policy_equals_authors(log: str, dead: str) -> None:
     policy = {"evict": "eager", "banish": "banish"}[dead]
     status = {"pass": "pass", "oom": "oom", "thrashed": "thrash"}
     compared = 0
@@ -88,8 +90,8 @@ def test_every_run_of_the_papers_policies(log: str, dead: str) -> None:
 
 
 @pytest.mark.slow
-def test_replays_equal_those_of_authors_simulator() -> None:
-    """Every replay, in order, at the same time and of the same cost (the first 400 events)."""
+def test_recomputations_equal_those_of_authors_simulator() -> None:
+    """Each recomputation has the same order, time and cost (the first 400 events)."""
     compared = 0
     for wanted in json.loads((FOLDER / "simrd_traces.json").read_text())["traces"]:
         if wanted["result"] != "pass" or wanted["heuristic"] not in ("DTR", "DTREqClass"):
@@ -102,7 +104,7 @@ def test_replays_equal_those_of_authors_simulator() -> None:
 
 
 def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
-    """[clock, R:name, cost] of replays, for which one output of the operator stands."""
+    """Return [clock, R:name, cost] of each recomputation; one output stands for its operator."""
     trace = load(_log(log))
     run = Run(trace, budget, named(policy), Rules(quirks=True))
     run.go()
@@ -118,7 +120,7 @@ def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_logs_survive_round_trip_in_both_formats(log: str) -> None:
+def test_authors_logs_are_equal_after_saving_in_both_formats(log: str) -> None:
     trace = load(_log(log))
     assert native.read(native.write(trace)) == trace
     assert dtr.read(dtr.write(trace), trace.name) == trace
@@ -127,7 +129,7 @@ def test_logs_survive_round_trip_in_both_formats(log: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("quirks", [False, True])
-def test_every_run_is_a_valid_schedule(log: str, quirks: bool) -> None:
+def test_each_simulated_run_of_authors_logs_is_valid_schedule(log: str, quirks: bool) -> None:
     trace = load(_log(log))
     everything = keep_all_peak(trace)
     passed = 0
@@ -150,7 +152,7 @@ def test_every_run_is_a_valid_schedule(log: str, quirks: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
-def test_thrifty_is_no_worse_than_dtr_by_more_than_a_hundredth(log: str) -> None:
+def test_thrifty_policy_is_at_most_one_percent_slower_than_dtr(log: str) -> None:
     better = 0
     for ratio in RATIOS:
         theirs, ours = (run_case(Case(_log(log), name, ratio)) for name in ("dtr", "thrifty"))

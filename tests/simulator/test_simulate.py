@@ -18,9 +18,9 @@ def test_simulate_takes_budget_as_text() -> None:
     assert rekindle.simulate(trace).recomputations == 0
 
 
-def test_impossible_budget_raises_with_figures() -> None:
+def test_simulate_with_impossible_budget_raises_out_of_budget() -> None:
     with pytest.raises(
-        rekindle.OutOfBudget, match=r"needs 1000 B where 2\.0 KiB of 2\.0 KiB"
+        rekindle.OutOfBudget, match=r"needs 1000 B, but 2\.0 KiB of the 2\.0 KiB"
     ) as caught:
         rekindle.simulate(chain(12, nbytes=1000), budget=2000)
     assert (caught.value.needed, caught.value.smallest_budget) == (1000, 3000)

@@ -1,7 +1,7 @@
 """Tests of the theorems of the DTR paper.
 
-Golden figures of the authors' simulator (commit eff53cc4), and the smooth transition between no
-recomputation, O(sqrt N) and O(log N) space.
+Figures are those of the authors' simulator (commit eff53cc4). The overhead must also grow smoothly
+between no recomputation, O(sqrt N) and O(log N) memory.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 
 import pytest
 
 from rekindle.policies import DTR, LRU, Ablation, Policy
-from rekindle.simulator import adversary, chen, linear_recomputations, revolve
+from tests.changed import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from _theory import adversary, chen, linear_recomputations, revolve
+
+sys.path.pop(0)
 
 THEOREM_1 = Ablation(staleness=False, size=True, cost="exact")
 
@@ -37,7 +43,7 @@ LINEAR = {
 LINEAR_THEOREM = {(16, 8): 13, (32, 12): 23, (64, 16): 74, (128, 23): 132, (256, 32): 373}
 LARGE = {(512, 46): 485, (1024, 64): 988, (2048, 91): 2115, (4096, 128): 4217, (1024, 10): 5064}
 LARGE_THEOREM = {(512, 46): 751, (1024, 64): 1716, (2048, 91): 3111, (4096, 128): 7454}
-# (operators, budget): recomputed operators, alike for h_DTR, h_DTR^eq and LRU.
+# (operators, budget): recomputed operators, equal for h_DTR, h_DTR^eq and LRU.
 ADVERSARY = {
     (64, 4): 465,
     (128, 4): 1953,
@@ -51,62 +57,64 @@ ADVERSARY = {
 
 @pytest.mark.parametrize("quirks", [False, True])
 @pytest.mark.parametrize("policy", [DTR(), DTR("classes")], ids=repr)
-def test_linear_network_equals_authors_figures(policy: Policy, quirks: bool) -> None:
+def test_recomputations_of_linear_network_equal_authors_figures(
+    policy: Policy, quirks: bool
+) -> None:
     found = {case: linear_recomputations(*case, policy, quirks=quirks) for case in LINEAR}
     assert found == LINEAR
 
 
 @pytest.mark.parametrize("quirks", [False, True])
-def test_linear_network_of_theorem_1_equals_authors_figures(quirks: bool) -> None:
-    """All costs are equal here: ties are broken as the authors break them."""
+def test_recomputations_of_theorem_1_equal_authors_figures(quirks: bool) -> None:
+    """All costs are equal, and ties are broken as the authors break them."""
     found = {c: linear_recomputations(*c, THEOREM_1, quirks=quirks) for c in LINEAR_THEOREM}
     assert found == LINEAR_THEOREM
 
 
 @pytest.mark.slow
-def test_large_linear_networks() -> None:
+def test_recomputations_of_large_network_equal_authors_figures() -> None:
     assert {case: linear_recomputations(*case, DTR()) for case in LARGE} == LARGE
     found = {case: linear_recomputations(*case, THEOREM_1) for case in LARGE_THEOREM}
     assert found == LARGE_THEOREM
 
 
 @pytest.mark.parametrize("policy", [DTR(), DTR("classes"), LRU()], ids=repr)
-def test_adversary_equals_authors_figures(policy: Policy) -> None:
+def test_recomputations_of_theorem_2_equal_authors_figures(policy: Policy) -> None:
     for (asked, budget), recomputations in ADVERSARY.items():
         assert adversary(asked, budget, policy).recomputations == recomputations
 
 
-def test_theorem_2() -> None:
-    """The time beyond that of N operators one after the other grows with N / B."""
+def test_overhead_against_adversary_grows_as_theorem_2() -> None:
+    """The time above that of N operators in sequence grows with N / B."""
     for asked in (64, 128, 256):
         for budget in (4, 8, 16):
             assert adversary(asked, budget, DTR()).total / asked >= asked / budget / 2
 
 
-def test_theorem_1() -> None:
-    """With 2 sqrt(N) memory the recomputations are O(N): under 2 N, while N grows 64-fold."""
+def test_recomputations_of_linear_network_grow_as_theorem_1() -> None:
+    """With 2 sqrt(N) memory the recomputations are O(N): below 2 N, while N grows 64-fold."""
     for layers in (16, 64, 256, 1024):
         budget = math.ceil(2 * math.sqrt(layers))
         assert linear_recomputations(layers, budget, DTR()) < 1.1 * layers
 
 
-def test_the_switch_between_the_regimes_is_smooth() -> None:
-    """From no recomputation to O(log N) space: each unit of memory less costs a little more."""
+def test_recomputations_of_linear_network_grow_without_jumps() -> None:
+    """Each unit of memory less costs a little more, from full memory down to O(log N)."""
     layers = 128
     again = functools.partial(linear_recomputations, layers, policy=DTR())
     curve = {budget: again(budget) for budget in (7, 9, 12, 16, 23, 32, 45, 64, 90, 128)}
     assert curve[128] == 0
     assert curve[90] == 128 - 90
     assert curve[64] == 128 - 64
-    assert curve[23] == 105  # 2 sqrt(N): about N
-    assert curve[7] == 485  # log2(N): under N log2(N)
+    assert curve[23] == 105  # memory of 2 sqrt(N): about N recomputations
+    assert curve[7] == 485  # memory of log2(N): below N log2(N) recomputations
     assert layers * math.log2(layers) > 485
     values = list(curve.values())
     assert values == sorted(values, reverse=True)
     assert all(upper <= 2.2 * lower + 40 for upper, lower in itertools.pairwise(values))
 
 
-def test_revolve_and_chen_figures_are_right() -> None:
+def test_revolve_and_chen_costs_equal_published_figures() -> None:
     # Griewank and Walther 2000: ten steps with three checkpoints take 9 + 6 + ... forward steps.
     assert revolve(10, 10) == revolve(1, 1) == 0
     assert revolve(10, 3) == 2 * 10 - 5 - 9
@@ -117,7 +125,7 @@ def test_revolve_and_chen_figures_are_right() -> None:
 
 @functools.cache
 def _revolve(layers: int, slots: int) -> int:
-    """By the recurrence: forward to the next checkpoint, reverse what is after it, then before."""
+    """Return the cost by the recurrence over the position of the next checkpoint."""
     return _steps(layers, slots) - (layers - 1)
 
 

@@ -1,4 +1,4 @@
-"""Tests of times of copies: by hand in small cases, and by an independent computation at random."""
+"""Tests of the times of copies: small cases by hand, random cases by an independent computation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _two() -> Trace:
     return builder.build()
 
 
-def test_urgent_swap_waits_for_copies_both_ways() -> None:
+def test_simulated_swap_in_waits_for_earlier_transfers() -> None:
     swap = Swap(out_bytes_per_s=BYTE_PER_NS, in_bytes_per_s=BYTE_PER_NS // 2)
     record = rekindle.simulate(_two(), budget=8, swap=swap)
     assert (record.swapped_out, record.swapped_in, record.host_peak) == (8, 8, 8)
@@ -32,17 +32,17 @@ def test_urgent_swap_waits_for_copies_both_ways() -> None:
     assert record.overhead == 24 / 1020
 
 
-def test_run_without_swap_has_no_transfers() -> None:
+def test_simulated_run_without_swap_has_no_transfers() -> None:
     record = rekindle.simulate(_two(), budget=8)
     assert (record.recompute_ns, record.waiting_ns, record.transfer_ns) == (1000, 0, 0)
 
 
 @given(problem=problems(), swap=swaps())
 @examples(100)
-def test_copies_are_read_whole_and_run_one_at_a_time(
+def test_simulated_transfers_run_in_sequence_once_data_exist(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
-    """Recomputes the earliest possible times from the record and the rates alone."""
+    """Computes the earliest possible times from the record and the bandwidths alone."""
     trace, budget = problem
     try:
         record = replay(trace, budget=budget, policy=DTR(), swap=swap)
@@ -54,9 +54,10 @@ def test_copies_are_read_whole_and_run_one_at_a_time(
 
 def _check(trace: Trace, record: Record, swap: Swap) -> None:
     out_until = in_until = 0.0
-    whole: dict[int, float] = {}  # when a storage is on the host
-    back: dict[int, float] = {}  # when it is on the device again
-    leaving: list[tuple[float, int]] = []  # evicted, and free from then on
+    whole: dict[int, float] = {}  # time at which a storage is on the host
+    back: dict[int, float] = {}  # time at which a storage is on the device again
+    # time from which the memory of an evicted storage is free
+    leaving: list[tuple[float, int]] = []
     assert record.budget is not None
     following = (*record.clock[1:], record.compute_ns + record.recompute_ns + record.waiting_ns)
     for action, now, then, memory in zip(
@@ -65,7 +66,7 @@ def _check(trace: Trace, record: Record, swap: Swap) -> None:
         match action:
             case Compute(op_id, in_place):
                 op = trace.ops[op_id]
-                begin = then - op.cost  # or a little earlier, if the program then waited to read
+                begin = then - op.cost  # or a little earlier, if the program then waited for a read
                 assert all(back.get(trace.values[value], 0) <= begin for value in op.inputs)
                 fresh = trace.output_bytes(op)
                 if in_place:

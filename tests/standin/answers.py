@@ -1,7 +1,8 @@
-"""`python -m tests.standin.answers EXTENSION QUESTION...`: run tests on the stand-in; print JSON.
+"""Run tests on the stand-in device and print JSON.
 
-A question is a program, a mode and a schedule of the streams: "mlp, native, late". After them it
-may name parts of Rekindle to disable: "mlp, native, swap, side first, streams told".
+Usage: `python -m tests.standin.answers EXTENSION QUESTION...`. A question is a program, a mode and
+a schedule of the streams: "mlp, native, late". After them it may name parts of Rekindle to disable:
+"mlp, native, swap, side first, streams reported".
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch.nn import functional  # noqa: E402
 
 import rekindle  # noqa: E402
 from rekindle.pytorch.context import _budget as budgets  # noqa: E402
-from rekindle.pytorch.context import available  # noqa: E402
-from rekindle.pytorch.native import NativeDriver  # noqa: E402
+from rekindle.pytorch.context._auto import available  # noqa: E402
+from rekindle.pytorch.native import Driver  # noqa: E402
 from rekindle.pytorch.native import core as native_core  # noqa: E402
 from rekindle.pytorch.online import _undo  # noqa: E402
 from rekindle.pytorch.swap import Copies, Transfers  # noqa: E402
@@ -38,29 +39,31 @@ from tests.standin.captures import captured  # noqa: E402
 from tests.standin.faults import FAULTS  # noqa: E402
 from tests.standin.orders import ORDERS  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
+from tests.standin.scaled import scaled_plans  # noqa: E402
+from tests.standin.timed import timed, timed_plans  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
     "native": {},
     "native, learned": {"learn": "wait"},
     "native, anything": {"evict": "anything"},
     "native, swap": {"swap": "1GiB"},
-    # Swaps all that fits, whatever it costs:
+    # Swap all values that fit, whatever the cost:
     "native, swapped": {"swap": rekindle.policies.Swap(only=True)},
-    "native, full": {},  # the device has less memory than the budget
+    "native, full": {},  # modes on a device with less memory than the budget
     "native, reserved": {"of": "reserved"},
     "native, swapped, full": {"swap": rekindle.policies.Swap(only=True)},
     "native, oldest, full": {"policy": rekindle.policies.LRU()},
-    # Decides independently of measured times:
+    # Modes whose evictions do not depend on measured times:
     "native, oldest": {"policy": rekindle.policies.LRU()},
     "native, same price": {},  # equal costs for all operators
-    "native, harsh": {},  # evicts all that it may before every operator
+    "native, harsh": {},  # evicts every candidate before every operator
 }
 FRACTION = 0.6
 WIDTH = 1000
-#: The budget of modes in which only the device is the limit.
+#: The budget of modes in which only the memory of the device is a limit.
 GIVEN: dict[str, int | None] = {"native, swapped, full": None}
-#: Larger fractions, for programs whose gradients of convolutions are pinned: they are trusted after
-#: three trials, which is after these steps.
+#: Larger fractions, for programs whose gradients of convolutions are pinned: these operators are
+#: recomputed only after three trials, which is after these steps.
 MORE = {f"{name}, native, anything": 0.85 for name in ("convolutions", "timed_convolutions")}
 
 #: Options of the budget for captured graphs.
@@ -107,18 +110,18 @@ def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
 
 @contextmanager
 def _without(missing: Sequence[str], *, harsh: bool) -> Iterator[None]:
-    """While open, disable parts of Rekindle; with `harsh`, drivers evict before each operator."""
-    make = NativeDriver.__init__
+    """Disable parts of Rekindle while open; with `harsh`, evict before each operator."""
+    make = Driver.__init__
 
-    def made(driver: NativeDriver, *args: Any) -> None:
+    def made(driver: Driver, *args: Any) -> None:
         make(driver, *args)
-        driver.core.let_go_of_everything(driver.handle, harsh)
-        driver.core.count_again(driver.handle)
+        driver.core.evict_before_every_op(driver.handle, harsh)
+        driver.core.list_recomputed_ops(driver.handle)
         for name in missing:
-            driver.core.take_out(driver.handle, name)
+            driver.core.disable_for_tests(driver.handle, name)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(NativeDriver, "__init__", made))
+        stack.enter_context(patch.object(Driver, "__init__", made))
         for name in missing:
             for where, attribute, instead in MUTANTS.get(name, ()):
                 stack.enter_context(patch.object(where, attribute, instead))
@@ -153,7 +156,7 @@ def _none(*_: Any) -> None:
 
 
 def _least() -> dict[str, Any]:
-    """Train on vectors of a size that the allocator rounds up, within the smallest budget."""
+    """Train on vectors whose size the allocator rounds up, within the smallest working budget."""
 
     def step() -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -186,7 +189,7 @@ def _least() -> dict[str, Any]:
 
 
 def _dropped(streams: str) -> dict[str, Any]:
-    """Read a swapped value ahead and drop it before any wait; its memory is reused."""
+    """Start a swap-in early and delete the value before any wait, so that its memory is reused."""
     STANDIN.late(*SCHEDULES[streams])
     device = torch.device("cuda", 0)
     store = PinnedStore(1 << 30, device, Streams(device))
@@ -236,7 +239,7 @@ def _auto(streams: str, *missing: str) -> dict[str, Any]:
 
 
 def _fails(streams: str) -> dict[str, Any]:
-    """Return the error that the program gets when an event reports a device error.
+    """Return the error that the program gets if an event reports a device error.
 
     Also return the state of Rekindle afterwards, and if the next step is right.
     """
@@ -271,7 +274,7 @@ def _fails(streams: str) -> dict[str, Any]:
 
 
 def _acts(name: str, streams: str) -> dict[str, Any]:
-    """Compare the actions of the native core with the Python engine on two steps of a program.
+    """Compare the native core with the Python engine, action by action, on two steps of a program.
 
     Costs are fixed, and copies take about as long as recomputation, so that both happen.
     """
@@ -285,17 +288,17 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     STANDIN.late(*SCHEDULES[streams])
     swap = rekindle.policies.Swap(1 << 30, out_bytes_per_s=10**10, in_bytes_per_s=10**10)
     amount = int(FRACTION * roomy.peak)
-    make = NativeDriver.__init__
+    make = Driver.__init__
 
-    def made(driver: NativeDriver, *args: Any) -> None:
+    def made(driver: Driver, *args: Any) -> None:
         make(driver, *args)
         core.open_journal(driver.handle, 200_000)
 
     kinds = KINDS.split()
-    outside = torch.cuda.memory_allocated()  # known before the journal begins
+    outside = torch.cuda.memory_allocated()  # memory that is in use before the journal begins
     words = [kinds.index("makes"), 0, outside, 0, 0, 0, kinds.index("admit"), 0, 0, HELD, 0, 0]
     with (
-        patch.object(NativeDriver, "__init__", made),
+        patch.object(Driver, "__init__", made),
         rekindle.budget(amount, device="cuda", swap=swap, learn=False) as run,
     ):
         driver: Any = run._driver
@@ -312,15 +315,15 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     }
 
 
-#: Waits around copies, and replacements that do nothing. `take_out` of the native core disables
-#: other parts.
+#: Waits around copies, and replacements that do nothing. `disable_for_tests` of the native core
+#: disables other parts.
 MUTANTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "keep_until_read": ((Streams, "keep_until_read", _none),),
     "waits of copies out": ((PinnedStore, "_copy", _copying_at_once("_out")),),
     "waits of copies back": ((PinnedStore, "_copy", _copying_at_once("_back")),),
     "waits for copies out": ((Transfers, "wait", _going_on(out=True)),),
     "waits for copies back": ((Transfers, "wait", _going_on(out=False)),),
-    "streams told": ((Copies, "see", _none),),
+    "streams reported": ((Copies, "see", _none),),
 }
 
 _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
@@ -367,7 +370,7 @@ def _small(*missing: str) -> dict[str, Any]:
     with rekindle.budget(amount, device="cuda", evict="saved") as run:
         driver: Any = run._driver
         for name in missing:
-            driver.core.take_out(driver.handle, name)
+            driver.core.disable_for_tests(driver.handle, name)
         for pieces, numbers, most in ((held, 1 << 18, 1_000), (small, 16, 100)):
             with suppress(rekindle.OutOfBudget):
                 while len(pieces) < most:
@@ -380,7 +383,7 @@ def _small(*missing: str) -> dict[str, Any]:
 
 
 def _undone() -> dict[str, Any]:
-    """Undo a step that was not forecast and that fails, with room for half of the copies."""
+    """Undo a failed step of unknown memory, with room for half of the copies."""
     model = blocks(256)
     model(torch.randn(8, 256, device="cuda")).pow(2).mean().backward()
     before = [weight.detach().cpu() for weight in model.parameters()]
@@ -412,7 +415,8 @@ def _undone() -> dict[str, Any]:
 #: Questions that are not modes of a program.
 ALONE = (
     "planned", "least", "dropped", "auto", "acts", "fails", "small", "captured",
-    "ordered", "refuses", "undone",
+    "ordered", "refuses", "undone", "timed", "timed plans",
+    "scaled plans",
 )  # fmt: skip
 
 
@@ -439,6 +443,14 @@ def answer(question: str) -> dict[str, Any]:
     if mode == "ordered":
         STANDIN.late(*SCHEDULES[streams])
         return ORDERS[name](missing)
+    if mode == "timed":
+        STANDIN.late(*SCHEDULES[streams])
+        return timed(STANDIN, float(name))
+    if mode == "scaled plans":
+        return scaled_plans(STANDIN, name)
+    if mode == "timed plans":
+        STANDIN.late(*SCHEDULES[streams])
+        return timed_plans(STANDIN, float(name))
     if mode == "captured":
         STANDIN.late(*SCHEDULES[streams])
         return captured(name, OPTIONS[missing[0]])
@@ -488,13 +500,15 @@ def answer(question: str) -> dict[str, Any]:
         "states set": STANDIN.states_set() - before - states_set,
         "evictions": run.evictions,
         "recomputations": run.recomputations,
-        "rescues": run._driver.shortfall.times,
+        "rescues": run._driver.backoff.times,
         "swapped": getattr(run.report().swapped, "out", 0),
-        "places": run._driver.shortfall.for_places,
-        "rescues by the sum": run._driver.shortfall.by_sum,
-        "again": sorted(set(run._driver.core.again(run._driver.handle))),
+        "places": run._driver.backoff.for_places,
+        "rescues by the sum": run._driver.backoff.by_sum,
+        "again": sorted(set(run._driver.core.recomputed_ops(run._driver.handle))),
         "kept": sorted({each.operator for each in run._driver.kept}),
-        "told": [each for each in run.report().advice if "had no room" in each],
+        "reported": [
+            each for each in run.report().advice if "The device ran out of memory" in each
+        ],
     }
 
 

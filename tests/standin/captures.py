@@ -32,7 +32,7 @@ def deep(x: Tensor, depth: int = DEPTH) -> Tensor:
 
 @contextmanager
 def capturing(side: Any) -> Iterator[None]:
-    """While open, capture what is launched on `side` into a graph."""
+    """Capture operators that are launched on `side` into a graph while the context is open."""
     import _standin
 
     side.wait_stream(torch.cuda.current_stream())
@@ -49,7 +49,7 @@ Evict = Callable[[], None]
 Scene = Callable[[Tensor, Tensor, Any, Evict], list[Tensor]]
 
 
-def _step_amid_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
+def _step_during_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
     """Capture a backward pass and an optimizer step.
 
     Meanwhile copies to the host are in flight, and values with such copies are freed.
@@ -60,7 +60,7 @@ def _step_amid_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) ->
         losses = [deep(weight)]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            y = (small * 2).sin().sum()  # saved last: it is in memory
+            y = (small * 2).sin().sum()  # the value that was saved last is in memory
         with capturing(side):
             losses.pop()
             y.backward()
@@ -82,7 +82,7 @@ def _evicted_input(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> li
 def _of_evicted(
     weight: Tensor, side: Any, evict: Evict, read: Callable[[Tensor], object]
 ) -> list[Tensor]:
-    """Capture `read` of a tensor that a variable holds and that may have been evicted."""
+    """Capture `read` of a tensor that a variable holds and that may be evicted."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -103,7 +103,7 @@ def _operator_of_evicted(weight: Tensor, small: Tensor, side: Any, evict: Evict)
 
 
 def _evicted_afterwards(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Capture an operator on tensors of variables, whose addresses the graph then contains."""
+    """Capture an operator on tensors of variables, whose addresses are then part of the graph."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -114,7 +114,7 @@ def _evicted_afterwards(weight: Tensor, small: Tensor, side: Any, evict: Evict) 
 
 
 SCENES: dict[str, Scene] = {
-    "step amid copies": _step_amid_copies,
+    "step during copies": _step_during_copies,
     "evicted input": _evicted_input,
     "address of evicted": _address_of_evicted,
     "operator of evicted": _operator_of_evicted,
@@ -141,7 +141,7 @@ def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
 
     def evict() -> None:
         driver: Any = run._driver
-        driver.core.let_go_now(driver.handle)
+        driver.core.evict_all(driver.handle)
         found["of variables"] = driver.core.placeholders(driver.handle)
 
     with rekindle.budget(amount, device="cuda", learn=False, **options) as run:

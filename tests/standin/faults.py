@@ -1,4 +1,4 @@
-"""A device that runs out of memory at a given byte, and how a budget handles it."""
+"""Simulate a device that runs out of memory at a given byte, and see how a budget handles it."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def _room_for(vectors: int, said: str = "") -> Iterator[list[int]]:
 
 
 def _budget() -> rekindle.budget:
-    """Return a budget of far more than the device has."""
+    """Return a budget that is much larger than the device's memory."""
     return rekindle.budget(1400 * VECTOR, device="cuda", learn=False)
 
 
 def _refused(said: str = "") -> dict[str, Any]:
-    """The device refuses memory; more is evicted each time, and the step succeeds."""
+    """Train on a device that refuses memory: each retry evicts more, and the step succeeds."""
     weight = _weight()
     (plain,) = torch.autograd.grad(_deep(weight, 12).sum(), weight)
     wanted = plain.cpu()
@@ -74,16 +74,16 @@ def _refused(said: str = "") -> dict[str, Any]:
 
 
 def _first_call() -> dict[str, Any]:
-    """An operator of eight vectors fails on its first call: what is evicted for it."""
+    """Fail the first call of an operator of eight vectors, and return the evictions for it."""
     weight = _weight()
     with _budget() as run:
         driver: Any = run._driver
-        driver.core.take_out(driver.handle, "cheapest_neighbors")
-        saved = _deep(weight, 20)  # autograd holds them, so that they may be evicted
+        driver.core.disable_for_tests(driver.handle, "cheapest_neighbors")
+        saved = _deep(weight, 20)  # autograd holds these values, so they may be evicted
         wide = weight.expand(8, ROWS)
         with _room_for(4) as refused:
             made = wide + 0.125
-        memory, budget = driver.engine.memory, driver.shortfall.budget
+        memory, budget = driver.engine.memory, driver.backoff.budget
         driver.engine.check()
         del made, saved
     return {
@@ -95,7 +95,7 @@ def _first_call() -> dict[str, Any]:
 
 
 def _no_segments() -> dict[str, Any]:
-    """Return the error if the blocks of the device's allocator are not what the core reads."""
+    """Return the error if the snapshot of the device's allocator has an unknown format."""
     found: dict[str, Any] = {}
     for given in ((), ["no bytes"]):
         wrong = patch.object(PythonCallbacks, "segments", lambda *_, given=given: given)
@@ -119,7 +119,7 @@ def _held() -> dict[str, Any]:
 
 
 def _hoarded() -> dict[str, Any]:
-    """Return the error, and the number of attempts, when the program itself holds too much."""
+    """Return the error and the number of attempts if the program itself holds too much."""
     rows = [_weight()]
     with _room_for(14) as refused, _budget() as run:
         try:
@@ -132,7 +132,7 @@ def _hoarded() -> dict[str, Any]:
 
 
 def _drawn() -> dict[str, Any]:
-    """A random operator fails after it drew numbers; the retry must draw the same numbers."""
+    """Fail a random operator after it drew numbers; the retry must draw the same numbers."""
     import _standin
 
     def draw(*, grad_mode: bool, refuse: bool) -> tuple[Tensor, int]:
@@ -160,7 +160,7 @@ _calls: list[int] = []
 
 @torch.library.custom_op("standin::add_one_to_each", mutates_args=["rows"], device_types="cuda")
 def _add_one_to_each(rows: list[Tensor]) -> None:
-    """Write all rows, and then fail."""
+    """Write all rows, and then raise an error."""
     _calls.append(len(rows))
     for row in rows:
         row.add_(1)
@@ -168,7 +168,7 @@ def _add_one_to_each(rows: list[Tensor]) -> None:
 
 
 def _written() -> dict[str, Any]:
-    """An operator fails after it wrote part of a list; it must not be retried."""
+    """Fail an operator after it wrote part of a list; it must not be retried."""
     rows = [torch.ones(3, device="cuda"), torch.ones(4, device="cuda")]
     _calls.clear()
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Order between a recomputation and the program on two streams.
+"""Check the order between a recomputation and the program on two streams.
 
-The programs here order all work that they know of, and no more. If a value is recomputed on one
-stream and read on another, Rekindle must order the two.
+The programs order all work that they know of, and no more. If a value is recomputed on one stream
+and read on another, Rekindle must order the two.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ def _within(missing: list[str]) -> Any:
     with rekindle.budget(None, device="cuda", learn=False) as run:
         driver = run._driver
         for name in missing:
-            driver.core.take_out(driver.handle, name)
+            driver.core.disable_for_tests(driver.handle, name)
         yield run
 
 
 def _evict(run: Any) -> None:
     """Evict everything evictable at the next operator."""
     driver = run._driver
-    driver.core.let_go_of_everything(driver.handle, True)
+    driver.core.evict_before_every_op(driver.handle, True)
     torch.ones(1, device="cuda")
-    driver.core.let_go_of_everything(driver.handle, False)
+    driver.core.evict_before_every_op(driver.handle, False)
 
 
 def _overwrite() -> None:
-    """Overwrite evicted memory, so that a read that comes too early finds no old value there.
+    """Overwrite evicted memory, so that a read that comes too early finds wrong contents.
 
-    The allocator takes memory that several streams used back at its next call after they are done.
+    The allocator reuses memory of several streams at its next call after they are done.
     """
     for _ in range(2):
         torch.cuda.synchronize()
@@ -53,7 +53,7 @@ def _gradient(result: Tensor, weight: Tensor) -> Tensor:
 
 
 def read(missing: list[str]) -> dict[str, Any]:
-    """A value is recomputed on the main stream and then read on the side stream."""
+    """Recompute a value on the main stream, and read it on the side stream."""
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     weight = torch.rand(N).cuda().requires_grad_()
     with _within(missing) as run:
@@ -71,7 +71,7 @@ def read(missing: list[str]) -> dict[str, Any]:
         _gradient(one, weight)
         with torch.cuda.stream(side):
             found = _gradient(other, weight)
-        side.synchronize()  # while the main stream waits: its work runs when asked for
+        side.synchronize()  # the main stream is late: its work runs only when a wait requires it
         main.wait_stream(side)
         torch.cuda.synchronize()
         again = run.recomputations
@@ -80,7 +80,7 @@ def read(missing: list[str]) -> dict[str, Any]:
 
 
 def write(missing: list[str]) -> dict[str, Any]:
-    """A recomputation on the side stream reads a source that the main stream then writes."""
+    """Read a source on the side stream in a recomputation, and then write it on the main stream."""
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     weight = torch.rand(N).cuda().requires_grad_()
     source = torch.rand(N).cuda()
@@ -105,7 +105,7 @@ def write(missing: list[str]) -> dict[str, Any]:
 
 
 def unseen(missing: list[str]) -> dict[str, Any]:
-    """A user function reads a saved value on the side stream without an operator."""
+    """Read a saved value on the side stream in a user's function, without an operator."""
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     weight = torch.rand(N).cuda().requires_grad_()
 
@@ -118,15 +118,17 @@ def unseen(missing: list[str]) -> dict[str, Any]:
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
             (x,) = ctx.saved_tensors
-            with hidden(), torch.cuda.stream(side):  # like a user's own kernel
+            # reads memory without an operator, like a user's own kernel
+            with hidden(), torch.cuda.stream(side):
                 out = -x.sin()
-            side.synchronize()  # while the main stream waits: its work runs when asked for
+            # the main stream is late: its work runs only when a wait requires it
+            side.synchronize()
             main.wait_stream(side)
             out.record_stream(main)
             return grad * out
 
     with _within(missing) as run:
-        with torch.cuda.stream(side):  # otherwise Rekindle does not know of the stream
+        with torch.cuda.stream(side):  # an operator on the stream, so that Rekindle knows of it
             torch.ones(1, device="cuda")
         value = weight * 2
         result = Cosine.apply(value)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def compiled(compiler: str) -> Path:
-    """Return the extension for this torch and these sources, and compile it if it is missing."""
+    """Return the extension for this torch and these sources; compile it if it is missing."""
     made_for = f"{torch.__version__} {torch.__file__} {sys.version} {compiler}"
     digest = hashlib.sha256(made_for.encode())
     for path in sorted(SOURCES.iterdir()):
@@ -32,7 +32,7 @@ def compiled(compiler: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             fresh = Path(folder) / path.name
             subprocess.run(_command(compiler, fresh), check=True, cwd=SOURCES)
-            fresh.replace(path)  # atomic, since other processes may do the same
+            fresh.replace(path)  # atomic, because other processes may compile it as well
     return path
 
 

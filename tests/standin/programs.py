@@ -1,15 +1,18 @@
-"""Programs that train on `cuda`, one for each behavior that is particular to a device."""
+"""Programs that train on `cuda`, one for each behavior that is special to a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rekindle.pytorch.online import _resize
 
 Step = Callable[[], None]
 STEPS = 4
@@ -40,13 +43,13 @@ def mlp() -> tuple[Any, Step]:
 
 
 def large() -> tuple[Any, Step]:
-    """Each activation takes a whole segment of the allocator."""
+    """Use activations that each need a whole segment of the allocator."""
     model = blocks(width=256)
     return _training(model, lambda: model(torch.randn(2048, 256, device="cuda")).pow(2).mean())
 
 
 def of_many_sizes() -> tuple[Any, Step]:
-    """Activations have 6 to 24 MiB, so that few free blocks fit the next one."""
+    """Use activations of 6 to 24 MiB, so that few free blocks fit the next one."""
     widths = (64, 256, 64, 192) * 3 + (64,)
     layers = [nn.Linear(*each) for each in pairwise(widths)]
     model = nn.Sequential(*(nn.Sequential(each, nn.GELU()) for each in layers)).cuda()
@@ -54,14 +57,14 @@ def of_many_sizes() -> tuple[Any, Step]:
 
 
 def batches_of_the_host() -> tuple[Any, Step]:
-    """Batches are made on the CPU inside the budget; one operand is a number on the CPU."""
+    """Make batches on the CPU inside the budget, with one operand that is a number on the CPU."""
     model = blocks()
     scale = torch.tensor(0.5)
     return _training(model, lambda: (model(torch.randn(256, 64).cuda()) * scale).pow(2).mean())
 
 
 def a_staging_buffer() -> tuple[Any, Step]:
-    """A page-locked buffer is refilled each step while its last copy may be in flight."""
+    """Refill a page-locked buffer in each step while its last copy may still be running."""
     model = blocks()
     buffer = torch.zeros(256, 64).pin_memory()
 
@@ -83,7 +86,7 @@ def convolutions() -> tuple[Any, Step]:
 
 
 def timed_convolutions() -> tuple[Any, Step]:
-    """As with `torch.backends.cudnn.benchmark = True`."""
+    """Return the program `convolutions` with `torch.backends.cudnn.benchmark = True`."""
     model, step = convolutions()
 
     def timed() -> None:
@@ -108,7 +111,7 @@ def transformer() -> tuple[Any, Step]:
 
 
 def _with_workspace(x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-    """Use a workspace eight times as large as the result, as kernels of libraries do."""
+    """Use a workspace eight times as large as the result, like kernels of libraries."""
     workspace = x.new_empty(8 * x.numel())
     y = compute(x)
     del workspace
@@ -122,7 +125,7 @@ def _curve(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("standin::slope_mm", mutates_args=(), device_types="cuda")
 def _slope(x: Tensor) -> Tensor:
-    """Compute the gradient; its first call comes when memory is full."""
+    """Compute the gradient; its first call happens when memory is full."""
     return _with_workspace(x, torch.cos)
 
 
@@ -150,7 +153,7 @@ def workspaces() -> tuple[Any, Step]:
 
 
 def sums_by_atomics() -> tuple[Any, Step]:
-    """Neighbors are summed, as in a graph network, with a running sum after it."""
+    """Sum over neighbors, as in a graph network, followed by a running sum."""
     layers = blocks()
     there = torch.randint(256, (2, 512), device="cuda")
 
@@ -165,7 +168,7 @@ def sums_by_atomics() -> tuple[Any, Step]:
 
 
 def captured_in_between() -> tuple[Any, Step]:
-    """Some blocks of each step run while a graph is captured, forward and backward."""
+    """Capture some blocks of each step into a graph, forward and backward."""
     import _standin
 
     before, inside, after = blocks(), blocks(depth=1, dropout=0.0), blocks()
@@ -185,7 +188,7 @@ def captured_in_between() -> tuple[Any, Step]:
 
     model, step = _training(nn.ModuleList([before, inside, after]), loss)
 
-    def ordered() -> None:  # for the reason given at the side stream below
+    def ordered() -> None:  # for the reason given in `_beside` below
         side.wait_stream(torch.cuda.current_stream())
         step()
 
@@ -193,7 +196,7 @@ def captured_in_between() -> tuple[Any, Step]:
 
 
 def by_way_of_the_host() -> tuple[Any, Step]:
-    """A small tensor is copied to the host, used there, and copied back."""
+    """Copy a small tensor to the host, use it there, and copy it back."""
     model = blocks()
 
     def loss() -> Tensor:
@@ -219,7 +222,7 @@ def mixed_precision() -> tuple[Any, Step]:
 
 
 def _beside(depth: int, *, late: bool) -> tuple[Any, Step]:
-    """A part of the forward pass runs on a stream of its own, and so does its backward pass.
+    """Run a part of the forward pass and of the backward pass on a stream of its own.
 
     Args:
         depth: The number of blocks in that part.
@@ -242,7 +245,7 @@ def _beside(depth: int, *, late: bool) -> tuple[Any, Step]:
     model, step = _training(nn.ModuleList([first, second]), loss)
 
     def ordered() -> None:
-        # The optimizer has read gradients of `second`, which are memory of the side stream.
+        # The optimizer has read gradients of `second`, whose memory belongs to the side stream.
         side.wait_stream(torch.cuda.current_stream())
         step()
 
@@ -250,17 +253,17 @@ def _beside(depth: int, *, late: bool) -> tuple[Any, Step]:
 
 
 def a_side_stream() -> tuple[Any, Step]:
-    """Half of the forward pass runs on a stream of its own."""
+    """Run half of the forward pass on a stream of its own."""
     return _beside(6, late=False)
 
 
 def a_side_stream_that_is_met_late() -> tuple[Any, Step]:
-    """The main stream does most of the work, and allocates memory before it waits."""
+    """Run most work on the main stream, and allocate memory before it waits for the side stream."""
     return _beside(2, late=True)
 
 
 def streams_in_turn() -> tuple[Any, Step]:
-    """Blocks alternate between two streams; each one waits for the block before."""
+    """Alternate blocks between two streams; each one waits for the block before."""
     model = blocks()
     streams = (torch.cuda.Stream(), torch.cuda.Stream())
 
@@ -281,11 +284,70 @@ def streams_in_turn() -> tuple[Any, Step]:
     model, step = _training(model, loss)
 
     def ordered() -> None:
-        for stream in streams:  # the optimizer has read gradients, which are in their memory
+        # the optimizer has read gradients, whose memory belongs to these streams
+        for stream in streams:
             stream.wait_stream(torch.cuda.current_stream())
         step()
 
     return model, ordered
+
+
+class Gathered(nn.Module):
+    """A layer that gathers its weight for each pass and frees it afterwards, as a unit of FSDP."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shard = nn.Parameter(torch.randn(width, width) / 8)
+        self.norm = nn.LayerNorm(width)
+        self._weight: list[Tensor] = []  # not registered as a parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._weight:
+            self._weight.append(self.shard.detach().clone().requires_grad_())
+        (weight,) = self._weight
+        self._gather()
+        hidden = functional.gelu(x @ weight).tanh().sin().sigmoid() * 2
+        result = x + self.norm(functional.dropout(hidden, 0.1))
+        node: Any = result.grad_fn
+        self._free(node._sequence_nr())
+        result.register_hook(self._gather)
+        return result
+
+    def leave_gradient(self) -> None:
+        """Give the gradient of the gathered weight to the shard, after the backward pass."""
+        (weight,) = self._weight
+        self.shard.grad, weight.grad = weight.grad, None
+        self._free(1 << 62)
+
+    def _gather(self, gradient: Tensor | None = None) -> None:
+        (weight,) = self._weight
+        if not weight.untyped_storage().nbytes():
+            weight.untyped_storage().resize_(weight.numel() * weight.itemsize)
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+                weight.copy_(self.shard)
+
+    def _free(self, newest: int) -> None:
+        with patch.object(_resize, "gathered_after", lambda frame: newest):
+            self._weight[0].untyped_storage().resize_(0)
+
+
+def gathered_parameters() -> tuple[Any, Step]:
+    """Free weights between forward and backward pass; recomputation compares them."""
+    model = nn.Sequential(*(Gathered(72) for _ in range(8))).cuda()
+
+    def loss() -> Tensor:
+        return model(torch.randn(256, 72, device="cuda")).pow(2).mean()
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        for layer in model:
+            layer.leave_gradient()
+        optimizer.step()
+
+    return model, step
 
 
 PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
@@ -307,5 +369,6 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         a_side_stream_that_is_met_late,
         streams_in_turn,
         workspaces,
+        gathered_parameters,
     )
 }

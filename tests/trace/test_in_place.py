@@ -1,4 +1,4 @@
-"""Tests of results in a trace that take the memory of inputs that die with their operator."""
+"""Tests of operators in a trace that write their result over an input that nothing else reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = 100
 def backward(
     *, held: bool = False, saved: bool = False, read: bool = False, size: int = SIZE
 ) -> tuple[Trace, dict[OpId, ValueId]]:
-    """A gradient made from a source, and the operator that may write over it."""
+    """Return a trace with a gradient and the operator that may write over the gradient."""
     builder = TraceBuilder(held=True)
     source = builder.source(SIZE)
     (gradient,) = builder.call("mm", 5, [source], [SIZE], replayable=False, is_backward=True)
@@ -33,7 +33,7 @@ def backward(
     return trace, {OpId(trace.ops.index(op)): gradient for op in trace.ops if "gelu" in op.name}
 
 
-def test_dying_input_is_taken_over() -> None:
+def test_traced_operator_writes_over_input_without_other_readers() -> None:
     trace, sources = backward()
     changed = taking_over(trace, sources)
     (op,) = (op for op in changed.ops if op.overwrites)
@@ -46,11 +46,13 @@ def test_dying_input_is_taken_over() -> None:
 @pytest.mark.parametrize(
     "lives", [{"held": True}, {"saved": True}, {"read": True}, {"size": SIZE - 1}], ids=str
 )
-def test_input_that_is_needed_stays(lives: dict[str, bool | int]) -> None:
+def test_traced_operator_does_not_write_over_input_still_needed(
+    lives: dict[str, bool | int],
+) -> None:
     trace, sources = backward(**lives)  # type: ignore[arg-type]
     assert taking_over(trace, sources) == trace
 
 
-def test_operators_that_are_not_named_stay() -> None:
+def test_unlisted_traced_operator_does_not_write_over_input() -> None:
     trace, _ = backward()
     assert taking_over(trace, {}) == trace

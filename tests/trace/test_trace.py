@@ -1,4 +1,4 @@
-"""Tests of traces: built valid or refused with rule and place, and their liveness figures."""
+"""Tests of traces: valid, or refused with rule and position; cost and peak of simple traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given
 
-from rekindle._errors import InvalidTrace
+from rekindle import InvalidTrace
 from rekindle._types import OpId, StorageId, ValueId
 from rekindle.trace import (
     RULES,
@@ -60,19 +60,19 @@ FAULTS = {
 }
 
 
-def test_every_rule_has_fault() -> None:
+def test_each_trace_rule_is_tested_by_a_planted_fault() -> None:
     assert set(FAULTS) == {name for name, _ in RULES}
 
 
 @pytest.mark.parametrize("rule", FAULTS)
-def test_a_planted_fault_is_refused_by_name(rule: str) -> None:
+def test_trace_with_planted_fault_is_refused_with_broken_rule(rule: str) -> None:
     with pytest.raises(InvalidTrace) as caught:
         check_trace(FAULTS[rule](_small()))
     assert caught.value.rule == rule
     assert f"[rule: {rule}]" in str(caught.value)
 
 
-def test_a_drop_without_a_hold_is_refused() -> None:
+def test_trace_that_drops_value_it_does_not_hold_is_refused() -> None:
     trace = _small()
     with pytest.raises(InvalidTrace, match="event 4 drops value 1"):
         check_trace(dataclasses.replace(trace, events=(*trace.events, Drop(ValueId(1)))))
@@ -81,18 +81,18 @@ def test_a_drop_without_a_hold_is_refused() -> None:
 
 @given(trace=traces())
 @examples(100)
-def test_random_programs_are_valid(trace: Trace) -> None:
+def test_random_trace_is_valid(trace: Trace) -> None:
     check_trace(trace)
     inside = max(op.workspace for op in trace.ops)
     assert 0 <= keep_all_peak(trace) <= sum(trace.storages) + inside
 
 
-def test_the_same_seed_gives_the_same_program() -> None:
+def test_random_trace_of_same_seed_is_equal() -> None:
     first, second, other = (random_dag(30, random.Random(seed)) for seed in (4, 4, 5))
     assert first == second != other
 
 
-def test_figures_of_a_chain() -> None:
+def test_chain_trace_has_known_cost_and_peak() -> None:
     trace = chain(6)
     assert len(trace.ops) == 12
     assert trace.compute_ns == 12
@@ -100,7 +100,7 @@ def test_figures_of_a_chain() -> None:
     assert largest_need(trace) == 3
 
 
-def test_an_overwritten_storage_is_not_counted_twice() -> None:
+def test_peak_memory_of_trace_counts_overwritten_storage_once() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, (), [8])
     (y,) = builder.call("x_", 1, [x], [8], overwrites=[(0, x)])

@@ -1,6 +1,6 @@
-"""The zoo: architectures of transformers and diffusers with small random weights, nothing fetched.
+"""The zoo: architectures of transformers and diffusers with small random weights.
 
-Dropout is on wherever the architecture has any.
+No weights are downloaded. Dropout is on in every architecture that has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network and one batch for it, built afresh at each call; all generators are seeded."""
+    """A network and one batch for it, built anew at each call after seeding all generators."""
 
     name: str
     family: str
@@ -40,7 +40,7 @@ class Architecture:
 
 
 def loss_of(output: Any) -> Tensor:
-    """The loss that the model computed, or something that all its results take part in."""
+    """Return the loss that the model computed, or a loss of all its results."""
     loss = getattr(output, "loss", None)
     if loss is not None:
         return loss.mean()
@@ -60,7 +60,7 @@ def _with_gradient(value: Any) -> list[Tensor]:
 
 
 def from_transformers(model_type: str, head: str, settings: Mapping[str, Any]) -> nn.Module:
-    """The class `head`, or the one that `AutoModel<head>` finds, with random weights."""
+    """Return the class `head`, or the class `AutoModel<head>`, with random weights."""
     import transformers
 
     config = transformers.AutoConfig.for_model(model_type, **settings)
@@ -70,7 +70,7 @@ def from_transformers(model_type: str, head: str, settings: Mapping[str, Any]) -
 
 
 def from_diffusers(kind: str, settings: Mapping[str, Any]) -> nn.Module:
-    """The class `kind` with random weights."""
+    """Return the class `kind` with random weights."""
     import diffusers
 
     return getattr(diffusers, kind)(**settings).train()
@@ -79,7 +79,7 @@ def from_diffusers(kind: str, settings: Mapping[str, Any]) -> nn.Module:
 def architecture(
     family: str, model_type: str, head: str, batch: Callable[[], Batch], settings: Mapping[str, Any]
 ) -> Architecture:
-    """One of transformers."""
+    """Describe an architecture of the library transformers."""
     return Architecture(
         f"{model_type} {head}".strip(),
         family,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Batch = Mapping[str, Any]
-WORDS = 96  # of the vocabulary
+WORDS = 96  # size of the vocabulary
 SENTENCES, LENGTH = 4, 48
 
 
@@ -28,7 +28,7 @@ def short_text() -> Batch:
 
 
 def padded_text() -> Batch:
-    """Sentences of different lengths."""
+    """Return sentences of different lengths, padded to one length."""
     words = ids()
     lengths = torch.tensor([LENGTH, LENGTH // 2, LENGTH // 3, LENGTH - 5])
     mask = (torch.arange(LENGTH) < lengths[:, None]).long()
@@ -71,7 +71,7 @@ def spectrogram() -> Batch:
 
 
 def forecast() -> Batch:
-    past = 24 + 7  # context and the longest lag
+    past = 24 + 7  # length of the context and the longest lag
     return {
         "past_values": torch.rand(SENTENCES, past),
         "past_time_features": torch.rand(SENTENCES, past, 1),

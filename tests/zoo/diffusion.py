@@ -1,4 +1,4 @@
-"""Networks of diffusion models, small: their class, batch and settings."""
+"""Small networks of diffusion models: class, batch and settings of each."""
 
 from __future__ import annotations
 

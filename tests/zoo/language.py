@@ -1,4 +1,4 @@
-"""Language models, small: the type of each and what its configuration needs for that."""
+"""Small language models: the type and configuration of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of pictures, sound, both with text, and series, small: type, head, batch, settings."""
+"""Small models of images, sound, both with text, and time series: type, head, batch, settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.zoo.language import BOTH_SIDES, GROUPED, PLAIN, WORDS
 
 
 def _tower(model_type: str, **more: Any) -> dict[str, Any]:
-    """The configuration of one half of a model for two kinds of input."""
+    """Return the configuration of one half of a model for two kinds of input."""
     return {"model_type": model_type, **more}
 
 

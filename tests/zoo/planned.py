@@ -1,6 +1,6 @@
-"""Compare one training step of an architecture by a plan with a plain one.
+"""Compare one planned training step of an architecture with a plain one.
 
-The model itself is planned, with all its results, and differentiated as the plain one is. The
+The model itself is planned, with all its results, and differentiated like the plain model. The
 budget is ample, or the constants and a part of the plain run's activation memory. If there is no
 plan within it, the smallest feasible budget is used.
 """
@@ -28,8 +28,8 @@ from tests.zoo.runs import step_of, training_step
 
 FRACTION = 0.4
 MOST_BUDGETS = 8
-#: In reserve for what `loss_of` makes outside of the plan: bytes for the mean of the loss; or else
-#: for squares of the results, and their gradients, this many times the results.
+#: Reserved for values that `loss_of` makes outside of the plan: bytes for the mean of a loss;
+#: otherwise, for squares of the results and their gradients, so many times the results.
 OF_A_LOSS, TIMES_RESULTS = 1_000, 4
 
 Verdict = Literal["same", "refused", "differs", "over budget", "failed"]
@@ -37,22 +37,22 @@ Verdict = Literal["same", "refused", "differs", "over budget", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one planned step fared. Memory in bytes."""
+    """The outcome of one planned step. Memory in bytes."""
 
     verdict: Verdict
     reason: str = ""
-    """Why it was refused or failed, or the names of what differs."""
+    """Why the plan was refused or failed, or the names of the results that differ."""
     path: str = ""
     budget: int = 0
     predicted_peak: int = 0
     peak: int = 0
-    """By the independent tracker, the loss outside the model included."""
+    """The peak by the independent tracker, including the loss outside of the model."""
     overhead: float = 0.0
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A plain step: what it leaves behind and what it takes."""
+    """The results of a plain step and the memory that it needs."""
 
     wanted: dict[str, Any]
     measured: Measured
@@ -69,7 +69,14 @@ def plainly(architecture: Architecture) -> Plain:
 def by_plan(
     architecture: Architecture, plain: Plain, fraction: float | None, seconds: float = 3.0
 ) -> Outcome:
-    """`fraction` None: roomy, nothing has to be recomputed. `seconds` for the planner."""
+    """Run a planned step and return its outcome.
+
+    Args:
+        architecture: The model to plan.
+        plain: The plain step to compare with.
+        fraction: Share of the activation memory; None for an ample budget.
+        seconds: Time limit of the planner.
+    """
     roomy = fraction is None
     budget = 4 * plain.measured.peak if roomy else plain.measured.budget(fraction)
     planner: Planner = KeepAll() if roomy else Cuts(seconds, gap=0.05)
@@ -109,7 +116,7 @@ def _compare(model: nn.Module, batch: Batch, plan: Any, plain: Plain) -> Outcome
 def _used_once(architecture: Architecture) -> tuple[nn.Module, Batch, int]:
     """Return a model after one forward pass, its batch, and the bytes to reserve for a loss.
 
-    The first forward pass may set up state under locks, which cannot be traced.
+    The first forward pass may initialize state under locks, which cannot be traced.
     """
     model, batch = architecture.build()
     state = [*model.parameters(), *model.buffers()]

@@ -1,7 +1,7 @@
 """Run one training step of an architecture plainly twice, then within a budget, and compare.
 
 The budget is the constants and a part of the plain run's activation memory. If that is infeasible,
-`OutOfBudget` names a larger one, which is tried from a fresh start each time. From the third try on
+`OutOfBudget` suggests a larger budget, which is tried from a fresh start. From the third try on,
 the budget grows by at least a twentieth of the activation memory.
 """
 
@@ -22,14 +22,14 @@ from tests.pytorch.tracker import Measured
 from tests.zoo.architectures import Architecture, loss_of
 
 Program = Callable[[], Callable[[], Any]]
-"""Builds model and data from fixed seeds; returns the step, whose result is compared."""
+"""A function that builds model and data from fixed seeds, and returns the step to compare."""
 
 FRACTION = 0.3
 
 
 @dataclass(frozen=True)
 class Row:
-    """How one program fared. Memory in bytes."""
+    """The outcome of one program. Memory in bytes."""
 
     parameters: int
     operators: int
@@ -37,19 +37,19 @@ class Row:
     constants: int
     budget: int
     peak: int
-    """Within the budget, by the independent tracker."""
+    """The peak within the budget, by the independent tracker."""
     evictions: int
     recomputations: int
     refused: tuple[int, ...]
     """Smaller budgets that were infeasible."""
     unstable: tuple[str, ...]
-    """Names that differ between two plain runs."""
+    """Names of results that differ between two plain runs."""
     differing: tuple[str, ...]
-    """Names that differ between the plain run and the one within the budget."""
+    """Names of results that differ between the plain run and the run within the budget."""
 
     @property
     def fraction(self) -> float:
-        """The budget above the constants, in activation memory of the plain run."""
+        """Return the budget above the constants, as a fraction of the plain activations."""
         return (self.budget - self.constants) / (self.plain_peak - self.constants)
 
     @property
@@ -58,7 +58,7 @@ class Row:
 
 
 def training_step(architecture: Architecture) -> Program:
-    """Forward, backward and a step of SGD, with dropout on."""
+    """Run forward, backward and a step of SGD, with dropout on."""
 
     def build() -> Callable[[], Any]:
         model, batch = architecture.build()
@@ -68,7 +68,7 @@ def training_step(architecture: Architecture) -> Program:
 
 
 def step_of(model: nn.Module, loss_now: Callable[[], torch.Tensor]) -> Callable[[], Any]:
-    """A training step; what it returns is compared, weights, gradients and buffers included."""
+    """Return a training step whose result, weights, gradients and buffers are compared."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.01)
 
@@ -83,21 +83,22 @@ def step_of(model: nn.Module, loss_now: Callable[[], torch.Tensor]) -> Callable[
 
 
 def compare(program: Program, fraction: float = FRACTION) -> Row:
-    """Run `program` plainly, again, and within the budget or the smallest that is feasible."""
+    """Run `program` plainly twice, then within the budget or the smallest feasible one."""
     watch = Watch()
     step = program()
     with watch:
         result = step()
         gc.collect()
     wanted, met = everything(result), watch.alive
-    watch.see([*result[1].parameters(), *result[1].buffers()])  # a buffer without readers is there
+    # includes buffers that no operator reads
+    watch.count([*result[1].parameters(), *result[1].buffers()])
     measured = Measured(watch.peak + watch.alive - met, watch.alive)
     parameters = sum(p.numel() for p in result[1].parameters())
     del step, result
     again: list[Any] = []
-    taken = allocated(lambda: again.append(program()()))  # with what convolutions take inside
+    taken = allocated(lambda: again.append(program()()))  # includes the workspace of convolutions
     unstable = tuple(differing(everything(again.pop()), wanted))
-    enough = 1.05 * max(measured.peak, taken.peak)  # recipes keep a constant or two longer
+    enough = 1.05 * max(measured.peak, taken.peak)  # recipes keep one or two constants longer
     budget, refused = measured.budget(fraction), []
     while budget <= enough:
         step, inside = program(), Watch(resized=True)

@@ -1,7 +1,7 @@
-"""Tests of a training step of architectures by a plan: equal bit for bit, or refused with reason.
+"""Tests of one planned training step of each architecture: equal bits, or a refusal with reason.
 
-Here run those that once differed and one of each of some families; all run by
-`scripts/bench zoo --planned`.
+These tests run the architectures that once differed, and one of each of some families.
+`scripts/bench zoo --planned` runs all.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from tests.helpers import sampled
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.planned import FRACTION, by_plan, plainly
 
-#: Each for a cause of its own: a mask, a result without a gradient, another path for compilers.
+#: Architectures that once differed, each for its own cause: a mask, a result without a gradient,
+#: another code path for compilers.
 ONCE_DIFFERENT = ("UNet2DModel", "segformer ForSemanticSegmentation", "mamba ForCausalLM")
 BY_NAME = {each.name: each for each in ALL_ARCHITECTURES}
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled"),
-    pytest.mark.filterwarnings("default"),  # warnings of the networks are their own
+    pytest.mark.filterwarnings("default"),  # warnings of the networks themselves
 ]
 
 
 @pytest.mark.parametrize("name", ONCE_DIFFERENT)
-def test_trains_the_same_by_a_plan(name: str) -> None:
+def test_planned_zoo_model_matches_pytorch(name: str) -> None:
     plain = plainly(BY_NAME[name])
     found = by_plan(BY_NAME[name], plain, None)
     assert (found.verdict, found.reason) == ("same", "")
@@ -40,7 +41,7 @@ def _of_some_families() -> list[Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", _of_some_families())
-def test_trains_the_same_or_is_refused_with_the_reason(architecture: Architecture) -> None:
+def test_planned_zoo_model_matches_pytorch_or_is_refused(architecture: Architecture) -> None:
     plain = plainly(architecture)
     for fraction in (None, FRACTION):
         found = by_plan(architecture, plain, fraction)

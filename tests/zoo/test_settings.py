@@ -1,4 +1,4 @@
-"""Tests of adapters, inner checkpointing, tied and frozen weights, and changing lengths."""
+"""Tests of architectures with adapters, checkpointing, tied or frozen weights, changing lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.zoo.runs import Program, Row, compare, step_of, training_step
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("default"),  # warnings of the networks are their own
+    pytest.mark.filterwarnings("default"),  # warnings of the networks themselves
 ]
 
 Change = Callable[[nn.Module], nn.Module]
@@ -53,8 +53,8 @@ def _assert_same(row: Row) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @each_language
-def test_gradient_checkpointing_inside(name: str, reentrant: bool) -> None:
-    """The checkpoint holds values that it recomputes itself, so there is less to evict."""
+def test_zoo_model_with_gradient_checkpointing_matches_pytorch(name: str, reentrant: bool) -> None:
+    """The checkpoint itself recomputes values, so a budget can evict fewer of them."""
 
     def checkpointed(model: nn.Module) -> nn.Module:
         model.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -67,7 +67,7 @@ def test_gradient_checkpointing_inside(name: str, reentrant: bool) -> None:
 
 
 @each_language
-def test_adapters_of_low_rank(name: str) -> None:
+def test_zoo_model_with_lora_matches_pytorch(name: str) -> None:
     def adapted(model: nn.Module) -> nn.Module:
         import peft
 
@@ -83,7 +83,7 @@ def test_adapters_of_low_rank(name: str) -> None:
     _assert_same(compare(_trained(name, adapted)))
 
 
-def test_adapters_under_gradient_checkpointing() -> None:
+def test_zoo_model_with_lora_and_checkpointing_matches_pytorch() -> None:
     def adapted(model: nn.Module) -> nn.Module:
         import peft
 
@@ -98,7 +98,7 @@ def test_adapters_under_gradient_checkpointing() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_tied_embeddings(name: str, tied: bool) -> None:
+def test_zoo_model_with_tied_embeddings_matches_pytorch(name: str, tied: bool) -> None:
     def check(model: nn.Module) -> nn.Module:
         inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
         assert (inside.weight is outside.weight) == tied
@@ -108,8 +108,8 @@ def test_tied_embeddings(name: str, tied: bool) -> None:
 
 
 @each_language
-def test_frozen_parameters(name: str) -> None:
-    """Only norms, biases and the last layers learn: gradients pass through frozen matrices."""
+def test_zoo_model_with_frozen_parameters_matches_pytorch(name: str) -> None:
+    """Only norms, biases and the last layers train; gradients pass through frozen matrices."""
 
     def frozen(model: nn.Module) -> nn.Module:
         for parameter in model.parameters():
@@ -119,7 +119,7 @@ def test_frozen_parameters(name: str) -> None:
     _assert_same(compare(_trained(name, frozen)))
 
 
-def test_a_frozen_trunk() -> None:
+def test_zoo_model_with_frozen_trunk_matches_pytorch() -> None:
     def frozen(model: nn.Module) -> nn.Module:
         for parameter in model.model.layers[:2].parameters():
             parameter.requires_grad_(False)
@@ -133,7 +133,9 @@ def test_a_frozen_trunk() -> None:
 
 @each_language
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_implementations_of_attention(name: str, implementation: str) -> None:
+def test_zoo_model_with_each_attention_kernel_matches_pytorch(
+    name: str, implementation: str
+) -> None:
     def chosen(model: nn.Module) -> nn.Module:
         model.set_attn_implementation(implementation)
         return model
@@ -142,7 +144,7 @@ def test_implementations_of_attention(name: str, implementation: str) -> None:
 
 
 @each_language
-def test_autocast(name: str) -> None:
+def test_zoo_model_under_autocast_matches_pytorch(name: str) -> None:
     def build() -> Callable[[], Any]:
         model = _built(name)
         batch = batches.translation() if name == "t5" else batches.text()
@@ -157,8 +159,8 @@ def test_autocast(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_a_new_length_each_step(name: str) -> None:
-    """Twenty steps under one budget, of batches between 8 and 56 words long."""
+def test_zoo_model_with_new_length_each_step_matches_pytorch(name: str) -> None:
+    """Twenty steps within one budget, with batches of 8 to 56 words."""
 
     def build() -> Callable[[], Any]:
         model = _built(name)
@@ -181,9 +183,9 @@ def test_a_new_length_each_step(name: str) -> None:
     _assert_same(compare(build))
 
 
-def test_small_difference_in_loss_is_reported() -> None:
-    """The comparison itself: a model whose forward pass is another within a budget."""
-    from rekindle.pytorch import budget
+def test_zoo_comparison_reports_small_difference_in_one_result() -> None:
+    """The model's forward pass differs slightly inside a budget."""
+    from rekindle import budget
 
     def build() -> Callable[[], Any]:
         model, batch = architecture("", "gpt2", "ForCausalLM", batches.text, OLD).build()
@@ -200,7 +202,7 @@ def test_small_difference_in_loss_is_reported() -> None:
     assert not row.equal
 
 
-def test_a_training_step_trains() -> None:
+def test_training_step_of_zoo_model_changes_its_weights() -> None:
     chosen = architecture("", "gpt2", "ForCausalLM", batches.text, OLD)
     _, model = training_step(chosen)()()
     torch.manual_seed(20)

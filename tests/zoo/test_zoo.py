@@ -1,7 +1,7 @@
-"""A training step of each architecture within 30 % of its activation memory: equal, bit for bit.
+"""Tests of one training step of each architecture within 30 % of its activation memory: equal bits.
 
-Run here: some of each family always, a sample by seed among the slow ones, and all of them with
-`scripts/sweep tests` or by `scripts/bench zoo`.
+Some of each family always run, a random sample runs among the slow tests, and all run with
+`scripts/sweep tests` or `scripts/bench zoo`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tests.helpers import WHOLE
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.runs import compare, training_step
 
-#: Not the same when run twice in plain PyTorch, and why. Whatever becomes stable leaves this list.
+#: Architectures that differ when run twice in plain PyTorch, and why. An architecture that becomes
+#: deterministic must be removed.
 UNSTABLE = {
     "reformer ForMaskedLM": "every layer takes a new seed from the system, by torch.seed()",
 }
-SAMPLED = 24  # in CI, of those that are stable
+SAMPLED = 24  # number of deterministic architectures in CI
 
-pytestmark = pytest.mark.filterwarnings("default")  # warnings of the networks are their own
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of the networks themselves
 
 
 def _stable() -> list[Architecture]:
@@ -30,7 +31,7 @@ def _stable() -> list[Architecture]:
 
 
 def _marked() -> list[object]:
-    """The first of each family as they are drawn, then slow ones."""
+    """Yield the first of each family as drawn, and the others as slow tests."""
     families: set[str] = set()
     chosen: list[object] = []
     slow: list[object] = []
@@ -42,7 +43,7 @@ def _marked() -> list[object]:
 
 
 @pytest.mark.parametrize("architecture", _marked())
-def test_trains_the_same(architecture: Architecture) -> None:
+def test_zoo_model_within_budget_matches_pytorch(architecture: Architecture) -> None:
     row = compare(training_step(architecture))
     assert row.unstable == ()
     assert row.differing == ()
@@ -51,12 +52,12 @@ def test_trains_the_same(architecture: Architecture) -> None:
 
 
 @pytest.mark.parametrize("name", UNSTABLE)
-def test_the_unstable_are_unstable(name: str) -> None:
+def test_zoo_model_listed_as_unstable_differs_between_plain_runs(name: str) -> None:
     (architecture,) = (each for each in ALL_ARCHITECTURES if each.name == name)
     assert compare(training_step(architecture), fraction=1.0).unstable != ()
 
 
-def test_the_zoo_is_large_and_its_names_are_distinct() -> None:
+def test_zoo_has_many_architectures_with_distinct_names() -> None:
     names = Counter(each.name for each in ALL_ARCHITECTURES)
     assert len(names) >= 100
     assert names.most_common(1)[0][1] == 1

@@ -48,7 +48,7 @@ class Settings:
         return self.batch * self.context
 
 
-# The text.
+# The text to train on.
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def read_text(context: int, folder: Path | None = None) -> Text:
     return Text(alphabet.decode(), characters)
 
 
-# The model.
+# The model: a small GPT.
 
 
 class Block(nn.Module):
@@ -148,7 +148,7 @@ class GPT(nn.Module):
         return self.out(self.norm(x))
 
 
-# The training.
+# The training loop and its figures.
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def train(
 
 @dataclass(frozen=True)
 class Identical:
-    """Result of a comparison of two runs. A field is True if that part is equal bit for bit."""
+    """Result of comparing two runs: each field is True if that part is equal bit for bit."""
 
     losses: bool
     weights: bool

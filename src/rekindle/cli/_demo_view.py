@@ -38,7 +38,7 @@ class View:
         self.scale: Bytes = 0
 
     def watch(self, title: str, budget: Bytes | None = None) -> Callable[[Step], None]:
-        """Add a line for a run and return the function that updates it after each step."""
+        """Add a progress line for a run. Return the function that updates the line after a step."""
         if budget is not None:
             title = f"within {format_bytes(budget)}"
         line = self.progress.add_task(
@@ -80,7 +80,7 @@ class View:
 
 
 def _rows(free: Trained, tight: Trained) -> Iterator[tuple[str, ...]]:
-    """Yield rows of the table: name of a figure, without a budget, with a budget, ratio."""
+    """Yield the table's rows: name of a figure, its value without and with a budget, the ratio."""
     yield "budget", "none", format_bytes(tight.budget or 0)
     yield "peak memory", *_both(format_bytes, free.peak, tight.peak)
     yield "- constants", *_both(format_bytes, free.constants, tight.constants)

@@ -106,7 +106,10 @@ class MainProgram:
         except (ImportError, ValueError) as error:
             raise click.UsageError(f"-m {self.place}: {error}") from None
         if found is None:
-            raise click.UsageError(f"-m {self.place}: there is no module of that name")
+            raise click.UsageError(
+                f"-m {self.place}: there is no module of that name; write rekindle run -m MODULE, "
+                "as for python -m MODULE"
+            )
 
     def _run_script(self) -> None:
         """Run the script in a new __main__ module.
@@ -142,7 +145,7 @@ def show(error: BaseException) -> int:
 
 
 def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame of the program on; without one, all of it."""
+    """Return the traceback from the program's first frame on; if it has none, all of it."""
     rest = traceback
     while rest is not None:
         name = rest.tb_frame.f_code.co_filename

@@ -32,7 +32,7 @@ def sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     for value in values:
         if _SHARE.fullmatch(value.strip()):
             raise click.UsageError(
-                f"{param.opts[0]} {value}: got a share, wanted a size; write --ratio 0.5, or "
+                f"{param.opts[0]} {value}: got a fraction, wanted a size; write --ratio 0.5, or "
                 f"{param.opts[0]} 6GiB",
                 ctx,
             )
@@ -62,9 +62,25 @@ def writable(
 ) -> tuple[tuple[str, Path], ...]:
     """Check that the folders of output files exist now, not after the program has run."""
     for _, path in value:
-        if not path.parent.is_dir():
-            raise click.UsageError(f"{param.opts[0]}: there is no folder {path.parent}", ctx)
+        refuse_missing_folder(param.opts[0], path, ctx)
     return value
+
+
+def refuse_missing_folder(option: str, path: Path, ctx: click.Context | None = None) -> None:
+    """Refuse an output file whose folder does not exist.
+
+    Args:
+        option: The option that names the file, for the error.
+        path: The file.
+        ctx: The context of the command, whose usage the error shows.
+
+    Raises:
+        UsageError: There is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise click.UsageError(
+            f"{option}: there is no folder {path.parent}; make it, or name an existing folder", ctx
+        )
 
 
 def multiple_of(divisor: int) -> Callable[[click.Context, click.Parameter, int], int]:

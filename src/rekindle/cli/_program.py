@@ -5,10 +5,13 @@ The commands `profile`, `capture` and `verify` use this module; `rekindle run` u
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import importlib
+import inspect
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ def script(place: str) -> Path:
     """Return the path of a script, and put its folder first on `sys.path`."""
     path = Path(place)
     if not path.is_file():
-        raise click.UsageError(f"there is no file {place}")
+        raise click.UsageError(f"there is no file {place}; write SCRIPT.py or MODULE:FUNCTION")
     sys.path.insert(0, str(path.resolve().parent))
     return path
 
@@ -41,11 +44,26 @@ def function(place: str, name: str) -> Callable[[], Any]:
             ) from None
     step = found.get(name)
     if not callable(step):
-        there = ", ".join(key for key, value in found.items() if callable(value) and key[0] != "_")
+        there = _functions(found)
+        close = difflib.get_close_matches(name, there, n=len(there) or 1)
+        shown = [*close, *(other for other in there if other not in close)]
         raise click.UsageError(
-            f"'{place}:{name}': {place} has no function {name!r}; there is: {there or 'none'}"
+            f"'{place}:{name}': {place} has no function {name!r}; its functions are: "
+            f"{', '.join(shown) or 'none'}" + (f"; write {place}:{close[0]}" if close else "")
         )
     return step
+
+
+def _functions(found: Mapping[str, object]) -> list[str]:
+    """Return the names of functions that need no arguments; neither classes nor models."""
+    names: list[str] = []
+    for name, value in found.items():
+        if name[0] == "_" or not inspect.isfunction(value):
+            continue
+        with contextlib.suppress(TypeError):
+            inspect.signature(value).bind()
+            names.append(name)
+    return names
 
 
 def step_of(program: str) -> tuple[Callable[[], Any], bool]:
@@ -62,6 +80,8 @@ def step_of(program: str) -> tuple[Callable[[], Any], bool]:
     if name:
         return function(place, name), True
     if not place.endswith(".py"):
-        raise click.UsageError(f"{program!r}: write SCRIPT.py or MODULE:FUNCTION")
+        raise click.UsageError(
+            f"got {program!r}, wanted a script or a function; write SCRIPT.py or MODULE:FUNCTION"
+        )
     path = script(place)
     return lambda: runpy.run_path(str(path), run_name="__main__"), False

@@ -49,7 +49,8 @@ def progress(run: Run) -> Generator[None]:
         if live is None:
             click.echo(f"rekindle: {run.status()}", err=True)
         else:
-            line = Text(run.status(), no_wrap=True, overflow="ellipsis")  # cut at the right edge
+            # a line that is too long is cut off
+            line = Text(run.status(), no_wrap=True, overflow="ellipsis")
             live.update(line, refresh=True)
 
     run.on_step(show)
@@ -60,18 +61,19 @@ def progress(run: Run) -> Generator[None]:
 def found_by(phases: Phases) -> str:
     """Format the smallest budgets of a profiled run, and the time lost within other budgets."""
     if not phases.whole:
-        return "--profile: no operator ran within the budget: nothing was measured"
-    lines = [f"the smallest budgets, simulated, with a margin of {phases.MARGIN:.0%}:"]
+        return "--profile: nothing was measured, because no operator ran within the budget"
+    lines = [f"smallest budgets by simulation, with a margin of {phases.MARGIN:.0%}:"]
     for name, budget in (*phases.budgets.items(), ("the whole run", phases.whole)):
         lines.append(f"  {name:<13}  {format_bytes(budget):>11}   --budget {smallest(budget)}")
     others = phases.other_budgets(6)
     if others:
-        lines.append("a step within other budgets, simulated:")
+        lines.append("time lost by a step within other budgets, by simulation:")
     for budget, lost in others:
         lines.append(f"  {format_bytes(budget):>11}   time lost {lost:.1%}")
     return "\n".join([*lines, f"smallest budget: --budget {smallest(phases.whole)}"])
 
 
 def smallest(budget: Bytes) -> str:
-    """Format a budget for a command line: in bytes below 1 GiB, else in MiB, rounded up."""
-    return str(budget) if budget < 1 << 30 else f"{-(-budget // (1 << 20))}MiB"
+    """Format a budget for a command line: in KiB below 16 MiB, else in MiB, rounded up."""
+    unit, size = ("KiB", 1 << 10) if budget < 16 << 20 else ("MiB", 1 << 20)
+    return f"{-(-budget // size)}{unit}"

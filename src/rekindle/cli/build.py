@@ -14,13 +14,13 @@ from rekindle.cli._options import examples
         "rekindle build",
         "CXX=clang++ rekindle build",
         "rekindle build --into prebuilt",
-        exits="1: one of them cannot be built.",
+        exits="1: a core cannot be built.",
     )
 )
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Also copy them there: what a wheel with prebuilt cores is made of.",
+    help="Also copy the cores into this folder, for a wheel that contains them.",
 )
 @click.pass_context
 def command(ctx: click.Context, into: Path | None) -> None:

@@ -9,7 +9,7 @@ import click
 
 from rekindle._errors import RekindleError
 from rekindle._units import format_bytes, format_ns
-from rekindle.cli._options import examples
+from rekindle.cli._options import examples, refuse_missing_folder
 from rekindle.cli._program import step_of
 
 
@@ -28,7 +28,7 @@ from rekindle.cli._program import step_of
     required=True,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The trace, such as step.jsonl; gzipped if the name ends in .gz.",
+    help="The file for the trace, such as step.jsonl; compressed if the name ends in .gz.",
 )
 @click.option(
     "--warm-up",
@@ -36,8 +36,10 @@ from rekindle.cli._program import step_of
     default=1,
     show_default=True,
     metavar="N",
-    help="Calls of the function before the one that is recorded: the first step makes "
-    "gradients and optimizer state that later ones find. A script runs once.",
+    help=(
+        "The number of calls of the function before the recorded call: the first step also "
+        "creates gradients and optimizer state. A script runs once."
+    ),
 )
 def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int) -> None:
     """Run PROGRAM and record a trace of it, for `rekindle simulate` and `rekindle plan`.
@@ -50,7 +52,7 @@ def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int
     from rekindle.trace import keep_all_peak
     from rekindle.trace.formats import save
 
-    _can_be_written(output)
+    refuse_missing_folder(f"-o {output}", output)
     sys.argv = [program.partition(":")[0], *arguments]
     step, is_function = step_of(program)
     for _ in range(warm_up if is_function else 0):
@@ -64,9 +66,3 @@ def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int
         f"{output}: {len(trace.ops)} operators, {format_ns(trace.compute_ns)}; keeping everything "
         f"takes {format_bytes(keep_all_peak(trace))}"
     )
-
-
-def _can_be_written(path: Path) -> None:
-    """Refuse an output file that cannot be written now, not after the program has run."""
-    if not path.parent.is_dir():
-        raise click.UsageError(f"-o {path}: there is no folder {path.parent}")

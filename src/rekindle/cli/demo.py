@@ -53,13 +53,17 @@ def _number(name: str, default: int, text: str, least: int = 1, **more: Any) -> 
     help="The budget as a part of the activation memory, on top of what cannot be evicted "
     "(weights, gradients, optimizer state).",
 )
-@_number("--layers", 12, "Blocks of the model.")
-@_number("--width", 128, "Numbers for a character between blocks.", callback=multiple_of(4))
-@_number("--context", 128, "Characters that the model sees at once.")
-@_number("--batch", 16, "Pieces of text in one step.")
-@_number("--steps", 24, "Steps of each of the two runs.")
-@_number("--seed", 0, "Decides weights, dropout and pieces of text.", least=0)
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, nothing else.")
+@_number("--layers", 12, "The number of blocks of the model.")
+@_number(
+    "--width", 128, "The number of values per character between blocks.", callback=multiple_of(4)
+)
+@_number("--context", 128, "The number of characters that the model sees at once.")
+@_number("--batch", 16, "The number of pieces of text in one step.")
+@_number("--steps", 24, "The number of steps of each of the two runs.")
+@_number("--seed", 0, "The seed of the weights, of dropout and of the choice of text.", least=0)
+@click.option(
+    "--json", "as_json", is_flag=True, help=("Print the results as JSON, and nothing else.")
+)
 @click.pass_context
 def command(
     ctx: click.Context, budget: Bytes | None, fraction: float, as_json: bool, **sizes: int
@@ -72,7 +76,9 @@ def command(
     """
     given = ctx.get_parameter_source("fraction") is not ParameterSource.DEFAULT
     if budget is not None and given:
-        raise click.UsageError("--budget and --fraction say the same thing: write only one")
+        raise click.UsageError(
+            "got both --budget and --fraction, which set the same budget; write only one of them"
+        )
 
     # OpenMP reads this variable when torch is loaded. It stops idle threads from spinning, which
     # would make training many times slower on a machine that is busy with other work.
@@ -108,7 +114,7 @@ def _larger(error: OutOfBudget) -> str:
 
 
 def _data(settings: Settings, free: Trained, tight: Trained, same: Identical) -> dict[str, Any]:
-    """Return all figures for --json, in bytes and nanoseconds."""
+    """Return the figures that `--json` prints, in bytes and nanoseconds."""
     return {
         "settings": vars(settings),
         "free": _figures(free),

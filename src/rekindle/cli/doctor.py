@@ -86,7 +86,7 @@ def _torch() -> Iterator[Row]:
         refuses = f"; {found.refuses}" if found.refuses else ""
         yield Row("native core", f"compiled{refuses}")
     elif "not been compiled" in found.core:
-        yield Row("native core", found.core, "write `rekindle build`, which takes under a minute")
+        yield Row("native core", found.core, "run `rekindle build`, which takes under a minute")
     else:
         yield Row("native core", f"not there: {found.core}", found.remedy, needed=True)
 
@@ -146,7 +146,7 @@ def _extra_packages() -> dict[str, list[str]]:
     for requirement in requirements:
         package = re.match(r"[\w.-]+", requirement)
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        if package and extra and extra[1] not in ("dev", "docs"):
+        if package and extra:
             found.setdefault(extra[1], []).append(package[0])
     return found
 

@@ -43,8 +43,11 @@ _SHOWN = "cuts"  # name of the planner that runs if --planner is not given
     multiple=True,
     metavar="SIZE",
     callback=sizes,
-    help="A size such as 6GiB; may be repeated. Without it and --ratio, half way between what no "
-    "schedule can do with less and keeping everything; if that has no plan, the smallest that has.",
+    help=(
+        "A budget, such as 6GiB; may be repeated. Default: if --ratio is not given either, the "
+        "middle between the smallest budget that any schedule can reach and the peak of keeping "
+        "everything; if that budget has no plan, the smallest one that has."
+    ),
 )
 @click.option(
     "--ratio",
@@ -52,7 +55,10 @@ _SHOWN = "cuts"  # name of the planner that runs if --planner is not given
     multiple=True,
     type=click.FloatRange(0, min_open=True),
     metavar="X",
-    help="A budget as a part of what keeping everything takes, such as 0.5; may be repeated.",
+    help=(
+        "A budget as a part of the peak when everything is kept in memory, such as 0.5; may be "
+        "repeated."
+    ),
 )
 @click.option(
     "--planner",
@@ -62,7 +68,9 @@ _SHOWN = "cuts"  # name of the planner that runs if --planner is not given
     help="The planner; may be repeated. An unknown name lists them all. [default: cuts]",
 )
 @click.option(
-    "--compare", is_flag=True, help="All planners; budgets from 0.8 to 0.2 if none given."
+    "--compare",
+    is_flag=True,
+    help=("Compare all planners, at budgets from 0.8 to 0.2 if none is given."),
 )
 @click.option(
     "--time-limit",
@@ -70,22 +78,26 @@ _SHOWN = "cuts"  # name of the planner that runs if --planner is not given
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="For each plan of those planners that search.",
+    help="The most time for each plan of a planner that searches.",
 )
 @click.option(
     "--swap",
     "bandwidth",
     callback=size,
     metavar="SIZE",
-    help="Values may also go to the host and come back, at that many bytes a second each way. For "
-    "the planners cuts and dtr.",
+    help=(
+        "Plans may also swap values to the host and back, at this many bytes per second in each "
+        "direction. For the planners cuts and dtr."
+    ),
 )
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw time against memory into this file (.png, .svg or .pdf).",
+    help="Draw time against memory into FILE (.png, .svg or .pdf).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per plan, no more.")
+@click.option(
+    "--json", "as_json", is_flag=True, help=("Print one JSON object per plan, and nothing else.")
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -112,7 +124,9 @@ def command(
 
     unknown = [name for name in names if name not in PLANNERS]
     if unknown:
-        raise click.UsageError(f"no planner {unknown[0]!r}; there is: {', '.join(PLANNERS)}", ctx)
+        raise click.UsageError(
+            f"there is no planner {unknown[0]!r}; wanted one of: {', '.join(PLANNERS)}", ctx
+        )
     planners = {name: partial(make, time_limit) for name, make in PLANNERS.items()}
     if bandwidth is not None:
         swap = Swap(None, bandwidth, bandwidth)
@@ -120,7 +134,9 @@ def command(
     unable = [name for name in names if name not in planners]
     if unable:
         raise click.UsageError(
-            f"--swap: {unable[0]} cannot swap; --planner takes {' or '.join(planners)} with it", ctx
+            f"--swap: the planner {unable[0]} cannot swap values to the host; write --planner "
+            f"{' or --planner '.join(planners)}",
+            ctx,
         )
     try:
         problem = Problem.of(load(trace))
@@ -239,7 +255,7 @@ def _table(plans: Sequence[Plan], problem: Problem) -> Table:
 
 
 def _waiting(plan: Plan) -> float:
-    """Return the time waiting for copies, over the cost of running once."""
+    """Return the time of waiting for copies, divided by the cost of running everything once."""
     return plan.waiting_ns / plan.compute_ns if plan.compute_ns else 0.0
 
 

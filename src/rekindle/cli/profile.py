@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from rekindle._errors import InvalidArgument
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.cli._options import examples, size
@@ -30,35 +32,43 @@ from rekindle.report import Profile
     "--budget",
     metavar="SIZE",
     callback=size,
-    help="Run within it, such as 6GiB: for what does not fit without. Default: no limit.",
+    help=(
+        "Measure PROGRAM within this budget, such as 6GiB, if it does not fit into memory "
+        "without one. Default: no limit."
+    ),
 )
 @click.option(
     "--slowdown",
     type=click.FloatRange(min=1),
     metavar="X",
-    help="Also say the smallest budget with which a step takes at most X times as long.",
+    help="Also print the smallest budget with which a step takes at most X times as long.",
 )
-@click.option("--fits", metavar="SIZE", callback=size, help="Also say whether it fits into SIZE.")
+@click.option(
+    "--fits", metavar="SIZE", callback=size, help=("Also print whether the step fits into SIZE.")
+)
 @click.option(
     "--repeats",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
     metavar="N",
-    help="How often a function is timed; 0: it runs once only. A script runs once.",
+    help=(
+        "The number of timed runs of a function; 0: the function runs once, without timing. A "
+        "script runs once."
+    ),
 )
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report as a page that needs no network, too.",
+    help="Also write the report as a web page, which needs no network.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report as JSON, for `rekindle report`, too.",
+    help="Also write the report as JSON, for `rekindle report`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -87,6 +97,9 @@ def command(
         profile = rekindle.profile(
             step, budget=budget, repeats=repeats if is_function else 0, watch=watch
         )
+    if not is_function:
+        of_run = replace(profile.report, title="A profile of one run", measured="run")
+        profile = replace(profile, report=of_run)
     if html is not None:
         html.write_text(profile.to_html(), encoding="utf-8")
     if output is not None:
@@ -100,11 +113,11 @@ def command(
 
 
 def _answers(profile: Profile, slowdown: float | None, fits: Bytes | None) -> None:
-    """Print the answers to --slowdown and --fits."""
+    """Print the budget for `--slowdown`, and the answer to `--fits`."""
     if slowdown is not None:
         try:
             enough = profile.budget_for(slowdown)
-        except ValueError as error:
+        except InvalidArgument as error:
             click.echo(f"\n{error}")
         else:
             click.echo(f"\nslowdown {slowdown:.2f}: rekindle.budget({enough})")

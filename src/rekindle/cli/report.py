@@ -16,16 +16,18 @@ from rekindle.cli._options import examples
         "rekindle profile train.py:step -o step.json",
         "rekindle report step.json",
         "rekindle report step.json --html step.html",
-        exits="1: FILE is no report.",
+        exits="1: FILE is not a report.",
     )
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page that needs no network there, and print nothing.",
+    help="Write the report to this file as a web page, which needs no network, and print nothing.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, checked and indented.")
+@click.option(
+    "--json", "as_json", is_flag=True, help=("Print the report as JSON, checked and indented.")
+)
 def command(file: Path, html: Path | None, as_json: bool) -> None:
     """Show the report in FILE, written by run.report().to_json() or rekindle profile -o."""
     from rekindle.report import Report

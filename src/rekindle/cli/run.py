@@ -17,7 +17,7 @@ from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.cli._main_program import MainProgram, show
 from rekindle.cli._options import amount, examples, policy_name, size, writable
-from rekindle.cli._watched import found_by, progress, unwatched
+from rekindle.cli._watched import found_by, progress, smallest, unwatched
 
 if TYPE_CHECKING:
     from rekindle.pytorch import Phases, Run
@@ -36,7 +36,7 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
         "rekindle run --profile train.py",
         "torchrun --nproc-per-node 2 -m rekindle run --budget 6GiB train.py",
         "accelerate launch -m rekindle run --budget 6GiB train.py",
-        exits="Otherwise it is that of PROGRAM.",
+        exits="Otherwise the exit code is that of PROGRAM.",
     ),
 )
 @click.argument("program")
@@ -48,42 +48,76 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     default="auto",
     show_default=True,
     callback=amount,
-    help="Such as 6GiB; auto: REKINDLE_BUDGET if that is set, else what the device has; none: no "
-    "limit, only measured.",
+    help=(
+        "The memory budget, such as 6GiB. auto: the value of REKINDLE_BUDGET if that is set, "
+        "else the free memory of the device. none: no limit, the run is only measured."
+    ),
 )
-@click.option("--policy", metavar="NAME", callback=policy_name, help="What decides what to evict.")
-@click.option("--learn", "learn", flag_value="learn", help="Plan steps that come again, at once.")
-@click.option("--learn-wait", "learn", flag_value="wait", help="The same, and wait for the plans.")
-@click.option("--no-learn", "learn", flag_value="never", help="Not even where it seems to pay.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    callback=policy_name,
+    help=("The policy, which chooses the values to evict."),
+)
+@click.option(
+    "--learn",
+    "learn",
+    flag_value="learn",
+    help=("Plan steps that repeat, from the first repetition on."),
+)
+@click.option(
+    "--learn-wait",
+    "learn",
+    flag_value="wait",
+    help=("As --learn, and wait for each plan at the end of a step."),
+)
+@click.option(
+    "--no-learn",
+    "learn",
+    flag_value="never",
+    help=("Never plan steps. Default: plan where a plan seems to pay."),
+)
 @click.option(
     "--no-cache",
     is_flag=True,
-    help="Keep nothing of what is learned for later runs, and use nothing of earlier ones.",
+    help="Store no plans for later runs, and use none of earlier runs.",
 )
-@click.option("--swap", metavar="SIZE", callback=size, help="Of the host's memory, to swap to.")
-@click.option("--swap-directory", metavar="FOLDER", help="Where the file for that is made.")
+@click.option(
+    "--swap",
+    metavar="SIZE",
+    callback=size,
+    help=("The most host memory to use for swapped values."),
+)
+@click.option("--swap-directory", metavar="FOLDER", help="The folder for the swap file.")
 @click.option(
     "--evict",
     type=click.Choice(["saved", "auto", "anything"]),
     default="auto",
     show_default=True,
-    help="What autograd alone holds, or what variables hold as well: if nothing else is left, or "
-    "at any time.",
+    help=(
+        "The values to evict. saved: those that only autograd holds. auto: those that variables "
+        "hold as well, if nothing else is left to evict. anything: both, at any time."
+    ),
 )
 @click.option(
     "--of",
     type=click.Choice(["allocated", "reserved"]),
     default="allocated",
     show_default=True,
-    help="On CUDA: limit the memory of tensors, or what PyTorch's allocator reserves for them.",
+    help=(
+        "On CUDA, the memory to limit: that of tensors, or all that PyTorch's allocator reserves "
+        "for them."
+    ),
 )
 @click.option(
     "--device",
     metavar="NAME",
-    help="The device whose memory is meant. Default: CUDA where there is one, of several that with "
-    "the number in LOCAL_RANK; else the CPU.",
+    help=(
+        "The device whose memory the budget limits. Default: CUDA if there is a CUDA device (the "
+        "one with the number in LOCAL_RANK), else the CPU."
+    ),
 )
-@click.option("--record", is_flag=True, help="Write down every operator: reports say more.")
+@click.option("--record", is_flag=True, help="Record every operator, for more detailed reports.")
 @click.option(
     "--report",
     "reports",
@@ -91,15 +125,23 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     multiple=True,
     callback=writable,
     metavar="FORMAT PATH",
-    help="Write the report there, as text, html or json, in place of showing it; may be repeated.",
+    help="Write the report to PATH, as text, html or json, instead of showing it; may be repeated.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show no report at the end.")
-@click.option("--progress", "live", is_flag=True, help="Show memory and time lost meanwhile.")
+@click.option(
+    "--progress",
+    "live",
+    is_flag=True,
+    help=("Show the memory in use and the time lost while the program runs."),
+)
 @click.option(
     "--profile",
     "measured",
     is_flag=True,
-    help="Say at the end which budgets would do, for each phase, and what they would cost.",
+    help=(
+        "At the end, show the smallest budget of each phase of the run, and the predicted time "
+        "lost."
+    ),
 )
 @click.pass_context
 def command(
@@ -137,7 +179,10 @@ def command(
     if no_cache:
         os.environ["REKINDLE_CACHE"] = OFF
     if measured and learn in ("learn", "wait"):
-        raise click.UsageError("--profile and --learn both write steps down: leave one out")
+        raise click.UsageError(
+            "got both --profile and --learn, which record steps for different purposes; leave "
+            "one of them out"
+        )
     try:
         context = within(
             budget,
@@ -168,7 +213,8 @@ def command(
     except BaseException as error:
         code = show(_with_a_hint(error, f"-m {program}" if is_module else program))
     finally:
-        if run is not None and os.getpid() == process:  # processes forked by the program: no report
+        # a process that the program forked writes no report
+        if run is not None and os.getpid() == process:
             _tell(run, reports, quiet)
             if phases is not None:
                 click.echo(f"rekindle: {found_by(phases)}", err=True)
@@ -176,16 +222,17 @@ def command(
 
 
 def _warn_of_misplaced(program: str, arguments: Sequence[str], is_module: bool) -> None:
-    """Warn if `--budget SIZE` stands after PROGRAM, where it is an argument of PROGRAM."""
+    """Warn if `--budget SIZE` stands after PROGRAM: there it is an argument of PROGRAM."""
     for number, word in enumerate(arguments):
         name, _, value = word.partition("=")
         value = value or (*arguments, "")[number + 1]
         if name == "--budget" and value and _is_size(value):
             shown = f"-m {program}" if is_module else program
             click.echo(
-                f"rekindle: --budget {value} stands after {program}, so {program} got it, and the "
-                "budget is what the device has. If it is meant for rekindle, write rekindle run "
-                f"--budget {value} {shown}; if it is not, write --budget auto before {program}",
+                f"rekindle: --budget {value} comes after {program} on the command line. So "
+                f"{program} receives this option, and rekindle takes the memory of the device as "
+                "the budget. If the option is meant for rekindle, write rekindle run --budget "
+                f"{value} {shown}; otherwise write --budget auto before {program}",
                 err=True,
             )
             return
@@ -202,7 +249,7 @@ def _is_size(text: str) -> bool:
 def _with_a_hint(error: BaseException, program: str) -> BaseException:
     if isinstance(error, OutOfBudget):
         error.add_note(f"The same for a program: rekindle run --profile {program}")
-        error.add_note(f"On this command line: --budget {error.rehearse()}")
+        error.for_command_line(f"--budget {smallest(error.rehearse())}")
     return error
 
 
@@ -220,8 +267,9 @@ def _tell(run: Run, reports: Reports, quiet: bool) -> None:
         click.echo(f"\nrekindle: the run{whose}\n{report.text()}", err=True)
     if not run.peak:
         click.echo(
-            "rekindle: no tensor was counted. Processes that PROGRAM starts are outside of its "
-            "budget: let the launcher start `rekindle run`, as in torchrun -m rekindle run ...",
+            "rekindle: PROGRAM made no tensors in this process. Processes that PROGRAM starts "
+            "are outside of the budget: let the launcher start `rekindle run` in each process, "
+            "as in torchrun -m rekindle run ...",
             err=True,
         )
 

@@ -38,7 +38,7 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
             named(name)
         except KeyError:
             raise click.UsageError(
-                f"no policy {name!r}; there is: {', '.join(NAMED)}, random:SEED", ctx
+                f"there is no policy {name!r}; wanted one of: {', '.join(NAMED)}, random:SEED", ctx
             ) from None
     return list(names)
 
@@ -59,25 +59,31 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     multiple=True,
     metavar="NAME",
     callback=policy_names,
-    help="What decides; may be given several times. Default: thrifty, as under "
-    "`rekindle.budget`; with --sweep the paper's seven.",
+    help=(
+        "The policy, which chooses the values to evict; may be repeated. Default: thrifty, as in "
+        "`rekindle.budget`; with --sweep the seven policies of the DTR paper."
+    ),
 )
-@click.option("--budget", metavar="SIZE", callback=size, help="A budget, such as 6GiB.")
+@click.option(
+    "--budget", metavar="SIZE", callback=size, help=("A budget, such as 6GiB; may be repeated.")
+)
 @click.option(
     "--ratio",
     "ratios",
     multiple=True,
     type=click.FloatRange(0, min_open=True),
     metavar="X",
-    help="A budget as a part of what keeping everything takes; may be given several times.",
+    help="A budget as a part of the peak when everything is kept in memory; may be repeated.",
 )
-@click.option("--sweep", "as_sweep", is_flag=True, help="All policies at ratios 1.0, 0.9 ... 0.1.")
+@click.option(
+    "--sweep", "as_sweep", is_flag=True, help=("Simulate all policies at ratios 1.0, 0.9 ... 0.1.")
+)
 @click.option(
     "--dead",
     type=click.Choice(["evict", "ignore", "banish"]),
     default="evict",
     show_default=True,
-    help="What happens to what the program has released.",
+    help="What the simulator does with values that the program released.",
 )
 @click.option(
     "--limit",
@@ -85,42 +91,61 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     default=2.0,
     show_default=True,
     metavar="X",
-    help="Give up (thrash) when the time is more than X times the time without a budget.",
+    help=(
+        "Stop the simulation (thrash) when its time is more than X times the time without a budget."
+    ),
 )
 @click.option(
     "--swap",
     "bandwidth",
     callback=size,
     metavar="SIZE",
-    help="Values may go to the host and come back, at that many bytes a second each way.",
+    help=(
+        "Policies may also swap values to the host and back, at this many bytes per second in "
+        "each direction."
+    ),
 )
 @click.option(
     "--allocator",
     type=click.Choice(get_args(AllocatorName)),
-    help="Give every value its place, by a model of PyTorch's allocator for CUDA: as it is by "
-    "default, or with expandable_segments:True. Tells what it reserves.",
+    help=(
+        "Simulate the addresses of values by a model of PyTorch's allocator for CUDA: native is "
+        "its default, expandable is expandable_segments:True. Prints the memory that the "
+        "allocator reserves."
+    ),
 )
 @click.option(
     "--device-memory",
     callback=size,
     metavar="SIZE",
-    help="What that allocator can have. Default: as much as it asks for.",
+    help="The memory that the simulated allocator can reserve. Default: no limit.",
 )
 @click.option(
     "--repair",
     type=click.Choice(get_args(Repair)),
     default="window",
     show_default=True,
-    help="What goes where an allocation fails although the sum fits: the cheapest neighbors in "
-    "memory, or by the policy's score one after another.",
+    help=(
+        "The values to evict when an allocation fails although enough bytes are free. window: "
+        "the cheapest neighbors in memory. score: one after another by the policy's score."
+    ),
 )
-@click.option("--authors-quirks", is_flag=True, help="Do as the DTR paper's own simulator does.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a run, nothing else.")
+@click.option("--authors-quirks", is_flag=True, help="Imitate the DTR paper's own simulator.")
 @click.option(
-    "--csv", "csv_path", type=click.Path(path_type=Path), help="Write a table there, too."
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help=("The number of processes. Default: one for each core."),
 )
-@click.option("--plots", type=click.Path(path_type=Path), help="Write plots into that folder, too.")
+@click.option(
+    "--json", "as_json", is_flag=True, help=("Print one JSON object per run, and nothing else.")
+)
+@click.option(
+    "--csv", "csv_path", type=click.Path(path_type=Path), help="Also write a table to PATH."
+)
+@click.option(
+    "--plots", type=click.Path(path_type=Path), help=("Also write plots into the folder PATH.")
+)
 def command(
     logs: tuple[Path, ...],
     policies: list[str],
@@ -146,13 +171,19 @@ def command(
     for longer than the limit (thrash).
     """
     if budget is not None and (ratios or as_sweep):
-        raise click.UsageError("--budget, --ratio and --sweep all say the budgets: write only one")
+        raise click.UsageError(
+            "got more than one of --budget, --ratio and --sweep, which all set the budgets; "
+            "write only one of them"
+        )
     if bandwidth is not None and (dead != "evict" or authors_quirks):
         raise click.UsageError(
-            "--swap goes with neither --dead nor --authors-quirks: leave one out"
+            "--swap cannot be combined with --dead or --authors-quirks; leave one of them out"
         )
     if device_memory is not None and (allocator is None or bandwidth is not None):
-        raise click.UsageError("--device-memory wants --allocator, and no --swap")
+        raise click.UsageError(
+            "--device-memory needs --allocator and cannot be combined with --swap; write "
+            "--allocator native, and leave out --swap"
+        )
     device = Device(allocator, device_memory, repair) if allocator else None
     swap = Swap(None, bandwidth, bandwidth) if bandwidth else None
     policies = policies or (list(PAPER) if as_sweep else ["thrifty"])
@@ -213,7 +244,10 @@ def expand(logs: Iterable[Path]) -> list[Path]:
         else:
             files.append(path)
     if not files:
-        raise click.UsageError(f"no .log or .jsonl files in {', '.join(map(str, logs))}")
+        raise click.UsageError(
+            f"found no traces (.log or .jsonl files) in {', '.join(map(str, logs))}; to make one, "
+            "write rekindle capture SCRIPT.py -o TRACE.jsonl"
+        )
     return files
 
 
@@ -243,7 +277,7 @@ def run_all(wanted: Sequence[Case], jobs: int | None = None) -> list[Outcome]:
 
 
 def write_csv(outcomes: Iterable[Outcome], path: Path) -> None:
-    """Write a table with a header, one line for each run and one column for each field."""
+    """Write a CSV table with a header, one line for each run, and one column for each field."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Outcome)])
         writer.writeheader()
@@ -279,7 +313,8 @@ def _print(outcomes: Sequence[Outcome]) -> None:
             format_bytes(outcome.budget_bytes) if outcome.budget_bytes else "none",
             f"{ratio:.2f}" if ratio else "",
             outcome.status,
-            f"{outcome.overhead - 1:.2%}" if passed else "",  # an `overhead` of 1.0 means no loss
+            # `overhead` is the time over the time without recomputation
+            f"{outcome.overhead - 1:.2%}" if passed else "",
             format_bytes(outcome.peak_bytes),
             *([format_bytes(outcome.reserved_bytes)] if placed else []),
             outcome.evictions,

@@ -11,6 +11,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.cli._options import examples, size
 from rekindle.cli._program import function
+from rekindle.cli._watched import smallest
 
 if TYPE_CHECKING:
     from rekindle.pytorch import Verification
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     callback=size,
     help="The budget of the third run, such as 6GiB.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 @click.pass_context
 def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> None:
     """Run a training step with and without a budget, and compare.
@@ -49,9 +50,8 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
     try:
         found = verify(step, budget=budget)
     except OutOfBudget as error:
-        needed = error.rehearse()  # also puts the budget for whole steps into the error's message
-        hint = f"On this command line: --budget {needed}"
-        raise click.ClickException(f"{error}\n{hint}") from None
+        error.for_command_line(f"--budget {smallest(error.rehearse())}")
+        raise click.ClickException(str(error)) from None
     click.echo(json.dumps(_data(found), indent=2) if as_json else str(found))
     ctx.exit(0 if found.ok else 1)
 

@@ -1,4 +1,4 @@
-"""The invariants of an engine. Tests check them between two events of a program."""
+"""Check the invariants of an engine, for tests, between two events of a program."""
 
 from __future__ import annotations
 

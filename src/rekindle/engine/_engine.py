@@ -76,7 +76,7 @@ class Engine(Exchange):
         return ()
 
     def _bring_back(self, value: Value) -> Iterator[Action]:
-        """Bring the missing `value` into memory, and mark its storage as user-held."""
+        """Recompute or swap in the missing `value`, and mark its storage as user-held."""
         yield from self.require(value)
         self._hold(value.storage)
 
@@ -95,25 +95,27 @@ class Engine(Exchange):
         if self.rules.dead == "ignore":
             return ()
         storage.references -= 1
-        return self._let_go(storage) if storage.dead else ()
+        return self._evict_or_remove(storage) if storage.dead else ()
 
     def drop(self, storage: Storage) -> Iterable[Action]:
-        """Note that no variable of the program holds `storage`. If it is dead, evict or free it."""
+        """Record that no variable holds `storage` any more. If it is dead, evict or free it."""
         storage.held = False
         self._classify(storage)
-        return self._let_go(storage) if storage.dead else ()
+        return self._evict_or_remove(storage) if storage.dead else ()
 
     def gone(self, storage: Storage) -> list[Storage]:
-        """Note that the program freed the memory of `storage` and has no reference to it left.
+        """Record that the program freed the memory of `storage` and has no reference to it left.
 
         Returns:
             The storages that left memory: `storage` if it was resident, and the storages that were
             kept only to recompute it.
         """
         storage.held = False
-        if not storage.resident or not storage.consumers:  # not resident: it was evicted before
+        # a storage that is not resident was evicted before
+        if not storage.resident or not storage.consumers:
             return self._prune(storage)
-        # Recomputing its consumers may need it, so it stays in the graph like an evicted storage.
+        # Recomputations of other storages may still read this storage, so it stays in the graph,
+        # like an evicted one.
         self.memory -= storage.nbytes
         self._vanish(storage)
         self._chooser.evicted(storage)
@@ -126,7 +128,8 @@ class Engine(Exchange):
         recomputed first. Afterwards nothing made from `storage` can be recomputed (R4, sources).
         """
         needy = storage.made_through()
-        # Lock the resident storages: making room for the evicted ones must not evict these.
+        # Lock the resident storages of `needy`, so that restoring the evicted ones does not evict
+        # them.
         saved = [made for made in needy if made.resident]
         for made in saved:
             self._lock(made)
@@ -140,8 +143,9 @@ class Engine(Exchange):
         finally:
             for made in saved:
                 self._unlock(made)
-        # The saved values are sources now. A source that serves only to recompute values which the
-        # program keeps anyway is useless: its consumers lose their recipe, so it can be freed.
+        # The saved values are sources (without a recipe) now. A source from which only values can
+        # be recomputed that the program holds anyway is useless: drop those recipes, so that it can
+        # be freed.
         useless = [storage]
         while useless:
             known = len(self._unrecomputable)
@@ -152,13 +156,13 @@ class Engine(Exchange):
     def seal(self, storage: Storage) -> Iterator[Action]:
         """Make `storage` unrecomputable, because an unknown write changed its contents.
 
-        The storage must be resident. It stays in memory as a source.
+        The storage must be resident. It stays in memory as a source (a storage without a recipe).
         """
         for call in list(storage.makers):
             yield from self._free(self._lose_recipe(call))
 
     def spoil(self, storage: Storage) -> Iterator[Action]:
-        """Evict the dead `storage`, because a call that overwrites it in place failed half way."""
+        """Evict the dead `storage`: a call failed while overwriting it, and its value is lost."""
         yield from self._evict(storage)
 
     # -- for drivers ------------------------------------------------------------------------------
@@ -222,7 +226,7 @@ class Engine(Exchange):
             self.peak = self.memory + workspace
 
     def resize(self, storage: Storage, nbytes: Bytes) -> None:
-        """Note that the program resized the user-held `storage` to `nbytes`."""
+        """Record that the program resized the user-held `storage` to `nbytes`."""
         self.memory += nbytes - storage.nbytes
         self.peak = max(self.peak, self.memory)
         storage.nbytes = nbytes
@@ -233,7 +237,8 @@ class Engine(Exchange):
             self._storages[storage] = None
             storage.cost = call.cost
             storage.replayable = call.replayable
-        if len(call.made) < len(call.outputs):  # some outputs are views of existing storages
+        # some outputs are views of storages that exist already
+        if len(call.made) < len(call.outputs):
             for storage in call.storages():
                 if storage.makers[0] is not call:
                     if not storage.on_host:
@@ -258,13 +263,13 @@ class Engine(Exchange):
             yield from self._materialize(value.call, value, False)
 
     def _copies(self, value: Value) -> bool:
-        """Return True if the missing `value` can be swapped in, no slower than recomputing it."""
+        """Return True if `value` can be swapped in, and recomputing it would not be faster."""
         storage, host = value.storage, self.host
         if host is None or not storage.on_host or storage.resident:
             return False
         if host.only or not storage.replayable:
             return True
-        waiting = host.ways.waiting_now(storage.nbytes, self.clock)
+        waiting = host.link.waiting_now(storage.nbytes, self.clock)
         return waiting <= self._climb_ns(value, waiting, host)
 
     def _climb_ns(self, value: Value, limit: Nanoseconds, host: HostMemory) -> Nanoseconds:
@@ -282,7 +287,7 @@ class Engine(Exchange):
                     continue
                 calls.add(source.call)
                 if source.storage.on_host:
-                    total += host.ways.in_ns(source.storage.nbytes)
+                    total += host.link.in_ns(source.storage.nbytes)
                 else:
                     total += source.call.cost
                     stack.append(source.call)
@@ -298,7 +303,7 @@ class Engine(Exchange):
         if not storage.on_host:
             return
         host.swapped_in += storage.nbytes
-        host.ways.fetch(storage.nbytes, self.clock)
+        host.link.fetch(storage.nbytes, self.clock)
         self.memory += storage.nbytes
         self.peak = max(self.peak, self.memory)
         self._appear(storage)
@@ -332,8 +337,9 @@ class Engine(Exchange):
         host = self.host
         if host is None or not storage.on_host:
             return
-        if host.saving.pop(storage, None) is not None:
-            self._unlock(storage)
+        for moves in (host.saving, host.coming):
+            if moves.pop(storage, None) is not None:
+                self._unlock(storage)
         if storage in self.discarded:
             self.discarded.remove(storage)
             host.drop(storage)
@@ -343,6 +349,15 @@ class Engine(Exchange):
         else:
             self.swap_in_failed(storage)
         host.limit = host.nbytes
+
+    def fetch(self, storage: Storage) -> Iterator[Action]:
+        """Swap in the evicted `storage` ahead of its use, because a plan says so.
+
+        Nothing happens if `storage` has no copy on the host.
+        """
+        if storage.on_host and not storage.resident:
+            self._touch(storage)
+            yield from self._swap_in(storage)
 
     def prefetch(self, room: Bytes | float = float("inf")) -> Iterator[Action]:
         """Swap in storages ahead of their use while there is room, the most recently used first.
@@ -358,8 +373,8 @@ class Engine(Exchange):
         host = self.host
         if host is None:
             return
-        yield from self._arrived(host)
-        while host.ways.idle_in(self.clock):
+        yield from self._unlock_prefetched(host)
+        while not self.planned and host.link.idle_in(self.clock):
             storage = host.next_back(self.clock)
             room = min(room, self.budget - self.memory)
             if storage is None or storage.nbytes > room - self.budget * _LEFT_FREE:
@@ -380,9 +395,9 @@ class Engine(Exchange):
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
         except NoRoom:
-            if self.rules.quirks:  # the DTR authors' simulator gives up here
+            if self.rules.quirks:  # the DTR authors' simulator makes no second attempt
                 raise
-            # The storages locked by this attempt may take the room that is missing. Evict all
+            # The storages that this attempt locked may occupy the memory that is missing. Evict all
             # candidates, and retry with late locks.
             yield from self.shrink(-1)
             yield from self._climb(call, wanted, held, eager_locks=False)
@@ -411,7 +426,8 @@ class Engine(Exchange):
                 missing = self._next_missing(frame)
                 comes = missing is not None and self._copies(missing)
                 if missing is not None and not comes:
-                    # The input must be recomputed first, in a frame of its own.
+                    # Recompute this input first: its call gets a frame, the state of a call in
+                    # progress.
                     if missing.call in calls:
                         raise Cyclic
                     calls.add(missing.call)
@@ -459,7 +475,7 @@ class Engine(Exchange):
                     yield from self._swap_out(storage, host)
 
     def _open(self, frame: Frame, eager_locks: bool) -> None:
-        """Lock the resident inputs of a call (if `eager_locks`), and queue its other inputs."""
+        """Queue the inputs of a call to be locked; if `eager_locks`, lock resident ones now."""
         for value in frame.call.inputs:
             storage = value.storage
             self._touch(storage)
@@ -506,11 +522,13 @@ class Engine(Exchange):
             copied = [s for s in call.made if s.on_host and not s.resident and s is not wanted]
             self._readmit(frame, in_place)
             unasked = [storage for storage in call.made if storage not in self._storages]
-            for storage in unasked:  # dead outputs, which were recomputed with the wanted one
+            # dead outputs, which were recomputed together with the wanted one
+            for storage in unasked:
                 storage.resident = False
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
-            for storage in copied:  # other outputs with a copy on the host, which suffices
+            # other outputs, which need no memory because the host has a copy
+            for storage in copied:
                 if storage in self._storages:
                     yield from self._evict(storage)
 
@@ -529,7 +547,7 @@ class Engine(Exchange):
         if self.memory + call.workspace > self.peak:
             self.peak = self.memory + call.workspace
         for storage in call.made:
-            if storage.resident:  # recomputed for a sibling: the driver frees this second copy
+            if storage.resident:  # it was resident already, so the driver frees this second copy
                 self.memory -= storage.nbytes
             else:
                 storage.resident = True
@@ -548,7 +566,7 @@ class Engine(Exchange):
             The size of the storage of `source` in bytes.
         """
         old, new = source.storage, output.storage
-        # The program may hold `output` although it was evicted (`Storage.returns`).
+        # The program may hold the evicted output already (`Storage.evictable_while_held`).
         new.held, old.held = new.held or old.held, False
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)

@@ -40,6 +40,8 @@ class Exchange(Ledger):
         self.host = None if swap is None else HostMemory(swap)
         #: Dead storages whose copy on the host is not discarded yet.
         self.discarded: list[Storage] = []
+        #: True while a plan decides what to copy: the engine copies only values without a recipe.
+        self.planned = False
 
     def check(self) -> None:
         """Assert every invariant of the engine. Call this between two events, not during one."""
@@ -66,9 +68,10 @@ class Exchange(Ledger):
             if victim is not None:
                 yield from self._send(victim, host)
             elif host.saving or host.coming:
-                # All other storages are in use: end the transfers, which lock their storages.
-                yield from self._land(host, all_of_them=True)
-                yield from self._arrived(host, all_of_them=True)
+                # Every storage that is not in transfer is in use. Wait for the transfers: a storage
+                # is locked until its transfer ends.
+                yield from self._unlock_saved(host, all_of_them=True)
+                yield from self._unlock_prefetched(host, all_of_them=True)
             else:
                 return
 
@@ -85,9 +88,11 @@ class Exchange(Ledger):
             self._refuse(victim, host)
 
     def _pays(self, victim: Storage, host: HostMemory, *, ahead: bool) -> bool:
-        """Return True if swapping `victim` out costs less time than recomputing it later."""
+        """Return True if swapping `victim` out takes less time than recomputing it later."""
         if host.only or not victim.replayable:
             return True
+        if self.planned:
+            return False
         waiting = host.waiting(victim, self.clock, ahead=ahead)
         return waiting < self._chooser.recompute_ns(victim)
 
@@ -105,7 +110,7 @@ class Exchange(Ledger):
         self.memory -= storage.nbytes
         self._vanish(storage)
         host.take(storage)
-        host.ways.send(storage.nbytes, self.clock)
+        host.link.send(storage.nbytes, self.clock)
         self._reprice(storage)
         self._chooser.evicted(storage)
         self.subject = storage
@@ -124,10 +129,13 @@ class Exchange(Ledger):
         assert host is not None
         ahead = storage.resident
         if ahead:
-            del host.saving[storage]
+            locked = host.saving.pop(storage, None) is not None
             host.failed(storage)
             self._reprice(storage)
-            self._unlock(storage)
+            if locked:
+                self._unlock(storage)
+            else:
+                self._classify(storage)
             return True
         self._chooser.returned(storage)
         host.failed(storage)
@@ -141,7 +149,7 @@ class Exchange(Ledger):
         return True
 
     def _refuse(self, storage: Storage, host: HostMemory) -> None:
-        """Exclude `storage` from eviction: it has no recipe, and the host no room for its copy."""
+        """Exclude `storage`, which has no recipe, from eviction until the host has room for it."""
         host.refused[storage] = None
         self._classify(storage)
 
@@ -155,9 +163,9 @@ class Exchange(Ledger):
         host = self.host
         if host is None:
             return
-        yield from self._land(host)
-        while 2 * self.memory > self.budget and host.ways.idle_out(self.clock):
-            victim = self._worthiest(host)
+        yield from self._unlock_saved(host)
+        while not self.planned and 2 * self.memory > self.budget and host.link.idle_out(self.clock):
+            victim = self._most_worth_copying(host)
             if victim is None:
                 break
             yield from self._make_host_room(victim.nbytes, host)
@@ -165,14 +173,40 @@ class Exchange(Ledger):
                 break
             self._lock(victim)
             host.take(victim)
-            host.saving[victim] = host.ways.send(victim.nbytes, self.clock)
+            host.saving[victim] = host.link.send(victim.nbytes, self.clock)
             self._reprice(victim)
             self.subject = victim
             yield SwapOut(victim.id, keep=True)
-        host.ways.asked(self.clock)
+        host.link.asked(self.clock)
         host.turn = self.clock
 
-    def _worthiest(self, host: HostMemory) -> Storage | None:
+    def follow_plan(self, follow: bool) -> None:
+        """Let a plan decide from now on what to copy (True), or the engine (False).
+
+        With `Swap.only` the engine always decides.
+        """
+        self.planned = follow and self.host is not None and not self.host.only
+
+    def save(self, storage: Storage) -> Iterator[Action]:
+        """Begin to copy `storage` to the host, because a plan says so. It stays resident.
+
+        Unlike a copy of `ahead`, this copy does not lock `storage`: the plan decides when to evict.
+        Nothing happens if `storage` is not resident or already copied, or the host has no room.
+        """
+        host = self.host
+        if host is None or storage.on_host or not storage.resident or not storage.nbytes:
+            return
+        yield from self._make_host_room(storage.nbytes, host)
+        if host.lacks(storage.nbytes) > 0:
+            return
+        host.take(storage)
+        host.link.send(storage.nbytes, self.clock)
+        self._reprice(storage)
+        self._classify(storage)  # it may have been excluded before, when the host had no room
+        self.subject = storage
+        yield SwapOut(storage.id, keep=True)
+
+    def _most_worth_copying(self, host: HostMemory) -> Storage | None:
         """Return the storage to copy ahead of its eviction, or None if no copy is worth its cost.
 
         The storage is the one whose recomputation costs most per byte. If values are never
@@ -187,24 +221,26 @@ class Exchange(Ledger):
             return min(candidates, key=lambda storage: storage.last_access, default=None)
         return max(candidates, key=lambda storage: storage.cost / storage.nbytes, default=None)
 
-    def _land(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
-        """Unlock the storages whose copy ahead of eviction has arrived on the host."""
+    def _unlock_saved(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
+        """Unlock the storages whose copy to the host, made ahead of eviction, is complete."""
         landed = [s for s, end in host.saving.items() if all_of_them or end <= self.clock]
         for storage in landed:
             del host.saving[storage]
             self._unlock(storage)
             if storage.dead:
-                yield from self._let_go(storage)
+                yield from self._evict_or_remove(storage)
 
-    def _arrived(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
-        """Unlock the prefetched storages that the program has used since."""
+    def _unlock_prefetched(
+        self, host: HostMemory, *, all_of_them: bool = False
+    ) -> Iterator[Action]:
+        """Unlock the prefetched storages that the program has used since, or all of them."""
         coming = host.coming.items()
         used = [s for s, since in coming if all_of_them or s.last_access > since or s.dead]
         for storage in used:
             del host.coming[storage]
             self._unlock(storage)
             if storage.dead:
-                yield from self._let_go(storage)
+                yield from self._evict_or_remove(storage)
 
     def discards(self) -> Iterator[Action]:
         """Discard the host copies of dead storages.
@@ -262,7 +298,7 @@ class Exchange(Ledger):
         return self.host is not None and (storage.on_host or storage not in self.host.refused)
 
     def _renew(self, storage: Storage) -> None:
-        """Classify `storage` again at its new cost, after it lost its recipe or its copy."""
+        """Update whether `storage`, which lost its recipe or host copy, may be evicted."""
         if self.host is not None:
             self._reprice(storage)
             if storage.order >= 0:

@@ -49,13 +49,18 @@ class Follower:
         self.position = 0  #: number of moves of the plan taken so far
         self._engine = engine
         engine.listen()
+        engine.follow_plan(True)
         self._advice = engine.advice
         self._host = host
         self._to_keep = frozenset[int](route.kept)
-        self._kept: dict[int, Storage] = {}  # this object has one reference to each of them
+        # storages to which this follower holds a reference in the engine
+        self._kept: dict[int, Storage] = {}
         restored = {storage for made in route.restores for storage in made}
-        self._named = restored.union(route.kept, (~move for move in route.moves if move < 0))
+        copied = {max(number, ~number) for number in route.copies}
+        freed = {~move for move in route.moves if move < 0}
+        self._named = restored.union(route.kept, copied, freed)
         self._storages: dict[int, Storage] = {}
+        self._late: list[int] = []  # storages whose swap-in is due, but did not fit yet
 
     def made(self, number: int, storage: Storage) -> None:
         """Register `storage`, which the program just made, as storage `number` of the plan."""
@@ -77,19 +82,21 @@ class Follower:
             move = self.route.moves[self.position]
             self.position += 1
             if move < 0:
-                self._mark(~move)
+                yield from self._mark(~move)
                 yield from self._give_up(~move)
             else:
                 self._unmark(move)
 
     def before(self, op: OpId) -> Iterator[Action]:
-        """Take the moves of the plan that come before the first run of `op`."""
+        """Perform the plan's evictions and restores that come before the first run of `op`."""
         stop = self.route.stops[op]
         while self.position < stop:
             yield from self._move()
+        if self._late:
+            yield from self._fetch_late()
 
-    def wanting(self, storage: Storage, op: OpId) -> Iterator[Action]:
-        """Take the plan's moves up to `op` until `storage`, which the program uses, is resident."""
+    def about_to_access(self, storage: Storage, op: OpId) -> Iterator[Action]:
+        """Perform the plan up to `op` until `storage`, which the program uses, is resident."""
         stop = self.route.stops[op]
         while self.position < stop and not storage.resident:
             yield from self._move()
@@ -97,30 +104,65 @@ class Follower:
     def end(self) -> Iterator[Action]:
         """Leave the plan, because it ended or the program deviates. The policy decides alone."""
         self._advice.clear(self._engine.clock)
+        self._engine.follow_plan(False)
         self._storages.clear()
+        self._late.clear()
         while self._kept:
             yield from self._give_up(next(iter(self._kept)))
 
     def _move(self) -> Iterator[Action]:
-        """Take the plan's next move: advise an eviction, or bring storages back if they fit."""
+        """Perform the plan's next step: advise an eviction, begin a copy, or restore what fits."""
         move = self.route.moves[self.position]
         self.position += 1
         if move < 0:
-            self._mark(~move)
+            yield from self._mark(~move)
             yield from self._give_up(~move)
             return
+        number = self._copy_of(move)
+        if number is not None and number >= 0:
+            storage = self._storages.get(number)
+            if storage is not None:
+                yield from self._engine.save(storage)
+            return
         for storage in self._unmark(move):
-            if not storage.resident and self._fits(storage):
+            if storage.resident:
+                continue
+            if number is not None and _is_away(storage):
+                self._late.append(~number)
+            elif self._fits(storage):
                 yield from self._engine.require(storage.values[0])
+        if number is not None:
+            yield from self._fetch_late()
 
-    def _mark(self, number: int) -> None:
-        """Advise the engine to evict storage `number` first."""
+    def _copy_of(self, move: int) -> int | None:
+        """Return the copy that `move` begins, an entry of `Route.copies`; None: it begins none."""
+        index = move - len(self.route.restores)
+        return self.route.copies[index] if index >= 0 else None
+
+    def _fetch_late(self) -> Iterator[Action]:
+        """Swap in the storages that are due, in their order, up to the first that does not fit."""
+        while self._late:
+            storage = self._storages.get(self._late[0])
+            if storage is not None and _is_away(storage):
+                if not self._fits(storage):
+                    return
+                yield from self._engine.fetch(storage)
+            self._late.pop(0)
+
+    def _mark(self, number: int) -> Iterator[Action]:
+        """Advise the engine to evict storage `number` before others.
+
+        If the plan contains copies, evict it at once. Memory of a swapped-out storage is freed only
+        when its copy ends, and until then the plan counts on the memory of the other evicted ones.
+        """
         storage = self._storages.get(number)
         if storage is not None:
             self._advice.mark(storage)
+            if self.route.copies:
+                yield from self._engine.evict([storage])
 
     def _give_up(self, number: int) -> Iterator[Action]:
-        """Release this object's reference to storage `number`, kept for a later recomputation."""
+        """Release this follower's reference to storage `number`, held for a later recomputation."""
         kept = self._kept.pop(number, None)
         if kept is not None:
             storage = self._host.current(kept)
@@ -128,8 +170,13 @@ class Follower:
             self._host.disown(storage)
 
     def _unmark(self, move: int) -> list[Storage]:
-        """Withdraw the advice to evict the storages of `move`, and return them."""
-        found = [self._storages.get(number) for number in self.route.restores[move]]
+        """Withdraw the advice to evict the storages that `move` restores, and return them."""
+        copied = self._copy_of(move)
+        if copied is None:
+            numbers: tuple[int, ...] = self.route.restores[move]
+        else:
+            numbers = (~copied,) if copied < 0 else ()
+        found = [self._storages.get(number) for number in numbers]
         storages = [storage for storage in found if storage is not None]
         for storage in storages:
             self._advice.unmark(storage)
@@ -144,10 +191,15 @@ class Follower:
             needed, inputs = storage.nbytes, ()
         else:
             needed, inputs = call.nbytes + call.workspace, call.inputs
-        if not all(value.defined for value in inputs):
+        if not all(value.defined and not value.storage.absent for value in inputs):
             return False
         over = self._engine.memory + needed - self._engine.budget
         if over > 0:
             self._host.poll()
             over = self._engine.memory + needed - self._engine.budget
         return over <= 0 or over <= self._advice.spare_beside(v.storage for v in inputs)
+
+
+def _is_away(storage: Storage) -> bool:
+    """Return True if `storage` is needed, and its value is on the host only."""
+    return bool(storage.values) and storage.on_host and not storage.resident

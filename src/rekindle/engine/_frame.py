@@ -43,16 +43,18 @@ class Cyclic(Exception):
 
 @final
 class Frame:
-    """A call to run: its inputs that are still missing, and its inputs that are locked."""
+    """A call in progress: its inputs that are still missing, and its inputs that are locked."""
 
     __slots__ = ("call", "gave_up", "locked", "pending", "wanted")
 
     def __init__(self, call: Call, wanted: Value | None) -> None:
         self.call = call
-        self.wanted = wanted  #: output to recompute; None: first run, for all outputs
+        #: output to recompute; None: the call runs for the first time, for all of its outputs
+        self.wanted = wanted
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
-        self.gave_up = False  #: True once its locked inputs were swapped out for an inner call
+        #: True once its locked inputs were swapped out to make room for a call that it waits for
+        self.gave_up = False
 
     def may_consume(self) -> bool:
         """Return True if nothing but this call needs the inputs that it overwrites."""

@@ -29,8 +29,10 @@ class Storage:
     """
 
     __slots__ = (
+        "absent",
         "consumers",
         "cost",
+        "evictable_while_held",
         "held",
         "id",
         "last_access",
@@ -44,27 +46,35 @@ class Storage:
         "references",
         "replayable",
         "resident",
-        "returns",
         "values",
     )
 
     def __init__(self, storage_id: StorageId, nbytes: Bytes) -> None:
         self.id = storage_id
         self.nbytes = nbytes
-        #: Cost (ns) to bring it back: of all calls that made it (views included), or a transfer.
+        #: Cost (ns) to restore this storage: of all calls that made its values (views included), or
+        #: of a transfer from the host.
         self.cost: Nanoseconds = 0
         self.last_access: Nanoseconds = 0
-        self.order = -1  #: rank in which it became a candidate for eviction; negative: no candidate
+        #: rank among the candidates for eviction, by age; negative: it is no candidate
+        self.order = -1
         self.locks = 0  #: number of calls in progress that read it
         self.references = 0  #: number of the program's references that permit eviction
         self.held = False  #: variables of the program hold this storage (user-held)
-        self.returns = False  #: evictable while held: the driver can bring it back on access
-        self.pinned = False  #: never evicted while it is needed
+        #: may be evicted while it is held, because the driver restores it when it is read
+        self.evictable_while_held = False
+        self.pinned = False  #: stays in memory while anything refers to it
         self.resident = False
-        self.on_host = False  #: a copy is on the host: swapping in can replace recomputing
+        #: the host has a copy, from which it can be swapped in instead of being recomputed
+        self.on_host = False
+        #: True if the program has freed this storage, which has no recipe, and may bring the same
+        #: contents back later. Until then nothing can be recomputed from it.
+        self.absent = False
         self.replayable = True  #: all calls that made it can be recomputed
-        self.values: list[Value] = []  #: the whole contents first, then views
-        #: Calls that made the values, each once. Empty if this storage is not in the graph.
+        #: the values in this storage: first the whole contents, then the views
+        self.values: list[Value] = []
+        #: Calls that made the values of this storage, each once. Empty if the storage is not in the
+        #: graph.
         self.makers: list[Call] = []
         self.consumers: dict[
             Call, None
@@ -72,7 +82,7 @@ class Storage:
         self.payload: Any = None
 
     def parents(self) -> list[Storage]:
-        """Return the storages that recomputing this one reads. If it has a host copy: none."""
+        """Return the storages read to recompute this one; none if it has a copy on the host."""
         if self.on_host:
             return []
         return [
@@ -108,22 +118,22 @@ class Storage:
 
     @property
     def restorable(self) -> bool:
-        """True if the storage can be brought back after an eviction."""
+        """True if the storage can be recomputed or swapped in after an eviction."""
         return self.replayable or self.on_host
 
     @property
     def recipe_ns(self) -> Nanoseconds:
-        """Cost (ns) to run all calls that made it, regardless of a copy on the host."""
+        """Cost (ns) to run all calls that made this storage, even if it has a copy on the host."""
         return sum(call.cost for call in self.makers)
 
     @property
     def dead(self) -> bool:
-        """True if the program cannot reach it any more. Recomputing others may still need it."""
+        """True if the program cannot reach this storage; recomputations may still read it."""
         return self.references == 0 and not self.held
 
     @property
     def useless(self) -> bool:
-        """True for a dead source that only serves to recompute resident user-held values."""
+        """True for a dead source (no recipe) kept only to recompute resident user-held values."""
         if not self.dead or not self.consumers:
             return False
         found: set[Storage] = {self}
@@ -191,7 +201,8 @@ class Call:
         self.cost = cost
         self.inputs = inputs
         self.outputs: list[Value] = []
-        self.made: list[Storage] = []  #: new storages, without those of which it made a view
+        #: new storages among those of the outputs; a view makes none
+        self.made: list[Storage] = []
         self.nbytes: Bytes = 0  #: total size of `made`
         self.workspace: Bytes = 0  #: bytes needed while it runs, in addition to `nbytes`
         #: For a call in place: pairs of an output and the input whose storage it takes over.
@@ -232,7 +243,7 @@ class Call:
                 storage.consumers[self] = None
 
     def disown(self) -> Iterable[Storage]:
-        """Make this call unrecomputable.
+        """Make this call unrecomputable, and remove it from the consumers of its inputs.
 
         Returns:
             The storages of its outputs that are in the graph.

@@ -7,7 +7,7 @@ from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._graph import Storage
-from rekindle.policies import Swap, Ways
+from rekindle.policies import HostLink, Swap
 
 MOST_HIDDEN: Final = 0.9
 """Largest share of a swap-in assumed to overlap with computation, if the copy was made ahead."""
@@ -21,7 +21,7 @@ The backward pass of a matrix product is two matrix products.
 
 @final
 class HostMemory:
-    """Account of the copies on the host. An `Exchange` decides when to make or drop a copy."""
+    """Bookkeeping of the copies in host memory. An `Exchange` decides which copies to make."""
 
     def __init__(self, swap: Swap) -> None:
         self.limit = swap.host
@@ -30,8 +30,9 @@ class HostMemory:
         self.peak: Bytes = 0
         self.swapped_out: Bytes = 0  #: total bytes of all swap-outs so far
         self.swapped_in: Bytes = 0  #: total bytes of all swap-ins so far
-        self.ways = Ways(swap)
-        self.turn: Nanoseconds = 0  #: time of the last operator of a forward pass
+        self.link = HostLink(swap)
+        #: time of the last operator of a forward pass, when the pass turned backward
+        self.turn: Nanoseconds = 0
         self.copies: dict[Storage, None] = {}
         #: Storages being copied ahead of their eviction, with the end (ns) of the transfer.
         self.saving: dict[Storage, Nanoseconds] = {}
@@ -44,7 +45,7 @@ class HostMemory:
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
     ) -> None:
         """Replace the expected bandwidths by those that the driver measured."""
-        self.ways.measured(out_bytes_per_s, in_bytes_per_s)
+        self.link.measured(out_bytes_per_s, in_bytes_per_s)
 
     def take(self, storage: Storage) -> None:
         """Count a new copy of `storage` on the host."""
@@ -67,7 +68,7 @@ class HostMemory:
         self.limit = self.nbytes
 
     def lacks(self, nbytes: Bytes) -> Bytes:
-        """Return the bytes of copies to discard before `nbytes` more fit (0 or less: they fit)."""
+        """Return the bytes of copies to discard to fit `nbytes` more; 0 or less if they fit now."""
         return 0 if self.limit is None else self.nbytes + nbytes - self.limit
 
     def spare(self, nbytes: Bytes) -> list[Storage] | None:
@@ -101,7 +102,7 @@ class HostMemory:
             if storage.dead:
                 continue
             wanted = self.turn + BACKWARD * (self.turn - storage.last_access)
-            late = wanted < now + self.ways.in_ns(storage.nbytes)
+            late = wanted < now + self.link.in_ns(storage.nbytes)
             if late and storage.replayable and not self.only:
                 continue
             if found is None or (storage.last_access, storage.id) > (found.last_access, found.id):
@@ -113,9 +114,9 @@ class HostMemory:
 
         If it has no copy on the host yet, the cost includes the swap-out.
         """
-        back = self.ways.in_ns(storage.nbytes)
+        back = self.link.in_ns(storage.nbytes)
         if not storage.on_host:
-            return back + self.ways.out_ns(storage.nbytes)
+            return back + self.link.out_ns(storage.nbytes)
         return min(back, storage.recipe_ns) if storage.replayable else back
 
     def worth_copying(self, storage: Storage, now: Nanoseconds) -> bool:
@@ -125,10 +126,10 @@ class HostMemory:
         exceed the part of the swap-in that cannot overlap with computation.
         """
         unused = now - storage.last_access
-        if storage.on_host or unused < self.ways.out_ns(storage.nbytes):
+        if storage.on_host or unused < self.link.out_ns(storage.nbytes):
             return False
         hidden = self.only or not storage.replayable
-        return hidden or self.ways.in_ns(storage.nbytes) * (1 - MOST_HIDDEN) <= storage.cost
+        return hidden or self.link.in_ns(storage.nbytes) * (1 - MOST_HIDDEN) <= storage.cost
 
     def waiting(self, storage: Storage, now: Nanoseconds, *, ahead: bool) -> Nanoseconds:
         """Return the time (ns) that the program would wait if `storage` were swapped out now.
@@ -140,5 +141,5 @@ class HostMemory:
                 swap-out.
         """
         before = sum(s.nbytes for s in self.away() if s.last_access > storage.last_access)
-        waiting = self.ways.waiting_in(storage.nbytes, before, now - storage.last_access)
-        return waiting if ahead else waiting + self.ways.waiting_out(storage.nbytes, now)
+        waiting = self.link.waiting_in(storage.nbytes, before, now - storage.last_access)
+        return waiting if ahead else waiting + self.link.waiting_out(storage.nbytes, now)

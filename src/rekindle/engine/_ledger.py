@@ -1,4 +1,4 @@
-"""The memory account: which storages are resident, may be evicted, or leave the graph."""
+"""Count memory: which storages are resident, which may be evicted, and which leave the graph."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class Ledger:
         self.rules = rules
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
-        self.unlisted: Bytes = 0  #: part of `memory` that is no storage of the graph
+        self.unlisted: Bytes = 0  #: part of `memory` in storages outside the graph
         self.peak: Bytes = 0
         self.clock: Nanoseconds = 0
         self.compute_ns: Nanoseconds = 0  #: time spent in first executions
         self.recompute_ns: Nanoseconds = 0  #: time spent in recomputation
-        self.subject: Storage | Call | None = None  #: storage or call of the action just yielded
-        #: User-held storages that no recomputation needs.
+        #: the storage or the call that the action just yielded is about
+        self.subject: Storage | Call | None = None
+        #: User-held storages from which nothing in the graph is computed.
         self.idle: list[Storage] = []
-        # Storages that lost their recipe and are not reported by `take_unrecomputable` yet.
+        # Storages that lost their recipe, and that `take_unrecomputable` has not returned yet.
         self._unrecomputable: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
@@ -110,7 +111,7 @@ class Ledger:
         return self._chooser.loss(storage, self.clock)
 
     def _give_up_reserve(self) -> None:
-        """Make the user-held storages in `reserve` ordinary candidates for eviction."""
+        """Make the storages in `reserve`, the last resort, ordinary candidates for eviction."""
         reserve, self.reserve = self.reserve, {}
         for storage in reserve:
             self._classify(storage)
@@ -123,9 +124,9 @@ class Ledger:
         return victim
 
     def listen(self) -> None:
-        """Keep the policy up to date from now on, although nothing has to be evicted yet."""
+        """Keep the policy up to date from now on, instead of from the first eviction on."""
         if isinstance(self._chooser, NullChooser):
-            self._chooser = self._chooser.wake(self._storages)
+            self._chooser = self._chooser.activate(self._storages)
 
     # -- evicting -------------------------------------------------------------------------------
 
@@ -151,8 +152,8 @@ class Ledger:
         if storage.order >= 0:
             self._classify(storage)
 
-    def _let_go(self, storage: Storage) -> Iterable[Action]:
-        """Evict the dead `storage` if recomputation may need it, else remove it from the graph."""
+    def _evict_or_remove(self, storage: Storage) -> Iterable[Action]:
+        """Evict the dead `storage` if a recomputation may need it, else drop it from the graph."""
         useful = storage.consumers or self.rules.quirks
         free = storage.resident and storage.locks == 0 and not storage.pinned
         if useful and free and storage.restorable and self.rules.dead == "evict":
@@ -163,7 +164,8 @@ class Ledger:
     def _prune(self, storage: Storage) -> list[Storage]:
         """Remove `storage` from the graph if nothing needs it, then the storages only it needed.
 
-        A dead source or a pinned storage stays while values made from it are in the graph.
+        A dead source (without a recipe) or a pinned storage stays while values made from it are in
+        the graph.
 
         Returns:
             The removed storages that were resident, for the driver to free.
@@ -234,14 +236,14 @@ class Ledger:
             if storage.resident:
                 freed.append(storage)
             parents = self._leave_graph(storage)
-            if not self.rules.quirks:  # the DTR authors' simulator omits the parents
+            if not self.rules.quirks:  # the DTR authors' simulator leaves out the parents
                 unneeded += parents
         return freed
 
     def _lose_recipe(self, call: Call) -> list[Storage]:
         """Make `call` unrecomputable, with every evicted value whose recomputation needs `call`.
 
-        Outputs that are resident or on the host become sources.
+        Outputs that are resident or on the host stay, as sources (storages without a recipe).
 
         Returns:
             The resident storages that left the graph, for the driver to free.
@@ -280,7 +282,7 @@ class Ledger:
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
             return
         storage.last_access = self.clock
-        if storage.order >= 0:  # no lock yet: one of its views is missing, or locks come late
+        if storage.order >= 0:  # still a candidate: one of its views is missing, or locks come late
             self._chooser.touched(storage)
 
     # -- candidates -----------------------------------------------------------------------------
@@ -291,15 +293,17 @@ class Ledger:
         if storage.locks == 1:
             self._classify(storage)
 
-    def let_return(self, storage: Storage, returns: bool, *, last: bool = False) -> None:
+    def set_evictable_while_held(
+        self, storage: Storage, evictable: bool, *, last: bool = False
+    ) -> None:
         """Set whether `storage` may be evicted while the program holds it.
 
         Args:
             storage: The storage.
-            returns: True if it may be evicted while held.
+            evictable: True if it may be evicted while held.
             last: Evict it only if there is no other candidate.
         """
-        storage.returns = returns
+        storage.evictable_while_held = evictable
         if last:
             self.reserve[storage] = None
         self._classify(storage)
@@ -312,7 +316,7 @@ class Ledger:
     def unlock(self, storage: Storage) -> Iterable[Action]:
         """Undo `lock`. If `storage` is dead and has no other locks, evict or free it."""
         self._unlock(storage)
-        return self._let_go(storage) if storage.dead and not storage.locks else ()
+        return self._evict_or_remove(storage) if storage.dead and not storage.locks else ()
 
     def _hold(self, storage: Storage) -> None:
         """Mark `storage` as held by variables of the program."""
@@ -321,7 +325,7 @@ class Ledger:
             self._classify(storage)
 
     def _unlock(self, storage: Storage) -> None:
-        """Count one reader of `storage` less."""
+        """Count one reader of `storage` less. Without readers it may be evicted again."""
         storage.locks -= 1
         if storage.locks == 0:
             self._classify(storage)
@@ -332,7 +336,7 @@ class Ledger:
             storage.resident
             and (storage.replayable or self._swappable(storage))
             and storage.locks == 0
-            and (not storage.held or (storage.returns and storage not in self.reserve))
+            and (not storage.held or (storage.evictable_while_held and storage not in self.reserve))
             and not storage.pinned
             # The DTR authors' simulator also evicts storages of 0 bytes.
             and (storage.nbytes > 0 or self.rules.quirks)
@@ -360,8 +364,8 @@ class Ledger:
         return False
 
     def _left(self, storage: Storage) -> None:
-        """Called after `storage` left the graph."""
+        """Do nothing. Subclasses override this method; it runs after `storage` left the graph."""
 
     def _renew(self, storage: Storage) -> None:
-        """Called after `storage` lost its recipe: classify it again."""
+        """Update whether the policy may choose `storage`, which has lost its recipe."""
         self._classify(storage)

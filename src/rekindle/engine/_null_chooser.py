@@ -1,4 +1,4 @@
-"""A replacement of the policy's chooser until the first eviction.
+"""Stand in for the policy's chooser until the first eviction.
 
 While everything fits into the budget, no storage has to be chosen, so the policy need not be kept
 up to date.
@@ -16,17 +16,17 @@ from rekindle.policies import Candidate, Chooser
 
 @final
 class NullChooser(Chooser):
-    """A chooser that ignores all events until it is woken.
+    """A chooser that ignores all events until it is activated.
 
     Most choosers need only the candidates, the order in which they became candidates, and the
-    evicted storages. `wake` reads all of these from the engine's graph. A chooser with `remembers`
-    set needs the events themselves, so it is never replaced by a `NullChooser`.
+    evicted storages. `activate` reads all of these from the engine's graph. A chooser with
+    `remembers` set needs the events themselves, so it is never replaced by a `NullChooser`.
     """
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser
 
-    def wake(self, storages: Iterable[Storage]) -> Chooser:
+    def activate(self, storages: Iterable[Storage]) -> Chooser:
         """Report all `storages` of the graph to the real chooser.
 
         Returns:
@@ -47,4 +47,4 @@ class NullChooser(Chooser):
     def remove(self, storage: Candidate) -> None: ...
 
     def choose(self, now: Nanoseconds) -> Candidate | None:
-        raise AssertionError("wake it first")
+        raise AssertionError("activate it first")

@@ -23,7 +23,8 @@ class Route:
     The last of the `stops` is the end of the program. A move is a number:
 
     - `~s` (negative): storage s is not needed until it is brought back, so it may be evicted.
-    - an index of `restores`: bring these storages back, all by one operator or one transfer.
+    - an index of `restores`: recompute these storages, all by one operator.
+    - len(restores) + i: begin the copy `copies[i]`.
     """
 
     stops: tuple[int, ...]
@@ -31,43 +32,62 @@ class Route:
     restores: tuple[tuple[StorageId, ...], ...]
     kept: tuple[StorageId, ...] = ()
     """Storages to keep in memory although dead, because a later recomputation reads them."""
+    copies: tuple[int, ...] = ()
+    """Copies to the host and back: s copies storage s to the host, ~s swaps it in."""
     recompute_ns: Nanoseconds = 0
-    """Total cost (ns) of all recomputation in the schedule."""
+    """Total cost (ns) of all recomputation in the schedule, and of waiting for its copies."""
     bound_ns: Nanoseconds = 0
     """Lower bound (ns) of `recompute_ns` for every schedule of the program."""
 
     @staticmethod
     def of(trace: Trace, schedule: Schedule) -> Route:
-        """Translate a schedule that is valid for `trace`."""
+        """Make the plan that follows a schedule, which must be valid for `trace`."""
         stops: list[int] = []
         moves: list[int] = []
         restores: list[tuple[StorageId, ...]] = []
+        copies: list[tuple[int, int]] = []  # (index in `moves`, the number in `Route.copies`)
         kept: dict[StorageId, None] = {}
-        untouched: set[StorageId] = set()  # storages that were never evicted so far
+        untouched: set[StorageId] = set()  # storages that the schedule has not evicted so far
         death = _deaths(trace)
+
+        def copy(number: int) -> None:
+            copies.append((len(moves), number))
+            moves.append(0)  # filled in below, once the number of `restores` is known
+
+        def keep_for(read: set[StorageId]) -> None:
+            dead = [each for each in read & untouched if death[each] <= len(stops)]
+            kept.update(dict.fromkeys(sorted(dead)))
+
         for action in schedule.actions:
             match action:
-                case Free(storage) | SwapOut(storage, keep=False):
+                case Free(storage):
                     moves.append(~storage)
                     untouched.discard(storage)
-                case Compute(op) if op == len(stops):  # the first run of this operator
+                case SwapOut(storage, keep):
+                    keep_for({storage})
+                    copy(storage)
+                    if not keep:
+                        moves.append(~storage)
+                        untouched.discard(storage)
+                case Compute(op) if op == len(stops):  # first run of the operator
                     stops.append(len(moves))
                     untouched.update(trace.new_storages(trace.ops[op]))
                 case Compute(op):
-                    read = {trace.values[value] for value in trace.ops[op].inputs}
-                    dead = [each for each in read & untouched if death[each] <= len(stops)]
-                    kept.update(dict.fromkeys(sorted(dead)))
+                    keep_for({trace.values[value] for value in trace.ops[op].inputs})
                     made = tuple(trace.new_storages(trace.ops[op]))
-                    if made:  # else the call only makes views, which come back with their base
+                    # else the call only makes views, which are restored together with their base
+                    if made:
                         moves.append(len(restores))
                         restores.append(made)
                 case SwapIn(storage):
-                    moves.append(len(restores))
-                    restores.append((storage,))
-                case SwapOut() | Discard():  # the engine decides when to copy ahead and discard
+                    copy(~storage)
+                case Discard():  # the engine discards copies when the host needs room
                     pass
         stops.append(len(moves))
-        return Route(tuple(stops), tuple(moves), tuple(restores), tuple(kept))
+        for index, (move, _) in enumerate(copies):
+            moves[move] = len(restores) + index
+        numbers = tuple(number for _, number in copies)
+        return Route(tuple(stops), tuple(moves), tuple(restores), tuple(kept), numbers)
 
     def as_numbers(self) -> dict[str, Any]:
         """Return the plan as plain data for a file. `from_numbers` is the inverse."""
@@ -82,13 +102,14 @@ class Route:
             tuple(numbers["moves"]),
             restores,
             tuple(numbers["kept"]),
+            tuple(numbers["copies"]),
             numbers["recompute_ns"],
             numbers["bound_ns"],
         )
 
 
 def _deaths(trace: Trace) -> list[float]:
-    """Return, for each storage, how many operators had run when it became unreachable."""
+    """Return for each storage after how many operators the program could not reach it any more."""
     deaths = [float("inf")] * len(trace.storages)
     references = [0] * len(trace.storages)
     held = [False] * len(trace.storages)

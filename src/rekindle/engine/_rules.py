@@ -1,4 +1,4 @@
-"""Rules of the engine that are not the policy's: dead storages, limits, compatibility."""
+"""Define the engine's settings that no policy decides: dead storages, limits, compatibility."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ class Rules:
 
 
 RIGHT: Final = Rules()
-"""The rules of real runs."""
+"""The settings of the engine when it runs a PyTorch program."""

@@ -33,9 +33,10 @@ from rekindle.native import _compile
 from rekindle.native._compile import CompilerError, Job, Unit
 
 FOLDER: Final = Path(__file__).parent
-_SHIPPED: Final = "prebuilt"  # folder of ready-made extensions in an installed wheel
+_SHIPPED: Final = "prebuilt"  # folder with the extensions that an installed wheel brings along
 _UNFINISHED: Final = "build-"  # prefix of the names of folders in which a build runs
-_OBJECTS: Final = "objects"  # folder of object files; a changed source recompiles only its unit
+# folder of object files; if a source changes, only its translation unit is compiled again
+_OBJECTS: Final = "objects"
 _WITHOUT_TORCH: Final = ("base", "engine", "replay")  # folders whose sources do not include PyTorch
 FLAGS: Final = (
     "-std=c++20",
@@ -46,7 +47,8 @@ FLAGS: Final = (
     "-fPIC",
 )
 _DAY_S: Final = 24 * 3600.0
-_AGAIN_AFTER_S: Final = _DAY_S  # until a failed build is tried again: the disk may have been full
+# time until a failed build is tried again, because the disk may have been full
+_AGAIN_AFTER_S: Final = _DAY_S
 _OLD_S: Final = 30 * _DAY_S  # age without use after which an extension is removed
 _KEPT: Final = 8  # most recently used extensions that are kept per name
 
@@ -59,7 +61,7 @@ class Unbuildable(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """Inputs of the build of one extension."""
+    """Inputs of the build of one extension module: sources, compiler and versions."""
 
     name: str
     units: tuple[Unit, ...]
@@ -110,10 +112,11 @@ class _Torch:
 
     flags: tuple[str, ...]
     links: tuple[str, ...]
-    made_by: tuple[str, ...]  # inputs of the digest
+    made_by: tuple[str, ...]  # version and commit, which are part of the digest
 
 
-_found: dict[str, ModuleType | str] = {}  # by extension name: the module, or why there is none
+# for each extension name: the loaded module, or why it could not be loaded
+_found: dict[str, ModuleType | str] = {}
 
 
 def _digest(sources: Sequence[Path], made_by: Sequence[str]) -> str:
@@ -207,7 +210,7 @@ def ship(
 def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleType | None:
     """Load the extension from the installed wheel. Return None if it has none for this torch."""
     folder = FOLDER / _SHIPPED
-    if not folder.exists():  # the usual case; computing the name would read all sources
+    if not folder.exists():  # leave early, because computing the file name would read all sources
         return None
     path = folder / _shipped_name(name, sources, with_torch=with_torch)
     if not path.exists():
@@ -249,7 +252,8 @@ def _torch() -> _Torch:
         raise Unbuildable("torch is not installed")
     import torch
 
-    home = Path(spec.origin).resolve().parent  # the same for all symbolic links to it
+    # resolve symbolic links, so that all paths to one torch give the same folder
+    home = Path(spec.origin).resolve().parent
     include, library = home / "include", home / "lib"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     made_by = [abi, torch.__version__, str(torch.version.git_version)]
@@ -265,15 +269,15 @@ def _torch() -> _Torch:
 def _compiler() -> tuple[str, ...]:
     """Return the command in `$CXX`, or the first common compiler that is installed."""
     if sys.platform == "win32":
-        raise Unbuildable("the native core is not built on Windows yet")
+        raise Unbuildable("the native core cannot be built on Windows yet")
     chosen = shlex.split(os.environ.get("CXX", ""))
     for command in [chosen] if chosen else [["g++"], ["clang++"], ["c++"]]:
         path = shutil.which(command[0])
         if path is not None:
             return (path, *command[1:])
     if chosen:
-        raise Unbuildable(f"no C++ compiler: $CXX is {chosen[0]}, which is not found")
-    raise Unbuildable("no C++ compiler (g++ or clang++) is found")
+        raise Unbuildable(f"no C++ compiler: $CXX names {chosen[0]}, which is not installed")
+    raise Unbuildable("no C++ compiler (g++ or clang++) is installed")
 
 
 def _version_of(compiler: Sequence[str]) -> str:
@@ -294,7 +298,7 @@ def _folder() -> Path:
         folder = core_folder()
         (folder / _OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
-        raise Unbuildable(f"no folder to keep the compiled core in: {error}") from None
+        raise Unbuildable(f"the folder for the compiled core cannot be made: {error}") from None
     return folder
 
 
@@ -325,7 +329,7 @@ def _last_use(path: Path) -> Path:
 def _remove_old(cache: Path) -> None:
     """Remove old unused extensions and object files, and the folders of killed builds."""
     now = time.time()
-    with contextlib.suppress(OSError):  # another process may remove the same files
+    with contextlib.suppress(OSError):  # another process may be removing the same files
         by_name: dict[str, list[tuple[float, Path]]] = {}
         for each in cache.glob("*.lock"):
             by_name.setdefault(each.name.partition("-")[0], []).append((each.stat().st_mtime, each))
@@ -350,7 +354,7 @@ def _locked(path: Path) -> Generator[None]:
     try:
         file = path.open("w")
     except OSError as error:
-        raise Unbuildable(f"the folder for the compiled core: {error}") from None
+        raise Unbuildable(f"the folder for the compiled core cannot be used: {error}") from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -21,13 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TextIO, final
 
-_UNIT_BYTES: Final = 240_000  # limit for the sources of one unit
+_UNIT_BYTES: Final = 240_000  # most bytes of source text in one translation unit
 _POLL_S: Final = 0.05
 _LINE_EVERY_S: Final = 5.0  # interval of progress lines if the output is no terminal
 _BAR: Final = 20  # width of the progress bar in characters
 
-# Seconds on one core of an AMD EPYC with g++ 12. They only weigh the units against each other: the
-# first finished unit scales them to this machine.
+# Seconds on one core of an AMD EPYC with g++ 12, to estimate how units compare. The first finished
+# unit scales the estimate to this machine.
 _HEADERS_S: Final = 15.0  # to parse PyTorch's headers
 _PER_BYTE_S: Final = 5e-5
 
@@ -52,7 +52,7 @@ class Unit:
 
     @property
     def cost(self) -> float:
-        """Estimated seconds to compile the unit where `_HEADERS_S` was measured."""
+        """Estimated seconds to compile the unit on the machine where `_HEADERS_S` was measured."""
         size = sum(source.stat().st_size for source in self.sources)
         return _HEADERS_S * self.with_torch + _PER_BYTE_S * size
 
@@ -84,7 +84,7 @@ class Job:
     """One compiler command to run."""
 
     command: tuple[str, ...]
-    cost: float = 0.0  # `Unit.cost`
+    cost: float = 0.0  # estimated seconds (`Unit.cost`)
 
 
 def cores() -> int:
@@ -113,7 +113,8 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
         while waiting or running:
             while waiting and len(running) < cores():
                 log = folder / f"{len(waiting)}.log"
-                with _interrupted_afterwards():  # Ctrl-C in here could leave a new compiler running
+                # Ctrl-C must not interrupt this block: a compiler could be left running
+                with _interrupted_afterwards():
                     running.append(_Running(waiting.pop(), log))
             time.sleep(_POLL_S)
             for each in [each for each in running if each.process.poll() is not None]:
@@ -199,11 +200,11 @@ class Progress:
 
     folder: Path  # folder in which the extension will be
     stream: TextIO | None  # where to write; None: show nothing
-    costs: Sequence[float]  # of the units to compile (`Unit.cost`)
+    costs: Sequence[float]  # `Unit.cost` of each unit to compile
     began: float = field(default_factory=time.monotonic)
     _done: int = 0
-    _cost: float = 0.0  # of the finished units
-    _seconds: float = 0.0  # that the finished units took
+    _cost: float = 0.0  # sum of `Unit.cost` of the finished units
+    _seconds: float = 0.0  # time that the finished units took
     _said: float = 0.0
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rekindle._public import publish
 from rekindle.planners._base import Planner as Planner
 from rekindle.planners._base import Search as Search
 from rekindle.planners._base import demand as demand
@@ -29,6 +30,8 @@ from rekindle.planners.extremes import RecomputeAll as RecomputeAll
 from rekindle.planners.given import Given as Given
 from rekindle.planners.revolve import Revolve as Revolve
 from rekindle.planners.rotor import Rotor as Rotor
+
+publish(__name__, globals().values())
 
 if TYPE_CHECKING:
     from rekindle.planners.checkmate import Checkmate as Checkmate
@@ -48,4 +51,6 @@ def __getattr__(name: str) -> object:
 
     if name not in _SOLVING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return getattr(import_module(_SOLVING[name]), name)
+    value: object = getattr(import_module(_SOLVING[name]), name)
+    publish(__name__, [value])
+    return value

@@ -13,13 +13,13 @@ from dataclasses import replace
 from math import isfinite
 from typing import Protocol, final
 
-from rekindle._types import Bytes, Nanoseconds
+from rekindle._types import Bytes, Nanoseconds, StorageId
 from rekindle.planners._problem import Problem
 from rekindle.planners._result import Plan, Progress, Status
 from rekindle.planners._sequence import Timeline, prune, settle, timeline
 from rekindle.planners._writer import timed_schedule, to_schedule
 from rekindle.policies.swap import Swap
-from rekindle.schedule import Cost, Schedule, verify
+from rekindle.schedule import Action, Cost, Discard, Free, Schedule, SwapIn, SwapOut, verify
 
 Watch = Callable[[Progress], None]
 
@@ -60,8 +60,9 @@ class Search:
         self.name = name
         self.swap = swap
         self.best: Timeline | None = None
-        self.best_ns: Nanoseconds = 0  #: when `best` ends (ns), if values may be swapped
-        self.taken: tuple[Schedule, Cost] | None = None  #: the best schedule with swapping
+        self.best_ns: Nanoseconds = 0  #: end (ns) of the best sequence, if values may be swapped
+        #: best schedule with swapping, and its cost
+        self.taken: tuple[Schedule, Cost] | None = None
         self.bound: Nanoseconds = problem.compute_ns
         self.smallest: Bytes | None = None
         self.time_limit = time_limit
@@ -132,6 +133,8 @@ class Search:
     def take(self, schedule: Schedule, note: str = "") -> Cost | None:
         """Keep a schedule with copies to the host as the best one, if it is the fastest so far.
 
+        Copies that nothing reads are left out first.
+
         Args:
             schedule: A schedule that is valid within the budget.
             note: Where the schedule comes from, for the progress line.
@@ -140,6 +143,7 @@ class Search:
             The cost of the schedule, or None if its copies exceed the limit of the host's memory.
         """
         assert self.swap is not None
+        schedule = _without_idle_copies(schedule)
         ways = replace(self.swap, host=None)
         judged = verify(self.problem.trace, schedule, self.budget, swap=ways)
         if self.swap.host is not None and judged.host_peak > self.swap.host:
@@ -240,7 +244,7 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
     for node in range(backward, len(problem)):
         bring_back(problem, problem.reads[node], gone, steps)
         steps.append(node)
-        gone.update(problem.lends[node])
+        gone.update(problem.overwrites[node])
     return steps
 
 
@@ -257,7 +261,7 @@ def recompute_all(problem: Problem) -> list[int]:
         bring_back(problem, problem.reads[node], gone, steps)
         steps.append(node)
         gone |= before
-        gone.update(problem.lends[node])
+        gone.update(problem.overwrites[node])
     return steps
 
 
@@ -274,7 +278,7 @@ def droppable(problem: Problem, keep: Set[int]) -> set[int]:
         if maker < backward and problem.replayable[maker] and item not in keep
     }
     gone -= {hold.item for hold in problem.holds if hold.last >= backward}
-    return gone | {item for items in problem.lends[:backward] for item in items}
+    return gone | {item for items in problem.overwrites[:backward] for item in items}
 
 
 def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]) -> None:
@@ -307,3 +311,28 @@ def backward_start(problem: Problem) -> int:
             return node
     memory = timeline(problem, range(len(problem))).memory
     return int(memory.argmax()) if len(memory) else 0
+
+
+def _without_idle_copies(schedule: Schedule) -> Schedule:
+    """Return `schedule` without the copies to the host that no swap-in reads."""
+    copy: dict[StorageId, int] = {}  # storage on the host -> index of the action that copied it
+    read: set[int] = set()  # indices of copies that a swap-in reads
+    of: dict[int, int] = {}  # index of a `Discard` -> index of the copy that it frees
+    for index, action in enumerate(schedule.actions):
+        match action:
+            case SwapOut(storage):
+                copy[storage] = index
+            case SwapIn(storage):
+                read.add(copy[storage])
+            case Discard(storage):
+                of[index] = copy.pop(storage)
+            case _:
+                pass
+    actions: list[Action] = []
+    for index, action in enumerate(schedule.actions):
+        if isinstance(action, SwapOut | Discard) and of.get(index, index) not in read:
+            if isinstance(action, SwapOut) and not action.keep:
+                actions.append(Free(action.storage))
+            continue
+        actions.append(action)
+    return Schedule(tuple(actions), schedule.made_by)

@@ -19,7 +19,8 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._problem import Problem
 from rekindle.planners._sequence import cost_of, timeline
 
-_Choice = tuple[frozenset[int], frozenset[int]]  # checkpointed blocks, nodes with saved results
+# pair: the checkpointed blocks, the nodes whose results are saved
+_Choice = tuple[frozenset[int], frozenset[int]]
 
 
 @final
@@ -43,7 +44,7 @@ class Blocks:
         These are the nodes of all blocks whose results are never overwritten in place.
         """
         problem = self.problem
-        lent = {item for items in problem.lends for item in items}
+        overwritten = {item for items in problem.overwrites for item in items}
 
         def price(node: int) -> float:
             return problem.cost[node] / sum(problem.nbytes[item] for item in problem.makes[node])
@@ -53,8 +54,8 @@ class Blocks:
             for nodes in self.nodes
             for node in nodes
             if sum(problem.nbytes[item] for item in problem.makes[node])
-            and not problem.lends[node]
-            and lent.isdisjoint(problem.makes[node])
+            and not problem.overwrites[node]
+            and overwritten.isdisjoint(problem.makes[node])
         ]
         return tuple(sorted(found, key=lambda node: (-price(node), node)))
 
@@ -67,7 +68,7 @@ class Blocks:
     def steps(self, chosen: Iterable[int], saved: Iterable[int]) -> list[int]:
         """Return the sequence of nodes with the blocks `chosen` checkpointed, except `saved`."""
         problem, skipped = self.problem, {*saved}
-        waiting: dict[int, int] = {}  # recomputed items, and the block that recomputes each
+        waiting: dict[int, int] = {}  # items to recompute -> the block that recomputes each
         for block in chosen:
             for node in self.again(block, skipped):
                 waiting.update(dict.fromkeys(problem.makes[node], block))

@@ -17,7 +17,7 @@ from rekindle.planners._sequence import Timeline as Line
 from rekindle.policies.swap import Swap
 from rekindle.schedule import Action, Compute, Free, SwapIn, SwapOut, Timeline
 
-_AHEAD: Final = 16  # number of next swap-ins that are searched for one that can start now
+_AHEAD: Final = 16  # how many of the next swap-ins are examined for one that can start now
 
 
 @final
@@ -34,11 +34,14 @@ class Carrier:
         self._memory = 0  # bytes in use now
         self._planned = line.memory.copy()  # bytes in use at each step, including early swap-ins
         self._resident: set[StorageId] = set()
-        self._unsent: dict[int, int] = {}  # items to copy to the host: step of the first eviction
-        self._departures: list[tuple[int, int]] = []  # heap of unsent, made items: (step, item)
-        self._arrivals: list[tuple[int, int, int]] = []  # swap-ins: (step, item, earliest step)
+        # items to copy to the host -> step of their first eviction
+        self._unsent: dict[int, int] = {}
+        # heap of items that are made but not copied yet: (step of the eviction, item)
+        self._departures: list[tuple[int, int]] = []
+        # swap-ins: (step at the latest, item, step at the earliest)
+        self._arrivals: list[tuple[int, int, int]] = []
         self._ahead: set[int] = set()  # items whose swap-in was started before its step
-        self._visits: dict[int, int] = {}  # number of swap-ins left for each item
+        self._visits: dict[int, int] = {}  # item -> number of its swap-ins that are still to come
         self._read_arrivals()
 
     def _read_arrivals(self) -> None:
@@ -55,7 +58,7 @@ class Carrier:
             if copy.item in self._visits:
                 self._unsent.setdefault(copy.item, copy.end)
                 self._unsent[copy.item] = min(copy.end, self._unsent[copy.item])
-        self._arrivals.reverse()  # the next swap-in is last in the list, so that pop() removes it
+        self._arrivals.reverse()  # reversed, so that pop() removes the next swap-in
 
     def follow(self, action: Action) -> None:
         """Update the clock and the memory in use after `action`."""
@@ -79,7 +82,7 @@ class Carrier:
         self.timeline.follow(action, before)
 
     def made(self, items: tuple[int, ...]) -> None:
-        """Note that `items` were computed for the first time and can be copied to the host now."""
+        """Record that `items` were computed for the first time: they can be copied to the host."""
         for item in items:
             if item in self._unsent:
                 heapq.heappush(self._departures, (self._unsent[item], item))
@@ -133,7 +136,10 @@ class Carrier:
         return None
 
     def _soon(self, step: int) -> Nanoseconds:
-        """Return when `step` will end (ns). A direction that is busy until later gets no copy."""
+        """Return the time (ns) at which `step` ends.
+
+        A direction that is busy until later gets no copy.
+        """
         node = self._line.steps[step]
         return self.timeline.now + (self._line.problem.cost[node] if node >= 0 else 0)
 

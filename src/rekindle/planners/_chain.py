@@ -77,7 +77,9 @@ class Chain:
         for stage, size in enumerate(self.tape):
             if size < self.value[stage + 1]:
                 raise ValueError(
-                    f"tape[{stage}] is {size}, but it holds an output of {self.value[stage + 1]}"
+                    f"tape[{stage}] is {size} bytes, wanted at least the {self.value[stage + 1]} "
+                    "bytes of the stage's output: the tape is all that the stage saves for its "
+                    "backward, and contains the output"
                 )
 
     def __len__(self) -> int:

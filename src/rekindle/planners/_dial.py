@@ -12,7 +12,7 @@ from rekindle.planners._chain import Operation
 from rekindle.planners._costs import ChainSchedule, Measured
 from rekindle.planners.rotor import persistent
 
-_TURNS = 16  # steps of the bisection of the limit: to 1 / 65,536 of its range
+_TURNS = 16  # steps of the bisection of the memory limit: to 1 / 65,536 of its range
 
 
 def best_schedule(measured: Measured, budget: Bytes, *, slots: int | None = 500) -> ChainSchedule:

@@ -17,7 +17,7 @@ from rekindle._types import Bytes
 from rekindle.planners._lives import Lives, gaps
 from rekindle.planners._sequence import Timeline
 
-_LONGEST: Final = 64  # most recomputed nodes that may replace one swap-in
+_LONGEST: Final = 64  # one swap-in may be replaced by at most so many recomputed nodes
 
 
 @final
@@ -113,7 +113,7 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
     """
     problem = line.problem
     memory = line.memory.copy()
-    before: dict[int, int] = {}  # by item: the step after which it was last evicted
+    before: dict[int, int] = {}  # item -> the step after which it was last evicted
     again: list[tuple[int, int, list[tuple[int, int]]]] = []
     lives = Lives.of(line)
     for step, node in enumerate(line.steps):

@@ -47,7 +47,8 @@ _PATIENCE = 200
 _DEARER = 1.25
 _NOISE = 0.3  # relative noise on a price, so that `shake` also tries gaps of similar prices
 _SHARES = (0.1, 0.3, 0.6)  # shares of the best plan's recomputations that `shake` removes
-_MOMENTS = 12  # most earlier steps to try if a recomputation does not fit just before its reader
+# number of earlier steps to try for a recomputation that does not fit just before its reader
+_MOMENTS = 12
 _ROUND = 32  # a round evicts at most 1 / _ROUND of the candidates at the worst step
 
 
@@ -111,9 +112,10 @@ class Fitter:
 
 
 class _Offer(NamedTuple):
-    """Gap that can be closed: between the reads at steps `start` and `end` of the item of `copy`.
+    """A gap that can be closed by evicting the item of `copy` and recomputing it later.
 
-    `nodes` are the nodes to recompute before step `end`.
+    The item is evicted after step `start`. Step `end` is the next step that reads it: before that
+    step, `nodes` are run to recompute it.
     """
 
     copy: Copy
@@ -144,14 +146,15 @@ class _Gaps:
         self.lately = lately
         self.rng = rng
         self.worst = int(over.argmax())
-        self.starts: dict[int, list[int]] = {}  # the first steps of the lives of each item
-        self.ends: dict[int, list[int]] = {}  # the last steps of the lives of each item
+        self.starts: dict[int, list[int]] = {}  # item -> first steps of its lives in memory
+        self.ends: dict[int, list[int]] = {}  # item -> last steps of its lives in memory
         for copy in line.copies:
             self.starts.setdefault(copy.item, []).append(copy.start)
             self.ends.setdefault(copy.item, []).append(copy.end)
-        self.closed: dict[int, tuple[int, int]] = {}  # by item: the gap closed in this round
-        self.wanted: dict[int, list[int]] = {}  # by item: steps at which recomputations read it
-        self.nodes: dict[int, list[int]] = {}  # by step: the nodes to recompute before it
+        # item -> its gap that was closed in this round
+        self.closed: dict[int, tuple[int, int]] = {}
+        self.wanted: dict[int, list[int]] = {}  # item -> steps at which recomputations read it
+        self.nodes: dict[int, list[int]] = {}  # step -> nodes to recompute before it
 
     def close(self, *, several: bool) -> tuple[list[int], Timeline] | None:
         """Close the cheapest gap or gaps: evict their items, and recompute them later.
@@ -170,7 +173,8 @@ class _Gaps:
             self._offer(queue, number, copy, reads)
         while queue and len(self.closed) < most and self.over[self.worst] > 0:
             _, number, closed, offer = heapq.heappop(queue)
-            if closed < len(self.closed):  # other gaps were closed after this price was computed
+            # the price is outdated: other gaps were closed since it was computed
+            if closed < len(self.closed):
                 self._offer(queue, number, offer.copy, reads)
             else:
                 self._close(offer)
@@ -190,7 +194,7 @@ class _Gaps:
         copy: Copy,
         reads: dict[int, list[int]],
     ) -> None:
-        """Put the gap of `copy` at the worst step into the queue, if the gap can be closed."""
+        """Queue an eviction of `copy` around the worst step, if it can be made again later."""
         known, wanted = reads.get(copy.item, []), self.wanted.get(copy.item)
         start, end = self._gap(copy, sorted(known + wanted) if wanted else known)
         if end < 0 or self._held(copy.item, start, end):
@@ -202,7 +206,7 @@ class _Gaps:
             heapq.heappush(queue, (price, number, len(self.closed), offer))
 
     def _close(self, offer: _Offer) -> None:
-        """Close a gap: note where its nodes are recomputed, and update excess and memory."""
+        """Apply an eviction: note where its item is recomputed, and update the memory in use."""
         item = offer.copy.item
         at, nodes = self._where(item, offer.end, offer.nodes)
         self.closed[item] = offer.start, at
@@ -216,7 +220,7 @@ class _Gaps:
         np.maximum(relief - self.problem.nbytes[item], 0, out=relief)
 
     def _price(self, item: int, start: int, end: int, nodes: list[int]) -> float:
-        """Return the price of a gap: cost over relief, raised for recently evicted items."""
+        """Return the price of an eviction: cost over bytes saved. Recent evictions cost more."""
         cost = 1 + sum(self.problem.cost[node] for node in nodes)
         relief = np.minimum(self.over[start + 1 : end], self.problem.nbytes[item]).sum()
         price = _DEARER ** self.lately[item] * cost / float(relief)
@@ -309,7 +313,7 @@ class _Gaps:
         least, chosen, tried = np.inf, (end, nodes), 0
         for at in range(end, self.worst, -1):
             if at < end and memory[at] + size > self.budget:
-                break  # recomputed this early, the item does not fit until it is read
+                break  # any earlier, the item does not fit between its recomputation and its reader
             lull = at == end or (before[at] <= before[at + 1] and before[at] < before[at - 1])
             found = self._again(item, at) if lull else None
             if found is None:

@@ -101,5 +101,5 @@ def reverse(
             }
         bring_back(problem, problem.reads[node], gone, steps)
         steps.append(node)
-        gone.update(problem.lends[node])
+        gone.update(problem.overwrites[node])
     return steps

@@ -16,12 +16,23 @@ from numpy.typing import NDArray
 
 try:
     import highspy
-except ImportError as error:  # an optional extra
+except ImportError as error:  # the solver is an optional extra
     raise ImportError(
         "this planner solves integer programs with HiGHS; write: pip install 'rekindle[plan]'"
     ) from error
 
 Floats = NDArray[np.float64]
+
+
+class _Silent(highspy.Highs):
+    """Solver that prints nothing: HiGHS 1.16 prints its version when callbacks are enabled.
+
+    The constructor enables them, by the method below.
+    """
+
+    def enableCallbacks(self) -> None:
+        self.silent()
+        super().enableCallbacks()
 
 
 @final
@@ -118,7 +129,7 @@ class Model:
             watch: A function that is called with (objective, bound) while solving.
             enough: A function that is called while solving; when it returns True, solving ends.
         """
-        highs: Any = highspy.Highs()
+        highs: Any = _Silent()
         highs.silent()
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("time_limit", max(0.0, float(time_limit)))
@@ -148,7 +159,7 @@ class Model:
         return self._solution(highs, relaxed)
 
     def _program(self, relaxed: bool) -> Any:
-        """Convert the model to a program of HiGHS."""
+        """Convert the model to a linear program for the solver HiGHS."""
         program: Any = highspy.HighsLp()
         program.num_col_ = len(self._cost)
         program.num_row_ = len(self._row_lower)

@@ -51,7 +51,7 @@ class Problem:
     """The items that each node reads."""
     makes: tuple[tuple[int, ...], ...]
     """The items that each node makes."""
-    lends: tuple[tuple[int, ...], ...]
+    overwrites: tuple[tuple[int, ...], ...]
     """The items whose memory the first run of a node takes over (an in-place write)."""
     replayable: tuple[bool, ...]
     """For each node, True if it can run again."""
@@ -68,7 +68,7 @@ class Problem:
     holds: tuple[Hold, ...]
     """Intervals in which items cannot be evicted, because they are pinned or user-held."""
     fixed: Bytes
-    """The bytes of parameters and other sources that stay from beginning to end."""
+    """Bytes of parameters and other storages without a recipe that stay from beginning to end."""
 
     @staticmethod
     def of(trace: Trace) -> Problem:
@@ -119,10 +119,10 @@ class Problem:
         held = self.held_bytes
         need = 0
         for node in range(len(self)):
-            own = {*self.reads[node], *self.makes[node]} - {*self.lends[node]}
-            counted = own.union(self.lends[node])
-            beside = held[node] - sum(self.nbytes[i] for i in counted if self._held_at(i, node))
-            need = max(need, beside + sum(self.nbytes[item] for item in own))
+            own = {*self.reads[node], *self.makes[node]} - {*self.overwrites[node]}
+            counted = own.union(self.overwrites[node])
+            others = held[node] - sum(self.nbytes[i] for i in counted if self._held_at(i, node))
+            need = max(need, others + sum(self.nbytes[item] for item in own))
         return need + self.fixed
 
     @cached_property
@@ -161,7 +161,7 @@ class _Distiller:
         self.cost: list[Nanoseconds] = []
         self.reads: list[tuple[int, ...]] = []
         self.makes: list[tuple[int, ...]] = []
-        self.lends: list[tuple[int, ...]] = []
+        self.overwrites: list[tuple[int, ...]] = []
         self.replayable: list[bool] = []
         self.op: list[OpId | None] = []
         self.value: list[ValueId | None] = []
@@ -172,7 +172,8 @@ class _Distiller:
         self.references = [0] * len(trace.storages)
         self.held_since: dict[int, int] = {}
         self.pinned: set[int] = set()
-        self.pinned_since: dict[int, int] = {}  # pinned, still referenced storages: first node
+        # pinned storages that are still referenced -> first node of the interval
+        self.pinned_since: dict[int, int] = {}
 
     def distil(self) -> Problem:
         """Go through all events of the trace and return the problem."""
@@ -202,7 +203,7 @@ class _Distiller:
             tuple(self.cost),
             tuple(self.reads),
             tuple(self.makes),
-            tuple(self.lends),
+            tuple(self.overwrites),
             self._repeatable(),
             tuple(self.op),
             tuple(self.value),
@@ -219,13 +220,13 @@ class _Distiller:
         A node can run again if its operator can. There is one exception: the node reads an item
         that is later overwritten in place, and the node that makes this item cannot run again.
         """
-        lent = {item for items in self.lends for item in items}
+        overwritten = {item for items in self.overwrites for item in items}
         lost: set[int] = set()
         found: list[bool] = []
         for node, replayable in enumerate(self.replayable):
             found.append(replayable and lost.isdisjoint(self.reads[node]))
             if not found[-1]:
-                lost.update(lent.intersection(self.makes[node]))
+                lost.update(overwritten.intersection(self.makes[node]))
         return tuple(found)
 
     def _call(self, op_id: OpId, held: bool) -> None:
@@ -239,8 +240,10 @@ class _Distiller:
             ]
             if op.workspace:
                 makes.append(self._item(None, op.workspace))
-            lends = self._items(self.trace.values[source] for _, source in op.overwrites)
-            self._node(op_id, None, op.cost, self._read(op.inputs), makes, lends, op.replayable)
+            overwrites = self._items(self.trace.values[source] for _, source in op.overwrites)
+            self._node(
+                op_id, None, op.cost, self._read(op.inputs), makes, overwrites, op.replayable
+            )
         for value in op.outputs:
             storage = self.trace.values[value]
             if held:
@@ -253,7 +256,7 @@ class _Distiller:
                 self._end(since, self.trace.values[source])
 
     def _moment(self, value: ValueId) -> None:
-        """Add a node at which the program reads a value."""
+        """Add a node without an operator, at which the program itself reads `value`."""
         self._node(None, value, 0, self._read([value]), (), (), True)
 
     def _node(
@@ -263,7 +266,7 @@ class _Distiller:
         cost: Nanoseconds,
         reads: tuple[int, ...],
         makes: Sequence[int],
-        lends: tuple[int, ...],
+        overwrites: tuple[int, ...],
         replayable: bool,
     ) -> None:
         self.op.append(op)
@@ -271,7 +274,7 @@ class _Distiller:
         self.cost.append(cost)
         self.reads.append(reads)
         self.makes.append(tuple(makes))
-        self.lends.append(lends)
+        self.overwrites.append(overwrites)
         self.replayable.append(replayable)
 
     def _item(self, storage: StorageId | None, nbytes: Bytes) -> int:
@@ -336,6 +339,6 @@ def _sources_of_views(trace: Trace) -> list[tuple[StorageId, ...]]:
         for value in op.outputs:
             found[value] = (trace.values[value],)
             if not trace.is_root(value):
-                beside = (storage for source in op.inputs for storage in found[source])
-                found[value] = tuple(dict.fromkeys((*found[value], *beside)))
+                siblings = (storage for source in op.inputs for storage in found[source])
+                found[value] = tuple(dict.fromkeys((*found[value], *siblings)))
     return found

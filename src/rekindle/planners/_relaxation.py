@@ -117,10 +117,11 @@ class Relaxation:
         self.cuts = tuple(sorted(cuts))
         self.budget = budget
         self.model = Model()
-        self._resident: list[dict[int, int]] = []  # S: for each cut, the column of each item
-        self._again: list[dict[int, int]] = []  # R: for each cut, the column of each node
-        self._back: list[dict[int, int]] = []  # B: for each cut, the column of each item
-        self._whole: list[dict[int, int]] = []  # W: for each cut, the column of each item
+        self._resident: list[dict[int, int]] = []  # for each cut: item -> column of S (is resident)
+        self._again: list[dict[int, int]] = []  # for each cut: node -> column of R (is recomputed)
+        self._back: list[dict[int, int]] = []  # for each cut: item -> column of B (is swapped in)
+        # for each cut: item -> column of W (the host has a whole copy)
+        self._whole: list[dict[int, int]] = []
         self._unit = gcd(*problem.nbytes) or 1
         self.tick: float = problem.grain if bandwidth is None else problem.compute_ns / 1000 or 1.0
         """The number of ns that 1 in the objective stands for."""
@@ -153,12 +154,13 @@ class Relaxation:
         return Decisions(self.cuts, tuple(resident), tuple(again))
 
     def start(self, line: Timeline) -> Floats:
-        """Return the solution of the program that a sequence of nodes corresponds to."""
+        """Convert a sequence of nodes to the solution of the integer program that describes it."""
         values = np.zeros(self.model.columns)
         at = line.first[list(self.cuts)]
         for copy in line.copies:
-            # An item whose life (`copy`) ends at the step of a cut is resident at that cut. An item
-            # that is made at the step of a cut is not.
+            # `copy` is a period in which an item is in memory, from a first to a last step. A cut
+            # is a step at which the program limits the memory. If the period ends at that step, the
+            # item counts there; if it begins there, it does not.
             low = int(np.searchsorted(at, copy.start, side="right"))
             high = int(np.searchsorted(at, copy.end, side="right"))
             for k in range(low, high):
@@ -182,7 +184,8 @@ class Relaxation:
                 multiple of the cost of the program.
         """
         problem = self.problem
-        scale = price * problem.compute_ns / self.tick / self.budget / len(self.cuts)
+        # A share of a tiny budget may be 0 bytes.
+        scale = price * problem.compute_ns / self.tick / max(1, self.budget) / len(self.cuts)
         for cut, columns in zip(self.cuts, self._resident, strict=True):
             for item, column in columns.items():
                 if problem.readers[item]:
@@ -250,11 +253,15 @@ class Relaxation:
                     model.row([whole, *sources], [-1.0] + [1.0] * len(sources), lower=0.0)
 
     def _clock(self, bandwidth: Bandwidth) -> None:
-        """Add columns for the delays of the cuts (d), and rows for the time of everything."""
+        """Add a column for the delay of each cut, and rows that say how long copies take.
+
+        The delay of a cut is the time by which its step begins later than without any copies.
+        """
         problem, model, cuts = self.problem, self.model, self.cuts
         before = np.concatenate(([0.0], np.cumsum(problem.cost))) / self.tick
         begin = [float(before[cut]) for cut in (*cuts, len(problem))]
-        after = [float(before[cut + 1]) for cut in cuts]  # the end of each cut's node
+        # for each cut, the time at which its node ends
+        after = [float(before[cut + 1]) for cut in cuts]
         end = len(cuts)
         late = [model.column(upper=np.inf) for _ in cuts] + [model.column(1.0, upper=np.inf)]
         out, back = (1e9 / rate / self.tick for rate in (bandwidth.out, bandwidth.back))
@@ -320,7 +327,7 @@ class Relaxation:
         """Add the constraint (memory) of cut k: resident items fit the budget."""
         problem, cut = self.problem, self.cuts[k]
         room = budget - problem.fixed - sum(problem.nbytes[item] for item in problem.makes[cut])
-        room += sum(problem.nbytes[item] for item in problem.lends[cut])
+        room += sum(problem.nbytes[item] for item in problem.overwrites[cut])
         items = [item for item in self._resident[k] if problem.nbytes[item]]
         self.model.row(
             [self._resident[k][item] for item in items],
@@ -460,5 +467,5 @@ def decode(problem: Problem, decisions: Decisions) -> list[int]:
         for item in problem.reads[node]:
             need(item)
         compute(node)
-        available.difference_update(problem.lends[node])
+        available.difference_update(problem.overwrites[node])
     return steps

@@ -15,7 +15,7 @@ class Status(Enum):
     """Outcome of a planner. The value of each member is the message for the user."""
 
     OPTIMAL = "proven optimal: no schedule with this order of first computations costs less"
-    FEASIBLE = "a valid plan; the lower bound leaves a gap"
+    FEASIBLE = "a valid plan, not proven optimal: its cost is above the lower bound"
     INFEASIBLE = "no schedule fits: the budget is below what a single operator needs at once"
     NOT_FOUND = "no plan found within the budget, and no proof that there is none"
     UNSUITED = "this planner cannot plan a program of this shape"
@@ -106,5 +106,5 @@ class Plan:
         if self.schedule is None and self.smallest_budget is not None:
             parts.append(f"the smallest budget with a known plan is {self.smallest_budget} bytes")
         if self.schedule is None and self.needed:
-            parts.append(f"below {self.needed} bytes nothing can work")
+            parts.append(f"no schedule exists below {self.needed} bytes")
         return "; ".join(part for part in parts if part)

@@ -85,7 +85,7 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
     needed: dict[int, int] = {}  # the last step so far that reads the item in its current life
     first = np.full(len(problem), len(steps), dtype=np.int64)
     copies: list[Copy] = []
-    freed_by_lending: list[tuple[int, int]] = []
+    freed_by_overwriting: list[tuple[int, int]] = []
     held: dict[int, int] = {}  # pinned and user-held items now, and the node until which they are
     ending: dict[int, list[int]] = {}  # for each node, the items that are held until this node
     starting: dict[int, list[Hold]] = {}
@@ -95,10 +95,13 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
     for step, node in enumerate(steps):
         is_first = node >= 0 and first[node] == len(steps)
         if node < 0 and (first[problem.maker[~node]] == len(steps) or ~node in held):
-            raise ValueError(f"step {step} brings back item {~node}, which is not on the host")
+            raise ValueError(f"step {step} swaps in item {~node}, which is not on the host")
         for item in inputs_of(problem, node):
             if item not in made:
-                raise ValueError(f"step {step} runs node {node}, but item {item} is gone")
+                raise ValueError(
+                    f"step {step} runs node {node}, which reads item {item}, but that item is not "
+                    "in memory"
+                )
             needed[item] = step
         for item in results_of(problem, node):
             if item in made:
@@ -107,9 +110,9 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
             made[item] = needed[item] = step
         if is_first:
             first[node] = step
-            for item in problem.lends[node]:
+            for item in problem.overwrites[node]:
                 copies.append(Copy(item, made.pop(item), step))
-                freed_by_lending.append((step, item))
+                freed_by_overwriting.append((step, item))
                 held.pop(item, None)
             for item in ending.pop(node, ()):
                 if held.get(item) == node:
@@ -119,7 +122,7 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
                 last = held[hold.item] = max(hold.last, held.get(hold.item, 0))
                 ending.setdefault(last, []).append(hold.item)
     copies += [Copy(item, start, needed[item]) for item, start in made.items()]
-    memory = _memory(problem, steps, copies, freed_by_lending)
+    memory = _memory(problem, steps, copies, freed_by_overwriting)
     return Timeline(problem, tuple(steps), tuple(copies), memory, first)
 
 

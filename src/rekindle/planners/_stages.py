@@ -65,7 +65,7 @@ def stages_of(problem: Problem) -> Stages:
 def _measure(
     problem: Problem, forward: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
 ) -> Chain:
-    """Compute the sizes, times and transients of the stages."""
+    """Compute the chain's sizes, times and transient bytes from the nodes of each stage."""
     size = problem.nbytes
     backward = groups[-1][0] if groups[-1] else len(problem)
     values = [0]

@@ -31,8 +31,8 @@ from rekindle.planners._swap_bound import swap_bound
 from rekindle.planners.given import steps_of
 from rekindle.schedule import Schedule
 
-# Shares of the time limit.
-_ALONE: Final = 0.15  # for a plan that only recomputes
+# Shares of the time limit for the parts of the search.
+_ALONE: Final = 0.15  # for the search for a plan that only recomputes
 _WIDER: Final = 0.03  # for each plan for more memory than the budget
 _BOUND: Final = 0.15  # for the lower bound
 
@@ -120,9 +120,9 @@ class Mixer:
             self._squeezed(part, found)
         for side in _SIDES:
             best = min(found, key=lambda part: found[part], default=1.0)
-            beside = [part for part in found if (part - best) * side > 0]
-            if beside and not self._done():
-                nearest = min(beside, key=lambda part: abs(part - best))
+            farther = [part for part in found if (part - best) * side > 0]
+            if farther and not self._done():
+                nearest = min(farther, key=lambda part: abs(part - best))
                 self._squeezed((best + nearest) / 2, found)
 
     def _squeezed(self, part: float, found: dict[float, Nanoseconds]) -> None:

@@ -27,7 +27,8 @@ def timed_schedule(
     """Convert a sequence with swap-ins to a schedule, and compute when the schedule ends.
 
     An item that is swapped in later is copied to the host as soon as the direction to the host is
-    idle. The swap-in starts as soon as `budget` has room for the item until the item is read.
+    idle. The swap-in starts once the direction from the host is idle and `budget` has room for the
+    item at every step until the item is read.
 
     Args:
         line: The sequence of nodes, as a timeline.
@@ -71,12 +72,13 @@ class _Writer:
                 self._read(value)
             elif (op := problem.op[node]) is not None:
                 is_first = bool(self.line.first[node] == step)
-                self._save(problem.lends[node] if is_first else ())
+                self._save(problem.overwrites[node] if is_first else ())
                 self._compute(op, is_first)
                 if self.carrier is not None and is_first:
                     self.carrier.made(problem.makes[node])
                 self._constants()
-            if step + 1 < len(steps):  # after the last step the program may hold the items
+            # nothing is freed after the last step: the program may hold the items
+            if step + 1 < len(steps):
                 for item in frees[step]:
                     self._free(item)
         return Schedule(tuple(self.actions), made_by)
@@ -88,10 +90,10 @@ class _Writer:
         for copy in self.line.copies:
             last = steps[copy.end]
             makes = problem.makes[last] if last >= 0 else ()
-            lends = problem.lends[last] if last >= 0 else ()
-            lent = copy.item in lends and self.line.first[last] == copy.end
+            overwrites = problem.overwrites[last] if last >= 0 else ()
+            overwritten = copy.item in overwrites and self.line.first[last] == copy.end
             replaced = copy.start < copy.end and copy.item in makes
-            if not lent and not replaced:
+            if not overwritten and not replaced:
                 frees[copy.end].append(copy.item)
         return frees
 
@@ -130,7 +132,7 @@ class _Writer:
         if self.defined[value]:
             return
         if self.trace.is_root(value):
-            raise ValueError(f"value {value} is read while it is gone")
+            raise ValueError(f"value {value} is read while it is not in memory")
         op_id = self.trace.maker[value]
         if not self.trace.ops[op_id].replayable:
             raise Unsupported(

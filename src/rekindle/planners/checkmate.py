@@ -145,13 +145,16 @@ class Rounding:
 
 def _refusal(problem: Problem, most_columns: int) -> str:
     """Return why the integer program cannot describe the problem, or an empty text."""
-    if problem.holds or any(problem.lends):
-        return "Checkmate's model knows no values that the program holds and no in-place writes"
+    if problem.holds or any(problem.overwrites):
+        return "Checkmate's model cannot express user-held values or in-place writes"
     nodes, items = len(problem), len(problem.nbytes)
     reads = sum(map(len, problem.reads))
     columns = nodes * (2 * nodes + 2 * items + reads) // 2
     if columns > most_columns:
-        return f"about {columns} columns, {most_columns} at most; write Cuts() instead"
+        return (
+            f"the integer program would have about {columns} columns, wanted at most "
+            f"{most_columns}; write Cuts() instead"
+        )
     return ""
 
 

@@ -49,7 +49,7 @@ _MARGINS = (1.0, 0.98, 0.93)  # shares of the budget to plan with; the rest is r
 _SHARES = (0.05, 0.1, 0.2, 0.4)  # shares of the items that `Repairer.neighbour` leaves open
 _SHAKES, _SHAKING = 10, 2.0  # most calls of `Fitter.shake` in a row, and the seconds for them
 _MOST_CUTS = 24
-_GAP = 0.001  # a plan that only starts a search with swapping need not be closer to its bound
+_GAP = 0.001  # a plan from which a search with swapping starts is good enough at this gap
 _ASIDE = 0.25  # additional share of the time to find a larger budget, if this one has no plan
 _CLASSICS = 0.01  # share of the time for plans of Chen and Revolve, which are found quickly
 _BEGINNING = 0.25  # share of the time to make the sequence without evictions fit the budget
@@ -68,8 +68,9 @@ def _smaller(search: Search, seconds: float) -> None:
         if line is None:
             low = middle
         else:
-            # The peak of `line` may be below `middle`. But a search with only that peak as the
-            # budget might not find this plan again, so `middle` is the safe answer.
+            # The peak of `line` may be below `middle`. But the planner, given only that peak as the
+            # budget, might not find the plan again. So `middle` is the smallest budget known to
+            # work.
             search.smallest = middle
 
 
@@ -132,7 +133,7 @@ class Cuts:
         return search.conclude(detail=detail)
 
     def _mix(self, search: Search) -> Plan:
-        """Search for the best mixture of recomputing and swapping."""
+        """Search for the best plan that recomputes some items and swaps others."""
         problem = search.problem
 
         def alone(budget: Bytes, seconds: float) -> tuple[int, ...] | None:
@@ -189,7 +190,8 @@ class _Rounds:
     def run(self) -> int:
         """Run rounds until the plan is good enough or time is over; return the number of cuts."""
         search = self.search
-        turn = self.planner.time_limit / 120  # seconds of local search; doubled each round
+        # seconds of local search in a round; doubled after each round
+        turn = self.planner.time_limit / 120
         while search.left > 0 and not self._close_enough():
             began = search.seconds
             line = self._exact()

@@ -41,7 +41,7 @@ def forwards(length: int, slots: int) -> int:
     if length == 0:
         return 0
     if slots < 1:
-        raise ValueError(f"{length} values cannot be reversed in {slots} slots")
+        raise ValueError(f"got {slots} slots to reverse {length} values, wanted at least 1 slot")
     rounds = 0
     while comb(slots + rounds, slots) < length + 1:
         rounds += 1
@@ -78,7 +78,8 @@ def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
     steps: list[int] = []
     todo: list[tuple[int, int, int]] = [(0, length, min(slots, length))]
     loss_is_due = True
-    while todo:  # entries: (start, number of values to reverse, slots); 0 values: a backward step
+    # entries: (start, number of values to reverse, slots); 0 values mean a backward step
+    while todo:
         start, values, free = todo.pop()
         if values == 0:
             if loss_is_due:
@@ -88,7 +89,7 @@ def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
             continue
         j = split(values, free)
         steps += range(start, start + j)
-        kept = start + j  # its value is the output of node kept - 1
+        kept = start + j  # number of the value to keep: the output of node kept - 1
         if j > 1:
             todo.append((start, j - 1, free))
         todo.append((kept - 1, 0, 0))

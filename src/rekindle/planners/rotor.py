@@ -75,8 +75,11 @@ class Rotor:
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         search = Search(problem, budget, self.name, watch)
-        if any(problem.lends) or not all(problem.replayable):
-            detail = "a chain's stages can all be run again; this program writes in place or reads"
+        if any(problem.overwrites) or not all(problem.replayable):
+            detail = (
+                "every stage of a chain must be recomputable, but this program writes in place "
+                "or reads values between stages"
+            )
             return search.conclude(status=Status.UNSUITED, detail=detail)
         stages = stages_of(problem)
         limit = budget - problem.fixed
@@ -130,7 +133,8 @@ class Table:
         self.chain = chain
         self.room = limit - chain.value[0]
         last = len(chain)
-        self.forward = np.concatenate([[0.0], np.cumsum(chain.forward)])  # time of stages before i
+        # entry i: total time of the forwards before stage i
+        self.forward = np.concatenate([[0.0], np.cumsum(chain.forward)])
         self.rows: list[Row] = []
         if self.room >= 0:
             self.rows = [np.full((last + 1 - i, self.room + 1), np.inf) for i in range(last + 1)]
@@ -276,7 +280,7 @@ class _Weak:
         return float(self.rows[0, 0, last][self.room])
 
     def _row(self, s: int, t: int, l: int) -> Row:  # noqa: E741
-        """Compute V(s, t, l, .)."""
+        """Compute V(s, t, l, m), the least time, for every amount of memory m."""
         chain, forward = self.chain, self.table.forward
         row = np.full(self.room + 1, np.inf)
         if s == t:
@@ -307,8 +311,8 @@ class _Weak:
         returned = chain.value[s] if slide and s else 0
         need = chain.value[s + 1] + chain.forward_extra[s]
         for j in range(s + 1, kept):
-            beside = chain.value[j] + chain.value[j + 1] + chain.forward_extra[j]
-            need = max(need, beside - returned)
+            together = chain.value[j] + chain.value[j + 1] + chain.forward_extra[j]
+            need = max(need, together - returned)
         return self.table.gradient(l) + need
 
     def _shifted(self, key: tuple[int, int, int], by: int) -> Row:

@@ -5,6 +5,7 @@ evicted. The engine evicts until the next operator fits. The score of the DTR pa
 * staleness): evict what is cheap to recompute, large, and long unused.
 """
 
+from rekindle._public import publish
 from rekindle.policies._advised import Advised as Advised
 from rekindle.policies._advised import AdvisedChooser as AdvisedChooser
 from rekindle.policies._base import Candidate as Candidate
@@ -24,8 +25,10 @@ from rekindle.policies.largest import Largest as Largest
 from rekindle.policies.lru import LRU as LRU
 from rekindle.policies.msps import MSPS as MSPS
 from rekindle.policies.random import Random as Random
+from rekindle.policies.swap import HostLink as HostLink
 from rekindle.policies.swap import Swap as Swap
-from rekindle.policies.swap import Ways as Ways
 from rekindle.policies.swap import speed as speed
 from rekindle.policies.thrifty import Thrifty as Thrifty
 from rekindle.policies.unoptimized import Unoptimized as Unoptimized
+
+publish(__name__, globals().values())

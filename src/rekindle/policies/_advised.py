@@ -34,7 +34,7 @@ class AdvisedChooser(Chooser):
         self._marked: dict[Candidate, None] = {}
         self._ready: dict[Candidate, None] = {}  # marked storages that may be evicted now
         self.spare: Bytes = 0  #: total size of the storages in `_ready`
-        self._behind = False  # True if victims were marked ones since the policy was last asked
+        self._behind = False  # True if marks decided evictions since the policy's last choice
         self.recompute_ns = chooser.recompute_ns
         self.loss = chooser.loss
         self.expected = chooser.expected
@@ -52,7 +52,7 @@ class AdvisedChooser(Chooser):
             self._make_ready(storage)
 
     def unmark(self, storage: Candidate) -> None:
-        """Note that the plan needs `storage` in memory from now on."""
+        """Record that the plan needs `storage` in memory from now on."""
         self._marked.pop(storage, None)
         self._unready(storage)
 
@@ -74,13 +74,13 @@ class AdvisedChooser(Chooser):
         return self.spare - sum(each.nbytes for each in set(needed) & self._ready.keys())
 
     def _make_ready(self, storage: Candidate) -> None:
-        """Note that the marked `storage` became a candidate for eviction."""
+        """Record that the marked `storage` became a candidate for eviction."""
         if storage not in self._ready:
             self._ready[storage] = None
             self.spare += storage.nbytes
 
     def _unready(self, storage: Candidate) -> None:
-        """Note that `storage` lost its mark, or is no candidate any more."""
+        """Record that `storage` lost its mark, or is no candidate any more."""
         if storage in self._ready:
             del self._ready[storage]
             self.spare -= storage.nbytes

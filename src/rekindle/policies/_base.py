@@ -48,11 +48,11 @@ class Chooser(ABC):
 
     @abstractmethod
     def add(self, storage: Candidate) -> None:
-        """Note that `storage` may be evicted from now on."""
+        """Record that `storage` may be evicted from now on."""
 
     @abstractmethod
     def remove(self, storage: Candidate) -> None:
-        """Note that `storage` may not be evicted: it is locked, held, evicted or dead."""
+        """Record that `storage` may not be evicted: it is locked, held, evicted or dead."""
 
     @abstractmethod
     def choose(self, now: Nanoseconds) -> Candidate | None:
@@ -82,25 +82,25 @@ class Chooser(ABC):
         return storage.cost / max(1, now - storage.last_access)
 
     def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
-        """Note that a running call will make `storage` (only with `Rules.quirks`)."""
+        """Record that a running call will make `storage` (only with `Rules.quirks`)."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that `storage` was evicted. It can be recomputed or swapped in."""
+        """Record that `storage` was evicted. It can be recomputed or swapped in."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that the evicted `storage` is in memory again."""
+        """Record that the evicted `storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that the evicted `storage` will never be needed again."""
+        """Record that the evicted `storage` will never be needed again."""
 
     def watch(self, priced: Callable[[Candidate], None]) -> None:  # noqa: B027
         """From now on, call `priced` with each storage whose score the chooser computes."""
 
     def touched(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that the last access of the candidate `storage` changed."""
+        """Record that the last access of the candidate `storage` changed."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that the cost or the parents of `storage` changed."""
+        """Record that the cost or the parents of `storage` changed."""
 
 
 class Policy(ABC):

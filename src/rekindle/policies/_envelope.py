@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from rekindle._types import Bytes, Nanoseconds
 
-WIDTH: Final = 1024  # near the square root of the largest expected number of lines
-FEW: Final = 4 * WIDTH  # up to so many lines, evaluating all is faster than keeping tops of rows
+WIDTH: Final = 1024  # lines per row: near the square root of the largest expected number of lines
+# up to this many lines, evaluating all is faster than keeping a top line for each row
+FEW: Final = 4 * WIDTH
 
 #: Twice the worst relative error of a benefit (a product and a quotient of integers). With this
 #: margin, the time until which a top stays greatest is never too late because of rounding.
@@ -32,20 +33,20 @@ Floats = npt.NDArray[np.float64]
 
 @final
 class Envelope:
-    """Lines in numbered slots. Of equal lines, the one with the greatest `order` wins."""
+    """The benefits of candidates as lines in time, one per slot: finds the greatest one."""
 
     def __init__(self, *, moving: bool, few: int = FEW) -> None:
         self._moving = moving  # False: the benefit is bytes / cost, without staleness
         self._few = few
         self._vacant: list[int] = []
-        self._dirty: set[int] = set()  # rows whose top must be searched again
+        self._dirty: set[int] = set()  # rows whose top line must be searched again
         self._used = 0
-        self._now: Nanoseconds = 0  # time of the last search
+        self._now: Nanoseconds = 0  # latest time for which benefits were computed
         self._benefits: Floats | None = None  # benefits of all lines at `_now`; None: not computed
         self._grow(1)
 
     def _grow(self, rows: int) -> None:
-        """Enlarge all arrays to `rows` rows."""
+        """Enlarge all arrays of the table to `rows` rows, and keep their contents."""
 
         def longer(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> npt.NDArray[Any]:
             if old is not None:
@@ -64,7 +65,7 @@ class Envelope:
         self._until = longer(get("_until"), np.full(rows, np.inf))
 
     def add(self, cost: float) -> int:
-        """Reserve a slot for a line.
+        """Reserve a slot for the line of a candidate's benefit.
 
         Returns:
             The slot. The line takes part in searches after `renew`.
@@ -80,13 +81,13 @@ class Envelope:
         return slot
 
     def remove(self, slot: int) -> None:
-        """Remove the line in `slot`."""
+        """Remove the benefit line in `slot`."""
         self._cost[slot] = 1.0
         self.renew(slot, -1, -1, -1)
         self._vacant.append(slot)
 
     def renew(self, slot: int, nbytes: Bytes, last: Nanoseconds, order: int) -> None:
-        """Set size, last access and order of the storage whose line is in `slot`."""
+        """Set size, last access and order of the storage whose benefit line is in `slot`."""
         self._bytes[slot] = nbytes
         self._last[slot] = last
         self._order[slot] = order
@@ -94,14 +95,14 @@ class Envelope:
         self._benefits = None
 
     def reprice(self, slot: int, cost: float) -> None:
-        """Set the cost of the storage whose line is in `slot`."""
+        """Set the cost of the storage whose benefit line is in `slot`."""
         self._cost[slot] = cost
         self._dirty.add(slot // WIDTH)
         if self._benefits is not None:
             self._benefits[slot] = self._benefit_of(slot, self._now)
 
     def best(self, now: Nanoseconds) -> int:
-        """Return the slot of the line that is greatest at `now`. There must be a line."""
+        """Return the slot with the greatest benefit at the time `now`. There must be a line."""
         if self._used > self._few:
             return self._best_of_rows(now)
         used = slice(0, self._used)
@@ -112,7 +113,7 @@ class Envelope:
         return self._greatest(benefits, self._order[used])
 
     def _best_of_rows(self, now: Nanoseconds) -> int:
-        """Return the slot of the greatest line by comparing the tops of all rows."""
+        """Return the slot with the greatest benefit by comparing the top lines of all rows."""
         due = np.flatnonzero(self._until <= now)
         if len(due) or self._dirty:
             rows = {*due.tolist(), *self._dirty}
@@ -122,7 +123,7 @@ class Envelope:
         return int(self._top[row])
 
     def _benefit_of(self, slots: Any, now: Nanoseconds) -> Any:
-        """Return the benefits at `now` of the lines in `slots`."""
+        """Return the benefits at `now` of the storages whose lines are in `slots`."""
         return self._benefit(self._bytes[slots], self._last[slots], self._cost[slots], now)
 
     def _benefit(self, nbytes: Any, last: Any, cost: Any, now: Nanoseconds) -> Any:

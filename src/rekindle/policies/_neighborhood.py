@@ -77,16 +77,16 @@ class Neighborhood(ABC):
         """Count `storage`, which a running call will make, as evicted (with `Rules.quirks`)."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that `storage` was evicted. It can be recomputed or swapped in."""
+        """Record that `storage` was evicted. It can be recomputed or swapped in."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that `storage` is in memory again."""
+        """Record that `storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that the evicted `storage` left the graph, because nothing needs it any more."""
+        """Record that the evicted `storage` left the graph, because nothing needs it any more."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """Note that the cost of the operators of `storage` rose. It may have more parents now."""
+        """Record that the cost of the operators of `storage` rose. It may have more parents now."""
 
 
 @final
@@ -135,7 +135,7 @@ _Graph = dict[Candidate, dict[Candidate, None]]
 
 @final
 class Exact(Neighborhood):
-    """c0 plus the exact cost of e*(s).
+    """The storage's own cost c0 plus the exact cost of its evicted neighborhood e*(s).
 
     The class maintains the graph of evicted storages. When storages return to memory, the cost of
     every storage whose neighborhood contained them may fall. It falls by at most their cost and the
@@ -151,14 +151,16 @@ class Exact(Neighborhood):
         self._down: _Graph = {}  # the evicted children of each evicted storage
         # Storages that returned since the last `cost_decreases`, with their parents at that time.
         # They may have left the graph meanwhile.
-        self._back: dict[Candidate, tuple[Candidate, ...]] = {}
-        # By storage: upper bound of how far its cost fell when evicted descendants left the graph.
+        self._returned: dict[Candidate, tuple[Candidate, ...]] = {}
+        # For each storage, how far its cost may have fallen because evicted descendants left the
+        # graph.
         self._lost: dict[Candidate, float] = {}
         self._expected: dict[Candidate, None] = {}  # outputs of the running call (`Rules.quirks`)
         # Storages whose neighborhood contains the outputs in `_expected`.
         self._noticed: dict[Candidate, None] = {}
         self._asked = 0  # number of costs computed so far
-        self._since: dict[Candidate, int] = {}  # value of `_asked` when each storage was evicted
+        # value of `_asked` at the time when each storage was evicted
+        self._since: dict[Candidate, int] = {}
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         self._asked += 1
@@ -176,7 +178,7 @@ class Exact(Neighborhood):
         return storage.cost + _sum(_reach(self._up, storage.parents()))
 
     def expected(self, storage: Candidate) -> None:
-        """Count `storage` as evicted, but hide it from neighborhoods for now.
+        """Count `storage` as evicted, but do not add its cost to that of its evicted neighbors yet.
 
         The DTR authors' simulator updates a neighborhood only when one of its storages returns to
         memory. Until then the neighborhood does not contain the outputs of the running call.
@@ -193,9 +195,9 @@ class Exact(Neighborhood):
     def evicted(self, storage: Candidate) -> None:
         if storage in self._noticed:
             self._notice(storage)
-        # If `cost_decreases` has not reported its last return yet, known costs may still include
-        # the storage.
-        seen = self._back.pop(storage, None) is not None
+        # True if `cost_decreases` has not yet reported that the storage returned: computed costs
+        # may still include its cost.
+        seen = self._returned.pop(storage, None) is not None
         self._since.setdefault(storage, -1 if seen else self._asked)
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
         self._down[storage] = {c: None for c in storage.children() if c in self._down}
@@ -211,8 +213,9 @@ class Exact(Neighborhood):
                 self._noticed.clear()
         elif self._expected:
             self._notice(storage)
-        if self._remove(storage) < self._asked:  # else no cost was computed while it was evicted
-            self._back[storage] = tuple(storage.parents())
+        # else no cost was computed while it was evicted, so none includes its cost
+        if self._remove(storage) < self._asked:
+            self._returned[storage] = tuple(storage.parents())
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
@@ -221,7 +224,7 @@ class Exact(Neighborhood):
         if self._down[storage]:
             lost = math.inf
             for child in self._down[storage]:
-                self._back[child] = tuple(child.parents())
+                self._returned[child] = tuple(child.parents())
         self._remove(storage)
         for parent in storage.parents():
             self._lost[parent] = self._lost.get(parent, 0.0) + lost
@@ -243,14 +246,14 @@ class Exact(Neighborhood):
         return self._since.pop(storage)
 
     def cost_decreases(self) -> Iterable[tuple[Candidate, float]]:
-        back, lost = self._back, self._lost
-        if not back and not lost:
+        returned_now, lost = self._returned, self._lost
+        if not returned_now and not lost:
             return
-        self._back, self._lost = {}, {}
-        nearest = [parent for parents in back.values() for parent in parents]
+        self._returned, self._lost = {}, {}
+        nearest = [parent for parents in returned_now.values() for parent in parents]
         above = _reach(self._up, (*nearest, *lost))
-        below = _reach(self._down, (c for s in back for c in s.children()))
-        fall = _sum(back) + sum(lost.values())
+        below = _reach(self._down, (c for s in returned_now for c in s.children()))
+        fall = _sum(returned_now) + sum(lost.values())
         # The cost of an ancestor falls by the returned storages and those below them. The cost of a
         # descendant falls by the returned storages and those above them.
         loss_above, loss_below = fall + _sum(below), fall + _sum(above)
@@ -258,13 +261,15 @@ class Exact(Neighborhood):
             border = (s for member in above for s in member.parents())
             for storage in dict.fromkeys((*nearest, *border, *lost)):
                 yield storage, loss_above
-        border = (s for group in (back, below) for member in group for s in member.children())
+        border = (
+            s for group in (returned_now, below) for member in group for s in member.children()
+        )
         for storage in dict.fromkeys(border):
             yield storage, loss_below
 
 
 def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
-    """Return everything reachable from `start` in `graph`, including `start`."""
+    """Return all storages of `graph` that can be reached from `start`, including `start`."""
     stack = [storage for storage in start if storage in graph]
     seen = dict.fromkeys(stack)
     while stack:
@@ -296,7 +301,7 @@ def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) ->
 
 
 class _Class:
-    """A node of the union-find forest. The root of a tree carries the figures of its class."""
+    """A node of the union-find forest. The root of a tree stores the total cost of its class."""
 
     __slots__ = ("border", "fall", "members", "sum", "up")
 
@@ -325,7 +330,7 @@ class Classes(Neighborhood):
 
     def __init__(self) -> None:
         self._node: dict[Candidate, _Class] = {}  # node of each evicted storage
-        # Cost that each storage will take out of its class.
+        # Cost that each evicted storage will subtract from its class when it returns.
         self._owed: dict[Candidate, Nanoseconds] = {}
         self._fallen: dict[_Class, None] = {}  # classes whose sum fell since last `cost_decreases`
         # Storages that may have lost a neighboring class, so that their cost fell.
@@ -351,7 +356,7 @@ class Classes(Neighborhood):
         self._owed[storage] = storage.cost
 
     def repriced(self, storage: Candidate) -> None:
-        if storage in self._node:  # a view of an evicted storage
+        if storage in self._node:  # a view was made of an evicted storage
             self._owed[storage] = storage.cost
 
     def evicted(self, storage: Candidate) -> None:

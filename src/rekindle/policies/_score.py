@@ -1,4 +1,4 @@
-"""Policies as numbers, for the native core.
+"""Describe policies to the native core, by numbers that select the terms of a score.
 
 The native core implements the scores below in C++. For any other policy it calls Python.
 """

@@ -50,7 +50,8 @@ class ScoredChooser(Chooser):
         self._by_staleness = by_staleness
         self._root = root
         self._lines = Envelope(moving=by_staleness)
-        self._slot: dict[Candidate, int] = {}  # slot of each candidate's line
+        # slot of each candidate's benefit line in the `Envelope`
+        self._slot: dict[Candidate, int] = {}
         self._member: dict[int, Candidate] = {}  # candidate of each slot
         self._price: dict[Candidate, float] = {}  # cost of each candidate: exact, or a lower bound
         # Value of `_changes` when the cost was computed; a missing entry means a lower bound.
@@ -82,7 +83,8 @@ class ScoredChooser(Chooser):
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
-        if storage in self._slot:  # forget its cost, which differs when it returns to memory
+        # remove its benefit line: its cost will differ when it returns to memory
+        if storage in self._slot:
             self._take_out(storage)
             self._news.pop(storage, None)
         self._changes += 1
@@ -111,12 +113,13 @@ class ScoredChooser(Chooser):
         while True:
             slot = self._lines.best(now)
             storage = self._member[slot]
-            # The greatest upper bound is an exact benefit, so no other benefit is greater.
+            # The benefit that is greatest by its upper bound is exact, so no other benefit is
+            # greater.
             if self._priced.get(storage) == self._changes:
                 return storage
             self._priced[storage] = self._changes
             price = self._neighborhood.cost(storage) or _LEAST
-            # The stored lower bound was the exact cost.
+            # The stored lower bound was exact.
             if price == self._price[storage]:
                 return storage
             self._reprice(storage, price)
@@ -147,7 +150,7 @@ class ScoredChooser(Chooser):
         return cost / math.sqrt(staleness) if self._root else cost / staleness
 
     def _listen(self) -> None:
-        """Apply the deferred updates of candidates to their lines."""
+        """Update the lines by the changes of candidates that were deferred to this `choose`."""
         for storage, candidate in self._news.items():
             if not candidate:
                 self._take_out(storage)
@@ -161,7 +164,7 @@ class ScoredChooser(Chooser):
         self._news.clear()
 
     def _take_out(self, storage: Candidate) -> None:
-        """Remove `storage` from the lines."""
+        """Remove the benefit line of `storage` from the `Envelope`."""
         slot = self._slot.pop(storage)
         del self._member[slot], self._price[storage]
         self._lines.remove(slot)
@@ -184,7 +187,7 @@ class ScoredChooser(Chooser):
         return self._neighborhood.least(storage) or _LEAST
 
     def _reprice(self, storage: Candidate, price: float) -> None:
-        """Store the cost `price` of `storage`, and update its line."""
+        """Store the cost `price` of `storage`, and update its benefit line in the `Envelope`."""
         self._price[storage] = price
         self._lines.reprice(self._slot[storage], self._power(price))
 

@@ -69,7 +69,7 @@ class Swap:
         checks.switch(self.only, "rekindle.policies.Swap(only={})")
 
 
-def speed(swap: Swap | None, line: str) -> Swap | None:
+def speed(swap: str | int | Swap | None, line: str) -> Swap | None:
     """Check an argument `swap=` that must be a `Swap` or None, not an amount of host memory.
 
     Args:
@@ -80,11 +80,12 @@ def speed(swap: Swap | None, line: str) -> Swap | None:
         InvalidArgument: `swap` is neither a `Swap` nor None.
     """
     instead = "rekindle.policies.Swap(host=32 * 2**30)"
-    return checks.kind(swap, (Swap, type(None)), "a rekindle.policies.Swap", line, instead)
+    checks.kind(swap, (Swap, type(None)), "a rekindle.policies.Swap", line, instead)
+    return swap if isinstance(swap, Swap) else None
 
 
 @final
-class Ways:
+class HostLink:
     """The links between device and host, one for each direction, on the engine's clock."""
 
     def __init__(self, swap: Swap) -> None:
@@ -119,7 +120,7 @@ class Ways:
         return self._busy_in <= now
 
     def asked(self, now: Nanoseconds) -> None:
-        """Note that the link to the host was checked at `now`."""
+        """Record that the link to the host was checked at `now`."""
         self._asked = now
 
     def send(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:

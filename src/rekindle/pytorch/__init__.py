@@ -1,5 +1,6 @@
 """Everything that runs PyTorch programs within a budget. The only part that imports torch."""
 
+from rekindle._public import publish
 from rekindle.pytorch.context import Run as Run
 from rekindle.pytorch.context import budget as budget
 from rekindle.pytorch.context import environment as environment
@@ -17,3 +18,6 @@ from rekindle.pytorch.observed import observe as observe
 from rekindle.pytorch.observed import prices as prices
 from rekindle.pytorch.observed import verify as verify
 from rekindle.pytorch.online import device_of_program as device_of_program
+
+publish("rekindle", [Estimate, Run, Verification, capture, estimate, verify])
+publish("rekindle", [budget, never_recompute, recomputable])

@@ -124,6 +124,7 @@ class Figures:
     evictions: int
     recomputations: int
     title: str = "A run within a budget"
+    measured: str = "step"  #: what was measured: a "step", or the whole "run" of a script
     at_peak: Holders = Holders()
     timeline: Timeline = Timeline()
     recomputed: tuple[Recomputed, ...] = ()
@@ -133,7 +134,7 @@ class Figures:
     plain_ns: Nanoseconds | None = None  #: measured time of the step without Rekindle
     swapped: Swapped | None = None  #: figures of swapping; None if nothing may be swapped
     advice: tuple[str, ...] = ()
-    lost_ns: Nanoseconds | None = None  #: time lost, with bookkeeping; None if not measured
+    lost_ns: Nanoseconds | None = None  #: time lost, with bookkeeping, without waiting
 
     @property
     def overhead(self) -> float:
@@ -142,5 +143,6 @@ class Figures:
 
     @property
     def time_lost(self) -> Nanoseconds:
-        """Time (ns) lost to the budget: `lost_ns` if that was measured, else `recompute_ns`."""
-        return self.recompute_ns if self.lost_ns is None else self.lost_ns
+        """Time (ns) lost to the budget, with `swapped.waiting_ns`."""
+        lost = self.recompute_ns if self.lost_ns is None else self.lost_ns
+        return lost + (0 if self.swapped is None else self.swapped.waiting_ns)

@@ -27,7 +27,7 @@ _CATEGORIES = (
     "held by your code",
     "inputs and buffers",
 )
-_PALETTE = (*COLORS[:7], "#f0e442")  # without black, which is invisible on a dark page
+_PALETTE = (*COLORS[:7], "#f0e442")  # all colors but black, which is invisible on a dark page
 
 
 def page(report: Figures) -> str:
@@ -79,7 +79,7 @@ def _figures(report: Figures) -> str:
         part = f"{report.smallest_budget / max(1, report.peak):.1%} of the peak"
         cards.append(("smallest budget", format_bytes(report.smallest_budget), part))
     if report.plain_ns is not None:
-        cards.append(("plain step", format_ns(report.plain_ns), "without Rekindle"))
+        cards.append((f"plain {report.measured}", format_ns(report.plain_ns), "without Rekindle"))
     return f'<dl class="figures">{"".join(_card(*card) for card in cards)}</dl>'
 
 
@@ -223,11 +223,11 @@ def _curve(report: Figures) -> str:
         drawing,
         x=_svg.ticks(right, _unit(right), format_bytes, most=4),
         y=_svg.ticks(10 * top, 1, lambda tenths: f"{tenths / 10:.1f} x"),
-        label="predicted time of a step against budget",
+        label=f"predicted time of a {report.measured} against budget",
     )
     note = (
-        "Time of a step over its time without Rekindle, against the budget: simulated, with the "
-        f"bookkeeping. Grey: less than {format_bytes(least)} does not fit."
+        f"Time of a {report.measured} over its time without Rekindle, against the budget: "
+        f"simulated, with the bookkeeping. Grey: less than {format_bytes(least)} does not fit."
     )
     return f"{chart}<p>{note}</p>{_table_of(report)}"
 
@@ -240,7 +240,7 @@ def _table_of(report: Figures) -> str:
         f"<td>{choice.recomputations:,}</td></tr>"
         for choice in report.choices
     ]
-    titles = ("of all", "step", "slowdown", "recomputed")
+    titles = ("of all", report.measured, "slowdown", "recomputed")
     head = f"<tr><th>budget</th>{''.join(f'<td>{title}</td>' for title in titles)}</tr>"
     body = f"<thead>{head}</thead><tbody>{''.join(rows)}</tbody>"
     return f'<details><summary>As a table</summary><table class="list">{body}</table></details>'

@@ -1,11 +1,11 @@
-"""Draw the figures of the DTR paper (Kirisame et al., ICLR 2021) from simulated runs.
+"""Draw figure 2 of the DTR paper (Kirisame et al., ICLR 2021) from simulated runs.
 
-`rekindle paper` and `rekindle simulate --plots` call this module.
+`rekindle simulate --plots` calls this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -91,59 +91,3 @@ def _split(points: Sequence[Point]) -> tuple[list[Point], Point | None]:
             return passed, point
         passed.append(point)
     return passed, None
-
-
-def bars(
-    counts: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], path: Path, *, what: str
-) -> None:
-    """Draw counts against the memory ratio, with a logarithmic axis for the counts.
-
-    Args:
-        counts: For each model and policy, points (ratio, count).
-        path: The file to write.
-        what: The label of the axis of counts.
-    """
-    figure, axes = _plot.grid(len(counts))
-    for (log, by_policy), axis in zip(counts.items(), axes, strict=True):
-        for number, (policy, points) in enumerate(by_policy.items()):
-            x, y = [point[0] for point in points], [point[1] for point in points]
-            _plot.line(axis, x, y, label=policy, number=number)
-        axis.set(title=log, xlabel="memory ratio", ylabel=what, yscale="log")
-        axis.invert_xaxis()
-    axes[0].legend(fontsize="x-small")
-    _plot.save(figure, path)
-
-
-def theory(
-    lines: Mapping[str, Sequence[tuple[float, float]]],
-    path: Path,
-    *,
-    title: str,
-    x: str,
-    y: str,
-    bounds: Sequence[str] = (),
-) -> None:
-    """Draw curves over problem sizes or budgets, both axes logarithmic.
-
-    Args:
-        lines: The points of each curve, by label.
-        path: The file to write.
-        title: The title of the plot.
-        x: The label of the x axis.
-        y: The label of the y axis.
-        bounds: The labels of the curves that are drawn dashed.
-    """
-    figure, (axis,) = _plot.grid(1, width=6.0, height=4.5)
-    for number, (label, points) in enumerate(lines.items()):
-        style = "--" if label in bounds else "-"
-        _plot.line(
-            axis,
-            [p[0] for p in points],
-            [p[1] for p in points],
-            label=label,
-            number=number,
-            style=style,
-        )
-    axis.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale="log")
-    axis.legend(fontsize="small")
-    _plot.save(figure, path)

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, final
 
 from rekindle import _checks as checks
-from rekindle._errors import OutOfBudget
+from rekindle._errors import InvalidArgument, OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.report._data import Choice, Holders
@@ -25,10 +25,13 @@ class Profile:
     Attributes:
         report: Uses of the memory at the peak, memory over time, time against budget.
         trace: The trace of the step, for `rekindle.simulate` and the planners.
+        noise: The time by which the slowest repetition of the step exceeded the fastest, as a
+            fraction.
     """
 
     report: Report
     trace: Trace
+    noise: float = 0.0
 
     @property
     def peak(self) -> Bytes:
@@ -85,21 +88,15 @@ class Profile:
 
         Args:
             slowdown: The most time that a step may take, as a multiple of its time without
-                Rekindle.
+                Rekindle, from 1.0 on.
 
         Raises:
-            ValueError: Even within the largest budget a step is slower.
+            InvalidArgument: Even within the largest budget a step is slower.
         """
-        checks.number(slowdown, 0.0, "profile.budget_for(slowdown={})", "1.1")
+        checks.number(slowdown, 1.0, "profile.budget_for(slowdown={})", "1.1")
         fast = [choice for choice in self.curve if choice.slowdown <= slowdown]
         if not fast:
-            least = self.curve[0].slowdown
-            enough = math.ceil(round(100 * least, 6)) / 100
-            raise ValueError(
-                f"profile.budget_for(slowdown={slowdown}): wanted at least {least:.3f}, which the "
-                "bookkeeping alone takes, with nothing evicted; write "
-                f"profile.budget_for(slowdown={enough:.2f})"
-            )
+            raise self._too_fast(slowdown)
         last = fast[-1]
         following = self.curve[len(fast) :]
         if not following:
@@ -132,10 +129,27 @@ class Profile:
         """
         return self.report.to_json(path)
 
+    def _too_fast(self, slowdown: float) -> InvalidArgument:
+        """Return the error for a slowdown that no budget reaches, not even without eviction."""
+        first = self.curve[0]
+        enough = math.ceil(round(100 * first.slowdown, 6)) / 100
+        why = (
+            f"the measurements are noisy: the same step took up to {self.noise:.0%} longer in one "
+            "repetition than in another"
+            if self.noise >= first.slowdown - slowdown
+            else "Rekindle's bookkeeping takes that long"
+        )
+        return InvalidArgument(
+            f"profile.budget_for(slowdown={slowdown}): wanted at least {first.slowdown:.3f}, the "
+            f"figure without any eviction, within rekindle.budget({first.budget}); {why}; write "
+            f"profile.budget_for(slowdown={enough:.2f})"
+        )
+
     def _too_little(self, wanted: Bytes) -> OutOfBudget:
         return OutOfBudget(
-            f"{format_bytes(wanted)} are not enough for this step: it needs "
-            f"{format_bytes(self.smallest_budget)}; write rekindle.budget({self.smallest_budget})",
+            f"got a budget of {format_bytes(wanted)}, wanted at least "
+            f"{format_bytes(self.smallest_budget)} for this step; write "
+            f"rekindle.budget({self.smallest_budget})",
             needed=self.smallest_budget - wanted,
             budget=wanted,
             held=self.at_peak.categories,

@@ -1,4 +1,8 @@
-"""Shorten tables of a report: add up `nn.Module`s that differ only in a number, shorten paths."""
+"""Shorten the tables of a report.
+
+Rows of modules whose paths differ only in a number become one row, with the sum of their values.
+Paths of files are shortened.
+"""
 
 from __future__ import annotations
 

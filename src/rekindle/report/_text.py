@@ -66,7 +66,8 @@ def _figures(report: Figures, paint: _Paint) -> list[str]:
         part = f"   {report.smallest_budget / report.peak:.1%} of the peak" if report.peak else ""
         rows.append(f"smallest budget {format_bytes(report.smallest_budget):>11}{part}")
     if report.plain_ns is not None:
-        rows.append(f"plain step      {format_ns(report.plain_ns):>11}   without Rekindle")
+        name = f"plain {report.measured}"
+        rows.append(f"{name:<15} {format_ns(report.plain_ns):>11}   without Rekindle")
     return rows
 
 
@@ -152,7 +153,7 @@ def _choices(report: Figures, paint: _Paint) -> list[str]:
         return []
     most = max(choice.slowdown for choice in report.choices)
     whole = report.keep_all or report.peak
-    lines = [paint("predicted time of a step within a budget:", _BOLD)]
+    lines = [paint(f"predicted time of a {report.measured} within a budget:", _BOLD)]
     for choice in _thinned(report.choices):
         bar = "=" * round(24 * choice.slowdown / most)
         lines.append(

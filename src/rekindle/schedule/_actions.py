@@ -1,4 +1,4 @@
-"""Define the actions of schedules.
+"""Define the actions of schedules, and `Schedule`.
 
 Planners and the engine produce actions; the verifier, the simulator and the runtime consume them.
 """
@@ -66,3 +66,12 @@ class Discard:
 
 
 Action = Compute | Free | SwapOut | SwapIn | Discard
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Actions in order that run one trace. `verify(trace, schedule, budget)` checks them."""
+
+    actions: tuple[Action, ...]
+    made_by: str = ""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.schedule._actions import Action
-from rekindle.schedule._schedule import Schedule
+from rekindle.schedule._actions import Action, Schedule
 
 
 @final

@@ -13,7 +13,7 @@ import heapq
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds, StorageId
-from rekindle.policies.swap import Swap, Ways
+from rekindle.policies.swap import HostLink, Swap
 from rekindle.schedule._actions import Action, Compute, Discard, Free, SwapIn, SwapOut
 from rekindle.trace import Op, Trace
 
@@ -38,10 +38,13 @@ class Timeline:
         self.leaving_bytes: Bytes = 0
         self._trace = trace
         self._budget: Bytes | float = float("inf") if budget is None else budget
-        self._ways = Ways(swap)
-        self._leaving: list[tuple[Nanoseconds, Bytes]] = []  # heap: when memory gets free, bytes
-        self._sent: dict[StorageId, Nanoseconds] = {}  # when the copy to the host ends
-        self._back: dict[StorageId, Nanoseconds] = {}  # when the copy from the host ends
+        self._link = HostLink(swap)
+        # heap of evicted storages whose copies run: (time at which the memory is free, bytes)
+        self._leaving: list[tuple[Nanoseconds, Bytes]] = []
+        # storage -> time at which its copy to the host ends
+        self._sent: dict[StorageId, Nanoseconds] = {}
+        # storage -> time at which its copy from the host ends
+        self._back: dict[StorageId, Nanoseconds] = {}
         self.sent_until: Nanoseconds = 0
         self.back_until: Nanoseconds = 0
 
@@ -55,7 +58,8 @@ class Timeline:
         match action:
             case Compute(op, in_place):
                 self._compute(self._trace.ops[op], memory, in_place)
-            case Free(storage):  # its memory is free only after copies that read or write it end
+            # the memory is free only when the copies that read or write it have ended
+            case Free(storage):
                 end = max(self._sent.get(storage, 0), self._back.pop(storage, 0))
                 self._leave(storage, end)
             case SwapOut(storage, keep):
@@ -94,8 +98,8 @@ class Timeline:
         """Start the copy of a storage to the host when the direction to the host is idle."""
         nbytes = self._trace.storages[storage]
         begin = max(self.now, self._back.get(storage, 0))
-        self._sent[storage] = self.sent_until = self._ways.send(nbytes, begin)
-        self.transfer_ns += self._ways.out_ns(nbytes)
+        self._sent[storage] = self.sent_until = self._link.send(nbytes, begin)
+        self.transfer_ns += self._link.out_ns(nbytes)
         if not keep:
             self._leave(storage, self._sent[storage])
 
@@ -103,7 +107,7 @@ class Timeline:
         """Start the copy of a storage from the host when it fits and the direction is idle."""
         nbytes = self._trace.storages[storage]
         self._wait_for_room(memory + nbytes)
-        length = self._ways.in_ns(nbytes)
+        length = self._link.in_ns(nbytes)
         self.back_until = max(self.now, self.back_until, self._sent[storage]) + length
         self._back[storage] = self.back_until
         self.transfer_ns += length

@@ -17,8 +17,7 @@ from typing import final
 from rekindle._errors import InvalidSchedule
 from rekindle._types import Bytes, Nanoseconds, OpId
 from rekindle.policies.swap import Swap
-from rekindle.schedule._actions import Action, Compute, Discard, Free, SwapIn, SwapOut
-from rekindle.schedule._schedule import Schedule
+from rekindle.schedule._actions import Action, Compute, Discard, Free, Schedule, SwapIn, SwapOut
 from rekindle.schedule._timeline import Timeline
 from rekindle.trace import Call, Drop, Op, Pin, Release, Retain, Trace, Use
 
@@ -69,7 +68,7 @@ def verify(
     host: Bytes | None = None,
     *,
     swap: Swap | None = None,
-    lending: bool = False,
+    evicts_held: bool = False,
 ) -> Cost:
     """Check that a schedule runs a trace within a budget, and return its cost.
 
@@ -79,8 +78,8 @@ def verify(
         budget: The budget (bytes). None: no limit.
         host: The most bytes of copies on the host. None: no limit.
         swap: The bandwidth of copies, and possibly a further limit on host memory.
-        lending: Permit the schedule to evict storages that variables of the program hold, if they
-            are resident again whenever the program reads them. The runtime does so by default
+        evicts_held: Permit the schedule to evict storages that variables of the program hold, if
+            they are resident again whenever the program reads them. The runtime does so by default
             (`evict="auto"`).
 
     Raises:
@@ -92,7 +91,7 @@ def verify(
     if swap is not None and swap.host is not None:
         host = swap.host if host is None else min(host, swap.host)
     timeline = None if swap is None else Timeline(trace, budget, swap)
-    interpreter = _Interpreter(trace, budget, host, timeline, lending)
+    interpreter = _Interpreter(trace, budget, host, timeline, evicts_held)
     for index, action in enumerate(schedule.actions):
         reason = interpreter.perform(action)
         if reason:
@@ -112,9 +111,9 @@ class _Interpreter:
         budget: Bytes | None,
         host: Bytes | None,
         timeline: Timeline | None,
-        lending: bool,
+        evicts_held: bool,
     ) -> None:
-        self.lending = lending
+        self.evicts_held = evicts_held
         self.trace = trace
         self.budget = budget
         self.host = host
@@ -210,7 +209,7 @@ class _Interpreter:
     def _free(self, storage: int) -> str:
         if not self.resident[storage]:
             return f"storage {storage} is not resident"
-        if self.held[storage] and not self.lending:
+        if self.held[storage] and not self.evicts_held:
             return f"the program holds storage {storage}"
         if self.pinned[storage] and self.references[storage] > 0:
             return f"storage {storage} is pinned"
@@ -314,7 +313,8 @@ class _Interpreter:
         self.memory += fresh
         for storage in lent:
             self._vanish(storage)
-        for storage in made:  # if an output was already resident, its second copy is freed
+        # an output that was resident already exists twice now, so free the second copy
+        for storage in made:
             if self.resident[storage]:
                 self.memory -= self.trace.storages[storage]
             self.resident[storage] = True

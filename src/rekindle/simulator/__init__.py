@@ -1,5 +1,6 @@
 """The simulator: replays traces within any budget and with any policy."""
 
+from rekindle._public import publish
 from rekindle.simulator._curve import Point as Point
 from rekindle.simulator._curve import curve as curve
 from rekindle.simulator._curve import fits as fits
@@ -18,8 +19,5 @@ from rekindle.simulator._sweep import Outcome as Outcome
 from rekindle.simulator._sweep import cases as cases
 from rekindle.simulator._sweep import run_case as run_case
 from rekindle.simulator._sweep import sweep as sweep
-from rekindle.simulator._theory import Duel as Duel
-from rekindle.simulator._theory import adversary as adversary
-from rekindle.simulator._theory import chen as chen
-from rekindle.simulator._theory import linear_recomputations as linear_recomputations
-from rekindle.simulator._theory import revolve as revolve
+
+publish("rekindle", [simulate])

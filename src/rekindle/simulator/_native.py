@@ -133,7 +133,10 @@ def module_for(
             return module
         reason = native.why_not(native.ENGINE)
     if core == "native":
-        raise Unsupported(f'core="native" cannot replay this: {reason}; write core="auto"')
+        raise Unsupported(
+            'rekindle.simulate(..., core="native"): the native core cannot replay this trace: '
+            f'{reason}; write core="auto"'
+        )
     return None
 
 
@@ -142,7 +145,7 @@ def _obstacle(trace: t.Trace, policy: Policy) -> str:
     if score_of(policy) is None:
         return f"{policy!r} is written in Python"
     if trace.compute_ns >= _EXACT or sum(trace.storages) >= _EXACT:
-        return "its costs or sizes are too large for exact floats"
+        return "costs or sizes of the trace are too large to be exact as floating-point numbers"
     return ""
 
 
@@ -165,7 +168,7 @@ def play(
         words: The trace, from `words_for`.
         budget: The budget (bytes), or None.
         policy: The policy, one of those that also exist in C++.
-        rules: The rules of the engine.
+        rules: Settings of the engine, such as the limit on recomputation.
         route: A plan to follow, or None.
         swap: The bandwidth to the host, or None.
         watch: Bits. 1: record `steps`. 2: also check every invariant. 4: if an event does not fit
@@ -200,8 +203,9 @@ def _numbers_of(route: Route) -> tuple[array[int], ...]:
     for made in route.restores:
         restored.extend(made)
         restores.append(len(restored))
-    stops, moves, kept = (array("q", part) for part in (route.stops, route.moves, route.kept))
-    return stops, moves, restores, restored, kept
+    plain = (route.stops, route.moves, route.kept, route.copies)
+    stops, moves, kept, copies = (array("q", part) for part in plain)
+    return stops, moves, restores, restored, kept, copies
 
 
 # Encoded traces by the id() of the trace. A sweep replays one trace many times, and traces never

@@ -134,7 +134,7 @@ class Placement:
         sizes = [trace.storages[storage] for storage in fresh]
         *blocks, workspace = yield from self._allocate([*sizes, op.workspace], engine)
         for storage, block in zip(fresh, blocks, strict=True):
-            if storage in self._blocks:  # a resident result keeps its old block
+            if storage in self._blocks:  # a result that is resident already keeps its block
                 self._return(block)
             else:
                 self._keep(storage, block)

@@ -55,11 +55,12 @@ def replay(
         trace: The recorded program: operators, storages and events.
         budget: The budget (bytes). None: no limit.
         policy: The policy that selects storages to evict.
-        rules: The rules of the engine.
+        rules: Settings of the engine, such as the limit on recomputation.
         watch: A function that is called with the engine after every event. Python engine only.
         route: A plan to follow; `policy` decides where the plan says nothing.
         swap: Evicted values may also be swapped out, at this bandwidth. Python engine only.
-        device: Simulate addresses on this device, too. Python engine only.
+        device: Also simulate this device's allocator: the addresses that it gives to storages, and
+            its fragmentation. Python engine only.
         core: The engine: "auto", "native" or "python".
 
     Returns:
@@ -94,9 +95,9 @@ class Run:
         device: Device | None = None,
         core: Core = "auto",
     ) -> None:
-        no_native = "values that are swapped need the engine in Python" if swap else ""
+        no_native = "only the Python core simulates swapping" if swap else ""
         if device is not None:
-            no_native = "places in memory need the engine in Python"
+            no_native = "only the Python core simulates an allocator"
         self._native = module_for(trace, policy, core, needs_python=no_native)
         self._played: Played | None = None
         self.evictions = self.recomputations = 0
@@ -152,12 +153,13 @@ class Run:
         policy = self._policy if self._route is None else Advised(self._policy)
         engine = Engine(self._budget, policy, self._rules, self._swap)
         self.engine = engine
-        follower = None if self._route is None else Follower(engine, self._route, _Nobody())
+        follower = None if self._route is None else Follower(engine, self._route, _NoMemory())
         for event, actions in _drive(self._trace, engine, follower):
             self._perform(actions, engine)
             if self.timeline is not None:
                 self._copy(event, engine, self.timeline)
-            engine.idle.clear()  # a list for the runtime, of memory to free; nothing to free here
+            # the runtime would release the memory of these storages; a simulation has none
+            engine.idle.clear()
             if watch is not None:
                 watch(engine)
 
@@ -192,11 +194,11 @@ class Run:
 
     def record(self) -> Record:
         """Return the record of the run so far."""
-        engine, told, timeline = self.engine, self._told(), self.timeline
+        engine, reported, timeline = self.engine, self._reported(), self.timeline
         host = engine.host if isinstance(engine, Engine) else None
         allocator = self.placement.allocator if self.placement else None
         return Record(
-            *told,
+            *reported,
             self._budget,
             engine.peak,
             engine.compute_ns,
@@ -213,7 +215,7 @@ class Run:
             allocator.reserved_peak if allocator else 0,
         )
 
-    def _told(self) -> tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...]]:
+    def _reported(self) -> tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the actions, and the clock and the memory at the beginning of each."""
         played, recorder = self._played, self._recorder
         if played is not None:
@@ -221,7 +223,7 @@ class Run:
         return tuple(recorder.actions), tuple(recorder.clock), tuple(recorder.memory)
 
 
-class _Nobody:
+class _NoMemory:
     """Stand-in for the runtime that a `Follower` works for; a simulation has no real memory."""
 
     def poll(self) -> None: ...
@@ -270,11 +272,11 @@ def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterato
                         follower.made(storage.id, storage)
             case t.Use(value):
                 if follower is not None:
-                    yield None, follower.wanting(by_id[value].storage, following)
+                    yield None, follower.about_to_access(by_id[value].storage, following)
                 yield by_id[value], engine.use(by_id[value])
             case t.Pin(value):
                 if follower is not None:
-                    yield None, follower.wanting(by_id[value].storage, following)
+                    yield None, follower.about_to_access(by_id[value].storage, following)
                 yield by_id[value], engine.pin(by_id[value])
             case t.Retain(value):
                 engine.retain(by_id[value].storage)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rekindle._errors import InvalidTrace
+from rekindle._types import Nanoseconds
 from rekindle.trace import Trace, check_trace
 
 
@@ -15,7 +16,9 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
     """Extrapolate a trace to another batch size.
 
     The size of every storage and the cost of every operator are assumed to grow linearly with the
-    batch. This holds if the program runs the same operators for each batch size.
+    batch. This holds if the program runs the same operators for each batch size. Costs are
+    measured, with noise. So a larger batch is never cheaper than a smaller one, and half the batch
+    never takes less than half the time.
 
     Args:
         small: A batch size and its trace.
@@ -29,18 +32,21 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
     if _shape(one) != _shape(other):
         raise InvalidTrace(
             "same-operators",
-            f"the step does not do the same at batch {first} ({len(one.ops)} operators) and at "
-            f"batch {second} ({len(other.ops)})",
+            f"the step runs other operators at batch {first} ({len(one.ops)} operators) than at "
+            f"batch {second} ({len(other.ops)} operators)",
         )
 
     def line(low: int, high: int) -> int:
         return max(0, low + (high - low) * (batch - first) // (second - first))
 
+    def cost(low: Nanoseconds, high: Nanoseconds) -> Nanoseconds:
+        return max(line(low, max(low, high)), low * min(batch, first) // first)
+
     storages = tuple(line(*sizes) for sizes in zip(one.storages, other.storages, strict=True))
     ops = tuple(
         replace(
             op,
-            cost=line(op.cost, more.cost),
+            cost=cost(op.cost, more.cost),
             workspace=line(op.workspace, more.workspace),
         )
         for op, more in zip(one.ops, other.ops, strict=True)

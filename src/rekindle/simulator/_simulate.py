@@ -87,9 +87,10 @@ def simulate(
         held = error.memory
         unplaced = run.placement is not None and error is run.placement.refusal
         raise OutOfBudget(
-            f"{operator or 'the program'} needs {format_bytes(error.needed)}"
-            f"{' in one piece' * unplaced} where "
-            f"{format_bytes(held)} of {format_bytes(error.budget)} cannot be evicted",
+            f"{operator or 'the program'} needs "
+            f"{format_bytes(error.needed)}{' in one piece' * unplaced}, but {format_bytes(held)} "
+            f"of the {format_bytes(error.budget)} cannot be evicted; write "
+            f"rekindle.simulate(trace, budget={held + error.needed}) or more",
             needed=error.needed,
             budget=error.budget,
             held={"in use": held},
@@ -113,12 +114,13 @@ def _device(
     nbytes = parse_bytes(memory, line="rekindle.simulate(trace, device_memory={})")
     if allocator is None:
         raise InvalidArgument(
-            f"rekindle.simulate(trace, device_memory={memory!r}): who hands it out? Write "
-            f'rekindle.simulate(trace, allocator="native", device_memory={memory!r})'
+            f"rekindle.simulate(trace, device_memory={memory!r}): got no allocator=, without "
+            "which no device memory is simulated; write rekindle.simulate(trace, "
+            f'allocator="native", device_memory={memory!r})'
         )
     if swap is not None:
         raise Unsupported(
-            "rekindle.simulate(swap=..., device_memory=...): what is on its way to the host has no "
-            "place in this model; write it without device_memory="
+            "rekindle.simulate(swap=..., device_memory=...): the simulated allocator does not "
+            "know values on their way to the host; leave out device_memory= or swap="
         )
     return Device(allocator, nbytes, repair)

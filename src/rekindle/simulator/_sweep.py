@@ -1,6 +1,6 @@
 """Simulate many runs (traces x policies x budgets) in parallel processes.
 
-`rekindle simulate`, `rekindle paper` and benchmarks use this module. A log is the file of a trace.
+`rekindle simulate` and benchmarks use this module. A log is the file of a trace.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
     except Thrashed:
         status = "thrash"
     waiting = run.timeline.waiting_ns if run.timeline else 0
-    clock = run.engine.clock + waiting + case.quirks  # the DTR authors' clock starts at 1 ns
+    # with `quirks`, add 1 ns: the clock of the DTR authors starts at 1
+    clock = run.engine.clock + waiting + case.quirks
     allocator = run.placement.allocator if run.placement else None
     return Outcome(
         log=_name(case.log),

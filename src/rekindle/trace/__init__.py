@@ -1,5 +1,6 @@
 """Traces of programs: frozen data, the rules of a valid trace, a builder, synthetic traces."""
 
+from rekindle._public import publish
 from rekindle.trace._builder import TraceBuilder as TraceBuilder
 from rekindle.trace._in_place import taking_over as taking_over
 from rekindle.trace._liveness import keep_all_peak as keep_all_peak
@@ -18,3 +19,5 @@ from rekindle.trace._rules import RULES as RULES
 from rekindle.trace._rules import check_trace as check_trace
 from rekindle.trace._synthetic import chain as chain
 from rekindle.trace._synthetic import random_dag as random_dag
+
+publish(__name__, globals().values())

@@ -89,11 +89,15 @@ def largest_need(trace: Trace) -> Bytes:
     return neediest(trace)[1]
 
 
-def neediest(trace: Trace) -> tuple[str, Bytes]:
-    """Return the operator that needs most memory, by name, and its need (`largest_need`)."""
+def neediest(trace: Trace) -> tuple[str, Bytes, Bytes]:
+    """Return the operator that needs most memory (`largest_need`).
+
+    Returns:
+        The name of the operator, the bytes that it needs, and those of them that are workspace.
+    """
     references = References(trace)
     sources: dict[int, Bytes] = {}
-    name, most = "", 0
+    name, most, workspace = "", 0, 0
     for event in trace.events:
         if isinstance(event, Call):
             op = trace.ops[event.op]
@@ -103,7 +107,7 @@ def neediest(trace: Trace) -> tuple[str, Bytes]:
             need += sum(trace.storages[storage] for storage in inputs if storage not in sources)
             need -= sum(sources.get(trace.values[value], 0) for value in taken_over)
             if need + op.workspace > most:
-                name, most = op.name, need + op.workspace
+                name, most, workspace = op.name, need + op.workspace, op.workspace
             for value in taken_over:
                 sources.pop(trace.values[value], None)
             if not op.replayable:
@@ -115,4 +119,4 @@ def neediest(trace: Trace) -> tuple[str, Bytes]:
             storage = trace.values[event.value]
             if references.is_dead(storage):
                 sources.pop(storage, None)
-    return name, most
+    return name, most, workspace

@@ -62,7 +62,7 @@ def random_dag(
         backward: Add a backward pass that reads the remaining values in reverse order.
     """
     builder = TraceBuilder("random")
-    alive: list[ValueId] = []  # values with one reference whose storage is not overwritten
+    alive: list[ValueId] = []  # values that have one reference and whose storage is not overwritten
     held: list[ValueId] = []
     sizes: dict[ValueId, int] = {}
     parameters: list[ValueId] = []
@@ -70,7 +70,8 @@ def random_dag(
         nbytes = rng.randint(0, largest)
         parameters.append(builder.source(nbytes, held=True))
         sizes[parameters[-1]] = nbytes
-    if sources > 1 and rng.random() < 0.2:  # one source is a leftover of an earlier step
+    # drop a parameter at once, like a leftover of an earlier step
+    if sources > 1 and rng.random() < 0.2:
         builder.drop(parameters.pop(0))
     storages: dict[ValueId, int] = {}
 
@@ -94,7 +95,7 @@ def random_dag(
             (new,) = builder.call(
                 f"write_{number}", cost, [base, *inputs], [sizes[base]], overwrites=[(0, base)]
             )
-            for value in old:  # values of the overwritten storage: their references end
+            for value in old:  # end the references to all values of the overwritten storage
                 if value in held:
                     held.remove(value)
                 forget(value)
@@ -110,7 +111,8 @@ def random_dag(
                     builder.retain(value)
                     held.append(value)
                 alive.append(value)
-        if parameters and rng.random() < 0.04:  # an optimizer step
+        # now and then, overwrite a parameter as an optimizer step does
+        if parameters and rng.random() < 0.04:
             old = parameters.pop(0)
             nbytes = sizes[old]
             parameters += builder.call(

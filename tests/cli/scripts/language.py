@@ -1,4 +1,4 @@
-"""A causal language model from scratch with `Trainer`: dataclasses for arguments, evaluation."""
+"""Train a causal language model from scratch with `Trainer`, like transformers' `run_clm.py`."""
 
 import logging
 import math
@@ -33,7 +33,7 @@ class DataTrainingArguments:
 
 
 class Blocks(torch.utils.data.Dataset):
-    """Text in blocks, characters as tokens."""
+    """Blocks of text as token ids, one token for each character."""
 
     def __init__(self, first, last, size):
         text = (transformers.__doc__ or "") + "to be or not to be, that is the question. " * 400

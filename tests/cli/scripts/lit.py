@@ -1,4 +1,4 @@
-"""A LightningModule with a validation, a schedule, logged metrics and the best checkpoint."""
+"""Train a LightningModule with validation, a learning rate schedule, metrics and checkpoints."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""A classifier of small pictures, as people write their first: Adadelta, StepLR, test, save."""
+"""Train, test and save a classifier of small images, like PyTorch's MNIST example."""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""A character model with all phases: batches that grow, an evaluation, sampling at the end.
+"""Train a character model with growing batches, evaluate it, and sample text at the end.
 
-`--phases training` leaves the others out; `--by-hand` updates the weights without an optimizer.
+`--phases training` only trains. `--by-hand` updates the weights without an optimizer.
 """
 
 import argparse

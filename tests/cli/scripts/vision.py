@@ -1,4 +1,4 @@
-"""Train an image model like a public script: mixup, autocast, a scaler, clipping, and more.
+"""Train an image model with mixup, autocast, gradient scaling and clipping, like timm.
 
 It also accumulates gradients, averages weights, and writes a summary and the best checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Small sequential models of every awkward kind, for the tests of chains."""
+"""Small sequential models with special layers, for the tests of chains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Gate(nn.Module):
-    """Another graph each time: random depth, a buffer that decides and moves, a skip."""
+    """A module whose graph changes: random depth, a branch on its own buffer, and a skip."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def frozen() -> Chain:
 
 
 def tied() -> Chain:
-    """One block three times, one batch norm twice."""
+    """Build a model that uses one block three times and one batch norm twice."""
     block, norm = Block(64), nn.BatchNorm1d(64)
     layers = [nn.Linear(64, 64), block, norm, Block(64), block, norm, Block(64), block]
     return nn.Sequential(*layers), torch.randn(8, 64, 64)

@@ -1,4 +1,4 @@
-"""Tests of `rekindle.sequential`: a chain within a budget equals the plain one, bit for bit."""
+"""Tests that a `rekindle.sequential` chain within a budget has the bits of the plain model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loss_of(output: Tensor) -> Tensor:
 
 
 def within(chain: Chain, budget: int, **options: object) -> tuple[nn.Sequential, int]:
-    """The chain within the budget, or the smallest one that does."""
+    """Return the chain within the budget, or within the smallest budget that fits."""
     model, x = chain
     try:
         return rekindle.sequential(model, x, budget, loss=loss_of, **options), budget
@@ -53,8 +53,8 @@ def train(
             optimizer.zero_grad()
         gc.collect()
         with Tracker() as tracker:
-            tracker.see([*model.parameters(), *model.buffers()])
-            tracker.see([p.grad for p in model.parameters() if p.grad is not None])
+            tracker.count([*model.parameters(), *model.buffers()])
+            tracker.count([p.grad for p in model.parameters() if p.grad is not None])
             with around():
                 output = model(x)
                 loss = loss_of(output)
@@ -73,13 +73,13 @@ def train(
 
 @pytest.mark.parametrize("fraction", [pytest.param(1.1, marks=pytest.mark.slow), 0.5, 0.0])
 @pytest.mark.parametrize("name", others_slow(CHAINS))
-def test_trains_the_same_within_the_budget(name: str, fraction: float) -> None:
+def test_chain_within_budget_matches_pytorch(name: str, fraction: float) -> None:
     model, x = built(name)
     wanted, plain = train(copy.deepcopy(model), x)
     chained, budget = within((model, x), max(1, int(fraction * plain)))
     got, peak = train(chained, x)
     assert differing(got, wanted) == []
-    if name != "gates":  # their need is random each time
+    if name != "gates":  # these models need a random amount of memory in each step
         assert peak <= budget
         assert 0.9 * peak <= chained.predicted_peak <= 1.1 * peak
     if fraction == 1.1:
@@ -90,7 +90,7 @@ def test_trains_the_same_within_the_budget(name: str, fraction: float) -> None:
 
 
 @each_chain
-def test_measurement_leaves_model_unchanged(name: str) -> None:
+def test_sequential_leaves_model_input_and_gradients_unchanged(name: str) -> None:
     model, x = built(name)
     before = copy.deepcopy(model.state_dict())
     state, kept = torch.get_rng_state(), x.clone()
@@ -110,7 +110,7 @@ def test_measurement_leaves_model_unchanged(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "resnet", "mlp"])
-def test_under_autocast(name: str) -> None:
+def test_chain_under_autocast_matches_pytorch(name: str) -> None:
     model, x = built(name)
 
     def around() -> AbstractContextManager[object]:
@@ -125,7 +125,7 @@ def test_under_autocast(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_that_stay_are_counted() -> None:
+def test_chain_budget_includes_accumulated_gradients() -> None:
     model, x = built("gpt")
     wanted, _ = train(copy.deepcopy(model), x, steps=3, keep=True)
     _, fresh = train(copy.deepcopy(model), x)
@@ -137,7 +137,7 @@ def test_gradients_that_stay_are_counted() -> None:
     assert peak <= budget
 
 
-def test_retained_graph_runs_backward_again_and_in_parts() -> None:
+def test_backward_through_chain_twice_matches_pytorch() -> None:
     model, x = built("resnet")
     plain = copy.deepcopy(model)
     chained, _ = within((model, x), 1)
@@ -153,7 +153,7 @@ def test_retained_graph_runs_backward_again_and_in_parts() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_a_gradient_of_a_gradient() -> None:
+def test_second_derivative_of_chain_matches_pytorch() -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
     x = torch.randn(64, 32)
     plain = copy.deepcopy(model)
@@ -168,7 +168,7 @@ def test_a_gradient_of_a_gradient() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_two_forwards_before_a_backward() -> None:
+def test_chain_with_two_forward_passes_matches_pytorch() -> None:
     model, x = built("mlp")
     plain = copy.deepcopy(model)
     chained, _ = within((model, x), 1)
@@ -181,7 +181,7 @@ def test_two_forwards_before_a_backward() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_chain_sets_input_gradient_and_fires_hooks_once() -> None:
+def test_chain_sets_input_gradient_and_calls_hooks_once() -> None:
     model, _ = built("mlp")
     x = torch.randn(512, 2, 64, requires_grad=True)
     wanted = torch.autograd.grad(loss_of(copy.deepcopy(model).eval()(x)), x)[0]
@@ -194,7 +194,7 @@ def test_chain_sets_input_gradient_and_fires_hooks_once() -> None:
     assert len(fired) == len([*model.parameters()])
 
 
-def test_chain_in_evaluation_and_no_grad_equals_plain_model() -> None:
+def test_chain_in_eval_mode_and_no_grad_matches_pytorch() -> None:
     model, x = built("resnet")
     chained, _ = within((model, x), 1)
     plain = copy.deepcopy(model).eval()
@@ -207,7 +207,7 @@ def test_chain_in_evaluation_and_no_grad_equals_plain_model() -> None:
     assert chained[3] is model[3]
 
 
-def test_another_shape_is_measured_or_refused() -> None:
+def test_chain_with_other_input_shape_is_measured_or_refused() -> None:
     model, x = built("mlp")
     chained, _ = within((model, x), 1)
     small = x[:64].clone()
@@ -220,7 +220,7 @@ def test_another_shape_is_measured_or_refused() -> None:
         chained(small)
 
 
-def test_chain_takes_tuple_and_can_be_copied_and_pickled() -> None:
+def test_chain_of_tuples_can_be_copied_and_pickled() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -247,7 +247,7 @@ def test_chain_takes_tuple_and_can_be_copied_and_pickled() -> None:
     assert type(pickle.loads(pickle.dumps(simple))) is type(simple)
 
 
-def test_model_that_is_no_chain_is_refused() -> None:
+def test_sequential_of_module_without_layer_list_is_refused() -> None:
     model, x = built("mlp")
     chained, _ = within((model, x), 1)
     with pytest.raises(rekindle.Unsupported, match=r"got 2 inputs"):
@@ -259,13 +259,13 @@ def test_model_that_is_no_chain_is_refused() -> None:
         rekindle.sequential(first, torch.randn(4, 64), "1MB")
     with pytest.raises(rekindle.Unsupported, match="empty"):
         rekindle.sequential(nn.Sequential(), torch.randn(4, 64), "1MB")
-    with pytest.raises(rekindle.Unsupported, match=r"nn.Sequential; got Linear"):
+    with pytest.raises(rekindle.Unsupported, match=r"got Linear, wanted an nn.Sequential"):
         rekindle.sequential(nn.Linear(3, 3), torch.randn(4, 3), "1MB")
     with pytest.raises(rekindle.InvalidBudget, match="sequential"):
         rekindle.sequential(model, x, "6 apples")
 
 
-def test_stage_that_differs_on_recomputation_raises() -> None:
+def test_chain_stage_that_differs_on_recomputation_raises() -> None:
     class Fickle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -280,11 +280,11 @@ def test_stage_that_differs_on_recomputation_raises() -> None:
     x = torch.randn(256, 64)
     chained, _ = within((model, x), 1)
     loss = loss_of(chained(x))
-    with pytest.raises(rekindle.Unsupported, match="did something else when it was computed again"):
+    with pytest.raises(rekindle.Unsupported, match="behaved differently when it was recomputed"):
         loss.backward()
 
 
-def test_a_write_that_spoils_recomputation_is_noticed() -> None:
+def test_in_place_write_between_passes_of_chain_raises_error() -> None:
     model, x = built("gpt")
     chained, _ = within((model, x), 1)
     loss = loss_of(chained(x))
@@ -298,12 +298,12 @@ def test_a_write_that_spoils_recomputation_is_noticed() -> None:
         loss.backward()
 
 
-def test_backward_of_chain_leaves_only_gradients() -> None:
+def test_chain_after_backward_holds_no_activations() -> None:
     model, x = gpt(layers=3)
     chained, _ = within((model, x), 5_000_000)
     assert chained.overhead > 0
     with Tracker() as tracker:
-        tracker.see([x, *model.parameters(), *model.buffers()])
+        tracker.count([x, *model.parameters(), *model.buffers()])
         before = tracker.alive
         loss_of(chained(x)).backward()
         gc.collect()

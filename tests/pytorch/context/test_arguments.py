@@ -1,4 +1,4 @@
-"""Tests of arguments of `rekindle.budget` and its kin: accepted, or refused with advice."""
+"""Tests of arguments of `rekindle.budget`, `plan`, `profile` and `max_batch`: used or refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", " LRU", LRU, LRU(), "random:7", "h-sm-eq"])
-def test_policy_is_taken_by_name_class_or_instance(policy: object) -> None:
+def test_policy_argument_accepts_name_class_or_instance(policy: object) -> None:
     with rekindle.budget("600KiB", policy=policy) as run:  # type: ignore[arg-type]
         step()
     assert run.evictions > 0
@@ -38,28 +38,28 @@ def test_policy_is_taken_by_name_class_or_instance(policy: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ({"policy": "newest"}, r'one of dtr, .*thrifty, random:SEED; write policy="dtr"'),
         ({"policy": 3}, "wanted a policy or its name"),
         ({"learn": "yes"}, 'write learn=True, learn=False, learn="wait"'),
         ({"evict": "all"}, 'evict="anything"'),
-        ({"device": "cuda"}, 'does not find here; write device="cpu"'),
-        ({"device": "mps"}, 'does not find here; write device="cpu"'),
+        ({"device": "cuda"}, 'does not find on this machine; write device="cpu"'),
+        ({"device": "mps"}, 'does not find on this machine; write device="cpu"'),
         ({"device": "meta"}, "a device without memory"),
-        ({"device": "gpu"}, "no device that PyTorch knows"),
+        ({"device": "gpu"}, "a name that is no device of PyTorch"),
     ],
 )
-def test_impossible_arguments_are_refused_before_any_run(
-    arguments: dict[str, object], told: str
+def test_budget_with_wrong_argument_is_refused_before_entering(
+    arguments: dict[str, object], reported: str
 ) -> None:
     if torch.cuda.is_available() and arguments.get("device") == "cuda":
         pytest.skip("there is CUDA")
-    with pytest.raises(rekindle.InvalidArgument, match=told):
+    with pytest.raises(rekindle.InvalidArgument, match=reported):
         rekindle.budget("1GiB", **arguments)  # type: ignore[arg-type]
 
 
-def test_none_measures_without_a_limit() -> None:
+def test_budget_of_none_counts_memory_without_limit() -> None:
     with rekindle.budget(None) as run:
         step()
     assert run.budget is None
@@ -67,7 +67,9 @@ def test_none_measures_without_a_limit() -> None:
     assert "budget                 none" in run.report().text()
 
 
-def test_default_device_is_read_when_context_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_uses_torch_default_device_when_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(asked.append("now")))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -78,33 +80,33 @@ def test_default_device_is_read_when_context_is_entered(monkeypatch: pytest.Monk
     assert len(asked) > before
 
 
-def test_a_program_that_moves_to_another_device_is_stopped() -> None:
+def test_program_that_uses_second_device_raises() -> None:
     cpu = torch.device("cpu")
     with pytest.raises(rekindle.Unsupported, match=r'budget\(\.\.\., device="cuda"\)'):
         same_device(cpu, torch.device("cuda", 1))
-    with pytest.raises(rekindle.Unsupported, match=r'on cuda:1, and a budget .* device="cuda:0"'):
+    with pytest.raises(rekindle.Unsupported, match=r'on cuda:1, but a budget .* device="cuda:0"'):
         same_device(torch.device("cuda", 0), torch.device("cuda", 1))
     same_device(torch.device("cuda", 0), cpu)
     same_device(cpu, torch.device("meta"))
 
 
-def test_program_on_other_device_gets_advice() -> None:
+def test_report_of_program_on_other_device_suggests_argument() -> None:
     cpu, cuda = torch.device("cpu"), [torch.device("cuda", index) for index in range(2)]
-    told = elsewhere(cpu, dict.fromkeys(cuda, False))
-    assert told is not None
-    assert 'all tensors were on cuda, without any limit. Write rekindle.budget(..., device="cuda")'\
-        in told  # fmt: skip
+    reported = elsewhere(cpu, dict.fromkeys(cuda, False))
+    assert reported is not None
+    assert "all tensors were on cuda, whose memory had no limit." in reported
+    assert 'Write rekindle.budget(..., device="cuda")' in reported
     assert elsewhere(cpu, {cuda[0]: False, cpu: True}) is None
     assert elsewhere(cpu, {}) is None
 
 
-def test_user_held_values_are_pinned_with_swap() -> None:
-    """It would have to come back by a copy."""
+def test_budget_with_swap_does_not_evict_user_held_values() -> None:
+    """An evicted user-held value could only be restored from a copy on the host."""
     with rekindle.budget("1GiB", evict="auto", swap="1MiB") as run:
-        assert run._driver.lending is None
+        assert run._driver.held is None
 
 
-def test_as_a_decorator_each_call_has_a_budget() -> None:
+def test_decorated_function_has_budget_for_each_call() -> None:
     @rekindle.budget("600KiB")
     def train(times: int) -> int:
         """Trains."""
@@ -126,7 +128,7 @@ def test_as_a_decorator_each_call_has_a_budget() -> None:
             yield step()
 
 
-def test_run_reports_status_and_steps() -> None:
+def test_run_shows_status_and_calls_on_step_after_each_step() -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.0)
     heard = []
     with rekindle.budget("600KiB") as run:
@@ -148,7 +150,7 @@ def test_run_reports_status_and_steps() -> None:
     )
 
 
-def test_report_without_recording_has_memory_chart() -> None:
+def test_report_of_unrecorded_run_has_chart_of_last_steps() -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.0)
     with rekindle.budget("600KiB") as run:
         for _ in range(200):
@@ -157,14 +159,19 @@ def test_report_without_recording_has_memory_chart() -> None:
             optimizer.zero_grad()
     line = run.report().timeline
     (memory,) = line.bands.values()
-    assert 50 < len(memory) < 3000  # of the last steps, not of two hundred
+    assert 50 < len(memory) < 3000  # samples of the last steps only, not of all two hundred
     assert max(memory) > 0.8 * run.peak
     assert list(line.clock) == sorted(line.clock)
     assert "last 3 steps" in line.note
     assert "<polygon" in run.report().to_html()
 
 
-def test_shares_are_not_amounts_anywhere() -> None:
+def test_budget_of_text_none_suggests_none() -> None:
+    with pytest.raises(rekindle.InvalidBudget, match=r"; write rekindle\.budget\(None\)$"):
+        rekindle.budget(" None")
+
+
+def test_budget_backend_and_plan_refuse_fraction_as_budget() -> None:
     for refuse in (rekindle.budget, rekindle.backend):
         with pytest.raises(rekindle.InvalidBudget):
             refuse("0.5")
@@ -172,7 +179,7 @@ def test_shares_are_not_amounts_anywhere() -> None:
         rekindle.plan(chain(4), budget="0.5")
 
 
-def test_plan_without_budget_chooses_feasible_budget(tmp_path: Path) -> None:
+def test_plan_without_budget_argument_chooses_feasible_budget(tmp_path: Path) -> None:
     pytest.importorskip("highspy")
     trace = chain(8, nbytes=1000)
     plan = rekindle.plan(trace)
@@ -188,7 +195,7 @@ def test_plan_without_budget_chooses_feasible_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "told"),
+    ("model", "inputs", "reported"),
     [
         (lambda x: x, (torch.ones(2, 64),), "got function, wanted a model"),
         (nn.Linear, (torch.ones(2, 64),), "got the class Linear"),
@@ -196,19 +203,21 @@ def test_plan_without_budget_chooses_feasible_budget(tmp_path: Path) -> None:
         pytest.param(MODEL, (torch.ones(2, 63),), r"float32\[2, 63\].*dim", marks=pytest.mark.slow),
     ],
 )
-def test_plan_of_wrong_objects_is_refused(model: object, inputs: object, told: str) -> None:
-    with pytest.raises(rekindle.InvalidArgument, match=told):
+def test_plan_of_object_other_than_model_is_refused(
+    model: object, inputs: object, reported: str
+) -> None:
+    with pytest.raises(rekindle.InvalidArgument, match=reported):
         rekindle.plan(model, inputs, budget="1GiB")
 
 
-def test_wrong_step_factory_and_profile_are_refused() -> None:
+def test_max_batch_and_profile_refuse_step_of_wrong_type() -> None:
     with pytest.raises(rekindle.InvalidArgument, match=r"step_factory\(1\) returned NoneType"):
         rekindle.max_batch(lambda n: None, budget="1GiB")  # type: ignore[arg-type,return-value]
     with pytest.raises(rekindle.InvalidArgument, match="a function that takes one step"):
         rekindle.profile(torch.ones(3))  # type: ignore[arg-type]
 
 
-def test_the_largest_batch_at_a_price() -> None:
+def test_max_batch_with_slowdown_limit_is_smaller() -> None:
     def factory(n: int):  # type: ignore[no-untyped-def]
         batch = torch.ones(n, 64)
 
@@ -217,16 +226,16 @@ def test_the_largest_batch_at_a_price() -> None:
 
         return one
 
-    told: list[str] = []
-    any_price = rekindle.max_batch(factory, budget="700KiB", watch=told.append)
+    reported: list[str] = []
+    any_price = rekindle.max_batch(factory, budget="700KiB", watch=reported.append)
     free = rekindle.max_batch(factory, budget="700KiB", slowdown=1.0)
     assert free < any_price
     assert free.slowdown == 1.0 < any_price.slowdown
     assert repr(free) == f"{int(free)} (a step takes 1.00 x its plain time)"
-    assert any(" fits at " in each for each in told)
+    assert any(" fits at " in each for each in reported)
 
 
-def test_reports_are_written_to_given_path(tmp_path: Path) -> None:
+def test_report_writes_html_and_json_files_to_given_paths(tmp_path: Path) -> None:
     with rekindle.budget(None) as run:
         step()
     page = run.report().to_html(tmp_path / "run.html")
@@ -235,9 +244,11 @@ def test_reports_are_written_to_given_path(tmp_path: Path) -> None:
     assert (tmp_path / "run.json").read_text() == data + "\n"
 
 
-def test_out_of_budget_names_profile_for_smallest_budget() -> None:
-    told = pytest.raises(rekindle.OutOfBudget, match=r"rekindle\.profile\(step\)\.smallest_budget")
-    with told, rekindle.budget("64KiB"):
+def test_out_of_budget_suggests_profile_for_smallest_budget() -> None:
+    reported = pytest.raises(
+        rekindle.OutOfBudget, match=r"rekindle\.profile\(step\)\.smallest_budget"
+    )
+    with reported, rekindle.budget("64KiB"):
         step()
 
 
@@ -266,57 +277,58 @@ print(tries, budget)
 
 
 @pytest.mark.slow
-def test_a_restarted_script_does_not_climb_again(tmp_path: Path) -> None:
+def test_error_in_restarted_script_suggests_budget_that_worked(tmp_path: Path) -> None:
     script = tmp_path / "climb.py"
     script.write_text(CLIMB)
     words = [sys.executable, str(script), str(80 * 1024)]
-    told = [
+    reported = [
         subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
         for _ in range(2)
     ]
-    assert int(told[0][0]) > 3
-    assert told[1] == ["2", told[0][1]]  # the first budget, and the one that did
+    assert int(reported[0][0]) > 3
+    # the first budget, and the budget that worked before
+    assert reported[1] == ["2", reported[0][1]]
 
 
-def test_budget_history_is_kept_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_of_refused_budgets_is_kept_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["one.py", "one.py", "one.py", "two.py", "two.py"])
     monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: next(names))
-    first = BudgetHistory().beyond(100, 200, MOST)
+    first = BudgetHistory().suggest_after(100, 200, MOST)
     other = BudgetHistory()
     assert first == 200
     assert other._at_the_end(100, 200) == 200
     assert BudgetHistory()._at_the_end(100, 200) == 0
 
 
-def test_restarted_script_is_named_growing_budgets(
+def test_errors_of_restarted_script_suggest_growing_budgets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It needs a little more than each budget that gets past an operator: 50 of them."""
+    """The program gets past one more operator with each larger budget, 50 times."""
     monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: "train.py")
     budget, starts = 1000, 1
     while budget < 1500:
-        budget = BudgetHistory().beyond(budget, budget + 10, MOST)  # as in a process of its own
+        budget = BudgetHistory().suggest_after(budget, budget + 10, MOST)  # simulates a new process
         starts += 1
     assert starts <= 8
     assert budget <= 1.25 * 1500
 
 
-def test_budget_history_with_cache_off_is_empty(
+def test_history_of_refused_budgets_without_cache_is_empty(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: "train.py")
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
-    BudgetHistory().beyond(100, 200, MOST)
-    BudgetHistory().beyond(200, 300, MOST)
+    BudgetHistory().suggest_after(100, 200, MOST)
+    BudgetHistory().suggest_after(200, 300, MOST)
     assert BudgetHistory()._at_the_end(100, 200) > 200
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     assert BudgetHistory()._at_the_end(100, 200) == 0
-    BudgetHistory().beyond(100, 400, MOST)
+    BudgetHistory().suggest_after(100, 400, MOST)
     assert [path.name for path in tmp_path.iterdir()] == ["too-small.json"]
     assert not Path("off").exists()
 
 
-def test_the_status_fits_a_progress_bar() -> None:
+def test_run_status_can_be_shown_in_tqdm_progress_bar() -> None:
     tqdm = pytest.importorskip("tqdm").tqdm
     optimizer, shown = torch.optim.SGD(MODEL.parameters(), lr=0.0), io.StringIO()
     with rekindle.budget("600KiB") as run, tqdm(range(3), file=shown, ascii=True, ncols=160) as bar:
@@ -329,10 +341,24 @@ def test_the_status_fits_a_progress_bar() -> None:
     assert "step 3: " in shown.getvalue()
 
 
-def test_default_policy_of_budget_and_simulate_is_same() -> None:
+def test_budget_and_simulate_use_same_default_policy() -> None:
     trace = rekindle.capture(step)
     with rekindle.budget("600KiB") as run:
         step()
     with_default = rekindle.simulate(trace, budget="600KiB")
     assert with_default.made_by == repr(run.policy)
     assert with_default == rekindle.simulate(trace, budget="600KiB", policy=type(run.policy)())
+
+
+@pytest.mark.evicts_anything
+def test_run_after_end_says_that_excess_was_restored() -> None:
+    x = torch.randn(64, 1024)
+    with rekindle.budget("1600KiB", evict="anything") as run:
+        held = [(x * n).sin() for n in range(8)]
+    assert run.evictions
+    assert len(held) == 8
+    assert run.memory > 1600 << 10 >= run.peak
+    restored = (
+        "peak 1.5 MiB of 1.6 MiB, 2.2 MiB after the end, which restored evicted tensors; so far"
+    )
+    assert restored in repr(run)

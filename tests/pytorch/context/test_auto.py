@@ -1,4 +1,4 @@
-"""Tests of `"auto"` budgets, of advice about devices, and of `rekindle.max_batch`."""
+"""Tests of `"auto"` budgets, of advice in reports, and of `rekindle.max_batch`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.pytorch.context import _auto
+from rekindle.pytorch.context import Amount, _auto
 from rekindle.pytorch.context._advice import advice_on
 
 KIB = 1024
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with 1,000 KiB free, in no control group; no tensors but the test's own."""
+    """Simulate a machine with 1,000 KiB free, no control group, and only the test's own tensors."""
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    1000 kB\n")
     monkeypatch.setattr(_auto, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(_auto, "_MEMBERSHIP", tmp_path / "cgroup")
@@ -36,21 +36,24 @@ def automatic() -> int | None:
     return run.budget
 
 
-def test_auto_is_nine_tenths_of_free_memory(machine: Path) -> None:
+def test_auto_budget_is_nine_tenths_of_free_memory(machine: Path) -> None:
     assert automatic() == int(0.9 * 1000 * KIB)
 
 
-def test_auto_adds_memory_of_living_tensors(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_budget_adds_memory_of_existing_tensors(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = torch.zeros(50 * KIB)
     monkeypatch.setattr(_auto, "living_tensors", lambda: [mine, mine[:3], mine.view(2, -1)])
     assert automatic() == int(0.9 * 1200 * KIB)
 
 
-def test_auto_is_limited_by_control_group(machine: Path) -> None:
+def test_auto_budget_is_at_most_limit_of_control_group(machine: Path) -> None:
     (machine / "memory.max").write_text(f"{900 * KIB}\n")
     (machine / "memory.current").write_text(f"{600 * KIB}\n")
     assert automatic() == int(0.9 * 300 * KIB)
-    (machine / "memory.stat").write_text(f"anon 5\ninactive_file {100 * KIB}\n")  # makes way
+    # the system frees this cache when it needs memory
+    (machine / "memory.stat").write_text(f"anon 5\ninactive_file {100 * KIB}\n")
     assert automatic() == int(0.9 * 400 * KIB)
     (machine / "memory.max").write_text("max\n")
     assert automatic() == int(0.9 * 1000 * KIB)
@@ -71,7 +74,7 @@ def test_auto_is_limited_by_control_group(machine: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_auto_is_limited_by_nested_control_groups(
+def test_auto_budget_is_at_most_limit_of_parent_control_group(
     machine: Path, membership: str, folder: str, limit: str, usage: str
 ) -> None:
     (machine / "cgroup").write_text(membership)
@@ -85,7 +88,7 @@ def test_auto_is_limited_by_nested_control_groups(
 
 
 @pytest.mark.parametrize(("which", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
-def test_auto_is_limited_by_ulimit(
+def test_auto_budget_is_at_most_ulimit(
     machine: Path, monkeypatch: pytest.MonkeyPatch, which: str, field: str
 ) -> None:
     resource = pytest.importorskip("resource")
@@ -98,22 +101,22 @@ def test_auto_is_limited_by_ulimit(
     assert automatic() == int(0.9 * 300 * KIB)
 
 
-def test_auto_without_known_memory_is_refused(machine: Path) -> None:
+def test_auto_budget_with_unknown_free_memory_is_refused(machine: Path) -> None:
     (machine / "meminfo").unlink()
-    with pytest.raises(rekindle.Unsupported, match=r'write the amount, .*budget\("6GiB"\)'):
+    with pytest.raises(rekindle.Unsupported, match=r'write the size, .*budget\("6GiB"\)'):
         automatic()
-    with pytest.raises(rekindle.Unsupported, match=r"auto.*on meta"):
+    with pytest.raises(rekindle.Unsupported, match=r"auto.*memory meta has"):
         _auto.available(torch.device("meta"))
 
 
-def test_auto_on_this_machine_is_more_than_its_tensors() -> None:
+def test_available_memory_exceeds_memory_of_existing_tensors() -> None:
     kept = torch.ones(1000)
     found = _auto.available(torch.device("cpu"))
     assert found > kept.nbytes
     assert any(tensor is kept for tensor in _auto.living_tensors())
 
 
-def test_auto_on_cuda_adds_free_and_reserved_memory(
+def test_auto_budget_on_cuda_adds_free_and_reserved_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
@@ -121,7 +124,7 @@ def test_auto_on_cuda_adds_free_and_reserved_memory(
     assert _auto.available(torch.device("cuda")) == 810
 
 
-def test_the_device_s_own_error_gets_the_short_form() -> None:
+def test_device_oom_error_gets_note_with_memory_by_category() -> None:
     weight = torch.ones(1000, requires_grad=True)
 
     def forward() -> None:
@@ -136,23 +139,25 @@ def test_the_device_s_own_error_gets_the_short_form() -> None:
     assert "rekindle.budget(" in note
 
 
-def test_other_errors_get_no_note() -> None:
+def test_error_other_than_device_oom_gets_no_note() -> None:
     with pytest.raises(RuntimeError) as caught, rekindle.budget("1MiB"):
         torch.ones(3) @ torch.ones(4)
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_advice_is_given_only_for_large_categories() -> None:
+def test_report_gives_advice_only_on_large_memory_categories() -> None:
     cpu = torch.device("cpu")
     assert advice_on(100, {"saved for backward": 90, "held by your code": 10}, cpu) == ()
     first, second = advice_on(
         1000, {"held by your code": 300, "kept, cannot be recomputed": 400}, cpu
     )
     assert first.startswith("400 B at the peak cannot be recomputed")
-    assert second.startswith("300 B at the peak are held by your program's variables")
+    assert second.startswith("At the peak your program's variables hold 300 B")
 
 
-def test_advice_on_cuda_s_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_gives_advice_on_fragmentation_of_cuda_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats = {
         "reserved_bytes.all.peak": 4 * 2**30,
         "allocated_bytes.all.peak": 3 * 2**30,
@@ -162,8 +167,8 @@ def test_advice_on_cuda_s_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
     fragmented, short = advice_on(2**30, {}, torch.device("cuda"))
-    assert "reserved 4.00 GiB but gave out at most 3.00 GiB, 256.0 MiB of it" in fragmented
-    assert "(512.0 MiB in pieces" in fragmented
+    assert "reserved 4.00 GiB but gave at most 3.00 GiB to tensors, 256.0 MiB of it" in fragmented
+    assert "(512.0 MiB are unused parts" in fragmented
     assert 'of="reserved"' in fragmented
     assert "3 times" in short
     stats.update({"reserved_bytes.all.peak": 3 * 2**30, "num_alloc_retries": 0})
@@ -174,7 +179,7 @@ def test_advice_on_cuda_s_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Trainer:
-    """Steps of a small network, for batches of any size."""
+    """Training steps of a small network, for batches of any size."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -208,7 +213,7 @@ def fits(batch: int) -> bool:
 
 
 @pytest.mark.slow
-def test_max_batch_fits_and_one_more_does_not() -> None:
+def test_max_batch_fits_and_batch_of_one_more_does_not() -> None:
     trainer = Trainer()
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     said: list[str] = []
@@ -225,7 +230,7 @@ def test_max_batch_fits_and_one_more_does_not() -> None:
     assert rekindle.max_batch(trainer.at, budget=BUDGET, at_most=37) == 37
 
 
-def test_simulated_max_batch_is_close_and_runs_small_batches() -> None:
+def test_simulated_max_batch_is_close_to_measured_max_batch() -> None:
     trainer = Trainer()
     found = rekindle.max_batch(trainer.at, budget=BUDGET, simulated=True)
     assert {*trainer.tried} == {2, 4}
@@ -233,8 +238,8 @@ def test_simulated_max_batch_is_close_and_runs_small_batches() -> None:
 
 
 @pytest.mark.slow
-def test_simulated_max_batch_is_equal_in_fresh_process() -> None:
-    """There the first step knows no operator yet, and lists the optimizer's state otherwise."""
+def test_simulated_max_batch_is_equal_in_new_process() -> None:
+    """A new process has no measured operators, and the optimizer's state has another order."""
     found = rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)
     program = (
         "import rekindle; from tests.pytorch.context.test_auto import BUDGET, Trainer; "
@@ -243,17 +248,18 @@ def test_simulated_max_batch_is_equal_in_fresh_process() -> None:
     fresh = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert int(fresh.stdout) == pytest.approx(found, rel=0.1)  # costs are measured
+    # measured costs differ between processes
+    assert int(fresh.stdout) == pytest.approx(found, rel=0.1)
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_max_batch_below_one_is_out_of_budget(simulated: bool) -> None:
+def test_max_batch_without_fitting_batch_raises_out_of_budget(simulated: bool) -> None:
     with pytest.raises(rekindle.OutOfBudget):
         rekindle.max_batch(Trainer().at, budget=1000, simulated=simulated)
 
 
 def sines(batch: int) -> Callable[[], None]:
-    """Return a step whose memory is nearly all activations."""
+    """Return a step function whose memory is nearly all activations."""
     x = torch.ones(1000 * batch, requires_grad=True)
 
     def step() -> None:
@@ -266,20 +272,22 @@ def sines(batch: int) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-def test_max_batch_below_one_has_measured_figures() -> None:
-    with pytest.raises(rekindle.OutOfBudget, match="not even a batch of 1") as caught:
+def test_max_batch_error_has_smallest_budget_for_batch_of_1() -> None:
+    with pytest.raises(rekindle.OutOfBudget, match="a batch of 1 does not fit") as caught:
         rekindle.max_batch(sines, budget=12_000, simulated=True)
     smallest = caught.value.smallest_budget
     assert smallest > 12_001
     assert rekindle.max_batch(sines, budget=smallest, simulated=True) == 1
     tight = int(1.3 * smallest)
     for simulated in (False, True):
-        with pytest.raises(rekindle.OutOfBudget, match=r"but takes .* at most 1\.00") as caught:
+        with pytest.raises(
+            rekindle.OutOfBudget, match=r"but a step takes .* at most 1\.00"
+        ) as caught:
             rekindle.max_batch(sines, budget=tight, slowdown=1.0, simulated=simulated)
         assert (caught.value.smallest_budget, caught.value.needed) == (tight, 0)
 
 
-def test_an_error_of_the_step_is_not_taken_for_a_full_memory() -> None:
+def test_max_batch_raises_error_of_step_function_unchanged() -> None:
     def broken(batch: int):
         return lambda: torch.ones(3) @ torch.ones(4)
 
@@ -287,7 +295,7 @@ def test_an_error_of_the_step_is_not_taken_for_a_full_memory() -> None:
         rekindle.max_batch(broken, budget="1GiB")
 
 
-def test_simulated_max_batch_of_uneven_steps_is_refused() -> None:
+def test_simulated_max_batch_of_steps_that_differ_is_refused() -> None:
     def uneven(batch: int):
         return lambda: [torch.ones(3).exp() for _ in range(batch)]
 
@@ -295,7 +303,7 @@ def test_simulated_max_batch_of_uneven_steps_is_refused() -> None:
         rekindle.max_batch(uneven, budget="1GiB", simulated=True)
 
 
-def test_auto_with_a_cap_from_outside_is_that_cap(
+def test_auto_budget_with_rekindle_budget_variable_is_its_value(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REKINDLE_BUDGET", "3MiB")
@@ -306,4 +314,9 @@ def test_auto_with_a_cap_from_outside_is_that_cap(
     assert automatic() == int(0.9 * 1000 * KIB)
     monkeypatch.setenv("REKINDLE_BUDGET", "6 Gigs")
     with pytest.raises(rekindle.InvalidBudget, match='write REKINDLE_BUDGET="6GiB"'):
+        rekindle.budget("auto")
+    monkeypatch.setenv("REKINDLE_BUDGET", "50B")
+    assert Amount("auto").on(torch.device("cpu")) == 50
+    monkeypatch.setenv("REKINDLE_BUDGET", "24")
+    with pytest.raises(rekindle.InvalidBudget, match='write REKINDLE_BUDGET="24GiB"'):
         rekindle.budget("auto")

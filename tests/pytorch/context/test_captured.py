@@ -1,4 +1,4 @@
-"""Tests of functions of PyTorch that a budget replaces and that a program keeps for longer."""
+"""Tests of PyTorch functions that a budget replaces and that a program keeps a reference to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODES: list[Evict] = ["saved", "auto", "anything"]
 
 
 class Doubled(torch.autograd.Function):
-    """Its `apply` may be replaced."""
+    """A custom function whose `apply` a program may replace."""
 
     @staticmethod
     def forward(ctx, x):
@@ -31,7 +31,7 @@ class Doubled(torch.autograd.Function):
 
 
 def replaced() -> dict[str, Callable[..., Any]]:
-    """Return the functions that a budget replaces now, as a program would keep them."""
+    """Return the functions of PyTorch that the active budget replaces."""
     found: dict[str, Callable[..., Any]] = {
         "apply": Doubled.apply,
         "swap": torch.utils.swap_tensors,
@@ -45,7 +45,7 @@ def replaced() -> dict[str, Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_replaced_functions_do_not_keep_ended_budget_alive(evict: Evict) -> None:
+def test_torch_functions_saved_in_budget_do_not_keep_it_alive(evict: Evict) -> None:
     with rekindle.budget("1GiB", evict=evict, learn=False) as run:
         kept = replaced()
         driver = weakref.ref(run._driver)
@@ -67,7 +67,7 @@ def test_replaced_functions_do_not_keep_ended_budget_alive(evict: Evict) -> None
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_function_kept_from_one_budget_works_in_the_next(evict: Evict) -> None:
+def test_function_saved_in_one_budget_has_right_results_in_next(evict: Evict) -> None:
     with rekindle.budget("1GiB", evict=evict, learn=False):
         kept = replaced()
     x = torch.ones(1_000, requires_grad=True)
@@ -82,7 +82,7 @@ def test_function_kept_from_one_budget_works_in_the_next(evict: Evict) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("evict", MODES)
-def test_budget_around_each_step_of_a_compiled_model_works(evict: Evict) -> None:
+def test_compiled_model_with_budget_per_step_has_same_gradients(evict: Evict) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     model: Any = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)))

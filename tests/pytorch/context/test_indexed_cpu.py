@@ -1,4 +1,4 @@
-"""Tests with tensors on `cpu:1`, which some versions of Accelerate give to CPU ranks."""
+"""Tests of tensors on the device `cpu:0`, which some versions of Accelerate give to CPU ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _gradient() -> torch.Tensor:
     return weight.grad
 
 
-def test_cpu_with_an_index_is_the_cpu_of_the_budget() -> None:
+def test_tensors_on_cpu_0_count_in_cpu_budget() -> None:
     plain = _gradient()
     with rekindle.budget("10MiB") as run:
         within = _gradient()

@@ -28,8 +28,8 @@ def test_time_lost_without_evictions_is_zero() -> None:
     assert run.report().overhead == 0.0
 
 
-def test_time_lost_has_more_than_the_operators() -> None:
-    """Operators that are measured as free lose time as well."""
+def test_time_lost_exceeds_measured_time_of_recomputed_operators() -> None:
+    """Time between recomputed operators is lost as well, even if the operators cost nothing."""
     weight = torch.ones(WIDTH, requires_grad=True)
     optimizer = torch.optim.SGD([weight])
     with cores.fixed_prices(), rekindle.budget(12 * VECTOR, learn=False) as run:
@@ -44,7 +44,7 @@ def test_time_lost_has_more_than_the_operators() -> None:
     assert run.lost_ns > run.recompute_ns
 
 
-def test_mostly_recomputing_run_warns_once(
+def test_run_that_mostly_recomputes_warns_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_driver, "MUCH_LOST", 0)
@@ -55,16 +55,18 @@ def test_mostly_recomputing_run_warns_once(
             while run.recomputations < 50_000:
                 chain(weight)
 
-    with pytest.warns(UserWarning, match=r"is too small to be fast.* write rekindle") as told:
+    with pytest.warns(
+        UserWarning, match=r"is so small that training is slow.* write rekindle"
+    ) as reported:
         thrash()
-    assert len(told) == 1
-    named = int(str(told[0].message).rpartition("rekindle.budget(")[2].split(")")[0])
+    assert len(reported) == 1
+    named = int(str(reported[0].message).rpartition("rekindle.budget(")[2].split(")")[0])
     with rekindle.budget(named, learn=False) as better:
         chain(weight)
     assert better.recomputations < 64
 
 
-def test_recomputation_of_little_time_is_not_warned_of() -> None:
+def test_run_with_short_recomputation_does_not_warn() -> None:
     weight = torch.ones(WIDTH, requires_grad=True)
     with rekindle.budget(40 * VECTOR, learn=False) as run:
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Tests of how a budget starts the native core, and of the errors if there is none."""
+"""Tests of how a budget loads the native core, and of the errors if that fails."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ for step in range(2):
     except rekindle.Unsupported as error:
         print(error)
 """
-#: The ways out, as an error names them.
+#: The remedies, as an error suggests them.
 WAYS = (
-    "a wheel that contains one",
+    "a wheel of Rekindle that contains the native core",
     "apt install g++",
     "dnf install gcc-c++",
     "xcode-select --install",
@@ -48,7 +48,7 @@ WAYS = (
     [{}, {"swap": "1MiB"}, {"evict": "anything"}, {"policy": "lru"}, {"policy": Unoptimized()}],
     ids=["default", "swap", "anything", "lru", "unoptimized"],
 )
-def test_native_core_supports_all_settings(settings: dict[str, Any]) -> None:
+def test_native_core_runs_with_each_setting_of_budget(settings: dict[str, Any]) -> None:
     weight = torch.ones(3, requires_grad=True)
     with rekindle.budget("1GiB", **settings) as run:
         weight.sin().sum().backward()
@@ -58,38 +58,38 @@ def test_native_core_supports_all_settings(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mps", "xpu", "hpu"])
-def test_other_device_is_refused_in_one_sentence(kind: str) -> None:
-    told = f'for the memory of the CPU or of CUDA, not of {kind}; write device="cpu"'
-    with pytest.raises(rekindle.Unsupported, match=re.escape(told)) as caught:
+def test_budget_with_device_mps_is_refused_in_one_sentence(kind: str) -> None:
+    reported = f'limits the memory of the CPU or of CUDA, not of {kind}; write device="cpu"'
+    with pytest.raises(rekindle.Unsupported, match=re.escape(reported)) as caught:
         _native_core.check_device(torch.device(kind))
     assert "\n" not in str(caught.value)
 
 
-def test_budget_for_other_device_is_refused_at_once(
+def test_budget_with_unsupported_device_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_arguments, "device_of", torch.device)
-    with pytest.raises(rekindle.Unsupported, match=r"device='mps'\): a budget is for"):
+    with pytest.raises(rekindle.Unsupported, match=r"device='mps'\): a budget limits"):
         rekindle.budget("1GiB", device="mps")
 
 
-def test_core_argument_is_refused() -> None:
+def test_budget_with_core_argument_is_refused() -> None:
     options: Any = {"core": "python"}
     for call in (rekindle.budget, rekindle.budget.unlimited):
         with pytest.raises(TypeError, match="unexpected keyword argument 'core'"):
             call("1GiB", **options) if call is rekindle.budget else call(**options)
 
 
-def test_native_core_is_built_only_when_context_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Building takes a minute; a budget may stand above a function that is never called."""
+def test_native_core_is_built_only_when_budget_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building takes a minute, and `@budget` may decorate a function that is never called."""
     monkeypatch.setattr(_native_core, "core", lambda: pytest.fail("built"))
     rekindle.budget("1GiB")
 
 
 def _told(environment: Mapping[str, str], program: str = PROGRAM, *, compiles: bool = False) -> str:
-    """Run a program whose two budgets are refused, and return in which words, both times.
+    """Run a program whose two budgets are refused, and return the two messages.
 
-    On standard error it says once that it compiles, if it does.
+    If the program compiles the core, it must say so on standard error exactly once.
     """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
@@ -107,53 +107,57 @@ def _told(environment: Mapping[str, str], program: str = PROGRAM, *, compiles: b
     return first
 
 
-def test_missing_compiler_error_names_alternatives(tmp_path: Path) -> None:
+def test_budget_without_compiler_suggests_how_to_install_one(tmp_path: Path) -> None:
     environment = {"CXX": "no-such-compiler", "REKINDLE_CACHE": str(tmp_path)}
-    reason = "no C++ compiler: $CXX is no-such-compiler, which is not found"
-    assert f"there is none here: {reason}. Install a wheel" in _told(environment)
+    reason = "no C++ compiler: $CXX names no-such-compiler, which is not installed"
+    assert f"which is not available: {reason}. Install a wheel" in _told(environment)
 
 
 @pytest.mark.slow
-def test_failed_build_raises_and_is_not_retried(tmp_path: Path) -> None:
+def test_second_budget_after_failed_build_raises_without_retry(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho x >>"$0.log"\nexit 1\n')
     compiler.chmod(0o755)
     environment = {"CXX": str(compiler), "REKINDLE_CACHE": str(tmp_path)}
-    told = _told(environment, compiles=True)
-    assert "compiler fails: it ends with 1" in told
+    reported = _told(environment, compiles=True)
+    assert "compiler fails: it ends with 1" in reported
     tried = (tmp_path / "compiler.log").read_text()
-    assert _told(environment) == told
+    assert _told(environment) == reported
     assert (tmp_path / "compiler.log").read_text() == tried
 
 
-def test_unwritable_cache_folder_raises_reason(tmp_path: Path) -> None:
-    """A file is where the folder should be: permissions would not stop the superuser."""
+def test_budget_with_unwritable_cache_folder_raises_with_reason(tmp_path: Path) -> None:
+    """A file is where the folder should be, because permissions would not stop the superuser."""
     (tmp_path / "cores").write_text("")
-    told = _told({"REKINDLE_CACHE": str(tmp_path)})
-    assert "no folder to keep the compiled core in: " in told
+    reported = _told({"REKINDLE_CACHE": str(tmp_path)})
+    assert "the folder for the compiled core cannot be made: " in reported
 
 
-def test_dispatch_key_in_use_raises_reason() -> None:
+def test_budget_with_dispatch_key_of_other_library_is_refused() -> None:
     taken = (
         'import torch; _ = torch.library.Library("_", "IMPL", "Fake"); '
         "_.fallback(torch.library.fallthrough_kernel)"
     )
-    told = _told({}, taken + PROGRAM)
-    assert "something else runs at the dispatch key that it needs (Fake)" in told
+    reported = _told({}, taken + PROGRAM)
+    assert "another library uses the dispatch key that the native core needs (Fake)" in reported
 
 
-def test_windows_error_names_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_on_windows_is_refused_with_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_build, "_found", {})
-    monkeypatch.setattr(_core, "_started", {})
+    monkeypatch.setattr(_core, "_start", _core._Start())
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(rekindle.Unsupported, match="not built on Windows yet") as caught:
+    with pytest.raises(rekindle.Unsupported, match="cannot be built on Windows yet") as caught:
         _native_core.native_core_for(torch.device("cpu"))
     assert all(way in str(caught.value) for way in WAYS)
 
 
-def test_a_torch_that_is_too_old_is_to_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "_started", {})
+def test_budget_with_too_old_torch_error_has_needed_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_core, "_start", _core._Start())
     monkeypatch.setattr(torch, "__version__", "2.10.1")
-    told = r"it needs torch 2\.11, this is 2\.10\.1\. Install torch 2\.11 or a later one\."
-    with pytest.raises(rekindle.Unsupported, match=told):
+    reported = (
+        r"torch 2\.11 or later, and torch 2\.10\.1 is installed\. Install torch 2\.11 or later\."
+    )
+    with pytest.raises(rekindle.Unsupported, match=reported):
         _native_core.native_core_for(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Tests of processes that a program starts inside a budget: they are outside, and are warned."""
+"""Tests of processes that a program starts inside a budget: they get a warning and no budget."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import torch.multiprocessing
 import rekindle
 
 
-def test_spawn_inside_a_budget_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multiprocessing_spawn_inside_budget_issues_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started: list[Any] = []
     module = import_module("torch.multiprocessing.spawn")
     monkeypatch.setattr(module, "start_processes", lambda *args, **kwargs: started.append(args))
     with (
         rekindle.budget("1MiB"),
-        pytest.warns(UserWarning, match="outside of this budget: each needs one of its own"),
+        pytest.warns(
+            UserWarning, match="outside of this budget: each of them needs a budget of its own"
+        ),
     ):
         torch.multiprocessing.spawn(print, nprocs=2)
     torch.multiprocessing.spawn(print, nprocs=2)

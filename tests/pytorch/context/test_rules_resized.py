@@ -1,4 +1,4 @@
-"""Tests of changing the amount of a budget during a run."""
+"""Tests of assigning `run.budget`, which changes the amount of a budget during a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _gradient(weight: Tensor) -> Tensor:
     return torch.autograd.grad(_chain(weight), [weight])[0]
 
 
-def test_larger_budget_ends_evictions() -> None:
+def test_raising_run_budget_ends_evictions() -> None:
     weight = vector(requires_grad=True)
     wanted = _gradient(weight)
     with rekindle.budget(6 * VECTOR) as run:
@@ -39,7 +39,7 @@ def test_larger_budget_ends_evictions() -> None:
     assert "of 1.0 MiB" in run.status()
 
 
-def test_smaller_budget_evicts_excess_at_once() -> None:
+def test_lowering_run_budget_evicts_excess_at_once() -> None:
     weight = vector(requires_grad=True)
     wanted = _gradient(weight)
     with rekindle.budget("1MiB", record=True) as run:
@@ -50,11 +50,11 @@ def test_smaller_budget_evicts_excess_at_once() -> None:
         assert run.memory <= 7 * VECTOR
         assert torch.equal(torch.autograd.grad(loss, [weight])[0], wanted)
         del loss
-    assert run.record.budget == 2**20  # the most that it was
+    assert run.record.budget == 2**20  # the largest amount that the budget had
     assert run.record.peak <= 2**20
 
 
-def test_smaller_budget_than_pinned_memory_is_refused() -> None:
+def test_lowering_run_budget_below_pinned_memory_is_refused() -> None:
     weight = vector(requires_grad=True)
     with rekindle.budget("1MiB", evict="saved") as run:
         kept = [vector() * 2 for _ in range(3)]
@@ -67,7 +67,8 @@ def test_smaller_budget_than_pinned_memory_is_refused() -> None:
         run.budget = "much"
 
 
-def test_a_run_that_is_only_measured_has_none() -> None:
-    with rekindle.budget.unlimited() as run, pytest.raises(rekindle.Unsupported, match="only"):
+def test_assigning_run_budget_of_unlimited_run_is_refused() -> None:
+    refused = pytest.raises(rekindle.Unsupported, match="no budget to change")
+    with rekindle.budget.unlimited() as run, refused:
         run.budget = "1GiB"
     assert run.budget is None

@@ -1,4 +1,4 @@
-"""Tests of threads: a thread that starts inside a budget is inside as well."""
+"""Tests of threads: a thread that starts inside a budget counts its memory in that budget."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Program:
 
 
 def in_a_thread(work: Callable[[], object]) -> list[BaseException]:
-    """Runs it to its end; what it raised, if anything."""
+    """Run `work` in a thread to its end; return the error that it raised, or None."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -69,7 +69,7 @@ def in_a_thread(work: Callable[[], object]) -> list[BaseException]:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_thread_trains_within_budget(evict: Evict) -> None:
+def test_thread_started_inside_budget_trains_within_it(evict: Evict) -> None:
     plain, ours = Program(), Program()
     budget = measure(plain.steps).budget(0.5)
     with rekindle.budget(budget, evict=evict) as run:
@@ -81,7 +81,7 @@ def test_thread_trains_within_budget(evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_a_budget_too_small_is_refused(evict: Evict) -> None:
+def test_too_small_budget_raises_out_of_budget_in_thread(evict: Evict) -> None:
     ours = Program()
     before = {name: value.clone() for name, value in ours.state().items()}
     with rekindle.budget(40_000, evict=evict):
@@ -91,8 +91,8 @@ def test_a_budget_too_small_is_refused(evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_several_at_once(evict: Evict) -> None:
-    """Each trains a model of its own; together they keep to one budget."""
+def test_several_threads_train_within_one_budget(evict: Evict) -> None:
+    """Each thread trains its own model; together they stay within the budget."""
     programs = [Program() for _ in range(3)]
     alone = Program()
     alone.steps()
@@ -108,7 +108,7 @@ def test_several_at_once(evict: Evict) -> None:
         assert differing(program.state(), alone.state()) == []
 
 
-def test_a_thread_from_before_is_outside() -> None:
+def test_thread_started_before_budget_is_not_limited_by_it() -> None:
     go, done = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -126,7 +126,7 @@ def test_a_thread_from_before_is_outside() -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_thread_started_by_thread_is_inside_budget(evict: Evict) -> None:
+def test_thread_started_by_thread_of_budget_is_inside_budget(evict: Evict) -> None:
     seen: list[bool] = []
 
     def look() -> None:
@@ -145,8 +145,8 @@ def test_thread_started_by_thread_is_inside_budget(evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_thread_that_outlives_budget_is_outside_afterwards(evict: Evict) -> None:
-    """And keeps nothing of it; what it saved before can be asked for."""
+def test_thread_that_outlives_budget_is_not_limited_afterwards(evict: Evict) -> None:
+    """The thread keeps no part of the budget alive, and tensors that it saved stay readable."""
     plain, ours = Program(), Program()
     plain.steps()
     losses: list[Tensor] = []
@@ -169,7 +169,7 @@ def test_thread_that_outlives_budget_is_outside_afterwards(evict: Evict) -> None
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_thread_of_earlier_budget_is_outside_next_one() -> None:
+def test_thread_of_ended_budget_is_not_limited_by_next_budget() -> None:
     with ThreadPoolExecutor(1) as pool:
         with rekindle.budget("1GiB"):
             pool.submit(lambda: torch.ones(10).exp()).result()
@@ -183,7 +183,7 @@ def test_thread_of_earlier_budget_is_outside_next_one() -> None:
 
 @torch.library.custom_op("test_threads::twice", mutates_args=())
 def twice(x: Tensor) -> Tensor:
-    """Works in a thread of its own."""
+    """Return twice `x`, computed in a new thread."""
     found: list[Tensor] = []
     thread = threading.Thread(target=lambda: found.append(x * 2), daemon=True)
     thread.start()
@@ -193,12 +193,12 @@ def twice(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_thread_inside_operator_does_not_deadlock(evict: Evict) -> None:
+def test_operator_that_waits_for_thread_does_not_deadlock(evict: Evict) -> None:
     with rekindle.budget("1GiB", evict=evict):
         assert twice(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
 
 
-def test_threads_that_move_values_to_the_host_are_outside() -> None:
+def test_own_swap_threads_of_rekindle_are_outside_of_budget() -> None:
     plain, ours = Program(), Program()
     budget = measure(plain.steps).budget(0.5)
     swap = rekindle.policies.Swap(host=1 << 30, only=True)
@@ -208,7 +208,7 @@ def test_threads_that_move_values_to_the_host_are_outside() -> None:
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_thread_class_is_restored_after_error() -> None:
+def test_threading_thread_class_is_restored_after_any_error() -> None:
     before = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError), rekindle.budget("1GiB"):
         _ = 1 / 0
@@ -216,8 +216,8 @@ def test_thread_class_is_restored_after_error() -> None:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_thread_that_outlives_mode_leaves_no_mode_flag(evict: Evict) -> None:
-    """Where PyTorch believes that there is one, it compiles again at each call."""
+def test_ended_dispatch_mode_is_inactive_despite_running_thread(evict: Evict) -> None:
+    """If PyTorch's flag of an active mode stayed set, torch.compile would compile at each call."""
     go_on, began = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -236,8 +236,8 @@ def test_thread_that_outlives_mode_leaves_no_mode_flag(evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("works", [False, True])
-def test_report_with_second_thread_has_categories(works: bool) -> None:
-    """A progress bar's thread waits, one that prepares batches computes: neither trains."""
+def test_report_with_second_thread_lists_memory_by_category(works: bool) -> None:
+    """A progress bar's thread waits, and another thread prepares batches: neither trains."""
     over = threading.Event()
 
     def beside() -> None:
@@ -259,7 +259,7 @@ def test_report_with_second_thread_has_categories(works: bool) -> None:
     assert sum(table.values()) == run.report().at_peak.memory > 0.9 * run.peak
 
 
-def test_out_of_budget_with_second_thread_has_categories() -> None:
+def test_out_of_budget_with_second_thread_lists_categories() -> None:
     over, program = threading.Event(), Program()
     with rekindle.budget(60_000) as _:
         thread = threading.Thread(target=over.wait, args=(60,))
@@ -272,8 +272,8 @@ def test_out_of_budget_with_second_thread_has_categories() -> None:
     assert "parameters" in str(caught.value)
 
 
-def test_report_after_training_in_a_thread_has_no_table() -> None:
-    """Another thread may free gradients while the native core looks at them."""
+def test_report_after_training_in_thread_lists_no_holders() -> None:
+    """Holders are not listed, because another thread may free gradients while they are read."""
     inside, outside = Program(), Program()
     with rekindle.budget(None) as run:
         assert in_a_thread(inside.steps) == []

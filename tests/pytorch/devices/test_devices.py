@@ -1,4 +1,4 @@
-"""Tests of the functions that query an accelerator, with the queries replaced."""
+"""Tests of the functions that query an accelerator, with replaced queries of `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ CPU = torch.device("cpu")
         (MemoryError("out of memory"), False),
     ],
 )
-def test_out_of_memory_by_whatever_name(error: BaseException, expected: bool) -> None:
+def test_device_oom_errors_of_all_libraries_are_recognized(
+    error: BaseException, expected: bool
+) -> None:
     assert is_out_of_memory(error) is expected
 
 
-def test_device_without_index_is_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_index_means_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert accelerator.with_index(torch.device("cuda")) == torch.device("cuda", 3)
     assert accelerator.with_index(torch.device("cuda", 1)) == torch.device("cuda", 1)
     assert accelerator.with_index(CPU) == CPU
 
 
-def test_obtainable_memory_leaves_out_split_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_cuda_memory_excludes_split_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = {"inactive_split_bytes.all.current": 100}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
@@ -45,18 +47,18 @@ def test_obtainable_memory_leaves_out_split_pieces(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("devices", "shown", "expected"), [(8, "", 1), (4, "", 2), (1, "", 8), (1, "3", 1), (3, "", 3)]
 )
-def test_eight_ranks_share_visible_devices(
+def test_eight_ranks_are_divided_among_visible_devices(
     monkeypatch: pytest.MonkeyPatch, devices: int, shown: str, expected: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert accelerator.ranks_beside(8) == expected
+    assert accelerator.ranks_of_device(8) == expected
 
 
-def test_pinned_check_runs_no_operator(
+def test_page_locked_memory_check_runs_no_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where PyTorch could have a device, each storage from outside may be a staging buffer."""
+    """If PyTorch has a usable device, each storage made elsewhere may be page-locked memory."""
     monkeypatch.setattr(accelerator, "IS_BUILT", True)
     weight = torch.rand(8, requires_grad=True)
 
@@ -70,13 +72,13 @@ def test_pinned_check_runs_no_operator(
     assert 0 not in trace.storages
 
 
-def test_segments_list_blocks_of_device_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_snapshot_lists_blocks_of_given_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def segment(device: int, *states: str) -> dict[str, object]:
         blocks = [{"address": n, "size": 512, "state": state} for n, state in enumerate(states)]
         return {"device": device, "blocks": blocks}
 
-    told = [segment(0, "active_allocated", "inactive"), segment(1, "active_awaiting_free")]
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": told})
+    reported = [segment(0, "active_allocated", "inactive"), segment(1, "active_awaiting_free")]
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": reported})
     assert accelerator.segments(torch.device("cuda", 0)) == [[(0, 512, True), (1, 512, False)]]
     assert accelerator.segments(torch.device("cuda", 1)) == [[(0, 512, True)]]
 

@@ -1,6 +1,6 @@
-"""Random programs, run plainly and within budgets: the same to the last bit, the same errors.
+"""Random programs that run plainly and within budgets: equal bits, and equal errors.
 
-`program`: what a program is, and what it leaves behind. `lines`: the lines that programs are made
-of, and how hypothesis draws them. `check`: the comparison, and how a failing program is made short.
-`python -m tests.pytorch.fuzz --programs 10000` runs as many as you like (`scripts/sweep fuzz`).
+`program` represents a program and collects its results. `lines` has the lines that programs are
+made of, and draws them with hypothesis. `check` compares two runs and shortens a failing program.
+`python -m tests.pytorch.fuzz --programs 10000` runs that many programs (`scripts/sweep fuzz`).
 """

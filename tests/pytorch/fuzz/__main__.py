@@ -1,4 +1,4 @@
-"""Runs as many random programs as you like: `python -m tests.pytorch.fuzz --programs 10000`."""
+"""Run random programs and compare them: `python -m tests.pytorch.fuzz --programs 10000`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.pytorch.sweep._results import RESULTS, results, write_results
 @click.option("--evict", type=click.Choice(get_args(Evict)), default="auto", show_default=True)
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
 def main(programs: int, seed: int, longest: int, evict: Evict, save: bool) -> None:
-    """Random programs, plainly and within budgets; prints a short one for each that differs."""
+    """Run random programs plainly and within budgets; print a short program for each difference."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     gc.freeze()
@@ -61,7 +61,7 @@ def main(programs: int, seed: int, longest: int, evict: Evict, save: bool) -> No
 
 
 def _continued(seed: int, found: dict[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
-    """With what was saved before, if that ended at `seed` with the same commit."""
+    """Return the saved tally if it ended at `seed` with the same commit."""
     first, last = seed, seed + found["tried"] - 1
     before = results().get("programs", {})
     commit = _common.conditions()["commit"]

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from rekindle import OutOfBudget, budget
-from rekindle.pytorch import Run
+from rekindle import OutOfBudget, Run, budget
 from tests.pytorch import cores
 from tests.pytorch.fuzz.program import Program, left_behind
 from tests.pytorch.fuzz.wanted import Wanted, alive
@@ -28,14 +27,14 @@ def complaint(
     *,
     evict: Evict = "auto",
 ) -> str:
-    """Return the complaint about `program`, or ""; `excepted` counts checks that were left out.
+    """Return the complaint about `program`, or ""; `excepted` counts omitted checks.
 
-    It runs plainly, then with everything evicted before every operator, then within a budget.
-    `tightness` 1.0: the smallest that is feasible; 0.0: the plain peak.
+    The program runs plainly, then with everything evicted before every operator, then within a
+    budget. `tightness` 1.0 is the smallest feasible budget, 0.0 the plain peak.
     """
     wanted = Wanted(program)
     excepted = Counter() if excepted is None else excepted
-    with letting_go_of_everything():
+    with evicting_before_every_operator():
         found = _complaint_within(program, Watched(ROOMY, evict), wanted, excepted)
     if found is not None:
         return f"everything let go at once: {found}"
@@ -53,12 +52,12 @@ def complaint(
 
 
 class Watched:
-    """A budget within a tracker."""
+    """A budget within a memory tracker."""
 
     def __init__(self, nbytes: int, evict: Evict = "auto") -> None:
         self.tracker = Tracker(resized=True)
         self.nbytes = nbytes
-        self.peak = 0  #: until the budget is over, when all comes back
+        self.peak = 0  #: the peak until the budget ends, when all evicted values are recomputed
         self._budget = budget(f"{nbytes}B", evict=evict)
 
     def __enter__(self) -> Run:
@@ -89,17 +88,19 @@ def _complaint_within(
         context.run._driver.engine.check()
     except OutOfBudget:
         raise
-    except (AssertionError, KeyError, IndexError, RuntimeError) as error:  # of the budget's end too
+    # includes the end of the budget
+    except (AssertionError, KeyError, IndexError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     space.clear()
     left = alive(context.tracker)
     names, reason = wanted.differing(got)
     if names:
-        told = [name for name in ("error", "facts") if name in names]
-        which = [f"{name}: {wanted.plain[name]!r} became {got[name]!r}" for name in told]
+        reported = [name for name in ("error", "facts") if name in names]
+        which = [f"{name}: {wanted.plain[name]!r} became {got[name]!r}" for name in reported]
         return f"differing: {names} {'; '.join(which)}"
     excepted[reason] += bool(reason)
-    # Less is no complaint. After an unpack hook raised, PyTorch itself keeps parts of the graph.
+    # Less memory is no complaint. After an unpack hook raised, PyTorch itself keeps parts of the
+    # graph.
     if left and not wanted.memory_afterwards and not got["error"]:
         return f"{left} bytes stay"
     if context.peak > context.nbytes:
@@ -112,9 +113,9 @@ def _complaint_within(
 
 
 @contextmanager
-def letting_go_of_everything() -> Iterator[None]:
+def evicting_before_every_operator() -> Iterator[None]:
     """Evict all candidates before each operator and before autograd unpacks a value."""
-    cores.tune(lambda driver: driver.core.let_go_of_everything(driver.handle, True))
+    cores.tune(lambda driver: driver.core.evict_before_every_op(driver.handle, True))
     try:
         yield
     finally:
@@ -122,7 +123,7 @@ def letting_go_of_everything() -> Iterator[None]:
 
 
 def shortened(program: Program, wrong: Callable[[Program], bool]) -> Program:
-    """`program` without the lines that it can do without and still be wrong."""
+    """Return `program` without the lines that are not needed to make it fail."""
     tries = 0
     size = max(1, len(program.step) // 2)
     while size:
@@ -138,7 +139,7 @@ def shortened(program: Program, wrong: Callable[[Program], bool]) -> Program:
 
 
 def report(program: Program, tightness: float, *, evict: Evict = "auto") -> str:
-    """A shorter program that is wrong too, as a script, and what is wrong with it."""
+    """Return a shorter program that fails too, as a script, and the complaint about it."""
 
     def wrong(candidate: Program) -> str:
         return complaint(candidate, tightness, evict=evict)

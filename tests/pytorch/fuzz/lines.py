@@ -1,8 +1,8 @@
 """The lines that random programs are made of, and how hypothesis draws a program from them.
 
-A template names what is drawn: {x}, {y}, {z} tensors of the program, {w} a leaf, {new}, {other}
-names to assign to, which may be in use. A line is tried on the plain program first, and is mostly
-left out if it raises there: so shapes fit without rules about shapes.
+Placeholders of a template are filled in: {x}, {y}, {z} with tensors of the program, {w} with a
+leaf, {new} and {other} with names to assign to, which may be in use. A line is tried on the plain
+program first and mostly omitted if it raises there. So lines need no rules about shapes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.pytorch.fuzz.program import Program, namespace, run_lines
 
-MOST_NUMBERS = 4_000  #: in a tensor
+MOST_NUMBERS = 4_000  #: most elements of a tensor
 LEAVES = ("w1", "w2", "w3")
 BUILD = (
     "w1 = (torch.rand(8, 6) + 0.5).requires_grad_()",
@@ -185,7 +185,8 @@ WRITES = (
             "detach_()",
             "requires_grad_()",
             "set_({y})",
-            "resize_({x}.numel()//2 if {x}.is_contiguous() else 0)",  # no uninitialized memory
+            # results must not contain uninitialized memory
+            "resize_({x}.numel()//2 if {x}.is_contiguous() else 0)",
             "sub_({x})",
             "div_({y})",
             "addcmul_({y},{z})",
@@ -315,7 +316,8 @@ BACKWARD = (
     "({new},) = torch.autograd.grad({x}.sum(), {w}, create_graph=True)",
     "({new},) = torch.autograd.grad({x}.square().sum(), {y}, create_graph=True)",
     "({new},) = torch.autograd.grad({x}.sum(), {y})",
-    "{x}.grad_fn; {x}.register_hook(lambda gradient: gradient * 0.5)",  # else it may crash
+    # otherwise PyTorch may crash
+    "{x}.grad_fn; {x}.register_hook(lambda gradient: gradient * 0.5)",
     "{x}.retain_grad()",
     "{w}.grad = None",
     "optimizer.step()",
@@ -362,18 +364,18 @@ KINDS = (
 
 @st.composite
 def programs(draw: st.DrawFn, *, longest: int = 40) -> tuple[Program, float]:
-    """A program of up to `longest` lines, then a backward pass from some of what is left.
+    """Draw a program of up to `longest` lines, then a backward pass from some of its tensors.
 
-    And how tight its budget is to be, see `check.complaint`.
+    Also draw the tightness of its budget (see `check.complaint`).
     """
-    # A true one: thousands of draws from hypothesis would take longer than the programs. The price
-    # is that hypothesis cannot shorten them; `check.shortened` does.
+    # A random.Random of its own: thousands of draws from hypothesis would take longer than the
+    # programs. So hypothesis cannot shorten programs; `check.shortened` does.
     rng = draw(st.randoms(use_true_random=True))
     return random_program(rng, longest), rng.choice((1.0, 1.0, rng.random()))
 
 
 def random_program(rng: Random, longest: int) -> Program:
-    """Draw a program as `programs` does."""
+    """Draw a program like `programs`, from a random generator."""
     space = namespace()
     torch.manual_seed(20)
     for line in BUILD:
@@ -383,6 +385,8 @@ def random_program(rng: Random, longest: int) -> Program:
         line = _line(rng, space)
         trial = dict(space)
         raised = run_lines((line,), trial)
+        if not raised and not any(isinstance(value, Tensor) for value in trial.values()):
+            continue  # the line would delete the last tensor
         if raised or _too_large(trial):
             if "modified by an inplace" in raised or rng.random() < 0.02:
                 step.append(_attempt(line))
@@ -408,7 +412,10 @@ def _line(rng: Random, space: dict[str, Any]) -> str:
 
 
 def _name(rng: Random, tensors: list[str]) -> str:
-    """Mostly one that is in use: what it meant before is then held by the graph alone."""
+    """Return a name to assign to, mostly one in use.
+
+    The tensor that had the name before is then held only by the autograd graph.
+    """
     mine = [name for name in tensors if name.startswith("v")]
     if len(mine) > 2 and rng.random() < 0.7:
         return rng.choice(mine)
@@ -424,7 +431,7 @@ def _attempt(line: str) -> str:
 
 
 def _ending(rng: Random, space: dict[str, Any]) -> list[str]:
-    """Some of what requires a gradient becomes a loss; mostly the names go first."""
+    """Add up some tensors that require a gradient to a loss; mostly delete their names before."""
     tensors = [name for name, value in space.items() if isinstance(value, Tensor)]
     wanting = [name for name in tensors if space[name].requires_grad and name not in LEAVES]
     if not wanting:

@@ -19,7 +19,7 @@ PRELUDE = "from tests.pytorch.fuzz.program import *"
 
 
 class Twice(torch.autograd.Function):
-    """Saves its input, its result and a value of its own, and asks for them twice."""
+    """A function that saves its input, its result and another value, and unpacks each twice."""
 
     @staticmethod
     def forward(ctx, x):
@@ -36,7 +36,7 @@ class Twice(torch.autograd.Function):
 
 
 class Dirty(torch.autograd.Function):
-    """Writes its input, and saves what is there afterwards."""
+    """A function that overwrites its input and saves the result."""
 
     @staticmethod
     def forward(ctx, x):
@@ -52,7 +52,7 @@ class Dirty(torch.autograd.Function):
 
 
 class Several(torch.autograd.Function):
-    """Several results: one a view of its input, one an integer, one kept on the context."""
+    """A function with several results: a view of its input, an integer, one kept on the context."""
 
     @staticmethod
     def forward(ctx, x):
@@ -67,7 +67,7 @@ class Several(torch.autograd.Function):
 
 
 class Scribbles(torch.autograd.Function):
-    """Writes in its backward pass into what it saved, and maybe others too."""
+    """A function whose backward pass overwrites the tensor that it saved."""
 
     @staticmethod
     def forward(ctx, x):
@@ -83,13 +83,16 @@ class Scribbles(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Program:
-    """`build` runs before there is a budget, `step` within it. Names at its end are its results."""
+    """A random program.
+
+    `build` runs before the budget, `step` within it; its names are its results.
+    """
 
     build: tuple[str, ...]
     step: tuple[str, ...]
 
     def source(self, budget: int | None = None) -> str:
-        """The program as a script."""
+        """Return the program as a script."""
         build = [PRELUDE, "", "torch.manual_seed(20)", *self.build]
         if budget is None:
             return "\n".join([*build, *self.step])
@@ -97,12 +100,12 @@ class Program:
         return "\n".join([*build, f"with rekindle.budget({budget}):", *(f"    {s}" for s in lines)])
 
 
-held: list[Any] = []  # values of a program's variables, its own in each run
+held: list[Any] = []  # the variables of a program, new in each run
 log: list[Any] = []
 
 
 def keep(tensor: Tensor) -> Tensor:
-    """`run.keep` within a budget."""
+    """Call `run.keep` if there is a budget."""
     return tensor
 
 
@@ -113,11 +116,11 @@ def namespace() -> dict[str, Any]:
 
 
 def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:
-    """Runs the lines up to the first that raises what PyTorch raises; which one, and its text."""
+    """Run the lines up to the first that raises an error of PyTorch; return its index and text."""
     for number, line in enumerate(lines, start=1):
         try:
             exec(line, space)
-        except OutOfBudget:  # a RuntimeError, too
+        except OutOfBudget:  # OutOfBudget is a RuntimeError, too
             raise
         except REFUSED as error:
             return f"line {number}: {type(error).__name__}: {_start(str(error))}"
@@ -128,7 +131,7 @@ NOTICED = "one of the variables needed for gradient computation has been modifie
 
 
 def _start(message: str) -> str:
-    """An error's text as far as it is the same wherever it was found."""
+    """Return the start of an error's text, which does not depend on where it was found."""
     return NOTICED if message.startswith(NOTICED) else message.split("\n")[0]
 
 
@@ -137,9 +140,9 @@ def left_behind(
     context: AbstractContextManager[Any],
     enter: Callable[[Any, dict[str, Any]], None] = lambda entered, space: None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that a run of `program` within `context` leaves, as copies; and its names, still alive.
+    """Run `program` within `context`; return copies of its results, and its variables.
 
-    `enter` sees what `context` gave before the first line runs.
+    `enter` receives the object that `context` returned before the first line runs.
     """
     space = namespace()
     torch.manual_seed(20)
@@ -157,7 +160,7 @@ def left_behind(
 
 
 def _is_spoilt(value: object) -> bool:
-    """Return True for one of several views that a write made unreadable."""
+    """Return True for one of several views that an in-place write made unreadable."""
     try:
         return isinstance(value, Tensor) and value.is_leaf is None
     except RuntimeError:
@@ -171,7 +174,7 @@ def _is_result(name: str, value: object) -> bool:
 
 
 def _facts(results: dict[str, Any], name: str) -> tuple[object, ...]:
-    """Return the properties of a tensor other than its content: version, place, aliases, graph."""
+    """Return properties of a tensor other than its contents: version, device, aliases, graph."""
     tensor = results[name]
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
         return ()

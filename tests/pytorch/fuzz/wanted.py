@@ -1,9 +1,9 @@
 """How PyTorch itself runs a program: plainly, and with modes and hooks that do nothing.
 
-The tracker of memory is a dispatch mode, and a program may have saved-tensor hooks. PyTorch itself
-takes other paths below any of them, so a result from there is correct as well. Each reason below
-names the run that is compared with then: as a whole, never a tensor with one run and a tensor with
-another.
+The memory tracker is a dispatch mode, and a budget uses saved-tensor hooks. PyTorch itself takes
+other code paths with either of them, so results of such runs are correct as well. Each reason below
+names the run that is then compared with: always a whole run, never single tensors of different
+runs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from tests.pytorch.bits import differing
 from tests.pytorch.fuzz.program import NOTICED, Program, left_behind
 from tests.pytorch.tracker import Tracker
 
-#: Some derivatives (of `prod`, `cumprod`) have other formulas, with other last bits, foreach
-#: kernels count no versions, and views made in inference mode are none.
+#: With an active dispatch mode, some derivatives (of `prod`, `cumprod`) have other formulas with
+#: other last bits. Foreach kernels move no version counters, and views made in inference mode are
+#: no views.
 MODE = "as below a mode that does nothing, not as without one"
-#: `detach_` takes the graph away from a saved tensor; hooks were told of the graph when it was.
+#: `detach_` removes the graph of a saved tensor; hooks received the tensor when it had the graph.
 DETACHED = "detach_() of what was saved is no error below hooks that do nothing"
-#: Its counter moved with writes elsewhere. Hooks that make no check of versions show what is right.
-#: Without hooks the backward pass reads, and writes, what the variable has been given since.
+#: The version counter moved with writes to another tensor. The run with hooks that check no
+#: versions is the right one.
+#: Without hooks the backward pass reads, and writes, the data assigned to the variable since.
 EXCHANGED = "set_ or .data = left what was saved unharmed, as hooks that do nothing show"
-#: PyTorch finds it when it asks such a view for its graph, which hooks never do. At the same line.
+#: PyTorch raises when it reads the graph of such a view, which hooks never do. Both raise at the
+#: same line.
 VIEWS = "a write to one of several views is noticed by its version"
 
 
@@ -53,14 +56,15 @@ class Wanted:
         if not names:
             return [], ""
         also_below = differing(got, self.below)
-        # Versions a budget counts where no other mode does: they may be as in the plain run.
+        # A budget counts versions that other modes do not count, so versions may equal the plain
+        # run's.
         if not also_below or (also_below == ["facts"] and "facts" not in names):
             return [], MODE
         reason, other = self._other(got["error"])
         return ([], reason) if reason and not differing(got, other) else (names, "")
 
     def _other(self, error: str) -> tuple[str, dict[str, Any]]:
-        """The run that one with this `error` is to be like, where PyTorch's is another one."""
+        """Return the run to compare with if a run raised `error` and the plain run did not."""
         plain = self.plain["error"]
         if "detached in-place" in plain:
             return DETACHED, self._below_hooks(check=True)
@@ -84,10 +88,14 @@ class Wanted:
 
 @contextmanager
 def _doing_nothing(*, check: bool) -> Iterator[None]:
-    """A mode and hooks that keep what they are given. `check`: as autograd does without hooks."""
+    """A dispatch mode and saved-tensor hooks that change nothing.
+
+    With `check`, the hooks compare versions as autograd does without hooks.
+    """
 
     def pack(tensor: Tensor) -> tuple[Tensor, int]:
-        return tensor.detach(), _version_of(tensor)  # itself it would be a cycle
+        # the tensor itself would form a reference cycle
+        return tensor.detach(), _version_of(tensor)
 
     def unpack(packed: tuple[Tensor, int]) -> Tensor:
         tensor, version = packed
@@ -100,12 +108,12 @@ def _doing_nothing(*, check: bool) -> Iterator[None]:
 
 
 def alive(tracker: Tracker) -> int:
-    """Return the bytes that a program left; it may make cycles that cannot be collected."""
+    """Return the bytes that a program left in memory; its cycles may be uncollectable."""
     if tracker.alive:
         gc.collect()
     return tracker.alive
 
 
 def _version_of(tensor: Tensor) -> int:
-    """The version counter; negative for inference tensors, which have none."""
+    """Return the version counter; negative for inference tensors, which have none."""
     return -1 if tensor.is_inference() else tensor._version

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rekindle.pytorch.native._higher import hidden
 
-#: The original methods, which no budget sees: its own would pin the memory whose address or storage
-#: they return.
+#: The original methods of torch.Tensor. The replaced methods would pin the memory whose address or
+#: storage they return.
 ADDRESS: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
 HOME: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
-#: Message of an error on a read of it.
+#: Message of the error when evicted memory is read.
 UNREADABLE = "evicted by rekindle"
 
 
@@ -29,10 +29,10 @@ def is_empty(tensor: Tensor) -> bool:
 
 
 def empty(tensors: Iterable[Tensor]) -> int:
-    """How many are."""
+    """Return how many of the tensors are evicted."""
     return sum(map(is_empty, tensors))
 
 
 def unseen_by_the_core() -> AbstractContextManager[Any]:
-    """Inside, the native core does not see operators of this thread."""
+    """Hide operators of this thread from the native core while the context is open."""
     return hidden()

@@ -17,8 +17,8 @@ from tests.pytorch.sweep import _everything
 Step = Callable[[], object]
 
 
-def test_spectral_norm() -> None:
-    """Its power iteration reads what it has just normalized together with what that came from."""
+def test_spectral_norm_with_evict_anything_matches_pytorch() -> None:
+    """The power iteration reads a normalized vector and the vector it was computed from."""
 
     def program() -> Step:
         layer = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
@@ -39,27 +39,30 @@ def test_spectral_norm() -> None:
     harshest(program, evict="anything")
 
 
-def test_operand_recomputed_for_another_is_pinned() -> None:
-    """There is room for three vectors: `a` comes back for `c`, and must not go again for it."""
+def test_recomputed_operand_is_pinned_while_other_is_recomputed() -> None:
+    """The budget has room for three vectors.
+
+    `a` is recomputed for `c`, and must not be evicted again to recompute `c`.
+    """
     nbytes = 4 * 1_000
     with torch.no_grad(), rekindle.budget(3 * nbytes, evict="anything") as run:
         a = torch.ones(1_000) * 2
         b = a.exp()
         c = b.neg()
-        _everything.let_go(run)
+        _everything.evict_all(run)
         total = c + a
         run._driver.engine.check()
     assert torch.equal(total, 2 - b)
 
 
-_pools: list[ThreadPoolExecutor] = []  # the last is where the operator below computes
+_pools: list[ThreadPoolExecutor] = []  # the last vector is the result of the operator below
 
 
 @torch.library.custom_op("rekindle_tests::doubled_elsewhere", mutates_args=())
 def doubled_elsewhere(x: Tensor) -> Tensor:
     pool = _pools[-1]
     doubled = pool.submit(lambda: x * 2).result(timeout=60)
-    pool.submit(int).result()  # the thread has dropped its reference to the result
+    pool.submit(int).result()  # the thread has released its reference to the result
     return doubled
 
 
@@ -76,17 +79,18 @@ def _pools_end() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_pools_end")
-@pytest.mark.parametrize("started", ["before", "amid"])
+@pytest.mark.parametrize("started", ["before", "during"])
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_an_operator_that_waits_for_a_thread(
+def test_operator_that_waits_for_thread_matches_pytorch(
     evict: Literal["saved", "anything"], started: str
 ) -> None:
-    """On its first run and on recomputation.
+    """Tests the first run of the operator and its recomputation.
 
     The thread may be within the budget as well, and must not wait for the operator.
     """
 
-    size = 1_000 if started == "before" else 999  # measurements of one size do not serve the other
+    # measured workspaces of one size do not apply to the other size
+    size = 1_000 if started == "before" else 999
 
     def program() -> Step:
         x = torch.rand(size)
@@ -103,7 +107,7 @@ def test_an_operator_that_waits_for_a_thread(
         return step
 
     again = harshest(program, evict=evict, policy=rekindle.policies.LRU()).again
-    # Of a thread that is within, the budget knows what it ran, so that only this runs again.
+    # A thread within the budget has recipes for its operators, so only these are recomputed.
     assert again["mul" if started == "before" else "rekindle_tests::doubled_elsewhere"] > 0
 
 
@@ -117,7 +121,7 @@ def test_graph_of_earlier_budget_runs_within_later_one(
         weight = torch.rand(1_000, requires_grad=True)
         with rekindle.budget(_everything.AMPLE, evict=first) as earlier:
             middle = deeper(weight)
-        _everything.let_go(earlier)
+        _everything.evict_all(earlier)
 
         def step() -> object:
             loss = deeper(middle).sum() * middle.sum()
@@ -129,8 +133,8 @@ def test_graph_of_earlier_budget_runs_within_later_one(
     harshest(program, evict="anything")
 
 
-def test_the_data_of_an_inference_tensor_is_written() -> None:
-    """Neither has a version counter that the other could share."""
+def test_write_through_data_of_inference_tensor_matches_pytorch() -> None:
+    """Neither tensor has a version counter that the other could share."""
     x = torch.rand(1_000)
     with rekindle.budget(4 * x.nbytes, evict="anything") as run, torch.inference_mode():
         y = x + 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from tests.pytorch.harsh import differing, everything
 
 WIDTH, BATCH = 64, 512
@@ -20,7 +20,7 @@ NBYTES = 4 * WIDTH * BATCH
 
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # the compiler's own
+    pytest.mark.filterwarnings("default"),  # a warning of the compiler itself
     pytest.mark.usefixtures("kernels", "nothing_left_compiled"),
 ]
 
@@ -35,7 +35,7 @@ def inner() -> nn.Sequential:
 def trained(
     inner: Callable[[Tensor], Tensor], model: nn.Module, budget: int | None
 ) -> tuple[dict[str, object], Run]:
-    """The gradients of a step in which the program holds twelve values around `inner`."""
+    """Return the gradients of a step in which the program holds twelve values around `inner`."""
     model.zero_grad()
     kept = [torch.linspace(-1.0, 1.0, WIDTH * BATCH).view(BATCH, WIDTH).requires_grad_()]
     evict = "saved" if budget is None else "anything"
@@ -47,7 +47,7 @@ def trained(
     return everything((kept[0].grad, model)), run
 
 
-def test_a_planned_model(inner: nn.Sequential) -> None:
+def test_planned_model_within_evict_anything_matches_pytorch(inner: nn.Sequential) -> None:
     planned = rekindle.plan(inner, (torch.rand(BATCH, WIDTH),), budget=8 * NBYTES).apply()
     wanted, roomy = trained(inner, inner, None)
     got, run = trained(planned, inner, int(0.7 * roomy.peak))
@@ -57,9 +57,9 @@ def test_a_planned_model(inner: nn.Sequential) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_model(inner: nn.Sequential) -> None:
+def test_compiled_model_within_evict_anything_matches_pytorch(inner: nn.Sequential) -> None:
     compiled = torch.compile(inner)
-    for _ in range(2):  # the workspace of a region is known then
+    for _ in range(2):  # after that the workspace of the compiled region is known
         wanted, roomy = trained(compiled, inner, None)
     got, run = trained(compiled, inner, int(0.7 * roomy.peak))
     assert differing(got, wanted) == []

@@ -1,13 +1,13 @@
-"""Random training loops, run plainly and within budgets: the same to the last bit, and memory.
+"""Random training loops that run plainly and within budgets: equal bits, and memory within bounds.
 
-Where `tests.pytorch.fuzz` draws single lines, this draws whole programs as people write them: a
-network of blocks, a kind of loop around it (a GAN, a rollout, LBFGS, truncated backpropagation),
-habits that go with any loop (averages of weights, hooks, evaluation in between), where the budget
-is entered, and an interruption.
+`tests.pytorch.fuzz` draws single lines; this draws whole programs as people write them: a network
+of blocks, a kind of loop around it (a GAN, a rollout, LBFGS, truncated backpropagation), habits
+that go with any loop (averages of weights, hooks, evaluation in between), the place where the
+budget is entered, and an interruption.
 
-`blocks`, `drivers`, `habits`: the tables that are drawn from; a line more is a kind more. `kit`:
-what programs can name. `loop`: a drawn loop, and its text. `modes`: the ways in which it runs
-within a budget. `judge`: the comparison. `shrink`: a shorter loop that is wrong too. `known`: what
-is known to be wrong, so that the rest can be hunted. `pinned`: what once was.
-`python -m tests.pytorch.hunt --loops 2000 --seed 0` runs many (`scripts/sweep hunt`).
+`blocks`, `drivers` and `habits` are the tables that loops are drawn from; a new row is a new kind.
+`kit` has the names that programs use. `loop` is a drawn loop and its text, `modes` are the settings
+of the budget, `judge` compares, and `shrink` shortens a wrong loop. `known` lists known defects, so
+that other ones are found. `pinned` has programs that once failed. `python -m tests.pytorch.hunt
+--loops 2000 --seed 0` runs many loops (`scripts/sweep hunt`).
 """

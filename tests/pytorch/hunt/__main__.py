@@ -1,4 +1,4 @@
-"""Runs as many random training loops as you like: `python -m tests.pytorch.hunt --loops 2000`."""
+"""Run random training loops and compare them: `python -m tests.pytorch.hunt --loops 2000`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(
     save: bool,
     log: Path | None,
 ) -> None:
-    """Random training loops, plainly and within budgets; prints a short one where they differ."""
+    """Run random training loops plainly and within budgets; print a short loop per difference."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     collect_little()
@@ -52,11 +52,11 @@ def main(
         by_mode.update(outcome.modes)
         excepted.update(outcome.excepted)
         if outcome.kind == "different":
-            told = _told(number, outcome, shrink=shrink)
-            click.echo(told)
+            reported = _told(number, outcome, shrink=shrink)
+            click.echo(reported)
             if log is not None:
                 with log.open("a", encoding="utf-8") as file:
-                    file.write(told)
+                    file.write(reported)
         if sys.stderr.isatty() or (number + 1 - seed) % 20 == 0:
             took = time.monotonic() - started
             done = number + 1 - seed

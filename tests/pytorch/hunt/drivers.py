@@ -1,7 +1,8 @@
-"""Kinds of training loops: what a step is. Lines that begin with @ are filled in by `loop`.
+"""Kinds of training loops: each defines one step. `loop` fills in the lines that begin with @.
 
-@batch: `x` and `target`. @forward: `y = net(x)`. @loss: `loss`. @backward: `loss.backward()`.
-@after: what comes between gradients and @update, which is `optimizer.step()` and what follows.
+@batch assigns `x` and `target`. @forward is `y = net(x)`. @loss assigns `loss`. @backward is
+`loss.backward()`. @after has lines between the gradients and @update. @update is `optimizer.step()`
+and the lines after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions for autograd as people write them."""
+"""Custom autograd functions as people write them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SavesResult(Function):
 
 
 class OnContext(Function):
-    """Keeps tensors on `ctx` itself, past autograd."""
+    """A function that stores tensors on `ctx` itself instead of saving them for backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -61,7 +61,7 @@ class Once(Function):
 
 
 class Reversed(Function):
-    """A gradient turned around: its result is a view of its input."""
+    """A function whose result is a view of its input, like a gradient reversal."""
 
     @staticmethod
     def forward(ctx, x):
@@ -73,7 +73,7 @@ class Reversed(Function):
 
 
 class Recomputes(Function):
-    """Runs a module again in its backward pass, as a checkpoint does."""
+    """A function that runs a module again in its backward pass, like a checkpoint."""
 
     @staticmethod
     def forward(ctx, module, x, *weights):
@@ -100,7 +100,7 @@ class Recomputes(Function):
 
 
 class MainGrad(Function):
-    """Add to a weight's gradient in its own backward pass, in a buffer on its module."""
+    """A function that adds the weight's gradient to a buffer of its module in the backward pass."""
 
     @staticmethod
     def forward(ctx, x, weight, module):
@@ -119,7 +119,7 @@ class MainGrad(Function):
 
 
 class OwnGrad(Function):
-    """Adds to the `.grad` of a weight that it holds, and gives autograd none."""
+    """A function that adds to the `.grad` of a weight, and returns no gradient for it."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -138,7 +138,7 @@ class OwnGrad(Function):
 
 
 class Cube(Function):
-    """Its backward pass is another function, which can be differentiated again."""
+    """A function whose backward pass is another function, so it can be differentiated twice."""
 
     @staticmethod
     def forward(ctx, x):
@@ -164,7 +164,7 @@ class CubeBackward(Function):
 
 
 class PartlyUsed(Function):
-    """One result is not used: its gradient is None."""
+    """A function with an unused result, whose gradient is None."""
 
     @staticmethod
     def forward(ctx, x):
@@ -181,7 +181,7 @@ class PartlyUsed(Function):
 
 
 class Buffered(Function):
-    """Saves a buffer of its module, and a part of its input."""
+    """A function that saves a buffer of its module, and a part of its input."""
 
     @staticmethod
     def forward(ctx, x, module):

@@ -14,7 +14,7 @@ from tests.pytorch.hunt.loop import Loop, random_loop
 from tests.pytorch.hunt.modes import MODES, Mode
 
 MOST_DRAWN = 20
-LOOKED_AT_FOR_GROWTH = 20  #: one loop in so many
+LOOKED_AT_FOR_GROWTH = 20  #: one loop in so many is checked for growing bookkeeping
 
 
 @dataclass
@@ -31,13 +31,13 @@ class Outcome:
 
 
 def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = False) -> Outcome:
-    """Draws by `seed`, and judges. `known`: what is known to go wrong is a complaint too."""
+    """Draw a loop by `seed` and judge it. With `known`, known defects are complaints too."""
     rng = Random(seed)
     drawn = 0
     for drawn in range(MOST_DRAWN):  # noqa: B007 - how many were wasted
         loop = chosen(random_loop(rng))
         plain = Plain(loop.source())
-        if not plain.error:  # else there is little to compare: loops go wrong at once
+        if not plain.error:  # with few steps there is little to compare
             break
     outcome = Outcome(loop, drawn_again=drawn)
     if not plain.determined:

@@ -26,7 +26,8 @@ from tests.pytorch.hunt.modes import ROOMY, Contexts, Mode, TooLong
 MOST_ATTEMPTS = 100
 MOST_AGAIN = 6
 PERIOD = 6
-#: Not interrupted: what makes no memory, and what a program may catch an OutOfBudget of.
+#: Operators that are not interrupted: they allocate nothing, or a program may catch their
+#: OutOfBudget.
 NEVER_FAIL = (
     "aten.detach.default",
     "aten.view.default",
@@ -50,18 +51,18 @@ class Left:
 
 
 def collect_little() -> None:
-    """From now on: garbage is collected after every run, and what there is already is none."""
-    import_module("torch._dynamo")  # as the first optimizer does
+    """Collect garbage after every run, without the objects that exist already."""
+    import_module("torch._dynamo")  # as creating the first optimizer does
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def _own_dispatch_keys() -> Iterator[None]:
-    """Free what is left of an exception inside, so that the thread's dispatch keys are unchanged.
+    """Free the exceptions raised inside, so that the thread's dispatch keys are unchanged.
 
-    PyTorch prints a tensor under a guard that its frame holds. If that ends later than a
-    `torch.inference_mode()` around it, the thread has no autograd from then on.
+    PyTorch prints a tensor under a guard, which the frame of a traceback keeps. If that guard ends
+    later than a `torch.inference_mode()` around it, the thread has no autograd from then on.
     """
     sets = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(*sets):
@@ -73,9 +74,9 @@ def _own_dispatch_keys() -> Iterator[None]:
 
 
 def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Left:
-    """Runs `source`, with what `contexts` gives it. `tracked`: below a tracker.
+    """Run `source` with the names that `contexts` defines; `tracked`: within a memory tracker.
 
-    Raises `OutOfBudget`, which is for the caller to act on.
+    It raises `OutOfBudget`, which the caller handles.
     """
     log: list[Any] = []
 
@@ -99,6 +100,9 @@ def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Le
             else:
                 exec(code, space)
     except rekindle.OutOfBudget:
+        # An unfinished autograd graph holds the program's hooks, whose globals hold the graph.
+        # Python's collector does not see this cycle.
+        space.clear()
         raise
     except Exception as raised:
         error = raised
@@ -110,7 +114,7 @@ def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Le
     }
     try:
         found = everything(results)
-    except RuntimeError as unreadable:  # the memory is evicted
+    except RuntimeError as unreadable:  # a result is evicted and cannot be recomputed
         found, error = {}, unreadable
     found["log"] = log
     found["error"] = "" if error is None else f"{type(error).__name__}: {_start(error)}"
@@ -143,7 +147,7 @@ def _contents(value: Any) -> Any:
 
 
 def _noted(value: Any) -> Any:
-    """As it is now: it may be written later."""
+    """Copy a tensor as it is now, because the program may overwrite it later."""
     if not isinstance(value, Tensor):
         return repr(value)
     plain = value.detach().clone().as_subclass(Tensor)
@@ -156,7 +160,7 @@ def _start(error: BaseException) -> str:
 
 
 class Plain:
-    """How PyTorch alone runs a loop: twice, so as to know whether it does so in one way."""
+    """The results of two runs in PyTorch alone, which show if the loop is deterministic."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -174,7 +178,10 @@ class Plain:
         return self.first.found["error"]
 
     def differing(self, got: Left) -> tuple[list[str], bool]:
-        """Names of what `got` has otherwise; whether it is as below a mode that does nothing."""
+        """Return the names of differing results.
+
+        Also return True if `got` equals a run in a mode that does nothing.
+        """
         names = differing(got.found, self.first.found)
         if names and not differing(got.found, self.below.found):
             return [], True
@@ -189,8 +196,8 @@ class Plain:
 class Complaint:
     """A failure of a program in a mode.
 
-    It is `excepted`, and no complaint, if PyTorch gives the same results below a mode that does
-    nothing, if it was given up because it took too long, or if there is no plan.
+    It is `excepted`, and no complaint, if PyTorch gives the same results within a mode that does
+    nothing, if the run took too long, or if there is no plan.
     """
 
     mode: str
@@ -230,7 +237,7 @@ def complaint(source: str, plain: Plain, mode: Mode, tightness: float) -> Compla
     return Complaint(mode.name, amount, f"the smallest budget grew {MOST_ATTEMPTS} times")
 
 
-#: Refused when it is planned, with the reason: the second, where only the model as it is runs.
+#: Errors of `rekindle.plan`; the second is for models that run only without a plan.
 NO_PLAN = (rekindle.Unsupported, rekindle.InvalidArgument)
 
 
@@ -239,8 +246,10 @@ def _compared(got: Left, plain: Plain, mode: Mode, amount: int) -> Complaint | N
         return Complaint(mode.name, amount, "no plan", excepted=True)
     names, excepted = plain.differing(got)
     if names:
-        told = [name for name in ("error",) if name in names]
-        which = [f"{name}: {plain.first.found[name]!r} became {got.found[name]!r}" for name in told]
+        reported = [name for name in ("error",) if name in names]
+        which = [
+            f"{name}: {plain.first.found[name]!r} became {got.found[name]!r}" for name in reported
+        ]
         more = f" and {len(names) - 6} more" if len(names) > 6 else ""
         return Complaint(mode.name, amount, f"differing: {names[:6]}{more} {'; '.join(which)}")
     if got.contexts.peak > amount:
@@ -264,7 +273,7 @@ def growth(loop: Loop, mode: Mode) -> Complaint | None:
     source = replace(loop, steps=PERIOD * 3).source()
     plain = [run_program(replace(loop, steps=n).source(), Contexts(None), tracked=True).alive
              for n in (PERIOD, PERIOD * 2)]  # fmt: skip
-    if plain[0] != plain[1]:  # it keeps something of every step itself
+    if plain[0] != plain[1]:  # the program itself keeps something of every step
         return None
     contexts = Contexts(mode, ROOMY, counting=True)
     with mode.around(), cores.short_memory(PERIOD):
@@ -280,7 +289,7 @@ def growth(loop: Loop, mode: Mode) -> Complaint | None:
 
 
 def chosen(loop: Loop) -> Loop:
-    """`loop` with the operator that is interrupted, if one is to be."""
+    """Return `loop` with the number of the operator to interrupt, if one is to be interrupted."""
     if not loop.interrupted or loop.trip is not None:
         return loop
     order = run_program(loop.source(), Contexts(None)).operators

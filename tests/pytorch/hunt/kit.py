@@ -46,14 +46,14 @@ from tests.pytorch.hunt.trip import Interrupted, interrupts
 
 
 class Symmetric(nn.Module):
-    """A parametrization."""
+    """A parametrization that makes a weight symmetric."""
 
     def forward(self, weight):
         return weight.triu() + weight.triu(1).mT
 
 
 class Buffers(nn.Module):
-    """The buffers of a module."""
+    """A module with a buffer, and with a NumPy array that is no tensor."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class Buffers(nn.Module):
 
 
 class Generators(nn.Module):
-    """A generator of random numbers of one's own."""
+    """A module with a random number generator of its own."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ class Weight(nn.Parameter):
 
 
 class Counted(TorchFunctionMode):
-    """Counts what Python calls."""
+    """A counter of Python calls."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         counts[func] += 1

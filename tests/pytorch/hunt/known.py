@@ -1,7 +1,7 @@
-"""List defects that are known, each by a part of a loop and the complaint, so that others show.
+"""List known defects, each by a part of a loop and the complaint, so that other defects are found.
 
-A row is removed when its defect is fixed: `python -m tests.pytorch.hunt --known` also complains
-about the listed defects.
+A row is removed when its defect is fixed: `python -m tests.pytorch.hunt --known` also reports the
+listed defects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from tests.pytorch.hunt.loop import Loop
 
 
 class Known(NamedTuple):
-    """part: regular expression for one of `Loop.parts`. text: one for the mode and complaint."""
+    """A known defect.
+
+    Attributes:
+        part: Regular expression for one of `Loop.parts`.
+        text: Regular expression for the mode and the complaint.
+    """
 
     part: str
     text: str
@@ -56,7 +61,7 @@ KNOWN: tuple[Known, ...] = (
 
 
 def known(loop: Loop, found: Complaint) -> str:
-    """Why `loop` is complained of in this way, if that is known; else nothing."""
+    """Return the reason why `loop` has this complaint if it is known, or ""."""
     text = f"{found.mode}: {found.text}"
     for row in KNOWN:
         if re.search(row.text, text) and any(re.match(row.part, part) for part in loop.parts):

@@ -1,4 +1,4 @@
-"""A drawn training loop, and its text: what is printed is what runs."""
+"""A drawn training loop and its text: the printed program is the one that runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIMIZERS = (
     "ASGD(parameters(net), 0.02)",
     "Adafactor(parameters(net), 0.01)",
 )
-#: Where the budget is entered.
+#: The places where the budget is entered.
 PLACES = ("loop", "step", "forward", "halves", "every other step", "two steps")
 LOSSES = (
     "loss = F.mse_loss(y, target)",
@@ -48,8 +48,8 @@ LOSSES = (
 class Loop:
     """A drawn training loop.
 
-    `trip` is the operator that raises `Interrupted`, by name and number. `outside` says where that
-    is caught: in the loop, or around the budget of a step.
+    `trip` is the operator that raises `Interrupted`, by name and number. `outside` is the place
+    where that is caught: in the loop, or around the budget of a step.
     """
 
     blocks: tuple[str, ...]
@@ -78,7 +78,7 @@ class Loop:
 
     @property
     def without(self) -> Iterator[Loop]:
-        """Loops that are simpler by one thing, those that lose most first."""
+        """Yield loops with one part less; those that lose most come first."""
         if self.interrupted:
             yield replace(self, interrupted=False, trip=None)
         if self.driver != "plain":
@@ -108,7 +108,7 @@ class Loop:
     # -- text --------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        """The program."""
+        """Return the program."""
         habits = [HABITS[name] for name in self.habits]
         driver = DRIVERS[self.driver]
         lines = [
@@ -193,7 +193,7 @@ class Loop:
 
 
 def _named(text: str, own: str) -> str:
-    """`M` and what begins with `M_`, but not the `M` of a longer word."""
+    """Return the text with `M` and names that begin with `M_` replaced by the block's name."""
     return "".join(
         own if word == "M" else own + word[1:] if word.startswith("M_") else word
         for word in _words(text)

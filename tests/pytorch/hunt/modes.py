@@ -15,14 +15,14 @@ from torch import nn
 import rekindle
 from rekindle import policies
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.fuzz.check import evicting_before_every_operator
 from tests.pytorch.tracker import Tracker
 
 ROOMY = 1 << 32
 
 
 class TooLong(BaseException):
-    """A run is given up: it says nothing about right and wrong."""
+    """Raised when a run takes too long; the result is then unknown."""
 
 
 class _Watch(Tracker):
@@ -39,12 +39,14 @@ class _Watch(Tracker):
 
 @dataclass(frozen=True)
 class Mode:
-    """arguments: of `rekindle.budget`.
+    """The settings of a budget.
 
-    amount: what is given: so much that nothing needs to be evicted, or as little as works.
-    everything: all that may be evicted is, before each operator and before autograd gets a value.
-    planned: the network is planned, for as little as works; no budget is entered.
-    weight: how often it is drawn, against the others.
+    Attributes:
+        arguments: Arguments of `rekindle.budget`.
+        amount: Enough to evict nothing, or as little as works.
+        everything: True to evict all candidates before each operator and before each unpacking.
+        planned: True to plan the network with as little memory as works, without a budget.
+        weight: How often the mode is drawn, relative to the others.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Mode:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        everything = letting_go_of_everything() if self.everything else nullcontext()
+        everything = evicting_before_every_operator() if self.everything else nullcontext()
         with cores.counting(), cores.fixed_prices(), everything:
             yield
 
@@ -95,16 +97,17 @@ MODES = {
 
 
 class Contexts:
-    """The meaning of `budget` and `planned` in a program that runs in a mode, and its runs.
+    """The meaning of the names `budget` and `planned` in a program that runs in a mode.
 
-    below: without one, `budget` is a dispatch mode that does nothing.
+    below: `budget` is a dispatch mode that does nothing, for a plain run.
     """
 
     def __init__(
         self, mode: Mode | None, amount: int = 0, *, counting: bool = False, below: bool = False
     ) -> None:
-        #: Recomputations included. With everything evicted they grow with the square of those of
-        #: the program, at the smallest budget sometimes faster.
+        #: A run with more operators is given up, recomputations included. If everything is evicted,
+        #: the number grows with the square of the program's operators, or faster at the smallest
+        #: budget.
         self.most_operators: float = math.inf
         self.mode, self.amount, self.counting = mode, amount, counting
         self.below = below
@@ -116,7 +119,7 @@ class Contexts:
 
     @contextmanager
     def budget(self) -> Iterator[None]:
-        """Entered by the program wherever it likes."""
+        """Return the budget that the program enters at any place."""
         if self.mode is None or self.mode.planned:
             with Tracker() if self.below else nullcontext():
                 yield
@@ -131,7 +134,7 @@ class Contexts:
                         yield
                     finally:
                         self._run = None
-                        # Afterwards all comes back, and the budget is over.
+                        # After the budget all evicted values are in memory again.
                         self.peak = max(self.peak, tracker.peak)
             finally:
                 if not self.mode.resized:
@@ -148,7 +151,7 @@ class Contexts:
         return rekindle.plan(net, (example,), budget=self.amount).apply()
 
     def mark(self) -> None:
-        """A step is over: how many storages there are to remember, and their bytes."""
+        """Note at the end of a step how many storages the budget tracks, and their bytes."""
         if self.counting and self._run is not None:
             gc.collect()
             memory = self._run.memory

@@ -1,4 +1,4 @@
-"""List programs that once failed, as the hunt printed them."""
+"""List programs that once failed, as the hunt printed them; they must pass from now on."""
 
 from __future__ import annotations
 
@@ -204,5 +204,66 @@ with budget():
         mark()
 """,
         ("anything, tight",),
+    ),
+    "an input that loses its recipe while its operator runs": Pinned(
+        """\
+torch.manual_seed(964)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+    def forward(self, x):
+        x = self.first(x)
+        x = x @ torch.linalg.matrix_exp(x.mT @ x / 64 - torch.eye(8))
+        x = x @ torch.linalg.matrix_exp(x.mT @ x / 64 - torch.eye(8))
+        return x
+net = Net()
+optimizer = torch.optim.SGD(parameters(net), 0.02)
+with budget():
+    for step in range(1):
+        x, target = torch.randn(6, 8, 8), torch.randn(6, 8, 8)
+        y = net(x)
+        loss = y.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(loss)
+""",
+        ("anything, random", "anything, tight"),
+    ),
+    "an input of pixel_shuffle that loses its recipe meanwhile": Pinned(
+        """\
+torch.manual_seed(413)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.own_grad_0 = nn.Linear(8, 8, bias=False)
+    def forward(self, x):
+        x = self.first(x)
+        x = OwnGrad.apply(x, self.own_grad_0.weight)
+        x = x + x.kthvalue(2, 1, keepdim=True).values.detach()
+        x = (
+            F.pixel_unshuffle(
+                F.pixel_shuffle(x.reshape(-1, 8, 1, 1)[:, :, :, :].expand(-1, 8, 2, 2)[:, :4], 2), 2
+            )
+            .mean((-1, -2))
+            .repeat(1, 2)
+            .view_as(x)
+        )
+        return x
+net = Net()
+optimizer = torch.optim.SGD(parameters(net), 0.02)
+with budget():
+    for step in range(1):
+        x, target = torch.randn(6, 8, 8), torch.randn(6, 8, 8)
+        y = net(x)
+        loss = y.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(loss)
+""",
+        ("learned", "tight"),
     ),
 }

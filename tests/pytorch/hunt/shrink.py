@@ -13,7 +13,7 @@ MOST_TRIES = 150
 
 
 def shrunk(loop: Loop, wrong: Callable[[Loop], bool]) -> Loop:
-    """`loop` without what it can do without and still be `wrong`: blocks, habits, steps, places."""
+    """Return `loop` without all parts that it does not need to be `wrong`."""
     tries = 0
     while True:
         for simpler in loop.without:
@@ -28,16 +28,16 @@ def shrunk(loop: Loop, wrong: Callable[[Loop], bool]) -> Loop:
 
 
 def complaint_of(loop: Loop, mode: Mode, tightness: float) -> Complaint | None:
-    """Return the complaint about `loop` in `mode`, if PyTorch itself runs it in one way."""
+    """Return the complaint about `loop` in `mode`; None if PyTorch is not deterministic."""
     plain = Plain(loop.source())
     return complaint(loop.source(), plain, mode, tightness) if plain.determined else None
 
 
 def report(loop: Loop, mode: Mode, tightness: float, *, grows: bool = False) -> str:
-    """A shorter loop that is wrong too, as a program, and what is wrong with it."""
+    """Return a shorter loop that is wrong too, as a program, and the complaint about it."""
 
     def judged(candidate: Loop) -> Complaint | None:
-        # The same number of an operator is another one in a shorter program.
+        # In a shorter program the interrupted operator has another number.
         candidate = chosen(replace(candidate, trip=None))
         found = growth(candidate, mode) if grows else complaint_of(candidate, mode, tightness)
         return None if found is None or found.excepted else found
@@ -48,7 +48,7 @@ def report(loop: Loop, mode: Mode, tightness: float, *, grows: bool = False) -> 
 
 
 def script(source: str, mode: Mode, found: Complaint | None) -> str:
-    """The program with its header, to be pinned or run as it is."""
+    """Return the program with its header, to be pinned or run."""
     amount = found.amount if found is not None else 0
     return "\n".join(
         [

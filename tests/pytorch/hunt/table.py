@@ -1,4 +1,4 @@
-"""Tables of code: `# name`, then places with lines of Python for each."""
+"""Parse tables of code: `# name`, then places with lines of Python for each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from textwrap import dedent
 
 
 def table(text: str) -> dict[str, dict[str, str]]:
-    """The lines by name and place."""
+    """Return the lines by name and place."""
     found: dict[str, dict[str, list[str]]] = {}
     slot = ""
     for line in text.strip("\n").splitlines():

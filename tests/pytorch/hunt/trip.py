@@ -1,4 +1,4 @@
-"""An exception at a chosen operator of a program, wherever it runs: plainly or within a budget."""
+"""Raise an exception at a chosen operator of a program, plainly or within a budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.pytorch.native import NativeRuntime
+from rekindle.pytorch.native import Runtime
 
 
 class Interrupted(Exception):
@@ -19,9 +19,9 @@ class Interrupted(Exception):
 
 
 class _Trip(TorchDispatchMode):
-    """Counts the program's own operators, and raises in the place of one of them.
+    """A dispatch mode that counts the program's operators and raises instead of a chosen one.
 
-    Recomputations run below every mode: none is seen here.
+    Recomputations run below every mode, so they are not counted.
     """
 
     supports_higher_order_operators = True
@@ -32,7 +32,7 @@ class _Trip(TorchDispatchMode):
         self.thread = get_ident()
         self.counts: Counter[str] = Counter()
         self.order: list[tuple[str, int]] = []
-        self.depth = 0  #: of calls within Rekindle, whose operators are not the program's
+        self.depth = 0  #: depth of calls within Rekindle, whose operators are not the program's
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not self.depth and self._meets(func):
@@ -40,7 +40,7 @@ class _Trip(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _meets(self, func: Any) -> bool:
-        """An operator of the program; whether it is the chosen one."""
+        """Count an operator of the program; return True if it is the chosen one."""
         if get_ident() != self.thread:
             return False
         name = str(func)
@@ -51,7 +51,7 @@ class _Trip(TorchDispatchMode):
 
 @contextmanager
 def interrupts(name: str = "", nth: int = 0) -> Iterator[_Trip]:
-    """Inside, the `nth` call of the operator `name` raises `Interrupted`; without a name, none."""
+    """Raise `Interrupted` at the `nth` call of operator `name`; without a name, never."""
     trip = _Trip(name, nth)
     with _apart(trip), trip:
         yield trip
@@ -59,7 +59,7 @@ def interrupts(name: str = "", nth: int = 0) -> Iterator[_Trip]:
 
 @contextmanager
 def _apart(trip: _Trip) -> Iterator[None]:
-    """Inside, what Rekindle runs for itself does not count."""
+    """Exclude operators that Rekindle itself runs from the count."""
 
     def apart(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def _apart(trip: _Trip) -> Iterator[None]:
         return call
 
     context = rekindle.budget
-    places = [(NativeRuntime, "unseen"), (context, "__enter__"), (context, "__exit__")]
+    places = [(Runtime, "unseen"), (context, "__enter__"), (context, "__exit__")]
     before = [getattr(owner, name) for owner, name in places]
     for owner, name in places:
         setattr(owner, name, apart(getattr(owner, name)))

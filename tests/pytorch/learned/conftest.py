@@ -1,7 +1,7 @@
 """Make the tests of learned plans deterministic.
 
-Planning is waited for. Except in a few tests, a plan is the record of another policy, which is
-ready at once. Plans of earlier processes are not loaded.
+Tests wait until planning has finished. Except in a few tests, a plan is the record of another
+policy, which is ready at once. Plans of earlier processes are not loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from rekindle.engine import NoRoom, Route
-from rekindle.policies import Thrifty
+from rekindle.policies import Swap, Thrifty
 from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
 from rekindle.pytorch.learned._step_plans import forget_plans
@@ -24,16 +24,16 @@ from tests.helpers import own_cache
 
 
 class AtOnce:
-    """Planning without a process: the schedule of another policy."""
+    """Planning in this process: the plan is the schedule of another policy, which may swap."""
 
     running = False
     made: ClassVar = 0
 
-    def __init__(self, trace: Trace, budget: int, seconds: float) -> None:
+    def __init__(self, trace: Trace, budget: int, seconds: float, swap: Swap | None = None) -> None:
         AtOnce.made += 1
         try:
-            record = replay(trace, budget=budget, policy=Thrifty())
-        except NoRoom as error:  # as of threads that were in each other's way
+            record = replay(trace, budget=budget, policy=Thrifty(), swap=swap)
+        except NoRoom as error:  # such traces arise if several threads run operators together
             raise OSError(str(error)) from None
         cost = record.recompute_ns
         self.route = replace(Route.of(trace, record.schedule), recompute_ns=cost)
@@ -51,7 +51,8 @@ class AtOnce:
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
     monkeypatch.setattr(_step_plans, "Planning", AtOnce)
-    # The record of another policy may lose more time, but must be followed here.
+    # The record of another policy may lose more time than the policy, but these tests must follow
+    # it.
     monkeypatch.setattr(_step_plans, "DEARER", float("inf"))
     monkeypatch.setattr(AtOnce, "made", 0)
     forget_plans()
@@ -61,6 +62,6 @@ def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made as they are outside of tests, but quickly."""
+    """Make plans by the real planning process, with a short time limit."""
     monkeypatch.setattr(_step_plans, "Planning", Planning)
     monkeypatch.setattr(_step_plans, "SECONDS", 1.0)

@@ -1,4 +1,4 @@
-"""Tests of learned plans in realistic loops: work between steps belongs to no step."""
+"""Tests of learned plans in realistic training loops, with operators between the steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from tests.pytorch.tracker import measure
 
 WIDTH, BATCH, BATCHES = 64, 256, 4
@@ -37,7 +37,7 @@ class Loop:
         )
         self.loader = DataLoader(data, BATCH, shuffle=True)
         self.number = 0
-        self.told: list[object] = []
+        self.reported: list[object] = []
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         yield from self.loader
@@ -62,12 +62,12 @@ class Loop:
         with torch.no_grad():
             right = sum((self.model(x).argmax(1) == y).sum() for x, y in self.batches())
         self.model.train()
-        self.told.append(int(right))
+        self.reported.append(int(right))
 
     def save(self) -> None:
         file = io.BytesIO()
         torch.save({"model": self.model.state_dict(), "state": self.optimizer.state_dict()}, file)
-        self.told.append(len(file.getvalue()))
+        self.reported.append(len(file.getvalue()))
 
 
 def nothing(loop: Loop, out: Tensor, loss: Tensor) -> None: ...
@@ -75,14 +75,14 @@ def nothing(loop: Loop, out: Tensor, loss: Tensor) -> None: ...
 
 def prints_now_and_then(loop: Loop, out: Tensor, loss: Tensor) -> None:
     if loop.number % 3 == 0:
-        loop.told.append(loss.item())
+        loop.reported.append(loss.item())
 
 
 def counts_what_is_right(loop: Loop, out: Tensor, loss: Tensor) -> None:
-    """With grad mode on, as many do."""
+    """Count correct predictions without `torch.no_grad()`, as many programs do."""
     if loop.number % 2 == 0:
         right = (out.argmax(1) == torch.zeros(BATCH, dtype=torch.int64)).float().mean()
-        loop.told.append((right.item(), (loss * 2).item()))
+        loop.reported.append((right.item(), (loss * 2).item()))
 
 
 def evaluates_amid_an_epoch(loop: Loop, out: Tensor, loss: Tensor) -> None:
@@ -92,10 +92,10 @@ def evaluates_amid_an_epoch(loop: Loop, out: Tensor, loss: Tensor) -> None:
 
 
 def evaluates_with_grad_mode_on(loop: Loop, out: Tensor, loss: Tensor) -> None:
-    """Evaluate without `torch.no_grad()`, up to the end of a step's forward pass."""
+    """Evaluate without `torch.no_grad()`, so that it looks like the start of a step."""
     if loop.number % 3 == 0:
         x, y = next(iter(loop.loader))
-        loop.told.append(F.cross_entropy(loop.model(x), y).item())
+        loop.reported.append(F.cross_entropy(loop.model(x), y).item())
 
 
 @functools.cache
@@ -119,14 +119,14 @@ def train(loop: Loop, epochs: int = 4, after: After = nothing, before: After = n
 def assert_follows(
     after: After = nothing, before: After = nothing, *, learning: int = 3, left: int = 0
 ) -> Run:
-    """All but the first steps follow their plan; the program leaves what it leaves without it."""
+    """Assert that all but the first steps follow their plan, with the results of plain PyTorch."""
     budget = budget_of()
     plain = Loop()
     train(plain, 4, after, before)
     loop = Loop()
     with rekindle.budget(budget, learn="wait") as run:
         train(loop, 4, after, before)
-    assert loop.told == plain.told
+    assert loop.reported == plain.reported
     ours, theirs = loop.model.state_dict(), plain.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert run.steps == 4 * BATCHES
@@ -134,10 +134,10 @@ def assert_follows(
     return run
 
 
-def test_shuffled_batches_evaluation_and_checkpoints() -> None:
+def test_loop_with_evaluation_and_checkpoints_follows_its_plan() -> None:
     run = assert_follows()
-    told = "13   followed to the end, 0 left, 3 without a plan: 81% of the steps followed"
-    assert told in str(run.report())
+    reported = "13   followed to the end, 0 abandoned, 3 without a plan: 81% of the steps followed"
+    assert reported in str(run.report())
 
 
 @pytest.mark.parametrize(
@@ -149,19 +149,19 @@ def test_shuffled_batches_evaluation_and_checkpoints() -> None:
         evaluates_with_grad_mode_on,
     ],
 )
-def test_work_between_steps_belongs_to_no_step(after: After) -> None:
+def test_learned_plan_is_followed_with_operators_between_steps(after: After) -> None:
     assert_follows(after)
 
 
 @pytest.mark.parametrize(
     "before", [prints_now_and_then, counts_what_is_right, evaluates_amid_an_epoch]
 )
-def test_extra_work_in_step_does_not_end_its_plan(before: After) -> None:
+def test_learned_plan_is_followed_with_operators_before_step(before: After) -> None:
     assert_follows(before=before)
 
 
-def test_two_optimizers_have_two_kinds_of_steps() -> None:
-    """As in adversarial training: each has a plan."""
+def test_loop_with_two_optimizers_has_plan_for_each() -> None:
+    """As in adversarial training."""
     torch.manual_seed(0)
     one, other = Loop().model, Loop().model
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (one, other)]
@@ -178,11 +178,10 @@ def test_two_optimizers_have_two_kinds_of_steps() -> None:
         for number in range(10):
             both(number)
     assert run.steps_followed >= 12
-    assert run.steps_left <= 1  # they begin alike, and one has its plan before the other
+    assert run.steps_left <= 1  # both steps begin alike, and one has its plan before the other
 
 
-def test_step_of_other_shape_has_own_plan() -> None:
-    """The last batch is smaller: its step has a plan of its own."""
+def test_smaller_last_batch_has_learned_plan_of_its_own() -> None:
     loop = Loop()
     data = TensorDataset(torch.randn(BATCH * 4 - 16, WIDTH), torch.arange(BATCH * 4 - 16) % 10)
     loop.loader = DataLoader(data, BATCH, shuffle=True)
@@ -194,8 +193,8 @@ def test_step_of_other_shape_has_own_plan() -> None:
     assert run.steps_followed >= 24
 
 
-def test_journal_without_optimizer_is_bounded() -> None:
-    """Where no step ever ends, what a step was is not written down without end."""
+def test_recording_without_optimizer_stops_at_limit() -> None:
+    """An optimizer's step ends a recorded step, so without one the recording would never end."""
     loop = Loop()
     x = torch.randn(BATCH, WIDTH)
     with rekindle.budget(budget_of(), learn="wait") as run:

@@ -21,7 +21,7 @@ from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._transcript import KINDS
 from rekindle.simulator import replay
 from tests.pytorch import cores
-from tests.pytorch.learned.test_learned import Training, budget_of, six
+from tests.pytorch.learned.test_learned_plans import Training, budget_of, six
 from tests.pytorch.learned.test_sequence_matcher import places
 
 
@@ -37,50 +37,51 @@ METS = st.builds(
 
 
 @given(st.lists(METS, min_size=1, max_size=12), st.lists(METS, max_size=12))
-def test_native_matcher_finds_same_places(shape: list[int], step: list[int]) -> None:
+def test_native_sequence_matcher_equals_python_on_random_steps(
+    shape: list[int], step: list[int]
+) -> None:
     assert module().places_in(shape, step) == places(shape, step)
 
 
 @given(st.lists(METS, min_size=1, max_size=8), st.data())
-def test_native_matcher_on_similar_step_finds_same_places(
+def test_native_sequence_matcher_equals_python_on_similar_steps(
     shape: list[int], data: st.DataObject
 ) -> None:
-    step = [met for met in shape if met & GRAPH or data.draw(st.booleans())]
+    step = [op_id for op_id in shape if op_id & GRAPH or data.draw(st.booleans())]
     assert module().places_in(shape, step) == places(shape, step)
 
 
-def test_native_matcher_skips_many_operators_off_graph() -> None:
+def test_native_sequence_matcher_finds_operator_far_ahead() -> None:
     shape = [GRAPH, *[4] * 3 * FAR, 8, 12 | GRAPH]
     step = [GRAPH, 8, 12 | GRAPH]
     assert module().places_in(shape, step) == places(shape, step)
 
 
-def test_kinds_of_entries_equal_those_of_journal() -> None:
+def test_transcript_entry_kinds_are_equal_in_python_and_cpp() -> None:
     text = (Path(native.__file__).parent / "engine" / "journal.h").read_text()
     body = text.partition("enum class Kind")[2].partition("};")[0].partition("{")[2]
     assert tuple(re.findall(r"^\s*(\w+),", body, re.MULTILINE)) == KINDS
 
 
-def _written(run: rekindle.Run) -> list[StepPlan]:
-    """Return the list to which plans recorded in `run` are added from now on."""
+def _recorded(run: rekindle.Run) -> list[StepPlan]:
+    """Return the list to which plans recorded in `run` are appended from now on."""
     learner: Any = run._learner
     plans: list[StepPlan] = []
-    read = learner._written
+    read = learner._recording
 
-    def written() -> StepPlan | None:
+    def recorded() -> StepPlan | None:
         plan = read()
         plans.extend([] if plan is None else [plan])
         return plan
 
-    learner._written = written
+    learner._recording = recorded
     return plans
 
 
-def test_recorded_step_simulates_to_same_recomputations() -> None:
-    """Simulated, it takes what it took."""
+def test_simulation_of_recorded_step_has_same_recomputations() -> None:
     training = Training()
     with cores.fixed_prices(), rekindle.budget(budget_of(0.6), learn="wait") as run:
-        plans = _written(run)
+        plans = _recorded(run)
         training.step(0)
         before = run.recomputations
         training.step(1)
@@ -90,24 +91,24 @@ def test_recorded_step_simulates_to_same_recomputations() -> None:
     assert trace is not None
     assert sum(op.is_backward for op in trace.ops) > 20
     assert {"aten::addmm", "aten::tanh_backward", "source"} <= {op.name for op in trace.ops}
-    assert len(plan.starts) == len(plan.numbers) == len(plan.met)
+    assert len(plan.starts) == len(plan.numbers) == len(plan.op_ids)
     record = replay(trace, budget=run.budget, policy=Thrifty())
     assert 0.9 * again <= record.recomputations <= 1.1 * again
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_failed_early_restore_is_retried_on_use(before: bool) -> None:
-    """The step leaves its plan, and the next one follows it.
+def test_failed_early_recomputation_is_retried_on_use(before: bool) -> None:
+    """The step abandons its plan, and the next step follows it.
 
-    The plan decides which replays run early; those on demand raise.
+    The plan decides which recomputations run early. Recomputations on use raise their errors.
     """
     early = sum(_survives(replays, before=before) for replays in range(12))
     assert early > 0
 
 
 def _survives(replays: int, *, before: bool) -> bool:
-    """Return True if a step continues although a replay fails; check its results then."""
-    budget = budget_of()  # which runs a training, once
+    """Return True if a step continues although a recomputation fails; check its results then."""
+    budget = budget_of()  # `budget_of` runs a training once
     plain = Training()
     six(plain)
     training = Training()
@@ -115,7 +116,7 @@ def _survives(replays: int, *, before: bool) -> bool:
         driver: Any = run._driver
         for number in range(4):
             training.step(number)
-        followed = run.steps_followed  # by a plan of this run, or of the one before
+        followed = run.steps_followed  # followed a plan of this run, or of the run before
         driver.core.interrupt(driver.handle, replays, before)
         try:
             training.step(4)
@@ -133,11 +134,11 @@ def _survives(replays: int, *, before: bool) -> bool:
     return True
 
 
-def test_steps_of_two_threads_keep_bits() -> None:
-    """Operators of the threads' steps mix, so no plan fits for long; nothing else happens."""
+def test_learned_steps_of_two_threads_match_pytorch() -> None:
+    """Operators of both threads are interleaved, so no plan fits for long, which is harmless."""
     plain, ours = ([Training(), Training()] for _ in range(2))
     for training in (*plain, *ours):
-        training.model.eval()  # threads draw from one generator in any order
+        training.model.eval()  # no dropout: threads draw from one generator in any order
     for training in plain:
         six(training)
     budget = int(1.5 * budget_of())

@@ -1,4 +1,4 @@
-"""Tests of the cache of learned plans, which other processes read."""
+"""Tests of the cache of learned plans: files that later and parallel processes read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import rekindle
+from rekindle import Run
 from rekindle.engine import Route
-from rekindle.pytorch import Run
 from rekindle.pytorch.learned import _plan_cache, _step_plans
 from rekindle.pytorch.learned._plan_cache import PlanCache
 from rekindle.pytorch.learned._sequence_matcher import GRAPH
 from rekindle.pytorch.learned._step_plan import StepPlan
 from rekindle.pytorch.learned._step_plans import forget_plans
 from tests.pytorch.learned.conftest import AtOnce
-from tests.pytorch.learned.test_learned import Training, budget_of, learned, six
+from tests.pytorch.learned.test_learned_plans import Training, budget_of, learned, six
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def another_process(
     cache: bool = True,
     learn: bool | Literal["wait"] = "wait",
 ) -> Run:
-    """The training, from its beginning, as if this process had just started."""
+    """Run the training from its beginning, as if this process had just started."""
     forget_plans()
     training = Training()
     with rekindle.budget(budget, learn=learn, cache=cache) as run:
@@ -46,7 +46,7 @@ def files() -> list[Path]:
     return sorted(Path(os.environ["REKINDLE_CACHE"]).glob("plans/*"))
 
 
-def test_the_second_process_follows_from_its_first_step() -> None:
+def test_second_process_follows_cached_plan_from_first_step() -> None:
     budget = budget_of()
     plain = Training()
     six(plain)
@@ -62,7 +62,7 @@ def test_the_second_process_follows_from_its_first_step() -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-def test_each_shape_is_kept() -> None:
+def test_plan_cache_keeps_plan_of_each_batch_shape() -> None:
     def steps(training: Training) -> None:
         for number in range(12):
             training.step(number, depth=(None, 6)[number % 2])
@@ -74,8 +74,11 @@ def test_each_shape_is_kept() -> None:
     assert (second.steps_followed, second.steps_left, AtOnce.made) == (12, 0, 2)
 
 
-def test_a_budget_that_is_a_little_larger_has_the_plan_too() -> None:
-    """As "auto" is a little different each time. A smaller one has none, nor one far larger."""
+def test_slightly_larger_budget_uses_cached_plan() -> None:
+    """The amount of "auto" differs a little in each run.
+
+    A smaller or much larger budget uses no cached plan.
+    """
     budget = budget_of()
     another_process(budget)
     assert another_process(budget + budget // 50).steps_followed == 6
@@ -87,7 +90,7 @@ def test_a_budget_that_is_a_little_larger_has_the_plan_too() -> None:
     ("name", "value"),
     [("FORMAT", "another"), ("_name_of", lambda device: "another device")],
 )
-def test_plans_of_another_device_or_version_are_not_taken(
+def test_cached_plan_of_other_device_or_version_is_not_used(
     monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
     budget = budget_of()
@@ -97,7 +100,9 @@ def test_plans_of_another_device_or_version_are_not_taken(
     assert AtOnce.made == 2
 
 
-def test_cache_off_writes_and_reads_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_without_cache_writes_and_reads_no_plan_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     budget = budget_of()
     assert another_process(budget, cache=False).steps_followed == 3
     assert files() == []
@@ -110,12 +115,12 @@ def test_cache_off_writes_and_reads_no_files(monkeypatch: pytest.MonkeyPatch) ->
     assert kept.exists()
 
 
-def test_a_cache_that_is_no_switch() -> None:
+def test_budget_with_cache_argument_other_than_bool_is_refused() -> None:
     with pytest.raises(rekindle.InvalidArgument, match="cache=False"):
         rekindle.budget("1GiB", cache="no")  # type: ignore[arg-type]
 
 
-def test_unusable_cache_folder_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_plan_cache_folder_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", os.devnull)
     assert another_process(budget_of()).steps_followed == 3
 
@@ -129,16 +134,16 @@ def test_unusable_cache_folder_does_not_fail(monkeypatch: pytest.MonkeyPatch) ->
         lambda content: content.replace(b"7", b"8"),
     ],
 )
-def test_broken_files_are_none(damage: Callable[[bytes], bytes]) -> None:
+def test_broken_plan_cache_file_is_ignored(damage: Callable[[bytes], bytes]) -> None:
     budget = budget_of()
     another_process(budget)
     (kept,) = files()
     kept.write_bytes(damage(kept.read_bytes()))
     assert another_process(budget).steps_followed == 3
-    assert another_process(budget).steps_followed == 6  # it was written again
+    assert another_process(budget).steps_followed == 6  # the file was written again
 
 
-def test_step_of_other_kind_does_not_follow_cached_plan() -> None:
+def test_step_of_other_program_does_not_follow_cached_plan() -> None:
     budget = budget_of()
     another_process(budget)
 
@@ -150,8 +155,8 @@ def test_step_of_other_kind_does_not_follow_cached_plan() -> None:
     assert (run.steps_followed, run.steps_left) == (0, 3)
 
 
-def test_a_search_that_was_broken_off_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meanwhile the best plan found by then is followed."""
+def test_interrupted_search_of_cached_plan_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the best plan found before is followed."""
     budget = budget_of()
     monkeypatch.setattr(AtOnce, "running", True)
     assert another_process(budget, learn=True).steps_followed == 3
@@ -166,15 +171,15 @@ def plan(number: int, route: Route) -> StepPlan:
     return StepPlan([number << 2 | GRAPH], [0], [0], None, route=route, finished=True)
 
 
-def test_least_recently_used_plan_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_plan_cache_deletes_least_recently_used_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan_cache, "MOST_FILES", 8)
     route = Route((0, 0), (), ())
     plan_cache = PlanCache(_step_plans.cache_folder(), 1000, CPU)
     for number in range(20):
         plan_cache.keep(plan(number, route))
         for old, path in enumerate(files()):
-            os.utime(path, (old, old))  # not all in one instant
-        assert plan_cache.same(plan(0, route)) is not None  # is of use
+            os.utime(path, (old, old))  # modification times must differ
+        assert plan_cache.same(plan(0, route)) is not None  # the plan is used
     assert len(files()) <= 8
     nbytes = files()[0].stat().st_size
     monkeypatch.setattr(_plan_cache, "MOST_BYTES", 3 * nbytes + 10)
@@ -182,7 +187,7 @@ def test_least_recently_used_plan_is_deleted(monkeypatch: pytest.MonkeyPatch) ->
     assert 1 <= len(files()) <= 3
 
 
-def test_claim_is_held_by_one_process() -> None:
+def test_search_for_one_plan_is_claimed_by_one_process() -> None:
     pytest.importorskip("fcntl")
     plan_cache, other = (PlanCache(_step_plans.cache_folder(), 1000, CPU) for _ in range(2))
     wanted = StepPlan([GRAPH], [0], [0], None)
@@ -190,14 +195,14 @@ def test_claim_is_held_by_one_process() -> None:
     assert claim is not None
     assert other.claim(wanted) is None
     claim.release()
-    claim.release()  # once more is as good as once
+    claim.release()  # releasing the claim twice is harmless
     again = other.claim(wanted)
     assert again is not None
     again.release()
     assert files() == []
 
 
-def test_waiting_process_uses_plan_of_other_search() -> None:
+def test_process_uses_plan_that_other_process_searched() -> None:
     pytest.importorskip("fcntl")
     budget = budget_of()
     another_process(budget)
@@ -227,7 +232,7 @@ import sys
 import rekindle
 from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
-from tests.pytorch.learned.test_learned import Training, six
+from tests.pytorch.learned.test_learned_plans import Training, six
 
 def counted(*arguments):
     print("searched")
@@ -241,8 +246,8 @@ print("followed", run.steps_followed, "left", run.steps_left)
 
 
 @pytest.mark.slow
-def test_parallel_processes_share_one_search() -> None:
-    """As the ranks of one job."""
+def test_parallel_processes_share_one_search_for_plan() -> None:
+    """As the ranks of one distributed job do."""
     pytest.importorskip("fcntl")
     paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}

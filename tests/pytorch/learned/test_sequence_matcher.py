@@ -1,4 +1,4 @@
-"""Tests of matching a step with a planned one: operators of the graph match in order."""
+"""Tests of `SequenceMatcher`, which compares a running step with a recorded one."""
 
 from __future__ import annotations
 
@@ -16,68 +16,71 @@ from rekindle.pytorch.learned._sequence_matcher import (
 
 
 def steps(words: str) -> list[int]:
-    """Capitals are of the graph, those after "|" in the backward pass; small letters are not."""
+    """Return an operator for each letter; capitals need gradients.
+
+    Operators after "|" are of the backward pass.
+    """
     forward, _, backward = words.partition("|")
-    met = [ord(word) << 2 | GRAPH * word.isupper() for word in forward]
-    return met + [ord(word) << 2 | GRAPH | BACKWARD for word in backward]
+    op_ids = [ord(word) << 2 | GRAPH * word.isupper() for word in forward]
+    return op_ids + [ord(word) << 2 | GRAPH | BACKWARD for word in backward]
 
 
 def places(shape: list[int], step: list[int]) -> list[int] | None:
-    """Return the index in `shape` of each operator of `step`, or None if it is another shape."""
+    """Return the index in `shape` of each operator of `step`; None if they do not match."""
     walk = SequenceMatcher(shape)
-    found = [walk.meets(met) for met in step]
+    found = [walk.observe(op_id) for op_id in step]
     return None if MISMATCH in found else found
 
 
 @pytest.mark.parametrize(
     "step",
     [
-        "AmB|CD",  # as it was
-        "AB|CD",  # an operator that is not of the graph is missing
-        "AmxB|CD",  # something came in between
-        "xmAmB|CD",  # or before
-        "XYAmB|CD",  # nothing of a backward pass: no step begins so
+        "AmB|CD",  # equal to the recorded step
+        "AB|CD",  # an operator without gradient is missing
+        "AmxB|CD",  # an additional operator in between
+        "xmAmB|CD",  # an additional operator before
+        "XYAmB|CD",  # no operator of a backward pass yet
     ],
 )
-def test_similar_steps_match_shape(step: str) -> None:
+def test_sequence_matcher_accepts_step_with_few_differences(step: str) -> None:
     assert is_of(steps("AmB|CD"), steps(step))
 
 
 @pytest.mark.parametrize(
     "step",
     [
-        "AmB|CDD",  # continues
+        "AmB|CDD",  # has more operators than recorded
         "AmBAmB|CD",
-        "AmB|C",  # ends early
-        "AmBX|CD",  # another operator of the graph
+        "AmB|C",  # ends before the recorded step
+        "AmBX|CD",  # another operator that needs gradients
         "A|CD",
         "|ABCD",
         "",
     ],
 )
-def test_steps_of_another_shape(step: str) -> None:
+def test_sequence_matcher_rejects_step_with_other_operators(step: str) -> None:
     assert not is_of(steps("AmB|CD"), steps(step))
 
 
-def test_operators_after_backward_pass_are_unmatched() -> None:
+def test_sequence_matcher_ignores_operators_after_backward() -> None:
     shape = steps("AB|CD")
     step = [*shape, *steps("X")]
     assert places(shape, step) == [0, 1, 2, 3, UNMATCHED]
     assert is_of(shape, step)
 
 
-def test_places_lists_positions_or_is_none() -> None:
+def test_align_returns_positions_or_none_if_steps_do_not_match() -> None:
     assert places(steps("AmnB|C"), steps("xAnyB|C")) == [UNMATCHED, 0, 2, UNMATCHED, 3, 4]
     assert places(steps("AB|C"), steps("AX")) is None
 
 
-def test_next_graph_operator_is_found_past_missing_ones() -> None:
+def test_sequence_matcher_finds_operator_behind_missing_ones() -> None:
     shape = steps("A" + "m" * 3 * FAR + "n" + "B")
     walk = SequenceMatcher(shape)
-    assert [walk.meets(met) for met in steps("AnB")] == [0, UNMATCHED, len(shape) - 1]
+    assert [walk.observe(op_id) for op_id in steps("AnB")] == [0, UNMATCHED, len(shape) - 1]
     assert walk.complete
 
 
-def test_mismatch_keeps_position() -> None:
+def test_sequence_matcher_keeps_its_position_after_mismatch() -> None:
     walk = SequenceMatcher(steps("AB"))
-    assert [walk.meets(met) for met in steps("AXB")] == [0, MISMATCH, 1]
+    assert [walk.observe(op_id) for op_id in steps("AXB")] == [0, MISMATCH, 1]

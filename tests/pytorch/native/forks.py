@@ -1,12 +1,13 @@
-"""Forks again and again while other threads save tensors, evict, and compute again.
+"""Fork again and again while other threads save tensors, evict and recompute.
 
-`python -m tests.pytorch.native.forks COUNT`: each child drops what it inherited, runs operators,
-trains within a budget of its own, and ends. Says how many children did not end well.
+`python -m tests.pytorch.native.forks COUNT`: each child deletes what it inherited, runs operators,
+trains within a budget of its own, and ends. The program prints how many children did not end well.
 
-PyTorch itself has a lock that no fork takes (`GlobalCallbackManager` in record_function.cpp), which
-each backward pass of another thread has for a moment: a child that inherits it waits for ever. Of
-1,000 children about one does, so one in a hundred may. A budget adds nothing to that: looked at
-200,000 times in plain PyTorch a thread had the lock 9 times in 10,000, within a budget 2.
+PyTorch has a lock that `fork` does not handle (`GlobalCallbackManager` in record_function.cpp).
+Each backward pass of another thread takes the lock for a moment, and a child forked in that moment
+waits for ever. This happens to about one child in 1,000, so the test permits one in a hundred. A
+budget does not hold that lock more often: a thread had it 8 times in 10,000 in plain PyTorch, and 3
+times in 10,000 within a budget.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import rekindle
 
 PATIENCE_S = 20.0
 NOT_ENDED = -1
-WITHIN_EVERY = 20  # children: a budget costs more than all else
+WITHIN_EVERY = 20  # one child in so many enters a budget, which takes most of the time
 
 
 @torch.jit.script
 def products(x: torch.Tensor, times: int):
     y = x
     for _ in range(times):
-        y = y * x  # each saves two tensors, and nobody holds the GIL meanwhile
+        y = y * x  # each call saves two tensors without holding the GIL
     return y.sum()
 
 
@@ -53,7 +54,7 @@ def evict(over: threading.Event, within: rekindle.budget) -> None:
 
 
 def child(number: int, loss: torch.Tensor) -> None:
-    loss.backward()  # of the parent's graph
+    loss.backward()  # values of the parent's graph
     torch.rand(100).sum()
     if number % WITHIN_EVERY == 0:
         w = torch.rand(1_000, requires_grad=True)
@@ -65,7 +66,7 @@ def child(number: int, loss: torch.Tensor) -> None:
 
 
 def ended(pid: int) -> int:
-    """The status of the child, or `NOT_ENDED`."""
+    """Return the exit status of the child, or `NOT_ENDED`."""
     deadline = time.monotonic() + PATIENCE_S
     pause = 0.0001
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Programs with an `autograd.Function` that is recomputed as a unit, and test helpers."""
+"""Programs with an `autograd.Function` that is recomputed as one operator, and test helpers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from tests.pytorch.bits import differing
 
 WIDTH = 64
@@ -20,7 +20,7 @@ DEPTH = 8
 
 
 def filled(value: Tensor) -> Tensor:
-    """Fill memory of `empty_like` by its address, as a Triton kernel does."""
+    """Write to memory of `empty_like` by its address, as a Triton kernel does."""
     made = torch.empty_like(value)
     ctypes.memmove(made.data_ptr(), value.data_ptr(), value.nbytes)
     return made
@@ -28,7 +28,7 @@ def filled(value: Tensor) -> Tensor:
 
 @rekindle.recomputable
 class Gate(Function):
-    """Opaque inside. Saves its arguments and an intermediate."""
+    """A function that saves its arguments and an intermediate value that no operator made."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float) -> Tensor:
@@ -65,7 +65,7 @@ def trained(layer: Layer, depth: int = DEPTH) -> list[Tensor]:
 
 
 def compared(layer: Layer, share: float = 0.5) -> Run:
-    """Train plainly, without a limit, and within a `share` of that: the same bits."""
+    """Assert equal bits of plain training, of a budget without limit, and of one of `share`."""
     wanted = {str(i): each for i, each in enumerate(trained(layer))}
     with rekindle.budget(None, learn=False) as roomy:
         got = {str(i): each for i, each in enumerate(trained(layer))}
@@ -74,15 +74,16 @@ def compared(layer: Layer, share: float = 0.5) -> Run:
         got = {str(i): each for i, each in enumerate(trained(layer))}
     assert differing(got, wanted) == []
     run._driver.engine.check()
-    with rekindle.budget("1GiB", learn=False) as harsh:  # evicts all before each operator
-        harsh._driver.core.let_go_of_everything(harsh._driver.handle, True)
+    # evicts all candidates before each operator
+    with rekindle.budget("1GiB", learn=False) as harsh:
+        harsh._driver.core.evict_before_every_op(harsh._driver.handle, True)
         got = {str(i): each for i, each in enumerate(trained(layer))}
     assert differing(got, wanted) == []
     return run
 
 
 def kept(layer: Layer) -> str:
-    """Train within a roomy budget. Return why the function stays as it is."""
+    """Train within an ample budget, and return the reason why the function is not recomputed."""
     wanted = {str(i): each for i, each in enumerate(trained(layer))}
     with rekindle.budget(None, learn=False) as run:
         got = {str(i): each for i, each in enumerate(trained(layer))}
@@ -93,14 +94,14 @@ def kept(layer: Layer) -> str:
 
 
 def units_recomputed(layer: Layer, share: float = 0.5) -> int:
-    """Return how many functions ran again within a `share` of the peak."""
+    """Return how many functions were recomputed within `share` of the peak."""
     run = compared(layer, share)
     assert run._driver.functions_kept == {}
     return run.recomputations
 
 
 def straight(body: Callable[[Any, Tensor, Tensor], Tensor]) -> Layer:
-    """Return a layer whose forward pass is `body`, and whose gradient is a product's."""
+    """Return a layer with the forward pass `body` and the gradient of a matrix product."""
 
     @rekindle.recomputable
     class Straight(Function):

@@ -1,4 +1,4 @@
-"""Policies as a user may write them."""
+"""Policies as a user of Rekindle may write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.policies import Candidate, Chooser, Policy
 
 
 class CheapestChooser(Chooser):
-    """The policy of `docs/how-to/extend.md`, which also looks at the neighbors."""
+    """The policy of `docs/how-to/extend.md`, which also reads the neighbors of a candidate."""
 
     def __init__(self) -> None:
         self.candidates: dict[Candidate, None] = {}
@@ -44,14 +44,14 @@ class CheapestChooser(Chooser):
 @final
 @dataclass(frozen=True)
 class Cheapest(Policy):
-    """Evicts first what is cheapest to recompute."""
+    """A policy that evicts the storage that is cheapest to recompute."""
 
     def bind(self) -> Chooser:
         return CheapestChooser()
 
 
 class With(Policy):
-    """The chooser that `make` makes."""
+    """A policy whose chooser `make` creates."""
 
     def __init__(self, make: Callable[[], Chooser]) -> None:
         self._make = make

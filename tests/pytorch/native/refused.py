@@ -1,4 +1,4 @@
-"""Small programs of many kinds, in which `OutOfBudget` is raised at any operator."""
+"""Small programs of many kinds, for tests that raise `OutOfBudget` at any operator."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ ROWS = 8
 
 
 class Program:
-    """Phases that run one after the other; each trains, and may be run once more if it failed.
+    """A program of phases that run one after the other; a phase that failed is run again.
 
-    phases: functions that return a loss to compare.
+    Attributes:
+        phases: Functions that train and return a loss to compare.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ def _measured(model: Any, x: Tensor) -> Tensor:
 def _sparse() -> Program:
     model = nn.Embedding(20, WIDTH, sparse=True)
     once = _trained(model, lambda model: model(torch.arange(7)).square().sum(), optim.SparseAdam)
-    return Program(once.modules, once.optimizers, once.phases[:1])  # a second one is as the first
+    return Program(once.modules, once.optimizers, once.phases[:1])  # a second call equals the first
 
 
 def _recurrent() -> Program:
@@ -245,7 +246,8 @@ def _two_players() -> Program:
         return loss.detach()
 
     def make() -> Tensor:
-        model.zero_grad()  # the critic's too: a backward pass that fails has added to some
+        # gradients of the critic too: a failed backward pass has added to some of them
+        model.zero_grad()
         loss = -model.critic(model.generator(torch.randn(2, 4))).mean()
         loss.backward()
         generator.step()
@@ -260,7 +262,7 @@ def _averaged() -> Program:
     ema = optim.SGD(average.parameters(), lr=0.1)
 
     def follow() -> Tensor:
-        """The average moves by an optimizer, for which a step is one."""
+        """Move a weight average by an optimizer, for which that is a step."""
         for mine, its in zip(average.parameters(), model.parameters(), strict=True):
             mine.grad = mine.detach() - its.detach()
         nothing = torch.zeros(())

@@ -1,9 +1,9 @@
-"""Programs of two to four threads within one budget, under schedules that a seed decides.
+"""Programs of two to four threads within one budget, interleaved as a seed decides.
 
-`python -m tests.pytorch.native.schedules EVICT FIRST COUNT`: one thread runs at a time. Before each
-operator, inside the kernels of some, and where the core asks Python about threads, another thread
-may take over. Each program runs plainly first; within the budget it has the same bits, or
-`OutOfBudget` is raised. Says what came out, as JSON.
+`python -m tests.pytorch.native.schedules EVICT FIRST COUNT`: one thread runs at a time. Another
+thread may continue before each operator, inside the kernels of some, and where the core asks Python
+about threads. Each program runs plainly first; within the budget it has the same bits, or
+`OutOfBudget` is raised. The outcome is printed as JSON.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ core: Any = native_core()
 
 
 class Stopped(BaseException):
-    """Another thread failed."""
+    """Raised in the other threads after one thread failed."""
 
 
 @final
 class Turns:
-    """Whose turn it is: one thread's at a time."""
+    """Let one thread run at a time, in an order drawn from a seed."""
 
     now: Turns | None = None
 
@@ -52,7 +52,7 @@ class Turns:
 
     @classmethod
     def switch(cls) -> None:
-        """Another thread may go on, and this one later."""
+        """Let another thread continue if the seed says so, and wait for the next turn."""
         turns = cls.now
         if turns is not None and not core.has_lock():
             turns._switch()
@@ -70,7 +70,7 @@ class Turns:
     def _wait(self, me: int) -> None:
         if not self._changed.wait_for(lambda: self._turn == me or self.stopped, PATIENCE_S):
             self.stopped = True
-            raise AssertionError("nobody goes on")
+            raise AssertionError("no thread is left that could continue")
         if self.stopped:
             raise Stopped
 
@@ -116,7 +116,7 @@ class Turns:
 
 
 class Switching(TorchDispatchMode):
-    """Each operator of this thread is a place where another may take over."""
+    """A mode that may switch threads at each operator of this thread."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         Turns.switch()
@@ -124,7 +124,7 @@ class Switching(TorchDispatchMode):
 
 
 def switching_kernels() -> torch.library.Library:
-    """Operators of PyTorch's within whose kernels another thread may take over."""
+    """Replace kernels of PyTorch by kernels in which another thread may continue."""
     library = torch.library.Library("aten", "IMPL")
 
     def sin(x: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ scaled.register_autograd(lambda ctx, gradient: gradient * 1.25, setup_context=la
 
 
 class Square(torch.autograd.Function):
-    """A function of one's own, which reads what it is given between operators."""
+    """A custom function that reads its saved tensor between operators."""
 
     @staticmethod
     def forward(ctx, x):
@@ -267,7 +267,7 @@ class Program:
             self.turns.stop()
             for thread in threads:
                 thread.join()
-            Turns.now = None  # recomputations at the end of the budget take no turns
+            Turns.now = None  # recomputations at the end of the budget do not switch threads
         for thread in threads:
             for failure in thread.failures:  # type: ignore[attr-defined]
                 raise failure

@@ -1,9 +1,10 @@
-"""Tests of the CPU arena: it returns freed memory to the system, and living memory is valid."""
+"""Tests of the CPU arena, which returns freed memory to the operating system."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -25,18 +26,23 @@ pytestmark = pytest.mark.skipif(core() is None, reason=f"no native core: {why_no
 
 
 def live() -> int:
-    """Bytes that the arena has mapped and that are in use."""
+    """Return the bytes that the arena has mapped and that are in use."""
     return core().arena()[0]
 
 
 def cached() -> int:
-    """Bytes that the arena has mapped and that are free."""
+    """Return the bytes that the arena has mapped and that are free."""
     return core().arena()[1]
 
 
+def most(budget: int) -> int:
+    """Return the bytes that may be mapped within `budget`: a sixteenth more, and 4 MiB."""
+    return budget * 17 // 16 + 4 * MIB
+
+
 def room(budget: int) -> int:
-    """Bytes that may be free within `budget`, and a sixteenth for rounding."""
-    return max(0, budget * 17 // 16 - live())
+    """Return the bytes that may be mapped but free within `budget`."""
+    return max(0, most(budget) - live())
 
 
 def deep(width: int) -> tuple[Callable[[], Tensor], nn.Module]:
@@ -54,7 +60,7 @@ def deep(width: int) -> tuple[Callable[[], Tensor], nn.Module]:
 
 
 @pytest.mark.parametrize("arena", [True, False])
-def test_arena_changes_no_bit(arena: bool) -> None:
+def test_budget_with_arena_matches_pytorch(arena: bool) -> None:
     step, model = deep(128)
     plain = [step(), *(each.grad.clone() for each in model.parameters())]
     with rekindle.budget("2200KiB", arena=arena) as run:
@@ -63,7 +69,7 @@ def test_arena_changes_no_bit(arena: bool) -> None:
     assert all(map(torch.equal, plain, ours))
 
 
-def test_arena_is_empty_after_the_budget() -> None:
+def test_arena_maps_no_memory_after_end_of_budget() -> None:
     before = live()
     step, model = deep(64)
     with rekindle.budget("20MiB"):
@@ -74,7 +80,7 @@ def test_arena_is_empty_after_the_budget() -> None:
     assert (live(), cached()) == (before, 0)
 
 
-def test_memory_that_outlives_budget_is_valid() -> None:
+def test_arena_memory_that_outlives_budget_stays_valid() -> None:
     before = live()
     with rekindle.budget("20MiB"):
         kept = [torch.full((size,), 3.0) for size in (1, 100, 5_000, 300_000)]
@@ -102,7 +108,7 @@ def test_arena_memory_is_aligned_and_disjoint(nbytes: int) -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))
 
 
-def test_free_arena_memory_is_limited_by_budget() -> None:
+def test_free_memory_of_arena_is_limited_by_budget() -> None:
     with rekindle.budget("8MiB") as run:
         for size in (100_000, 300_000, 500_000, 50_000, 700_000):
             torch.empty(size)
@@ -112,18 +118,43 @@ def test_free_arena_memory_is_limited_by_budget() -> None:
         run.budget = "8MiB"
 
 
-def test_memory_from_elsewhere_narrows_the_arena() -> None:
+def test_memory_outside_of_arena_lowers_limit_of_arena() -> None:
     weight, before = torch.zeros(1_000_000, requires_grad=True), live()
     with rekindle.budget("8MiB"):
-        weight.sum()  # 4 MB are counted from here on
+        weight.sum()  # the budget counts these 4 MB from here on
         torch.empty(900_000)
         (weight[:10] * 2).sum()
         torch.empty(200_000)
-        assert weight.nbytes + live() - before + cached() <= 8 * MIB * 17 // 16
+        assert weight.nbytes + live() - before + cached() <= most(8 * MIB)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+def test_arena_in_full_small_budget_reuses_its_mapped_pages() -> None:
+    """Most requests are served from freed memory, although the budget is full."""
+    torch.manual_seed(0)
+    cell = nn.LSTMCell(64, 64)
+    batch = torch.randn(40, 8, 64)
+
+    def step() -> None:
+        cell.zero_grad()
+        hidden = memory = torch.zeros(8, 64)
+        for item in batch:
+            hidden, memory = cell(item, (hidden, memory))
+        hidden.sum().backward()
+
+    with rekindle.budget("600KiB", learn=False) as run:
+        for _ in range(6):
+            step()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            step()
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert run.evictions > 0
+    assert faults < 1_000
 
 
 @pytest.mark.parametrize("amount", [None, "20MiB"])
-def test_arena_is_off_without_limit_or_by_option(amount: str | None) -> None:
+def test_budget_of_none_or_arena_false_uses_no_arena(amount: str | None) -> None:
     before = live()
     with rekindle.budget(amount, arena=False) if amount else rekindle.budget(None):
         kept = torch.ones(500_000)
@@ -132,7 +163,7 @@ def test_arena_is_off_without_limit_or_by_option(amount: str | None) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_report_shows_resident_memory() -> None:
+def test_report_shows_resident_memory_of_process() -> None:
     with rekindle.budget("64MiB") as run:
         kept = torch.ones(5_000_000)
         kept.sum()
@@ -144,7 +175,7 @@ def test_report_shows_resident_memory() -> None:
     assert type(report).from_json(report.to_json()) == report
 
 
-def test_memory_from_before_may_be_freed_inside() -> None:
+def test_memory_from_before_budget_can_be_freed_inside_budget() -> None:
     before = [torch.ones(size) for size in (10, 1_000, 1_000_000)]
     with rekindle.budget("20MiB"):
         before.clear()
@@ -153,7 +184,7 @@ def test_memory_from_before_may_be_freed_inside() -> None:
     assert again.untyped_storage().nbytes() == 100
 
 
-def test_profiler_sees_memory_of_the_arena() -> None:
+def test_torch_profiler_sees_memory_of_arena() -> None:
     with (
         rekindle.budget("20MiB"),
         torch.profiler.profile(profile_memory=True) as observed,
@@ -165,7 +196,7 @@ def test_profiler_sees_memory_of_the_arena() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_child_process_frees_and_allocates_without_the_arena() -> None:
+def test_forked_child_allocates_and_frees_without_arena() -> None:
     with rekindle.budget("20MiB"):
         kept = [torch.full((size,), 5.0) for size in (10, 400_000)]
         torch.empty(400_000)
@@ -244,6 +275,6 @@ def growth(name: str, budget: int, how: str) -> int:
 @pytest.mark.parametrize(
     ("name", "budget"), [("loop", 30 * MIB), ("lstm", 30 * MIB), ("unet", 50 * MIB)]
 )
-def test_process_grows_by_little_more_than_its_budget(name: str, budget: int) -> None:
+def test_resident_memory_grows_by_little_more_than_the_budget(name: str, budget: int) -> None:
     assert growth(name, budget, "arena") <= 1.08 * budget + 32 * MIB
     assert growth(name, budget, "malloc") > 1.08 * budget + 32 * MIB

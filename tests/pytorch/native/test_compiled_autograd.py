@@ -14,7 +14,7 @@ from rekindle.pytorch.native import core
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute"
-)  # PyTorch's own, at plain runs
+)  # a warning of PyTorch itself, also in plain runs
 
 SIDE = 64
 NBYTES = 4 * SIDE * SIDE
@@ -46,7 +46,7 @@ def _compiled() -> Tensor:
 
 
 @pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
-def test_compiled_autograd_within_a_budget_has_equal_bits(evict: Any) -> None:
+def test_compiled_autograd_inside_budget_matches_pytorch(evict: Any) -> None:
     assert core() is not None
     plain = _compiled()
     with rekindle.budget(10 * NBYTES, evict=evict, learn=False) as run:
@@ -58,7 +58,7 @@ def test_compiled_autograd_within_a_budget_has_equal_bits(evict: Any) -> None:
     assert run.peak <= 10 * NBYTES
 
 
-def test_handles_of_compiled_autograd_are_freed() -> None:
+def test_saved_tensors_are_freed_after_compiled_backward() -> None:
     with rekindle.budget("1GiB", learn=False) as run:
         for _ in range(3):
             _compiled()

@@ -35,8 +35,8 @@ def numbers(run: Any) -> Any:
     return run._driver.engine.now()
 
 
-def test_snapshot_with_several_threads_reads_no_gradients() -> None:
-    """Plain PyTorch may free a gradient while another thread reads it: only a total is given."""
+def test_memory_snapshot_in_several_threads_reads_no_gradients() -> None:
+    """PyTorch may free a gradient while another thread reads it; the snapshot has only a total."""
 
     def train() -> None:
         layer = nn.Linear(32, 32)
@@ -56,13 +56,13 @@ def test_snapshot_with_several_threads_reads_no_gradients() -> None:
     assert run.report().at_peak.categories == {}
 
 
-# -- what it counts -------------------------------------------------------------------------------
+# -- memory and time -------------------------------------------------------------------------------
 
 
-def test_the_allocator_agrees() -> None:
-    """Judged by the allocator's own events: nothing else that the step allocates is of any size."""
+def test_counted_memory_equals_allocator_events() -> None:
+    """The allocator's own events show the true sum; other allocations of the step are small."""
     weight = vector(True)
-    deeper(weight, 30).sum().backward()  # PyTorch itself allocates the first time
+    deeper(weight, 30).sum().backward()  # PyTorch itself allocates memory on first use
     weight.grad = None
 
     def step() -> None:
@@ -75,7 +75,7 @@ def test_the_allocator_agrees() -> None:
     assert allocated(step).peak <= TIGHT + VECTOR // 4
 
 
-def test_compute_and_recompute_times_are_counted() -> None:
+def test_run_measures_compute_and_recompute_times() -> None:
     with within(TIGHT) as run:
         deeper(vector(True), 30).sum().backward()
     assert run.compute_ns > 0
@@ -83,11 +83,11 @@ def test_compute_and_recompute_times_are_counted() -> None:
     assert 10 * VECTOR < run.peak <= TIGHT
 
 
-def test_bookkeeping_is_small_and_flat() -> None:
-    """Per recorded operator; over steps nothing is left."""
+def test_bookkeeping_is_small_per_operator_and_ends_with_step() -> None:
+    """Bytes are counted per recorded operator; several steps leave nothing behind."""
     weight = vector(True)
     with unlimited() as run:
-        others = numbers(run).bookkeeping  # of graphs that other tests left
+        others = numbers(run).bookkeeping  # records of graphs that other tests left
         loss = deeper(weight, 500).sum()
         assert numbers(run).bookkeeping - others <= 428 * 2_000
         del loss
@@ -100,8 +100,8 @@ def test_bookkeeping_is_small_and_flat() -> None:
         assert numbers(run).alive <= before
 
 
-def test_the_same_events_lead_to_the_same_decisions() -> None:
-    """With equal prices the journals of two runs are equal, entry by entry."""
+def test_two_runs_with_same_costs_have_equal_journals() -> None:
+    """If operators have fixed costs, the journals of two runs are equal entry by entry."""
 
     def journal() -> list[Any]:
         torch.manual_seed(20)
@@ -115,14 +115,17 @@ def test_the_same_events_lead_to_the_same_decisions() -> None:
         return found
 
     with cores.fixed_prices():
-        journal()  # signatures are known from then on
+        journal()  # after this run all signatures are known
         first = journal()
         assert len(first) > 500
         assert journal() == first
 
 
 class _Garbage:
-    """Garbage in a cycle. Its finalizer notes if the core's lock is held, and makes more of it."""
+    """An object in a reference cycle whose finalizer notes if the core's lock is held.
+
+    The finalizer makes another such object.
+    """
 
     def __init__(self, core: Any, found: list[bool]) -> None:
         self._itself = self
@@ -135,9 +138,10 @@ class _Garbage:
 
 
 def _where_garbage_is_collected(core: Any, call: Callable[[], object]) -> list[bool]:
-    """Call `call` while nearly each new container collects garbage; tell where that held the lock.
+    """Call `call` while nearly each new container triggers the garbage collector.
 
-    Lists and tuples that Python keeps to use again are used up first: they collect nothing.
+    Return where a finalizer ran with the core's lock held. Free lists of Python are used up first,
+    because taking a container from them triggers no collection.
     """
     kept: list[Any] = [[[] for _ in range(100)]]
     kept += [[(0,) * n for _ in range(2_100)] for n in range(2, 14)]
@@ -155,8 +159,8 @@ def _where_garbage_is_collected(core: Any, call: Callable[[], object]) -> list[b
 
 
 @pytest.mark.slow
-def test_finalizers_run_without_the_core_s_lock() -> None:
-    """Where the core makes lists and tuples; Python then may collect garbage of the program."""
+def test_python_finalizers_run_without_lock_of_core() -> None:
+    """Creating lists and tuples in the core may run finalizers of the program."""
     weight = vector(True)
     found: dict[str, list[bool]] = {}
 
@@ -168,27 +172,29 @@ def test_finalizers_run_without_the_core_s_lock() -> None:
 
     with rekindle.budget(TIGHT, learn="wait") as run:
         driver: Any = run._driver
-        driver.core.count_again(driver.handle)
-        number = driver.core.write_down(driver.handle, False)
+        driver.core.list_recomputed_ops(driver.handle)
+        number = driver.core.begin_recording(driver.handle, False)
         deeper(weight, 30).sum().backward()
-        look(driver, "seen", handle=False)
-        look(driver, "written_down", also=(number,))
-        look(driver, "numbers", "shortfall", "devices_met", "again", "in_flight", "in_place")
-        look(driver, "met_in_step", "written_in_step")
-        driver.core.write_no_more(driver.handle, number)
+        look(driver, "signatures_seen", handle=False)
+        look(driver, "recording", also=(number,))
+        look(
+            driver, "numbers", "backoff", "devices_used", "recomputed_ops", "in_flight", "in_place"
+        )
+        look(driver, "op_ids_of_step", "recording_of_step")
+        driver.core.end_recording(driver.handle, number)
         driver.core.open_journal(driver.handle, 1_000)
         deeper(weight, 30).sum().backward()
         look(driver, "journal")
     with rekindle.budget(TIGHT, swap="1GiB") as run:
         look(run._driver, "swapped")
     assert {name for name, locked in found.items() if any(locked)} == set()
-    assert {"journal", "numbers", "seen", "written_down"} <= {*filter(found.get, found)}
+    assert {"journal", "numbers", "signatures_seen", "recording"} <= {*filter(found.get, found)}
 
 
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def test_out_of_budget_has_one_class_in_threads_and_backward() -> None:
+def test_out_of_budget_raised_in_thread_has_the_public_class() -> None:
     caught: list[BaseException] = []
 
     def hoard() -> None:
@@ -219,11 +225,11 @@ def test_out_of_budget_has_one_class_in_threads_and_backward() -> None:
     with within(TIGHT), pytest.raises(rekindle.OutOfBudget) as raised:
         Wide.apply(weight).sum().backward()
     assert raised.value.needed == 30 * VECTOR
-    with within(TIGHT):  # nothing stays
+    with within(TIGHT):  # no memory is left
         deeper(weight).sum().backward()
 
 
-def test_recomputation_with_other_results_is_refused() -> None:
+def test_recomputation_with_result_of_other_size_raises() -> None:
     sizes = iter([WIDTH, WIDTH + 1, WIDTH + 2])
     with torch.library._scoped_library("rekindle_native_test", "FRAGMENT") as library:
         library.define("grows(Tensor x) -> Tensor")
@@ -233,15 +239,15 @@ def test_recomputation_with_other_results_is_refused() -> None:
             x = torch.ops.rekindle_native_test.grows(weight.detach())
             loss = (weight.sin().sum() * x[:WIDTH]).square().sum() + deeper(weight, 20).sum()
             del x
-            with pytest.raises(rekindle.Unsupported, match="when it ran again"):
+            with pytest.raises(rekindle.Unsupported, match="when it was recomputed"):
                 loss.backward()
 
 
-# -- memory that others write ---------------------------------------------------------------------
+# -- memory that code outside of PyTorch writes ---------------------------------------------------
 
 
-def test_memory_of_numpy_s_is_never_read_again() -> None:
-    """A buffer that is filled again and again; what was made of it first is kept."""
+def test_numpy_buffer_is_copied_before_recomputation_needs_it() -> None:
+    """The program refills a buffer; results of its first contents must stay recomputable."""
 
     def gradient() -> Tensor:
         torch.manual_seed(20)
@@ -265,13 +271,13 @@ def test_memory_of_numpy_s_is_never_read_again() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_is_outside() -> None:
+def test_forked_process_is_not_limited_by_budget() -> None:
     weight = vector(True)
     with within(TIGHT) as run:
         weight.sin()
         child = os.fork()
         if child == 0:
-            kept = [vector() for _ in range(100)]  # more than the budget
+            kept = [vector() for _ in range(100)]  # more memory than the budget has
             os._exit(0 if len(kept) == 100 else 1)
         _, status = os.waitpid(child, 0)
     assert status == 0

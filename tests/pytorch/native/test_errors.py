@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import rekindle
-from rekindle.pytorch.native import NativeDriver
+from rekindle.pytorch.native import Driver
 from tests.pytorch import cores
 
 NUMBERS = 40_000
@@ -24,7 +24,7 @@ NUMBERS = 40_000
 
 
 class Slow:
-    """An operator written in Python, which may be interrupted when it runs."""
+    """An operator written in Python, which may be interrupted while it runs."""
 
     calls = 0
     interrupted_at = -1
@@ -56,7 +56,7 @@ def _never_interrupted() -> None:
 
 
 @pytest.mark.parametrize("when", [1, 2, 5])
-def test_interrupt_in_a_learned_step_reaches_the_program(when: int) -> None:
+def test_keyboard_interrupt_in_planned_step_reaches_program(when: int) -> None:
     weight = torch.full((NUMBERS,), 0.01, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.0)
 
@@ -65,7 +65,7 @@ def test_interrupt_in_a_learned_step_reaches_the_program(when: int) -> None:
         for _ in range(24):
             y = torch.ops.rekindle_errors.slow(y * 1.01)
         Slow.interrupted_at = Slow.calls + interrupted if interrupted > 0 else -1
-        y.sum().backward()  # here operators run again
+        y.sum().backward()  # recomputations run here
         optimizer.step()
         optimizer.zero_grad()
 
@@ -76,13 +76,13 @@ def test_interrupt_in_a_learned_step_reaches_the_program(when: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             step(when)
         optimizer.zero_grad()
-        step()  # and continues
+        step()  # the next step continues
 
 
-def test_interrupt_during_snapshot_reaches_program(
+def test_keyboard_interrupt_in_memory_snapshot_reaches_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(_: NativeDriver) -> Any:
+    def interrupted(_: Driver) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1_000):
             pass
@@ -96,7 +96,7 @@ def test_interrupt_during_snapshot_reaches_program(
         torch.rand(100_000, requires_grad=True).sin()
 
 
-def test_interrupt_while_a_size_is_predicted_reaches_the_program() -> None:
+def test_keyboard_interrupt_in_size_prediction_reaches_program() -> None:
     def fake(x: Tensor) -> Tensor:
         raise KeyboardInterrupt
 
@@ -108,8 +108,8 @@ def test_interrupt_while_a_size_is_predicted_reaches_the_program() -> None:
             torch.ops.rekindle_sizes.sin(torch.ones(10))
 
 
-def test_interrupt_during_final_recomputation_reaches_program() -> None:
-    """It comes after another error, and before what is still missing."""
+def test_interrupt_at_end_of_budget_reaches_program() -> None:
+    """The interrupt comes after another error, while the end of the budget recomputes values."""
     calls: list[Callable[[], None]] = []
 
     def fails() -> None:
@@ -133,7 +133,7 @@ def test_interrupt_during_final_recomputation_reaches_program() -> None:
         within = rekindle.budget("1GiB", evict="anything")
         run = within.__enter__()
         kept = [torch.ops.rekindle_back.sin(weight * n) for n in range(3)]
-        cores.let_go_now(run._driver)
+        cores.evict_all(run._driver)
         assert run.evictions > 0
         calls += [fails, interrupts]
         with pytest.raises(KeyboardInterrupt):
@@ -142,13 +142,13 @@ def test_interrupt_during_final_recomputation_reaches_program() -> None:
 
 
 def _nothing(**_: object) -> None:
-    """The saved tensors of these operators: none."""
+    """Save no tensors for the backward pass of these operators."""
 
 
-# -- the first error wins --------------------------------------------------------------------------
+# -- several errors: the first one is raised -------------------------------------------------------
 
 
-def test_error_of_the_program_is_not_replaced_at_the_end() -> None:
+def test_error_at_end_of_budget_does_not_hide_error_of_program() -> None:
     def sin(x: Tensor) -> Tensor:
         if again:
             raise ValueError("cannot run again")
@@ -165,14 +165,15 @@ def test_error_of_the_program_is_not_replaced_at_the_end() -> None:
         within = rekindle.budget("1GiB", evict="anything")
         run = within.__enter__()
         kept = [torch.ops.rekindle_end.sin(weight * n) for n in range(3)]
-        cores.let_go_now(run._driver)
+        cores.evict_all(run._driver)
         again = True
-        within.__exit__(KeyError, error, None)  # raises nothing: the program's error propagates
+        # raises no error of its own, so the program's error propagates
+        within.__exit__(KeyError, error, None)
         del kept
     assert any("cannot run again" in note for note in error.__notes__)
 
 
-# -- where nothing may be thrown -------------------------------------------------------------------
+# -- calls in which an exception would end the process ---------------------------------------------
 
 NESTED = """
 import sys, torch, rekindle
@@ -194,8 +195,8 @@ print(amount)
 """
 
 
-def test_size_of_a_nested_tensor_needs_no_room() -> None:
-    """Autograd asks for it where an error would end the process."""
+def test_reading_size_of_nested_tensor_allocates_no_memory() -> None:
+    """Autograd reads the size where an `OutOfBudget` would end the process."""
     command = [sys.executable, "-W", "ignore", "-c", NESTED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from tests.helpers import WHOLE
 @pytest.mark.parametrize(
     "count", [80, pytest.param(5_000 if WHOLE else 500, marks=pytest.mark.slow)]
 )
-def test_forked_child_of_computing_threads_ends_well(count: int) -> None:
+def test_child_forked_while_threads_compute_exits_normally(count: int) -> None:
     command = [sys.executable, "-m", "tests.pytorch.native.forks", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1_200)
     assert done.returncode == 0, done.stdout + done.stderr

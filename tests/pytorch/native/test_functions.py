@@ -1,4 +1,4 @@
-"""Tests of an `autograd.Function` as one operator, recomputed if a trial allows it."""
+"""Tests of `rekindle.recomputable`, which recomputes an `autograd.Function` as one operator."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.pytorch.native.gates import (
 )
 
 
-def test_function_is_recomputed_as_a_unit() -> None:
+def test_recomputable_function_is_recomputed_as_one_operator() -> None:
     assert units_recomputed(gate) > 0
 
 
-def test_function_not_chosen_is_kept() -> None:
+def test_autograd_function_is_not_recomputed_by_default() -> None:
     plain: Any = type("Plain", (Function,), {**vars(Gate), "__module__": __name__})
     with rekindle.budget(None) as run:
         trained(lambda x, w: plain.apply(x, w, 1.5))
@@ -41,7 +41,7 @@ def test_function_not_chosen_is_kept() -> None:
         trained(lambda x, w: plain.apply(x, w, 1.5))
 
 
-def test_function_runs_twice_once() -> None:
+def test_recomputable_function_runs_twice_on_first_call() -> None:
     ran: list[int] = []
 
     @rekindle.recomputable
@@ -52,15 +52,15 @@ def test_function_runs_twice_once() -> None:
             return Gate.__dict__["forward"].__func__(ctx, x, weight, scale)
 
     layer: Layer = lambda x, w: Counted.apply(x, w, 1.5)  # noqa: E731
-    for runs in (DEPTH + 2, DEPTH):  # the first argument of all requires no gradient
+    for runs in (DEPTH + 2, DEPTH):  # the very first argument requires no gradient
         ran.clear()
         with rekindle.budget(None):
             trained(layer)
         assert len(ran) == runs
 
 
-def test_views_of_arguments_are_saved() -> None:
-    """As Liger's norm saves `X.view(-1, dim)`."""
+def test_function_that_saves_view_of_argument_is_recomputed() -> None:
+    """As Liger's norm, which saves `X.view(-1, dim)`."""
 
     @rekindle.recomputable
     class Flat(Function):
@@ -82,7 +82,7 @@ def test_views_of_arguments_are_saved() -> None:
     assert units_recomputed(Flat.apply) > 0
 
 
-def test_tensors_on_the_context_are_results() -> None:
+def test_tensors_stored_on_ctx_are_evicted_and_recomputed() -> None:
     @rekindle.recomputable
     class Attributes(Function):
         @staticmethod
@@ -103,7 +103,7 @@ def test_tensors_on_the_context_are_results() -> None:
     assert run._driver.functions_kept == {}
 
 
-def test_outputs_that_are_not_differentiable() -> None:
+def test_function_with_nondifferentiable_output_is_recomputed() -> None:
     @rekindle.recomputable
     class Most(Function):
         @staticmethod
@@ -132,7 +132,7 @@ def test_outputs_that_are_not_differentiable() -> None:
     assert units_recomputed(layer) > 0
 
 
-def test_output_that_is_an_argument() -> None:
+def test_function_that_returns_its_argument_is_recomputed() -> None:
     @rekindle.recomputable
     class Through(Function):
         @staticmethod
@@ -153,7 +153,7 @@ def test_output_that_is_an_argument() -> None:
     assert units_recomputed(layer) > 0
 
 
-def test_context_that_is_set_up_afterwards() -> None:
+def test_function_with_setup_context_is_recomputed() -> None:
     @rekindle.recomputable
     class Later(Function):
         @staticmethod
@@ -177,7 +177,7 @@ def test_context_that_is_set_up_afterwards() -> None:
     assert units_recomputed(lambda x, w: Later.apply(x, w)[0]) > 0
 
 
-def test_function_that_draws_draws_the_same_again() -> None:
+def test_recomputed_function_draws_same_random_numbers() -> None:
     @rekindle.recomputable
     class Dropout(Function):
         @staticmethod
@@ -204,7 +204,7 @@ def test_function_that_draws_draws_the_same_again() -> None:
     assert run.recomputations > 0
 
 
-def test_function_differentiated_twice() -> None:
+def test_recomputed_function_can_be_differentiated_twice() -> None:
     @rekindle.recomputable
     class Cube(Function):
         @staticmethod
@@ -237,7 +237,7 @@ def test_function_differentiated_twice() -> None:
     assert run._driver.functions_kept == {}
 
 
-def test_once_differentiable_error_is_unchanged() -> None:
+def test_once_differentiable_function_raises_error_of_pytorch() -> None:
     @rekindle.recomputable
     class Once(Function):
         @staticmethod
@@ -258,7 +258,7 @@ def test_once_differentiable_error_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_function_within_checkpoint(reentrant: bool) -> None:
+def test_recomputable_function_in_checkpoint_matches_pytorch(reentrant: bool) -> None:
     def block(x: Tensor, weight: Tensor) -> Tensor:
         return gate(gate(x, weight).tanh(), weight)
 
@@ -268,7 +268,7 @@ def test_function_within_checkpoint(reentrant: bool) -> None:
     assert units_recomputed(layer, 0.95 if reentrant else 0.8) > 0
 
 
-def test_function_under_vmap_passes() -> None:
+def test_recomputable_function_under_vmap_matches_pytorch() -> None:
     @rekindle.recomputable
     class Sine(Function):
         generate_vmap_rule = True
@@ -297,8 +297,8 @@ def test_function_under_vmap_passes() -> None:
 
 
 @pytest.mark.parametrize("cast", [None, torch.float32])
-def test_function_under_autocast(cast: torch.dtype | None) -> None:
-    """With the decorators of `torch.amp`; a replay comes after autocast is over."""
+def test_recomputable_function_under_autocast_matches_pytorch(cast: torch.dtype | None) -> None:
+    """The function has the decorators of `torch.amp`, and is recomputed after autocast ended."""
 
     @rekindle.recomputable
     class Product(Function):
@@ -327,8 +327,8 @@ def test_function_under_autocast(cast: torch.dtype | None) -> None:
     assert units_recomputed(layer, 0.7) > 0
 
 
-def test_function_reading_requires_grad_is_recomputed() -> None:
-    """As flash_attn does: what it saves hangs on that, also when it runs again."""
+def test_function_that_reads_requires_grad_is_recomputed() -> None:
+    """As in flash_attn, the tensors that the function saves depend on `requires_grad`."""
 
     @rekindle.recomputable
     class Asks(Function):
@@ -346,7 +346,7 @@ def test_function_reading_requires_grad_is_recomputed() -> None:
     assert units_recomputed(Asks.apply) > 0
 
 
-def test_function_without_gradients_is_no_unit() -> None:
+def test_function_called_without_gradients_is_not_recomputed() -> None:
     x, weight = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, WIDTH, requires_grad=True)
     with rekindle.budget("8MiB") as run, torch.no_grad():
         for _ in range(4 * DEPTH):
@@ -354,7 +354,7 @@ def test_function_without_gradients_is_no_unit() -> None:
         assert run.memory < 8 * x.nbytes
 
 
-def test_graph_outlives_the_budget() -> None:
+def test_graph_of_recomputable_function_outlives_budget() -> None:
     torch.manual_seed(0)
     weight = torch.randn(WIDTH, WIDTH).div(4).requires_grad_()
 
@@ -373,7 +373,7 @@ def test_graph_outlives_the_budget() -> None:
     assert torch.equal(got, wanted)
 
 
-def test_function_in_two_threads_at_once() -> None:
+def test_recomputable_function_in_two_threads_matches_pytorch() -> None:
     wanted = _seeded()
     with rekindle.budget(None, learn=False) as roomy:
         _seeded()
@@ -390,7 +390,7 @@ def test_function_in_two_threads_at_once() -> None:
 
 
 def _seeded() -> list[Tensor]:
-    """Train on numbers that no other thread draws."""
+    """Train on numbers from a generator that no other thread uses."""
     weights = [torch.linspace(-1, 1, WIDTH**2).view(WIDTH, WIDTH).requires_grad_() for _ in "abcd"]
     x = torch.linspace(-1, 1, ROWS * WIDTH).view(ROWS, WIDTH)
     for weight in weights:
@@ -399,8 +399,8 @@ def _seeded() -> list[Tensor]:
     return [x.detach(), *(each.grad for each in weights if each.grad is not None)]
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo's own
-def test_compiled_code_with_a_function_is_compiled_whole() -> None:
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # a warning of Dynamo itself
+def test_torch_compile_traces_recomputable_function_in_one_graph() -> None:
     @rekindle.recomputable
     class Sine(Function):
         @staticmethod
@@ -421,7 +421,7 @@ def test_compiled_code_with_a_function_is_compiled_whole() -> None:
 
 
 @pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
-def test_cap_holds_with_units(evict: Any) -> None:
+def test_step_with_recomputable_functions_stays_within_budget(evict: Any) -> None:
     with rekindle.budget(None, evict=evict) as roomy:
         wanted = trained(gate)
     amount = int(0.6 * roomy.peak)
@@ -433,7 +433,7 @@ def test_cap_holds_with_units(evict: Any) -> None:
     run._driver.engine.check()
 
 
-def test_verify_holds_with_units() -> None:
+def test_verify_of_step_with_recomputable_functions_passes() -> None:
     torch.manual_seed(0)
     weight = torch.randn(WIDTH, WIDTH).div(4).requires_grad_()
 
@@ -452,7 +452,7 @@ def test_verify_holds_with_units() -> None:
     assert found.recomputations > 0
 
 
-def test_dispatch_modes_see_same_operators_as_without_budget() -> None:
+def test_dispatch_mode_sees_operators_of_recomputable_function() -> None:
     class Names(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -472,11 +472,12 @@ def test_dispatch_modes_see_same_operators_as_without_budget() -> None:
         got = trained(gate)
     assert all(map(torch.equal, got, wanted))
     assert run.recomputations > 0
-    seen = [name for name in within.names if name != "aten::detach"]  # of what is unpacked
+    # references to unpacked tensors
+    seen = [name for name in within.names if name != "aten::detach"]
     assert seen == [name for name in plain.names if name != "aten::detach"]
 
 
-def test_steps_leave_nothing_behind() -> None:
+def test_steps_with_recomputable_functions_leak_no_memory() -> None:
     gc.collect()
     gc.disable()  # a step's memory is freed without the collector
     try:
@@ -485,7 +486,7 @@ def test_steps_leave_nothing_behind() -> None:
             for steps in (3, 20):
                 for _ in range(steps):
                     trained(gate)
-                torch.zeros(())  # an event: deaths are acted on
+                torch.zeros(())  # an event, at which freed storages are noticed
                 now = run._driver.engine.now()
                 found.append((now.storages, now.alive, run.memory))
     finally:

@@ -1,4 +1,4 @@
-"""A function in C++ with as many references to a tensor as autograd has to a dying gradient."""
+"""Test of a function in C++ that holds as many references to a tensor as autograd to a gradient."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outer", [F.gelu, lambda x: x * x.detach(), lambda x: x * 3.0])
-def test_tensor_of_a_function_in_cpp_stays_as_it_is(curve: Any, outer: Any) -> None:
-    """Checkpointing runs it again while the node of the same operator is the current one."""
+def test_tensor_saved_by_cpp_function_is_not_written_over(curve: Any, outer: Any) -> None:
+    """Checkpointing runs the function again while a node of the same operator is current."""
 
     def train() -> list[Tensor | None]:
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -57,4 +57,4 @@ def test_tensor_of_a_function_in_cpp_stays_as_it_is(curve: Any, outer: Any) -> N
         assert mine is not None
         assert its is not None
         assert torch.equal(mine, its)
-    assert taken_over(run) <= 1  # of the node itself, whose gradient dies
+    assert taken_over(run) <= 1  # the call by the node itself, whose gradient dies

@@ -1,6 +1,6 @@
-"""Tests that the native core and the engine in Python act alike on real programs.
+"""Tests that the native core and the Python engine act alike on real programs.
 
-Given the same events and costs, they take the same actions at the same clock and memory.
+Given the same events and costs, both take the same actions with equal clock and memory.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ PROGRAMS = [_chain, _in_place, _unrolled, _trained, _twice_through_one_graph]
 
 
 def _kept() -> Step:
-    """Hold values in variables, and gradients that wait for their turn."""
+    """Hold values in variables, and gradients until the backward pass reads them."""
     weight = vector(True)
 
     def step() -> None:
@@ -143,7 +143,7 @@ def _journal(step: Step, budget: int | None, **options: Any) -> tuple[list[int],
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("part", [None, 0.8, 0.6])
-def test_the_engine_in_python_acts_the_same(
+def test_python_engine_takes_same_actions_as_native_run(
     program: Callable[[], Step], part: float | None
 ) -> None:
     torch.manual_seed(20)
@@ -156,7 +156,7 @@ def test_the_engine_in_python_acts_the_same(
     assert part is None or run.recomputations > 0
 
 
-#: Policies that the core has, and policies that it calls in Python.
+#: Policies that the core implements, and policies that it calls in Python.
 POLICIES: list[Policy] = [
     DTR(), DTR("local"), LRU(), Largest(), MSPS(), Ablation(True, False, "exact"),
     DTR("classes"), Random(3), Unoptimized(), Cheapest(),
@@ -165,7 +165,9 @@ POLICIES: list[Policy] = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_any_policy_decides_as_in_python(program: Callable[[], Step], policy: Policy) -> None:
+def test_native_policy_evicts_same_storages_as_python_policy(
+    program: Callable[[], Step], policy: Policy
+) -> None:
     torch.manual_seed(20)
     step = program()
     _, roomy = _journal(step, None)
@@ -182,7 +184,7 @@ def test_any_policy_decides_as_in_python(program: Callable[[], Step], policy: Po
     "program", [*PROGRAMS, _kept, _without_grad], ids=lambda each: each.__name__.strip("_")
 )
 @pytest.mark.parametrize("part", [0.8, 0.6])
-def test_core_and_engine_agree_with_evict_anything(
+def test_python_engine_takes_same_actions_with_evict_anything(
     program: Callable[[], Step], part: float
 ) -> None:
     torch.manual_seed(20)
@@ -191,18 +193,18 @@ def test_core_and_engine_agree_with_evict_anything(
     budget = int(part * roomy.peak)
     words, run = _journal(step, budget, evict="anything")
     kinds = KINDS.split()
-    let_go = [word for word in words[::6] if kinds[word] == "let_return"]
-    assert let_go, "nothing of what the program holds could go: this tests nothing"
+    evictable = [word for word in words[::6] if kinds[word] == "set_evictable_while_held"]
+    assert evictable, "nothing of what the program holds could go: this tests nothing"
     compared = Replay(budget, Thrifty(), driven=True).compare(words)
     assert compared >= run.recomputations > 0
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("only", [True, False])
-def test_the_engine_in_python_swaps_the_same(
+def test_python_engine_takes_same_actions_with_swap(
     program: Callable[[], Step], only: bool, tmp_path: Path
 ) -> None:
-    """Once every evicted value is copied, once copying is about as fast as recomputing."""
+    """Cases: every evicted value is copied; copying is about as fast as recomputing."""
     torch.manual_seed(20)
     step = program()
     _, roomy = _journal(step, None)

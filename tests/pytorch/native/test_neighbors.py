@@ -1,4 +1,4 @@
-"""Tests of the native search for neighboring blocks to evict, against its twin in Python."""
+"""Tests of the native search for adjacent blocks to evict, against the same search in Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rekindle.pytorch.native import core, why_not
 from rekindle.simulator.allocator import Block, Pool, cheapest_window
 
-#: Bytes, whether it is in use, and the cost of its eviction (None: pinned).
+#: A block: bytes, True if in use, and the cost of its eviction (None: pinned).
 Row = tuple[int, bool, int | None]
 ROWS = st.lists(
     st.tuples(st.integers(1, 9), st.booleans(), st.one_of(st.none(), st.integers(0, 20))),
@@ -36,7 +36,9 @@ def _addresses(rows: Sequence[Row]) -> list[int]:
 
 
 @given(ROWS, st.integers(1, 30))
-def test_window_is_that_of_the_simulator(rows: list[Row], nbytes: int) -> None:
+def test_native_search_finds_same_adjacent_blocks_as_simulator(
+    rows: list[Row], nbytes: int
+) -> None:
     module: Any = core()
     if module is None:
         pytest.skip(f"no native core: {why_not()}")
@@ -49,11 +51,12 @@ def test_window_is_that_of_the_simulator(rows: list[Row], nbytes: int) -> None:
     assert found == _twin(rows, nbytes)
 
 
-def test_requested_bytes_are_parsed_from_allocator_error() -> None:
+def test_requested_bytes_are_parsed_from_cuda_oom_message() -> None:
     module: Any = core()
     if module is None:
         pytest.skip(f"no native core: {why_not()}")
     said = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 4.00 GiB"
     assert module.bytes_asked_for(said.format("512 bytes")) == 512
-    assert module.bytes_asked_for(said.format("2.00 MiB")) == 2_102_395  # a hundredth is rounded
+    # the text has two digits, so the number is rounded up
+    assert module.bytes_asked_for(said.format("2.00 MiB")) == 2_102_395
     assert module.bytes_asked_for("cuBLAS has no more") == 0

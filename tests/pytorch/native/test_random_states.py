@@ -1,4 +1,4 @@
-"""Tests that states of generators, which no operator makes, count in the budget."""
+"""Tests that saved states of random generators count in the budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 
@@ -30,7 +30,7 @@ def _built() -> None:
 
 
 def step(model: nn.Module) -> list[Tensor]:
-    """Keep ten states of generators for each layer: 1 MiB in all."""
+    """Keep ten generator states for each layer: 1 MiB in all."""
     h, states = torch.randn(256, 64), list[Tensor]()
     for layer in model.children():
         h = layer(h).tanh()
@@ -43,12 +43,12 @@ def layers() -> nn.Module:
     return nn.Sequential(*[nn.Linear(64, 64) for _ in range(20)])
 
 
-def test_random_states_kept_are_within_the_budget() -> None:
+def test_generator_states_held_by_program_count_in_budget() -> None:
     model, plain = layers(), layers()
     plain.load_state_dict(model.state_dict())
     torch.manual_seed(1)
     wanted = step(plain)
-    within(model)  # whatever is made once is there
+    within(model)  # objects that are made once exist from here on
     model.zero_grad()
     torch.manual_seed(1)
     runs: list[Run] = []
@@ -73,7 +73,7 @@ def within(model: nn.Module, found: list[Tensor] | None = None) -> Run:
     return run
 
 
-def test_random_states_no_longer_kept_count_no_more() -> None:
+def test_deleted_generator_states_no_longer_count_in_budget() -> None:
     with rekindle.budget(BUDGET, learn=False) as run:
         before = run._driver.engine.memory
         states = [torch.get_rng_state() for _ in range(10)]
@@ -84,7 +84,7 @@ def test_random_states_no_longer_kept_count_no_more() -> None:
     run._driver.engine.check()
 
 
-def test_random_state_without_room_is_refused() -> None:
+def test_generator_state_that_does_not_fit_raises_out_of_budget() -> None:
     with rekindle.budget(10 * STATE, learn=False):
         states = [torch.get_rng_state() for _ in range(10)]
         with pytest.raises(rekindle.OutOfBudget, match=r"Generator\.get_state"):
@@ -92,7 +92,7 @@ def test_random_state_without_room_is_refused() -> None:
         assert len(states) == 10
 
 
-def test_random_states_of_own_generators_count_at_once() -> None:
+def test_states_of_custom_generators_count_immediately() -> None:
     method = vars(torch.Generator)["get_state"]
     generator = torch.Generator().manual_seed(3)
     with rekindle.budget(10 * STATE, learn=False) as run:
@@ -111,19 +111,19 @@ def test_random_states_of_own_generators_count_at_once() -> None:
 
 
 @pytest.mark.parametrize("evict", ["auto", "anything"])
-def test_random_state_that_was_evicted_can_be_set(evict: Evict) -> None:
+def test_evicted_generator_state_can_be_set_again(evict: Evict) -> None:
     generator = torch.Generator().manual_seed(3)
     with rekindle.budget("1MiB", evict=evict, learn=False) as run:
         state = generator.get_state().clone()
         wanted = torch.rand(5, generator=generator)
-        run._driver.core.let_go_now(run._driver.handle)
+        run._driver.core.evict_all(run._driver.handle)
         generator.set_state(state)
         assert torch.equal(torch.rand(5, generator=generator), wanted)
         torch.set_rng_state(state)
         assert torch.equal(torch.rand(5), wanted)
 
 
-def test_random_state_of_another_thread_is_its_own_affair() -> None:
+def test_generator_state_of_thread_outside_does_not_count() -> None:
     states: list[Tensor] = []
     begin = threading.Event()
 
@@ -139,7 +139,7 @@ def test_random_state_of_another_thread_is_its_own_affair() -> None:
     assert len(states) == 11
 
 
-def test_random_states_of_checkpoints_are_within_the_budget() -> None:
+def test_generator_states_of_checkpoints_count_in_budget() -> None:
     block = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh())
     budget = 400 << 10
     runs: list[Run] = []
@@ -152,7 +152,7 @@ def test_random_states_of_checkpoints_are_within_the_budget() -> None:
             x.sum().backward()
         runs.append(run)
 
-    blocks()  # whatever is made once is there
+    blocks()  # objects that are made once exist from here on
     assert allocated(blocks).peak <= budget
     assert runs[-1].recomputations > 0
     assert runs[-1].peak <= budget
@@ -175,7 +175,7 @@ def from_three_generators() -> list[Tensor]:
 
 
 def set_back_before_each() -> list[Tensor]:
-    torch.rand(100_000)  # far from the seed
+    torch.rand(100_000)  # a generator position far from its seed
     state = torch.get_rng_state()
     x = torch.ones(1_000, requires_grad=True)
     drawn: list[Tensor] = []
@@ -186,8 +186,8 @@ def set_back_before_each() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("draws", [seeded_before_each, from_three_generators, set_back_before_each])
-def test_random_positions_with_equal_starts_share_them(draws: Draws) -> None:
-    """The runtime keeps positions of generators: a whole state takes 2,496 bytes."""
+def test_operators_share_copies_of_equal_generator_states(draws: Draws) -> None:
+    """A recipe stores the generator's position; a whole state takes 2,496 bytes."""
     torch.manual_seed(1)
     wanted = draws()
     torch.manual_seed(1)
@@ -195,9 +195,9 @@ def test_random_positions_with_equal_starts_share_them(draws: Draws) -> None:
     with rekindle.budget("1GiB", learn=False) as run:
         found = draws()
         positions = cores.bytes_of_positions() - before
-        run._driver.core.let_go_now(run._driver.handle)
+        run._driver.core.evict_all(run._driver.handle)
         for each in found:
-            each.sum().backward()  # recomputes what it saved
+            each.sum().backward()  # recomputes the saved values
     assert run.recomputations >= len(wanted)
     assert all(map(torch.equal, found, wanted))
     assert 100 * 50 < positions < 100 * 300

@@ -1,4 +1,4 @@
-"""Tests of several threads within one budget, under many schedules: the bits of plain PyTorch."""
+"""Tests of several threads within one budget, interleaved in many random orders."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def outcomes(evict: str, first: int, count: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("evict", MODES)
-def test_threads_under_schedules_have_the_same_bits(evict: str) -> None:
+def test_random_thread_interleavings_match_pytorch(evict: str) -> None:
     assert outcomes(evict, 0, 6)["evicted"] > 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [254, 422, 609])
-def test_operand_dropped_during_recomputation_is_recomputed(seed: int) -> None:
-    """Another thread drops, without an operator, what a recomputation is about to read."""
+def test_operand_deleted_by_other_thread_matches_pytorch(seed: int) -> None:
+    """Another thread deletes the tensor, without an operator, before a recomputation reads it."""
     assert outcomes("anything", seed, 1) == {"evicted": 1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize("first", range(100, 1_100 if WHOLE else 300, 100))
-def test_threads_under_hundreds_of_schedules(evict: str, first: int) -> None:
-    """A thousand by `scripts/sweep tests`."""
+def test_hundreds_of_thread_interleavings_match_pytorch(evict: str, first: int) -> None:
+    """`scripts/sweep tests` runs a thousand."""
     assert outcomes(evict, first, 100)["evicted"] > 20

@@ -40,23 +40,23 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_observers_are_notified_of_all_deaths(program: Path) -> None:
+def test_free_queue_reports_every_freed_storage_once(program: Path) -> None:
     run(program, "threads")
 
 
-def test_lock_is_held_by_one_thread_at_a_time(program: Path) -> None:
+def test_lock_of_core_is_held_by_one_thread_at_a_time(program: Path) -> None:
     run(program, "locks")
 
 
-def test_readers_and_evictions_never_overlap(program: Path) -> None:
+def test_eviction_never_overlaps_with_operator_that_reads(program: Path) -> None:
     run(program, "readers")
 
 
-def test_arena_of_four_threads_hands_out_each_byte_once(program: Path) -> None:
+def test_arena_used_by_four_threads_returns_disjoint_memory(program: Path) -> None:
     run(program, "arena")
 
 
-def test_forked_child_does_not_wait_for_missing_threads(program: Path) -> None:
+def test_forked_child_does_not_wait_for_threads_of_its_parent(program: Path) -> None:
     run(program, "forks")
 
 

@@ -1,4 +1,4 @@
-"""Tests of the native core's snapshot of memory at the peak, by category."""
+"""Tests of the snapshot that the native core takes of memory at its peak, by category."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from rekindle.pytorch.online import GRADIENTS, IN_USE, INPUTS, OPTIMIZER, PARAMETERS
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
@@ -25,11 +25,11 @@ def unlimited() -> rekindle.budget:
 
 
 def held(run: Run) -> Mapping[str, int]:
-    """Bytes at the peak by category."""
+    """Return the bytes at the peak by category."""
     return run.report().at_peak.categories
 
 
-def test_new_peak_of_operator_runs_no_python_code() -> None:
+def test_new_memory_peak_runs_no_python_code() -> None:
     called: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -38,7 +38,7 @@ def test_new_peak_of_operator_runs_no_python_code() -> None:
 
     weight = vector(True)
     with unlimited() as run:
-        weight.sin()  # the model is met, and whose code is in this file is known
+        weight.sin()  # on first use, Python finds the model and the owner of this file's code
         kept: list[Tensor] = []
         sys.setprofile(note)
         try:
@@ -50,7 +50,7 @@ def test_new_peak_of_operator_runs_no_python_code() -> None:
     assert held(run)[IN_USE] >= 20 * VECTOR
 
 
-def test_place_of_peak_is_line_of_its_operator() -> None:
+def test_report_names_line_of_operator_at_peak() -> None:
     weight = vector(True)
     with unlimited() as run:
         kept = [weight.sin() for _ in range(3)]
@@ -63,7 +63,7 @@ def test_place_of_peak_is_line_of_its_operator() -> None:
         assert source.readlines()[int(line) - 1].endswith("# the peak\n")
 
 
-def test_peak_snapshot_is_within_two_percent_of_the_peak() -> None:
+def test_snapshot_of_peak_adds_up_to_98_percent_of_peak() -> None:
     weight = vector(True)
     with unlimited() as run:
         deeper(weight, 60).sum().backward()
@@ -72,7 +72,7 @@ def test_peak_snapshot_is_within_two_percent_of_the_peak() -> None:
     assert sum(at_peak.categories.values()) == at_peak.memory
 
 
-def test_report_names_state_of_freed_optimizer() -> None:
+def test_report_lists_state_of_freed_optimizer_at_peak() -> None:
     def train() -> Run:
         weight = vector(True)
         optimizer = torch.optim.Adam([weight], foreach=False)
@@ -88,7 +88,7 @@ def test_report_names_state_of_freed_optimizer() -> None:
     assert 2 * VECTOR <= found[OPTIMIZER] < 2 * VECTOR + 100
 
 
-def test_peak_in_first_optimizer_step_is_its_state() -> None:
+def test_report_of_peak_in_first_step_lists_optimizer_state() -> None:
     weight = vector(True)
     optimizer = torch.optim.Adam([weight], foreach=False)
     with unlimited() as run:
@@ -99,7 +99,7 @@ def test_peak_in_first_optimizer_step_is_its_state() -> None:
     assert found[PARAMETERS] == found[GRADIENTS] == VECTOR
 
 
-def test_lists_in_the_state_of_an_optimizer_count() -> None:
+def test_report_counts_tensors_in_lists_of_optimizer_state() -> None:
     weight = vector(True)
     optimizer = torch.optim.LBFGS([weight], max_iter=5)
 
@@ -117,8 +117,8 @@ def test_lists_in_the_state_of_an_optimizer_count() -> None:
     assert held(run)[OPTIMIZER] >= 6 * VECTOR
 
 
-def test_state_in_memory_used_before_is_not_held_at_the_peak() -> None:
-    """An address is no name: what was freed after the peak may be an optimizer's state later."""
+def test_report_ignores_optimizer_state_made_after_the_peak() -> None:
+    """The optimizer's state has the address of a tensor that was freed after the peak."""
     weight = vector(True)
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     with unlimited() as run:
@@ -134,7 +134,7 @@ def test_state_in_memory_used_before_is_not_held_at_the_peak() -> None:
     assert held(run)[IN_USE] >= 30 * VECTOR
 
 
-def test_report_names_parameters_of_freed_model() -> None:
+def test_report_lists_parameters_of_freed_model_at_peak() -> None:
     with unlimited() as run:
         model = nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100))
         for _ in range(2):
@@ -151,7 +151,7 @@ def test_report_names_parameters_of_freed_model() -> None:
     assert found[INPUTS] >= 2 * 4 * 100
 
 
-def test_tensors_of_modules_are_forgotten_with_them() -> None:
+def test_thousand_freed_modules_do_not_grow_bookkeeping() -> None:
     with unlimited() as run:
         engine: Any = run._driver.engine
         for _ in range(100):
@@ -162,7 +162,7 @@ def test_tensors_of_modules_are_forgotten_with_them() -> None:
         assert engine.now().bookkeeping <= before
 
 
-def test_snapshot_is_not_replaced_at_lower_memory() -> None:
+def test_snapshot_of_peak_is_not_replaced_at_lower_memory() -> None:
     weight = vector(True)
     with unlimited() as run:
         kept = [weight.sin() for _ in range(20)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,30 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rekindle
-from rekindle.pytorch import Run
-from rekindle.pytorch.native import core, why_not
-from tests.pytorch import cores
+from rekindle import Run
 from tests.pytorch.allocations import allocated
 
-SIZE = 100_000  # floats of most vectors here
+SIZE = 100_000  # floats in most vectors
 VECTOR = 4 * SIZE
 
 
-@pytest.fixture(autouse=True)
-def _counted() -> Iterator[None]:
-    module: Any = core()
-    if module is None:
-        pytest.skip(f"no native core: {why_not()}")
-    if not module.count_allocations():
-        pytest.skip("another allocator insists on being the one")
-    cores.forget_signatures()
-    yield
-    cores.forget_signatures()
+pytestmark = pytest.mark.usefixtures("workspaces_unknown")
 
 
 @torch.library.custom_op("native_workspaces::wide", mutates_args=(), device_types="cpu")
 def _wide(x: Tensor) -> Tensor:
-    """Takes four times as much as it makes, and gives it back."""
+    """An operator that uses four times its result as workspace, and frees it."""
     workspace = x.new_empty(4 * x.numel())
     y = torch.sin(x)
     del workspace
@@ -45,7 +33,7 @@ _wide.register_fake(torch.empty_like)
 
 
 def within(budget: int, step: Callable[[], object]) -> tuple[int, Run]:
-    """Return the most that the allocator gave out at once, and the run."""
+    """Return the largest number of bytes allocated at once, and the run."""
     runs: list[Run] = []
 
     def run() -> None:
@@ -56,8 +44,8 @@ def within(budget: int, step: Callable[[], object]) -> tuple[int, Run]:
     return allocated(run).peak, runs[0]
 
 
-def test_workspace_of_a_kind_is_known_to_the_next_budget() -> None:
-    """Another size, so that it is its first call: there is something to evict for it."""
+def test_measured_workspace_is_known_to_next_budget() -> None:
+    """The second budget calls the operator with a new size, and evicts values for its workspace."""
     first, second = torch.rand(SIZE + 100), torch.rand(SIZE, requires_grad=True)
     within(20 * VECTOR, lambda: _wide(first))
 
@@ -73,8 +61,8 @@ def test_workspace_of_a_kind_is_known_to_the_next_budget() -> None:
     assert VECTOR + peak <= budget + 1024
 
 
-def test_workspace_of_a_convolution_is_known_to_the_next_budget() -> None:
-    """The same call in the next budget stays within that, or is refused before it runs."""
+def test_measured_convolution_workspace_is_known_to_next_budget() -> None:
+    """The same call in the next budget stays within the budget, or is refused before it runs."""
     x, weight = torch.rand(8, 16, 32, 32), torch.rand(16, 16, 3, 3)
     there, result = x.nbytes + weight.nbytes, x.nbytes
     peak, _ = within(1 << 30, lambda: F.conv2d(x, weight, padding=1))

@@ -1,7 +1,7 @@
-// Threads amid the parts of the native core that they share, without Python: who hears of memory
-// that dies, what counts allocations, and the lock. `threads`: all at once, for ThreadSanitizer.
-// `locks`: likewise, of the lock. `readers`: likewise, of what they read and evict. `arena`:
-// threads that take and give its memory. `forks`: children of a process whose threads are amid it.
+// Threads use the parts of the native core that they share, without Python: the queue of freed
+// storages, the counting allocator, and the lock. Programs: `threads` uses all of them at once, for
+// ThreadSanitizer. `locks` uses the lock. `readers` read and evict storages. `arena` allocates and
+// frees in the arena. `forks` forks while other threads use these parts.
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <sys/wait.h>
@@ -64,7 +64,7 @@ void allocate_and_free(std::atomic<long>& watched) {
     }
 }
 
-// How many died that nobody heard of.
+// Return the number of freed storages that were not reported.
 long threads() {
     std::atomic<bool> over{false};
     std::atomic<long> watched{0};
@@ -81,7 +81,7 @@ long threads() {
     });
     std::thread counts([&] {
         while (!over) {
-            rekindle::watch_allocations();
+            rekindle::watch_allocations(rekindle::UNLIMITED);
             std::this_thread::yield();
             static_cast<void>(rekindle::watched_allocations());
         }
@@ -202,7 +202,7 @@ public:
         std::memcpy(at(last_), &mark, sizeof mark);
     }
 
-    // Whether nobody else has it, and it lies where PyTorch's kernels want it.
+    // True if no other thread wrote to this block, and its address is aligned for PyTorch.
     bool is_sound() const {
         return std::memcmp(at(0), &mark_, sizeof mark_) == 0 &&
                std::memcmp(at(last_), &mark_, sizeof mark_) == 0 &&
@@ -278,7 +278,7 @@ void take_each_leaf() {
 long forks() {
     std::atomic<bool> over{false};
     rekindle::FreeQueue all;
-    rekindle::watch_allocations();
+    rekindle::watch_allocations(rekindle::UNLIMITED);
     const auto work = [] {
         rekindle::hook_deleter(*make(64));
         take_each_leaf();

@@ -1,4 +1,4 @@
-"""`rekindle.estimate` against steps that really ran, measured by a tracker."""
+"""Tests of `rekindle.estimate` against the measured memory of real steps."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ STATIC = [case for case in ALL_CASES if case.name != "mixture_of_experts"]
 
 
 def parts(case: Case) -> tuple[nn.Module, Any, Callable[[Any], Tensor]]:
-    """A model, its input, and a loss of its output."""
+    """Return a model, its input, and a function that computes a loss of its output."""
     workload = case.build()
     model, batch = workload.model, workload.data(1)
     for module in model.modules():
         if isinstance(module, Residual):
-            module.drop = 0.0  # or each step would need another amount
+            module.drop = 0.0  # otherwise each step would need another amount
     if case.name == "gan":
         return model.critic, batch, torch.mean
     x, target = batch
@@ -46,10 +46,10 @@ def parts(case: Case) -> tuple[nn.Module, Any, Callable[[Any], Tensor]]:
 def measured(
     model: nn.Module, call: Callable[[], Any], loss: Callable[[Any], Tensor], make: Optimizer | None
 ) -> list[int]:
-    """The peaks of forward, backward and optimizer in a second step."""
+    """Return the peaks of forward pass, backward pass and optimizer in a second step."""
     optimizer = make(model.parameters()) if make is not None else None
     with Tracker() as tracker:
-        tracker.see([*model.parameters(), *model.buffers()])
+        tracker.count([*model.parameters(), *model.buffers()])
         for _ in range(2):
             model.zero_grad()
             gc.collect()
@@ -91,7 +91,7 @@ def test_estimate_is_within_two_percent_of_measured_step(
     assert estimate.assumed == ()
 
 
-def test_estimate_with_existing_optimizer_counts_state() -> None:
+def test_estimate_with_existing_optimizer_counts_its_state() -> None:
     model, x, loss = parts(STATIC[0])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     estimate = rekindle.estimate(model, x, optimizer=optimizer, loss=loss)
@@ -110,7 +110,7 @@ def test_estimate_with_existing_optimizer_counts_state() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_fits_nowhere() -> None:
+def test_estimate_of_huge_model_allocates_no_memory() -> None:
     with torch.device("meta"):
         model = GPT(vocabulary=50_000, width=8192, heads=64, layers=40, context=512)
         tokens = torch.empty(64, 512, dtype=torch.long)
@@ -123,7 +123,7 @@ def test_a_model_that_fits_nowhere() -> None:
     assert all(p.is_meta for p in model.parameters())
 
 
-def test_estimate_on_meta_equals_that_of_real_model() -> None:
+def test_estimate_of_model_on_meta_equals_that_of_real_model() -> None:
     sizes = {"vocabulary": 64, "width": 64, "heads": 4, "layers": 2, "context": 64}
     x = torch.randint(64, (4, 64))
     with torch.device("meta"):
@@ -135,7 +135,7 @@ def test_estimate_on_meta_equals_that_of_real_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_models_of_hugging_face(name: str) -> None:
+def test_estimate_of_hugging_face_model_is_close_to_real_step(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     if name == "gpt2":
@@ -158,7 +158,7 @@ def test_models_of_hugging_face(name: str) -> None:
     assert abs(estimate.compare(max(peaks)).error) < 0.01
 
 
-def test_estimate_of_data_dependent_model_lists_assumption() -> None:
+def test_estimate_with_data_dependent_size_states_assumption() -> None:
     class Choosing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -178,7 +178,7 @@ def test_estimate_of_data_dependent_model_lists_assumption() -> None:
         rekindle.estimate(model, x)
 
 
-def test_against_a_run() -> None:
+def test_estimate_compared_with_real_run_shows_difference() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
     x = torch.randn(64, 256)
     estimate = rekindle.estimate(model, x)

@@ -1,4 +1,4 @@
-"""Tests of `rekindle.profile`: its figures against independent ones, and an unchanged program."""
+"""Tests of `rekindle.profile`: correct figures, and a program that stays unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.nn import functional
 import rekindle
 from rekindle._predict import _on_noise
 from rekindle.cli import _demo_training as demo
+from rekindle.pytorch.observed._before import Undo
 from rekindle.pytorch.observed._phases import Phases
-from rekindle.pytorch.observed._undo import Undo
 from rekindle.report import Choice, Profile
 from tests.pytorch.models import Case
 from tests.pytorch.test_models import each_case
@@ -23,7 +23,7 @@ from tests.pytorch.tracker import Tracker, measure
 
 
 def gpt(layers: int) -> Callable[[], None]:
-    """A step of the demo's GPT, always with the same batch."""
+    """Return a step of the demo's GPT that always uses the same batch."""
     settings = demo.Settings(layers=layers, width=64, context=64, batch=8)
     text = demo.read_text(settings.context)
     torch.manual_seed(0)
@@ -41,9 +41,9 @@ def gpt(layers: int) -> Callable[[], None]:
 
 
 def check(profile: Profile, peak: int) -> None:
-    """Check that the tables add up to the peak, which the tracker saw within 1 %.
+    """Check that the tables add up to the peak, within 1 % of the tracker's peak.
 
-    The workspace of operators is an exception: the tracker does not see it.
+    Workspaces of operators are excluded, because the tracker does not see them.
     """
     at_peak = profile.at_peak
     inside = max(op.workspace for op in profile.trace.ops)
@@ -54,7 +54,7 @@ def check(profile: Profile, peak: int) -> None:
 
 
 def logits(rows: int, words: int) -> Callable[[], None]:
-    """A step whose largest tensors are the logits."""
+    """Return a step whose largest tensors are the logits."""
     layer, batch = nn.Linear(8, words), torch.randn(rows, 8)
     wanted = torch.randint(words, (rows,))
 
@@ -66,7 +66,7 @@ def logits(rows: int, words: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("has_fused_loss", [True, False])
-def test_logits_that_set_the_floor_are_named(
+def test_profile_names_logits_as_reason_for_smallest_budget(
     monkeypatch: pytest.MonkeyPatch, has_fused_loss: bool
 ) -> None:
     remedy = "functional.linear_cross_entropy(hidden, weight, target)"
@@ -77,7 +77,7 @@ def test_logits_that_set_the_floor_are_named(
         remedy = "a fused loss"
     step = logits(256, 3000)
     profile = rekindle.profile(step, repeats=0)
-    (line,) = [line for line in profile.report.advice if "No budget is smaller" in line]
+    (line,) = [line for line in profile.report.advice if "No budget can be smaller" in line]
     assert "aten::_log_softmax needs at once" in line
     assert remedy in line
     with (
@@ -88,42 +88,44 @@ def test_logits_that_set_the_floor_are_named(
     assert remedy in str(caught.value)
 
 
-def test_floor_of_many_operators_names_none() -> None:
+def test_profile_names_no_operator_if_none_sets_smallest_budget() -> None:
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
     profile = rekindle.profile(lambda: model(torch.randn(256, 64)).sum().backward(), repeats=0)
-    assert "No budget is smaller" not in "".join(profile.report.advice)
+    assert "No budget can be smaller" not in "".join(profile.report.advice)
 
 
-def test_the_demo_s_categories_add_up_to_the_tracked_peak() -> None:
+def test_profile_categories_of_demo_add_up_to_tracked_peak() -> None:
     step = gpt(4)
     profile = rekindle.profile(step, repeats=1)
     measured = measure(lambda: (step(), step(), None)[-1])
     check(profile, measured.peak)
     held = profile.at_peak.categories
     parameters = held["parameters"]
-    assert held["optimizer state"] == pytest.approx(2 * parameters, rel=0.02)  # AdamW's moments
+    # the two moments of AdamW
+    assert held["optimizer state"] == pytest.approx(2 * parameters, rel=0.02)
     assert held["saved for backward"] > profile.peak / 2
     assert {"GPT.blocks.0.wide", "GPT.blocks.3.wide"} <= profile.at_peak.modules.keys()
 
 
 @pytest.mark.slow
 @each_case
-def test_categories_add_up_to_tracked_peak_on_every_model(case: Case) -> None:
+def test_profile_categories_of_models_add_up_to_tracked_peak(case: Case) -> None:
     workload = case.build()
 
     def step() -> None:
-        torch.manual_seed(1)  # stochastic depth decides about the peak
+        torch.manual_seed(1)  # stochastic depth changes the peak from step to step
         workload.step(0)
 
     profile = rekindle.profile(step, repeats=1)
     with Tracker() as tracker:
-        tracker.see(list(workload.model.parameters()))  # also those of blocks that are left out
+        # includes parameters of blocks that stochastic depth skipped
+        tracker.count(list(workload.model.parameters()))
         for _ in range(3):
             step()
     check(profile, tracker.peak)
 
 
-def test_curve_ends_at_smallest_feasible_budget() -> None:
+def test_profile_curve_ends_at_smallest_feasible_budget() -> None:
     step = gpt(3)
     profile = rekindle.profile(step, repeats=1)
     budgets = [choice.budget for choice in profile.curve]
@@ -141,7 +143,7 @@ def test_curve_ends_at_smallest_feasible_budget() -> None:
 
 
 @pytest.mark.slow
-def test_profile_within_budget_reports_plain_figures() -> None:
+def test_profile_with_budget_also_reports_peak_without_budget() -> None:
     step = gpt(3)
     free = rekindle.profile(step, repeats=1)
     budget = (free.peak + free.smallest_budget) // 2
@@ -153,10 +155,10 @@ def test_profile_within_budget_reports_plain_figures() -> None:
     assert profile.smallest_budget == pytest.approx(free.smallest_budget, rel=0.05)
     with pytest.raises(rekindle.OutOfBudget):
         rekindle.profile(step, budget="100KB")
-    step()  # and no context is left open
+    step()  # the step runs, so no context is left open
 
 
-def test_profile_without_repeats_runs_script_once() -> None:
+def test_profile_with_zero_repeats_runs_script_once() -> None:
     calls: list[int] = []
 
     def script() -> None:
@@ -172,7 +174,7 @@ def test_profile_without_repeats_runs_script_once() -> None:
 
 
 class Everything(nn.Module):
-    """Whatever a step can change: weights, running statistics, a counter, random numbers."""
+    """A program that changes weights, running statistics, a counter and random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +215,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_profile_restores_model_and_optimizer(trained: bool, fails: bool) -> None:
+def test_profile_restores_model_optimizer_and_generators(trained: bool, fails: bool) -> None:
     torch.manual_seed(3)
     model = Everything()
     optimizer = torch.optim.Adam(model.parameters())
@@ -242,8 +244,8 @@ def test_profile_restores_model_and_optimizer(trained: bool, fails: bool) -> Non
     assert all(p.grad is grad for p, grad in zip(model.parameters(), gradients, strict=True))
 
 
-def test_state_without_restore_differs() -> None:
-    """The test above can fail: without `restore` the state is another one."""
+def test_state_comparison_detects_profile_without_restore() -> None:
+    """Shows that the test above can fail: without restoring, the state differs."""
     model = Everything()
     optimizer = torch.optim.Adam(model.parameters())
     before = state(model, optimizer)
@@ -256,17 +258,17 @@ def test_state_without_restore_differs() -> None:
     assert same(before, state(model, optimizer))
 
 
-@pytest.mark.parametrize(("plain_ns", "told"), [(3_000, True), (1_000, False)])
-def test_predicted_speedup_is_called_noise(plain_ns: int, told: bool) -> None:
-    """As on a machine that was busy while the plain step was timed, and idle afterwards."""
+@pytest.mark.parametrize(("plain_ns", "reported"), [(3_000, True), (1_000, False)])
+def test_profile_says_if_predicted_speedup_is_within_noise(plain_ns: int, reported: bool) -> None:
+    """The machine is busy while the step without a budget is timed, and idle afterwards."""
     choices = tuple(Choice(100 - n, 2_000 + n, (2_000 + n) / plain_ns, n, n) for n in range(3))
     advice = _on_noise(choices, 0.4)
-    assert ("such as 0.67 x, is noise, not speed" in "".join(advice)) is told
-    assert ("40% longer" in "".join(advice)) is told
+    assert ("such as 0.67 x, comes from noise" in "".join(advice)) is reported
+    assert ("40% longer" in "".join(advice)) is reported
 
 
-def test_profile_on_a_busy_machine_times_until_samples_agree() -> None:
-    """The bookkeeping takes 9 %, and other programs made the first four samples too long."""
+def test_profile_on_busy_machine_times_until_two_steps_agree() -> None:
+    """Bookkeeping takes 9 %. The first four samples are too long because of other programs."""
     within = [2_200, 3_000, 2_600, 1_800, 1_100, 1_090]
     durations = iter([each for kept in within for each in (kept, 1_000)])
     now = 0
@@ -285,7 +287,7 @@ def test_profile_on_a_busy_machine_times_until_samples_agree() -> None:
     assert next(durations, None) is None
 
 
-def test_phases_listen_to_no_step_after_they_watched() -> None:
+def test_profile_of_phases_removes_its_optimizer_hooks() -> None:
     weight = torch.ones(100, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -301,6 +303,6 @@ def test_phases_listen_to_no_step_after_they_watched() -> None:
             step()
         found = phases.budgets
         step()
-        assert phases._part is None  # no recording runs
+        assert phases._part is None  # no recording is active
     assert found
     assert phases.budgets == found

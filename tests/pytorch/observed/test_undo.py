@@ -1,4 +1,4 @@
-"""Tests of undoing the effects of a step that is run only to observe it."""
+"""Tests of undoing the effects of a step that is run only to measure it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch.observed._undo import Undo
+from rekindle.pytorch.observed._before import Undo
 
 WAYS: dict[str, Callable[[Callable[[], object]], object]] = {
     "profile": rekindle.profile,
@@ -21,7 +21,7 @@ ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 class Stateful(nn.Module):
-    """Change other state than parameters in a step: attributes, and a random generator."""
+    """A step that changes state other than parameters: attributes and a random generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Stateful(nn.Module):
 
 
 class Lazy(nn.Module):
-    """Gets its sizes from the first batch."""
+    """A layer that gets its sizes from the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Lazy(nn.Module):
 
 @ways
 @pytest.mark.parametrize("kind", [Stateful, Lazy])
-def test_training_after_observation_is_unchanged(
+def test_training_after_undone_step_matches_pytorch(
     kind: type[nn.Module], way: Callable[[Callable[[], object]], object]
 ) -> None:
     x = torch.rand(32, 8)
@@ -77,7 +77,7 @@ def test_training_after_observation_is_unchanged(
 
 
 @ways
-def test_a_layer_that_is_not_in_the_step_may_have_no_size_yet(
+def test_undo_ignores_uninitialized_lazy_layer_elsewhere(
     way: Callable[[Callable[[], object]], object],
 ) -> None:
     elsewhere = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
@@ -87,8 +87,8 @@ def test_a_layer_that_is_not_in_the_step_may_have_no_size_yet(
         assert elsewhere(torch.rand(3, 5)).shape == (3, 4)
 
 
-def test_state_without_restore_differs() -> None:
-    """The tests above can fail: without `restore` the state is another one."""
+def test_state_comparison_detects_step_that_is_not_undone() -> None:
+    """Shows that the tests above can fail: without restoring, the state differs."""
     model = Stateful()
     before = [model.layer.weight.clone(), model.last, model.generator.get_state()]
     undo = Undo()
@@ -106,7 +106,7 @@ def test_state_without_restore_differs() -> None:
     assert model.layer.weight.grad is None
 
 
-def test_resized_storage_is_restored() -> None:
+def test_undo_restores_storage_that_step_resized() -> None:
     x = torch.arange(6.0)
     undo = Undo()
     with undo:
@@ -117,7 +117,7 @@ def test_resized_storage_is_restored() -> None:
 
 
 def test_undo_does_not_keep_freed_memory() -> None:
-    """Else what a step frees would count as used while it is measured."""
+    """If copies kept freed memory, it would count as used while the step is measured."""
     kept = [torch.rand(100)]
     home = kept[0].untyped_storage()
     undo = Undo()

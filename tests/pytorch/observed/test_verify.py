@@ -1,4 +1,4 @@
-"""Tests of `rekindle.verify`: it finds planted faults, names the operator, and changes nothing."""
+"""Tests of `rekindle.verify`: it names the cause of a difference, and changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _inside = nn.Identity()
 
 
 def _scaled(x: Tensor) -> Tensor:
-    _scale[0] += 1.0  # a global that its caller puts back
+    _scale[0] += 1.0  # a global that the caller of the operator restores
     return x * _scale[0]
 
 
@@ -37,7 +37,7 @@ _library.impl("counted", lambda x: _inside(x) + 0, "CPU")
 
 
 class Program:
-    """A network with everything that a step may change, and a step that trains it."""
+    """A network with all kinds of state that a step may change, and a step that trains it."""
 
     def __init__(self, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         torch.manual_seed(20)
@@ -72,14 +72,14 @@ class Program:
         return everything((self.network, self.batch, rates, moments, python))
 
 
-def test_an_honest_step_is_the_same() -> None:
+def test_verify_of_deterministic_step_passes() -> None:
     found = rekindle.verify(Program().step, budget=TIGHT)
     assert found.ok
     assert found
     assert found.recomputations > 0
     assert found.peak <= found.budget
     assert found.compared["results"] == 1
-    # At least: what else lives in the process is compared as well.
+    # A lower bound, because other tensors of the process are compared as well.
     assert found.compared["gradients"] >= 32
     assert found.compared["buffers"] >= 24
     assert found.compared["optimizer state"] >= 96
@@ -89,8 +89,8 @@ def test_an_honest_step_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("trained", [0, 2])
-def test_verify_leaves_program_unchanged(trained: int) -> None:
-    """Before the first step there are no gradients and no optimizer state; later there are."""
+def test_verify_leaves_state_of_program_unchanged(trained: int) -> None:
+    """Before the first step there are no gradients and no optimizer state; later there are both."""
     program = Program()
     for _ in range(trained):
         program.step()
@@ -108,7 +108,7 @@ def test_verify_leaves_program_unchanged(trained: int) -> None:
     assert differing(untouched.state(), after[1]) == []
 
 
-def test_accumulated_gradients_are_restored() -> None:
+def test_verify_restores_accumulated_gradients() -> None:
     program = Program()
     program.network(program.batch).sum().backward()
     wanted = program.state()
@@ -120,8 +120,8 @@ def test_accumulated_gradients_are_restored() -> None:
     assert differing(program.state(), wanted) == []
 
 
-def test_an_operator_that_depends_on_global_state() -> None:
-    """Plain runs agree, since the step sets the global; recomputation finds it elsewhere."""
+def test_verify_names_operator_that_depends_on_global_state() -> None:
+    """The step sets the global, so plain runs are equal; a recomputation reads another value."""
     program = Program(torch.ops.rekindle_verify.scaled)
 
     def step() -> Tensor:
@@ -141,16 +141,16 @@ def test_an_operator_that_depends_on_global_state() -> None:
         found.raise_if_different()
 
 
-def test_verify_leaves_memory_of_others_uncounted() -> None:
-    """It is compared, but its copies do not count in the budget."""
+def test_verify_does_not_count_its_copies_in_budget() -> None:
+    """`verify` compares a large tensor, whose copies must not count in the budget."""
     other = nn.Linear(512, 512)
     other(torch.ones(1, 512)).sum().backward()
     assert other.weight.nbytes > 1_000_000
     assert rekindle.verify(Program().step, budget=TIGHT).ok
 
 
-def test_an_operator_that_draws_from_an_unknown_generator() -> None:
-    """Python's generator is put back between runs, but recomputation draws another number."""
+def test_verify_names_operator_that_draws_from_python_random() -> None:
+    """Python's generator is restored between runs, but a recomputation draws another number."""
     program = Program(lambda x: _drawing(x))
     state = random.getstate()
     found = rekindle.verify(program.step, budget=TIGHT)
@@ -164,8 +164,8 @@ def _drawing(x: Tensor) -> Tensor:
     return x * random.random()
 
 
-def test_never_recompute_makes_drawing_step_pass() -> None:
-    """The advice of the message helps."""
+def test_verify_of_random_operator_in_never_recompute_passes() -> None:
+    """`never_recompute` is what the message of `verify` advises."""
 
     def kept(x: Tensor) -> Tensor:
         with rekindle.never_recompute():
@@ -174,7 +174,7 @@ def test_never_recompute_makes_drawing_step_pass() -> None:
     assert rekindle.verify(Program(kept).step, budget="1MiB")
 
 
-def test_verify_names_randomly_differing_operator() -> None:
+def test_verify_names_operator_with_random_results() -> None:
     found = rekindle.verify(Program(torch.ops.rekindle_verify.shaken).step, budget=TIGHT)
     assert not found.ok
     assert found.unstable
@@ -184,8 +184,8 @@ def test_verify_names_randomly_differing_operator() -> None:
     assert "plain PyTorch itself differs between two runs" in str(found)
 
 
-def test_verify_names_line_of_unstable_plain_step() -> None:
-    """A counter that cannot be restored: plain PyTorch differs, and the line is named."""
+def test_verify_names_line_of_nondeterministic_plain_step() -> None:
+    """A counter that cannot be restored makes plain PyTorch differ; the report has the line."""
     program, count = Program(), [0]
 
     def step() -> Tensor:
@@ -203,8 +203,8 @@ def test_verify_names_line_of_unstable_plain_step() -> None:
     assert "give the step the same batch" in str(found)
 
 
-def test_hooks_are_counted() -> None:
-    """Each runs as often as in plain PyTorch; a counter in a module's attributes is put back."""
+def test_verify_compares_numbers_of_hook_calls() -> None:
+    """Hooks run as often as in plain PyTorch; counters in attributes of modules are restored."""
     program = Program()
 
     def count(module: nn.Module, *_: Any) -> None:
@@ -221,14 +221,14 @@ def test_hooks_are_counted() -> None:
     assert program.network[3]._forward_hooks == hooks
 
 
-def test_calls_that_happen_again_are_noticed() -> None:
-    """The count itself: an operator that calls a module, which recomputation does as well."""
+def test_verify_reports_module_calls_made_by_recomputation() -> None:
+    """An operator calls a module, so a recomputation calls the module once more."""
     found = rekindle.verify(Program(torch.ops.rekindle_verify.counted).step, budget=TIGHT)
     assert found.differing == (("forward and hook calls", "forward of Identity"),)
 
 
-def test_a_difference_within_the_budget_is_named() -> None:
-    """No recomputation is to blame: the program itself asks whether there is a budget."""
+def test_verify_names_result_that_depends_on_active_budget() -> None:
+    """The program itself checks if a budget is active; no recomputation is involved."""
     program = Program(lambda x: x + float(rekindle.budget._active is not None))
     found = rekindle.verify(program.step, budget="1GiB")
     assert found.recomputed_differently == ()
@@ -238,7 +238,7 @@ def test_a_difference_within_the_budget_is_named() -> None:
     assert f"another result: {found.first_differing}" in str(found)
 
 
-def test_errors_propagate_and_state_is_restored() -> None:
+def test_verify_of_failing_step_raises_and_restores_state() -> None:
     program = Program()
     wanted = program.state()
     with pytest.raises(rekindle.OutOfBudget):
@@ -259,7 +259,7 @@ def test_errors_propagate_and_state_is_restored() -> None:
         rekindle.verify(program.step, budget="600KB of it")
 
 
-def test_own_generator_is_restored() -> None:
+def test_verify_restores_custom_random_generator() -> None:
     generator = torch.Generator().manual_seed(3)
     state = generator.get_state()
     program = Program(lambda x: x + torch.rand(WIDTH, generator=generator))
@@ -267,8 +267,8 @@ def test_own_generator_is_restored() -> None:
     assert torch.equal(generator.get_state(), state)
 
 
-def test_uninitialized_memory_is_no_fault() -> None:
-    """`empty` gives something else each time, and what reads it first has written it."""
+def test_verify_ignores_uninitialized_memory() -> None:
+    """`empty` has other contents each time, but the program writes them before reading."""
 
     def filled(x: Tensor) -> Tensor:
         return torch.empty_like(x).copy_(x).mul_(2)
@@ -276,7 +276,7 @@ def test_uninitialized_memory_is_no_fault() -> None:
     assert rekindle.verify(Program(filled).step, budget=TIGHT)
 
 
-def test_state_in_containers_of_modules_is_restored() -> None:
+def test_verify_restores_state_in_containers_of_modules() -> None:
     program = Program()
     program.network.log = []
     program.network.seen = {"deep": {"steps": [1]}}
@@ -293,7 +293,7 @@ def test_state_in_containers_of_modules_is_restored() -> None:
     assert program.network.seen["itself"] is program.network.seen
 
 
-def test_writes_to_other_tensors_are_compared_and_restored() -> None:
+def test_verify_restores_and_compares_tensors_outside_of_module() -> None:
     program, log = Program(), torch.zeros(3)
 
     def step() -> Tensor:
@@ -307,8 +307,8 @@ def test_writes_to_other_tensors_are_compared_and_restored() -> None:
     assert torch.equal(log, torch.zeros(3))
 
 
-def test_free_when_unused() -> None:
-    """No audit, no cost: a driver has none unless it is given one."""
+def test_plain_budget_records_no_checksums_for_verify() -> None:
+    """Only `verify` compares checksums, so other budgets must not compute them."""
     with rekindle.budget(TIGHT) as run:
         F.gelu(torch.ones(3))
     assert run._driver.audit is None

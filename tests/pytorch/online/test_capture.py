@@ -1,4 +1,4 @@
-"""`rekindle.capture`: whole eager steps as traces, judged by a tracker and by real runs."""
+"""Tests of `rekindle.capture`: traces are compared with a memory tracker and with real runs."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from tests.pytorch.tracker import Tracker
 
 
 def warmed_up(case: Case) -> Workload:
-    """After a step: gradients and optimizer state are there, as in most of a training."""
+    """Run one step, so that gradients and optimizer state exist as in most of a training."""
     workload = case.build()
     workload.step(0)
     return workload
 
 
-def see_state(tracker: Tracker, workload: Workload) -> None:
-    """Show the tracker an optimizer's state from earlier steps, which only `step()` would show."""
+def count_state(tracker: Tracker, workload: Workload) -> None:
+    """Show the tracker an optimizer's existing state, which only `step()` would show it."""
     for phase in workload.phases:
-        tracker.see([list(state.values()) for state in phase.optimizer.state.values()])
+        tracker.count([list(state.values()) for state in phase.optimizer.state.values()])
 
 
 def know_workspaces(case: Case) -> None:
-    """Call operators until their workspace is known."""
+    """Call operators until their workspaces are measured."""
     workload = warmed_up(case)
     with rekindle.budget(None):
         for _ in range(3):
             workload.step(1)
 
 
-def see_models(tracker: Tracker, workload: Workload) -> None:
-    """Which count whole, though stochastic depth leaves blocks out."""
-    tracker.see([*workload.model.buffers()])
+def count_models(tracker: Tracker, workload: Workload) -> None:
+    """Count all parameters of a model, although stochastic depth skips blocks."""
+    tracker.count([*workload.model.buffers()])
     for phase in workload.phases:
         for group in phase.optimizer.param_groups:
-            tracker.see([group["params"], [each.grad for each in group["params"]]])
+            tracker.count([group["params"], [each.grad for each in group["params"]]])
 
 
 @functools.cache
 def captured(case: Case) -> tuple[Trace, int]:
-    """The trace of the second step, and its peak as a tracker saw it."""
+    """Return the trace of the second step, and its peak as a tracker measured it."""
     with cores.fixed_prices():
         know_workspaces(case)
         workload = warmed_up(case)
         gc.collect()
         with Tracker() as tracker:
-            see_state(tracker, workload)
-            see_models(tracker, workload)
+            count_state(tracker, workload)
+            count_models(tracker, workload)
             trace = rekindle.capture(lambda: workload.step(1))
         return trace, tracker.peak
 
 
 def _without_workspaces(trace: Trace) -> Trace:
-    """As a tracker sees it, which is not shown what operators take inside themselves."""
+    """Return the trace without workspaces, which a tracker does not see."""
     return replace(trace, ops=tuple(replace(op, workspace=0) for op in trace.ops))
 
 
@@ -75,22 +75,24 @@ def test_captured_step_is_valid_trace_with_tracked_peak(case: Case) -> None:
     assert keep_all_peak(_without_workspaces(trace)) == peak
     workload = warmed_up(case)
     with Tracker() as plain:
-        see_state(plain, workload)
-        see_models(plain, workload)
+        count_state(plain, workload)
+        count_models(plain, workload)
         workload.step(1)
     # A constant that a recipe reads lives a little longer than in plain PyTorch.
     assert peak - plain.peak <= 64
 
 
 @some_cases
-def test_the_simulator_predicts_a_real_run_within_half(case: Case) -> None:
+def test_simulated_time_lost_is_within_50_percent_of_real_run(case: Case) -> None:
     _, peak = captured(case)
-    with cores.fixed_prices():  # without a tracker: under its mode no result is written in place
+    # without a tracker, because under its dispatch mode no result is written over a gradient
+    with cores.fixed_prices():
         know_workspaces(case)
         workload = warmed_up(case)
         trace = rekindle.capture(lambda: workload.step(1))
     parameters = sum(p.numel() * p.element_size() for p in case.build().model.parameters())
-    budget = 3 * parameters + (peak - 3 * parameters) // 2  # with gradients and optimizer state
+    # the trace includes gradients and optimizer state
+    budget = 3 * parameters + (peak - 3 * parameters) // 2
     while True:
         try:
             record = rekindle.simulate(trace, budget=budget)
@@ -104,10 +106,10 @@ def test_the_simulator_predicts_a_real_run_within_half(case: Case) -> None:
         else:
             break
     assert record.recomputations > 0
-    # A real run notices what the program has let go of only when room is short, and where values
-    # came back in between, some die at other moments than in a run without a budget (in the GAN's
-    # double backward pass three). That changes the choice in two of these eight, of 30 and 811
-    # recomputations. Simulated on the trace of the real run itself, all are equal: test_one_engine.
+    # A real run notices storages that the program freed only when it needs memory. Some of them
+    # are freed at other moments than in a run without a budget (three in the GAN's double backward
+    # pass). That changes an eviction in two of these eight models, of 30 and 811 recomputations.
+    # Simulations of the trace of the real run itself are all equal: test_simulation_of_runs.
     others = {"gan": 3, "tree_lstm": 12}
     allowed = others.get(case.name, 0)
     assert abs(run.recomputations - record.recomputations) <= allowed
@@ -116,7 +118,7 @@ def test_the_simulator_predicts_a_real_run_within_half(case: Case) -> None:
 
 
 @each_case
-def test_captured_step_leaves_same_results(case: Case) -> None:
+def test_capture_does_not_change_results_of_step(case: Case) -> None:
     plain, watched = case.build(), case.build()
     torch.manual_seed(3)
     losses = plain.step(0)
@@ -127,14 +129,14 @@ def test_captured_step_leaves_same_results(case: Case) -> None:
     assert differing(everything(watched, seen), wanted) == []
 
 
-def test_drop_is_recorded_at_next_operator() -> None:
+def test_captured_trace_has_deletion_before_next_operator() -> None:
     layer = nn.Linear(16, 16)
     x = torch.randn(8, 16)
 
     def step() -> None:
         hidden = layer(x).tanh()
         y = hidden.exp()
-        del hidden  # autograd keeps it
+        del hidden  # autograd keeps the tensor
         (y.cos() + 1).sum().backward()
 
     trace = rekindle.capture(step)
@@ -147,7 +149,7 @@ def test_drop_is_recorded_at_next_operator() -> None:
     assert not trace.ops[trace.maker[tanh]].is_backward
 
 
-def test_captured_trace_survives_file(tmp_path: Path) -> None:
+def test_captured_trace_is_equal_after_saving_and_loading(tmp_path: Path) -> None:
     layer = nn.Linear(16, 16)
     trace = rekindle.capture(lambda: layer(torch.randn(8, 16)).relu().sum().backward())
     save(trace, tmp_path / "step.jsonl.gz")
@@ -155,17 +157,17 @@ def test_captured_trace_survives_file(tmp_path: Path) -> None:
     assert (again.ops, again.events, again.storages) == (trace.ops, trace.events, trace.storages)
 
 
-def test_error_in_captured_step_ends_context() -> None:
+def test_capture_ends_if_step_raises_error() -> None:
     def step() -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         rekindle.capture(step)
-    with rekindle.budget("1GiB"):  # contexts do not nest: there is none left
+    with rekindle.budget("1GiB"):  # contexts do not nest, so this shows that none is left
         pass
 
 
-def test_report_without_limit_shows_no_budget() -> None:
+def test_report_of_run_without_limit_shows_no_budget() -> None:
     with rekindle.budget.unlimited() as run:
         torch.randn(1000).exp()
     assert run.budget is None

@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device; those that do not are in `test_on_standin`."""
+"""Tests that need a CUDA device; `test_on_standin` has those that do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import rekindle
 
 
 def train_on_device() -> tuple[list[float], list[torch.Tensor]]:
-    """Losses and weights of three steps."""
+    """Return the losses and weights of three steps."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.1)) for _ in range(8)]
     model = nn.Sequential(*blocks).cuda()
@@ -28,7 +28,7 @@ def train_on_device() -> tuple[list[float], list[torch.Tensor]]:
 def train_plainly() -> tuple[list[float], list[torch.Tensor], int]:
     """Train without a budget; return the results and half of the peak, and reset the peak."""
     torch.cuda.init()
-    train_on_device()  # cuBLAS takes its workspace
+    train_on_device()  # cuBLAS allocates its workspace on first use
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     losses, weights = train_on_device()
@@ -39,7 +39,7 @@ def train_plainly() -> tuple[list[float], list[torch.Tensor], int]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_half_the_memory_on_a_device() -> None:
+def test_training_on_cuda_within_half_the_memory_matches_pytorch() -> None:
     wanted, weights, budget = train_plainly()
     with rekindle.budget(budget, device="cuda") as run:
         got, same = train_on_device()

@@ -1,7 +1,7 @@
-"""Tests of a fault at every operator in turn, on first runs and on recomputations.
+"""Tests of an error at every operator in turn, on first runs and on recomputations.
 
-After each fault the weights are unchanged, no mode or hook is left, the memory is as before, and
-training continues to the same bits.
+After each error the weights are unchanged, no mode or hook is left, memory is as before, and
+training continues with the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Fault(Exception):
 
 
 class Failing(Tracker):
-    """Raises before (or after) the operator of number `nth` that reaches the machine."""
+    """A mode that raises before (or after) the operator of number `nth` that is executed."""
 
     def __init__(self, nth: int, error: type[BaseException], *, after: bool) -> None:
         super().__init__()
@@ -67,8 +67,11 @@ ERRORS = (Fault, KeyboardInterrupt, MemoryError)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_every_operator_fails_once(after: bool) -> None:
-    """Forward pass, backward pass and recomputations. Fails if a lock or a count is left over."""
+def test_step_after_failure_of_any_operator_matches_pytorch(after: bool) -> None:
+    """Covers forward pass, backward pass and recomputations.
+
+    Fails if an error leaves a lock or a count of memory behind.
+    """
     batch = torch.rand(100, 8)
     wanted = _gradients(_network(), batch)
     budget = _harsh_enough(batch)
@@ -78,22 +81,22 @@ def test_every_operator_fails_once(after: bool) -> None:
         state = {name: value.clone() for name, value in network.state_dict().items()}
         error = ERRORS[nth % len(ERRORS)]
         with Failing(nth, error, after=after) as tracker, rekindle.budget(budget) as run:
-            try:  # not `pytest.raises`, which would keep the frames, and in them the graph
+            try:  # not `pytest.raises`, which would keep the frames and so the graph alive
                 _gradients(network, batch)
             except error:
                 pass
-            else:  # that was the last: how many there are depends on measured prices
+            else:  # past the last operator: their number depends on measured costs
                 assert nth > 200
                 break
             assert _weights(everything(network.state_dict())) == _weights(before)
             run._driver.engine.check()
-            # After a mode raised in the backward pass PyTorch itself keeps the graph, plainly too:
-            # training goes on, but with that beside it the same budget is too small.
+            # After a mode raised in the backward pass, PyTorch itself keeps the graph, also
+            # without a budget. Training continues, but the same budget is then too small.
             if not tracker.in_backward:
-                network.load_state_dict(state)  # statistics may have moved
+                network.load_state_dict(state)  # running statistics may have changed
                 network.zero_grad()
                 stays = [*network.state_dict().values(), *state.values(), batch]
-                tracker.see(stays)
+                tracker.count(stays)
                 known = {tensor.untyped_storage()._cdata for tensor in stays}
                 assert tracker.alive == sum(tracker._seen[key].size for key in known), "a leak"
                 got = _gradients(network, batch)
@@ -113,21 +116,22 @@ def _weights(state: dict[str, Any]) -> list[list[float]]:
 
 
 def _harsh_enough(batch: Tensor) -> int:
-    """A tight budget, in which much is recomputed."""
+    """Return a tight budget that forces many recomputations."""
     budget = 30_000
     while True:
         try:
             with rekindle.budget(budget) as run:
                 _gradients(_network(), batch)
         except rekindle.OutOfBudget as error:
-            budget = error.smallest_budget + 2_000  # and the copy of the weights, to go on from
+            # includes a copy of the weights to continue from
+            budget = error.smallest_budget + 2_000
             continue
         assert run.recomputations > 5
         return budget
 
 
 class OutOfMemoryAfter(Tracker):
-    """A device whose memory runs out in the midst of an operator, once: its work is half done."""
+    """A device whose memory runs out inside one operator, which has done half of its work."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -142,8 +146,8 @@ class OutOfMemoryAfter(Tracker):
         return result
 
 
-def test_operator_that_wrote_part_of_list_is_not_retried() -> None:
-    """Once more would add twice."""
+def test_failed_operator_that_wrote_part_of_list_is_not_retried() -> None:
+    """A second run would add twice to the first tensors of the list."""
     weights = [torch.ones(3), torch.ones(4)]
     with (
         OutOfMemoryAfter("aten::_foreach_add_") as device,

@@ -1,7 +1,6 @@
-"""Tests of backward results that take over the memory of their gradient if nothing else has it.
+"""Tests of backward results that are written over their gradient if nothing else holds it.
 
-`taken_over` counts the calls whose result did. Each case is compared with plain PyTorch, bit for
-bit.
+`taken_over` counts such calls. Each case is compared with plain PyTorch, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from rekindle.pytorch.operators import IN_PLACE, InPlace
 from tests.pytorch.bits import differing
 from tests.pytorch.in_place import FORWARD, NODES, fewest_references, taken_over, without
@@ -34,7 +33,7 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def leaf(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The same values each time."""
+    """Return a leaf with the same values at each call."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(size, generator=generator).to(dtype).requires_grad_()
 
@@ -42,7 +41,7 @@ def leaf(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def same(
     program: Callable[[], Iterable[Tensor | None]], budget: str = "1GiB", **options: Any
 ) -> Run:
-    """Run `program` plainly and within a budget, and compare what it returns bit for bit."""
+    """Run `program` plainly and within a budget, and assert that its results have equal bits."""
     torch.manual_seed(2)
     wanted = dict(enumerate(program()))
     torch.manual_seed(2)
@@ -53,7 +52,7 @@ def same(
 
 
 def between(forward: Forward, x: Tensor) -> Tensor:
-    """`forward` where its gradient is a new tensor, which dies in its node."""
+    """Return `forward` between layers that give it a new gradient tensor."""
     return torch.exp(forward(torch.exp(x)) * torch.ones(x.shape, dtype=x.dtype))
 
 
@@ -63,22 +62,22 @@ def trained(forward: Forward, x: Tensor) -> list[Tensor | None]:
     return [y, x.grad]
 
 
-# -- where it happens ------------------------------------------------------------------------------
+# -- gradients that are written over ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
-def test_result_takes_over_its_dying_gradient(entry: InPlace, node: str) -> None:
+def test_backward_result_is_written_over_unshared_gradient(entry: InPlace, node: str) -> None:
     run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
-    # The product by ones is in place as well.
+    # The multiplication by ones is written over its gradient as well.
     assert taken_over(run) == 2
     assert FORWARD[node](leaf(2, 2)).grad_fn.name() == node  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
-def test_gradient_that_dies_has_two_references(entry: InPlace, node: str) -> None:
-    """The node's `grads` and the boxed argument refer to it.
+def test_unshared_gradient_has_two_references_in_its_node(entry: InPlace, node: str) -> None:
+    """The references are the node's `grads` and the boxed argument.
 
-    With fewer references, the two that the core requires could be those of other code. Then change
+    If there were fewer, the two that the core requires could belong to other code. Then change
     `REFERENCES` in native/dispatch/in_place.cpp.
     """
     run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
@@ -86,8 +85,8 @@ def test_gradient_that_dies_has_two_references(entry: InPlace, node: str) -> Non
 
 
 @pytest.mark.parametrize("entry", IN_PLACE, ids=lambda entry: entry.name)
-def test_formula_of_a_node_is_the_operator_alone(entry: InPlace) -> None:
-    """As PyTorch's own table has them: the gradient is read once, by this operator."""
+def test_gradient_is_read_only_by_its_in_place_operator(entry: InPlace) -> None:
+    """In PyTorch's table of derivatives, this operator is the only reader of the gradient."""
     packaged = importlib.resources.files(torchgen) / "packaged/autograd/derivatives.yaml"
     formulas = [
         line.strip().removeprefix("self: ").removeprefix("input: ").strip('"')
@@ -97,14 +96,14 @@ def test_formula_of_a_node_is_the_operator_alone(entry: InPlace) -> None:
     name = entry.name.removeprefix("aten::")
     called = {"mul": "mul_tensor_backward", "div": "div_tensor_self_backward"}.get(name, name)
     of_it = [each.split(" : ")[-1] for each in formulas if f" {called}(" in f" {each}"]
-    of_it = [each for each in of_it if "grads[" not in each]  # of lists
+    of_it = [each for each in of_it if "grads[" not in each]  # formulas of operators on lists
     assert of_it
     assert all(each.startswith(f"{called}(grad, ") for each in of_it)
     assert all(each.count("grad,") == 1 for each in of_it)
 
 
-def test_gradient_that_is_a_view_is_taken_over() -> None:
-    """As in attention, of which products are made of matrices in another shape."""
+def test_backward_result_is_written_over_gradient_that_is_view() -> None:
+    """In attention, matrix products are reshaped, so their gradients are views."""
 
     def attend() -> list[Tensor | None]:
         q, k, v = leaf(2, 3, 8, 4), leaf(2, 3, 8, 4), leaf(2, 3, 8, 4)
@@ -113,10 +112,10 @@ def test_gradient_that_is_a_view_is_taken_over() -> None:
         y.backward(torch.ones_like(y))
         return [y, q.grad, k.grad, v.grad]
 
-    assert taken_over(same(attend)) == 3  # of dropout, of the softmax, of the division
+    assert taken_over(same(attend)) == 3  # the backward operators of dropout, softmax and division
 
 
-def test_result_takes_over_in_each_pass_of_a_retained_graph() -> None:
+def test_each_repeated_backward_pass_writes_over_gradients() -> None:
     def twice() -> list[Tensor | None]:
         x = leaf(8, 16)
         y = between(F.gelu, x)
@@ -127,7 +126,7 @@ def test_result_takes_over_in_each_pass_of_a_retained_graph() -> None:
     assert taken_over(same(twice)) == 4
 
 
-def test_gradient_of_two_nodes_is_the_last_ones() -> None:
+def test_gradient_of_two_nodes_is_written_over_by_the_last_one() -> None:
     def shared() -> list[Tensor | None]:
         y = torch.exp(leaf(8, 16))
         y = y.detach().requires_grad_()
@@ -138,7 +137,7 @@ def test_gradient_of_two_nodes_is_the_last_ones() -> None:
     assert taken_over(same(shared)) == 1
 
 
-def test_second_derivative_gives_the_same_bits() -> None:
+def test_second_derivative_of_in_place_operators_matches_pytorch() -> None:
     def twice() -> list[Tensor | None]:
         x = leaf(8, 16)
         y = torch.exp(F.gelu(torch.exp(x)))
@@ -149,8 +148,8 @@ def test_second_derivative_gives_the_same_bits() -> None:
     same(twice)
 
 
-def test_result_in_place_is_a_new_tensor() -> None:
-    """A hook behind it sees what it would see: no view, and no write."""
+def test_hook_sees_result_written_over_gradient_as_new_tensor() -> None:
+    """The hook sees no view and no changed version, as in plain PyTorch."""
     seen: list[tuple[int, bool]] = []
 
     def hooked() -> list[Tensor | None]:
@@ -165,7 +164,7 @@ def test_result_in_place_is_a_new_tensor() -> None:
     assert seen == [(0, False)] * 2
 
 
-def test_peak_is_lower_by_the_gradient() -> None:
+def test_writing_over_gradient_lowers_peak_by_its_bytes() -> None:
     def lose() -> list[Tensor | None]:
         x = leaf(64, 1000)
         F.nll_loss(F.log_softmax(torch.exp(x), -1), torch.zeros(64, dtype=torch.long)).backward()
@@ -176,12 +175,12 @@ def test_peak_is_lower_by_the_gradient() -> None:
     assert before - same(lose).peak > 4 * 64 * 999
 
 
-def test_result_in_place_may_be_recomputed() -> None:
-    """The gradient of a leaf is evicted, for another one's hook takes nearly all of the budget."""
+def test_result_written_over_gradient_is_recomputed() -> None:
+    """The gradient of a leaf is evicted, because another leaf's hook needs most of the budget."""
     size = 100_000
 
     def filled(_: Tensor) -> None:
-        """The gradient stays what it is."""
+        """Return a hook that allocates memory and returns the gradient unchanged."""
 
     def step(most: float = 0.0) -> list[Tensor | None]:
         x, z = leaf(size), leaf(size)
@@ -201,7 +200,7 @@ def test_result_in_place_may_be_recomputed() -> None:
 
 
 @pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
-def test_everything_evicted_gives_the_same_bits(evict: Any) -> None:
+def test_writing_over_gradient_with_all_evicted_matches_pytorch(evict: Any) -> None:
     def step() -> list[Tensor | None]:
         x = leaf(8, 16)
         y = x
@@ -214,7 +213,7 @@ def test_everything_evicted_gives_the_same_bits(evict: Any) -> None:
     wanted = dict(enumerate(step()))
     torch.manual_seed(2)
     with rekindle.budget("1GiB", evict=evict) as run:
-        run._driver.core.let_go_of_everything(run._driver.handle, True)
+        run._driver.core.evict_before_every_op(run._driver.handle, True)
         got = dict(enumerate(step()))
         run._driver.engine.check()
     assert not differing(got, wanted)
@@ -222,7 +221,7 @@ def test_everything_evicted_gives_the_same_bits(evict: Any) -> None:
     assert run.recomputations > len(FORWARD)
 
 
-# -- where it does not -----------------------------------------------------------------------------
+# -- gradients that are not written over -----------------------------------------------------------
 
 
 def _hooked(x: Tensor) -> list[Tensor | None]:
@@ -269,7 +268,7 @@ def _given(x: Tensor) -> list[Tensor | None]:
 
 
 def _shared(x: Tensor) -> list[Tensor | None]:
-    """One gradient reaches two nodes, and the first leaves it unchanged for the other."""
+    """Return a program in which one gradient reaches two nodes; the first must not change it."""
     z = torch.exp(x) + F.gelu(x)
     torch.exp(z).backward(torch.ones_like(z))
     return [x.grad]
@@ -306,7 +305,7 @@ def _in_a_mode(x: Tensor) -> list[Tensor | None]:
 
 
 def _with_a_tangent(x: Tensor) -> list[Tensor | None]:
-    """The tangent of the result is computed from the gradient after the result."""
+    """Return a program that computes a forward-mode tangent from the gradient after the result."""
     with forward_ad.dual_level():
         y = F.gelu(torch.exp(forward_ad.make_dual(x, torch.ones_like(x))))
         (gradient,) = torch.autograd.grad(torch.exp(y), x, torch.ones_like(y))
@@ -327,7 +326,7 @@ def _saved_by_others(x: Tensor) -> list[Tensor | None]:
 
 
 def _kept_by_a_function(x: Tensor) -> list[Tensor | None]:
-    """A function of the program may keep the gradient that it passes on."""
+    """Return a program whose custom function keeps the gradient that it passes on."""
     kept: list[Tensor] = []
 
     class Keeps(torch.autograd.Function):
@@ -346,7 +345,7 @@ def _kept_by_a_function(x: Tensor) -> list[Tensor | None]:
 
 
 def _seen_weakly(x: Tensor) -> list[Tensor | None]:
-    """By a hook of another node, which passes the same tensor on."""
+    """Return a program with a hook that reads the gradient of another node."""
     seen: list[weakref.ref[Tensor]] = []
     y = F.gelu(torch.exp(x)) + 1.0
     y.register_hook(lambda gradient: seen.append(weakref.ref(gradient)))
@@ -355,7 +354,7 @@ def _seen_weakly(x: Tensor) -> list[Tensor | None]:
 
 
 def _viewed_twice(x: Tensor) -> list[Tensor | None]:
-    """Two nodes have a view each of one gradient, which nothing else refers to."""
+    """Return a program in which two nodes have views of one gradient, which nothing else holds."""
     other = leaf(8, 16)
     y = torch.exp(other)
     z = F.gelu(torch.exp(x))
@@ -364,7 +363,7 @@ def _viewed_twice(x: Tensor) -> list[Tensor | None]:
 
 
 def _called(x: Tensor) -> list[Tensor | None]:
-    """By the program itself, for which it is no backward pass."""
+    """Call the backward operator directly, outside of a backward pass."""
     with torch.no_grad():
         gradient, y = torch.ones_like(x), torch.softmax(x, -1)
         made = torch.ops.aten._softmax_backward_data(gradient, y, -1, torch.float32)
@@ -397,12 +396,12 @@ REFUSED: dict[str, Callable[[Tensor], list[Tensor | None]]] = {
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("case", REFUSED)
-def test_gradient_read_by_others_is_not_taken_over(case: str) -> None:
+def test_gradient_with_other_readers_is_not_written_over(case: str) -> None:
     run = same(lambda: REFUSED[case](leaf(8, 16)))
     assert taken_over(run) == 0
 
 
-def test_gradients_of_two_threads_are_taken_over() -> None:
+def test_gradients_in_two_threads_are_written_over() -> None:
     def both() -> list[Tensor | None]:
         leaves = [leaf(8, 16), leaf(8, 16)]
         threads = [threading.Thread(target=trained, args=(F.silu, each)) for each in leaves]

@@ -1,4 +1,4 @@
-"""Tests of invertible networks: a layer frees its input and computes it again from its output."""
+"""Tests of invertible networks: a layer frees its input and restores it in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
 
 class Shift(torch.autograd.Function):
-    """`x + weight`, after which there is no `x` until the backward pass."""
+    """`x + weight`, which frees the memory of `x` until the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -34,8 +34,10 @@ class Shift(torch.autograd.Function):
 
 @pytest.mark.filterwarnings("ignore:.*saved tensor")
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_freed_and_refilled_storage_keeps_bits(evict: Literal["saved", "anything"]) -> None:
-    """(R3, R4): what was made from it before is computed with what was there before."""
+def test_storage_that_program_frees_and_restores_matches_pytorch(
+    evict: Literal["saved", "anything"],
+) -> None:
+    """Values computed from the storage before are recomputed from its old contents (R3, R4)."""
 
     def program() -> Callable[[], object]:
         weight, batch = vector(True), vector()

@@ -1,4 +1,4 @@
-"""Tests of nested, quantized and sparse tensors, whose operators run only once."""
+"""Tests of nested, quantized and sparse tensors, whose operators are never recomputed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("evict", EVICT)
-def test_an_encoder_with_a_mask_of_padding(evict: Evict) -> None:
-    """Evaluated, `nn.TransformerEncoder` takes its fast path, through nested tensors."""
+def test_transformer_encoder_with_padding_mask_matches_pytorch(evict: Evict) -> None:
+    """In eval mode, `nn.TransformerEncoder` uses its fast path with nested tensors."""
     torch.manual_seed(20)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
@@ -35,14 +35,14 @@ def test_an_encoder_with_a_mask_of_padding(evict: Evict) -> None:
     with torch.no_grad():
         wanted = encoder(x, src_key_padding_mask=padding)
         with rekindle.budget("1GiB", evict=evict) as run:
-            for _ in range(4):  # the first times are special: prices and sizes are not known yet
+            for _ in range(4):  # the first steps differ, because costs and sizes are not known yet
                 got = encoder(x, src_key_padding_mask=padding)
                 assert torch.equal(got, wanted)
         run._driver.engine.check()
 
 
 @pytest.mark.parametrize("evict", EVICT)
-def test_nested_tensors_and_results_from_their_values(evict: Evict) -> None:
+def test_nested_tensor_and_its_values_match_pytorch(evict: Evict) -> None:
     def program() -> Callable[[], object]:
         weight = vector(True)
 
@@ -65,7 +65,7 @@ def test_nested_tensors_and_results_from_their_values(evict: Evict) -> None:
     harshest(program, evict=evict)
 
 
-def test_larger_nested_tensors_need_more_room() -> None:
+def test_larger_nested_tensor_needs_larger_budget() -> None:
     def ragged(rows: int) -> Tensor:
         return torch.nested.nested_tensor([torch.ones(rows, 10), torch.ones(2 * rows, 10)])
 
@@ -83,7 +83,7 @@ def quantized(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("evict", EVICT)
-def test_quantized_tensors(evict: Evict) -> None:
+def test_quantized_tensors_match_pytorch(evict: Evict) -> None:
     def program() -> Callable[[], object]:
         weight = vector(True)
 
@@ -105,7 +105,7 @@ def test_quantized_tensors(evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("evict", EVICT)
-def test_a_quantized_network(evict: Evict) -> None:
+def test_quantized_network_matches_pytorch(evict: Evict) -> None:
     torch.manual_seed(20)
     network = torch.ao.quantization.quantize_dynamic(
         nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), {nn.Linear}
@@ -119,8 +119,8 @@ def test_a_quantized_network(evict: Evict) -> None:
 
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("write", ["mul_", "add_"])
-def test_a_write_to_a_sparse_tensor_happens_once(evict: Evict, write: str) -> None:
-    """To learn how much room an operator needs it does not run twice."""
+def test_in_place_write_to_sparse_tensor_happens_once(evict: Evict, write: str) -> None:
+    """Its memory is not measured by a second run."""
 
     def sparse() -> Tensor:
         return torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,)).coalesce()
@@ -146,12 +146,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.evicts_anything
 @pytest.mark.filterwarnings("ignore:.*[sS]parse")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_evicted_parts_of_sparse_tensor_are_recomputed(layout: str) -> None:
+def test_evicted_indices_and_values_of_sparse_are_recomputed(layout: str) -> None:
     with rekindle.budget(_everything.AMPLE, evict="anything") as run:
         sparse = LAYOUTS[layout](torch.ones(3) * 2)
-        _everything.let_go(run)
+        _everything.evict_all(run)
         assert sparse.to_dense().sum() == 6
-        _everything.let_go(run)
+        _everything.evict_all(run)
         assert "2., 2., 2." in repr(sparse)
         assert run.recomputations >= 2
     assert sparse.to_dense().sum() == 6
@@ -160,8 +160,8 @@ def test_evicted_parts_of_sparse_tensor_are_recomputed(layout: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*[sS]parse")
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_write_through_sparse_tensor_writes_its_values(layout: str, evict: Evict) -> None:
-    """The write is recomputed (R3)."""
+def test_recomputed_write_through_sparse_tensor_matches_pytorch(layout: str, evict: Evict) -> None:
+    """The write to the values of the sparse tensor is recomputed (R3)."""
 
     def program() -> Callable[[], object]:
         weight, values = torch.rand(3, requires_grad=True), torch.rand(3)
@@ -181,7 +181,7 @@ def test_write_through_sparse_tensor_writes_its_values(layout: str, evict: Evict
 
 
 @pytest.mark.parametrize("evict", EVICT)
-def test_sparse_gradients_and_their_optimizer(evict: Evict) -> None:
+def test_sparse_gradients_and_sparse_adam_match_pytorch(evict: Evict) -> None:
     def program() -> Callable[[], object]:
         table, layer = nn.Embedding(50, 64, sparse=True), nn.Linear(64, 64)
         sparse = torch.optim.SparseAdam(list(table.parameters()), 0.1)

@@ -1,8 +1,9 @@
-"""Tests of known optimizers: the memory of a step is measured once, and steps are whole."""
+"""Tests of PyTorch's optimizers: the memory of a step is measured once, and steps are whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn, optim
 import rekindle
 from rekindle.pytorch.native import is_seen
 from rekindle.pytorch.online import _optimizers
+from tests.helpers import name_of
 from tests.pytorch.bits import differing
 from tests.pytorch.tracker import Tracker, measure
 
@@ -19,16 +21,18 @@ WIDTH = 32
 
 
 def inside() -> bool:
-    """Return True if operators of this thread are seen."""
+    """Return True if the core sees operators of this thread."""
     return is_seen()
 
 
 class Program:
-    """A chain of layers, trained by the optimizer that is asked for."""
+    """A chain of layers, trained by a given optimizer."""
 
-    def __init__(self, kind: Callable[..., optim.Optimizer] = optim.AdamW, **options: Any) -> None:
+    def __init__(
+        self, kind: Callable[..., optim.Optimizer] = optim.AdamW, depth: int = 6, **options: Any
+    ) -> None:
         torch.manual_seed(0)
-        layers = [part for _ in range(6) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+        layers = [part for _ in range(depth) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
         self.model = nn.Sequential(*layers)
         self.optimizer = kind(self.model.parameters(), **{"lr": 1e-2} | options)
         self.batch = torch.randn(64, WIDTH)
@@ -53,9 +57,10 @@ class Program:
 
 @pytest.fixture
 def dry_runs(monkeypatch: pytest.MonkeyPatch) -> list[optim.Optimizer]:
-    """Whose steps were run on shapes, to find out what they take."""
+    """Collect the optimizers whose steps were run on shapes to predict their memory."""
     found: list[optim.Optimizer] = []
     find_out = _optimizers.bytes_of_step
+    monkeypatch.setattr(_optimizers, "_predicted", {})
 
     def bytes_of_step(optimizer: optim.Optimizer, device: torch.device) -> int:
         found.append(optimizer)
@@ -84,7 +89,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=str)
-def test_weights_and_state_equal_plain_pytorch(
+def test_weights_and_state_of_each_optimizer_match_pytorch(
     kind: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
     plain, ours = Program(kind, **options), Program(kind, **options)
@@ -97,8 +102,8 @@ def test_weights_and_state_equal_plain_pytorch(
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_its_temporaries_stay_below_the_budget(foreach: bool) -> None:
-    """Their peak is reached in the optimizer, far above that of the passes."""
+def test_optimizer_step_with_temporaries_stays_within_budget(foreach: bool) -> None:
+    """The peak is in the optimizer's step, far above forward and backward pass."""
     plain, ours = Program(foreach=foreach), Program(foreach=foreach)
     plain.batch, ours.batch = plain.batch[:2], ours.batch[:2]
     plain.step()
@@ -117,8 +122,68 @@ def test_its_temporaries_stay_below_the_budget(foreach: bool) -> None:
     assert differing(ours.state(), weights) == []
 
 
-def test_step_memory_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
-    """Also if a held loss was made from values that have no other reader."""
+def _widen(program: Program) -> None:
+    """Grow the last layer, as programs do that add classes."""
+    last = program.model[-2]
+    for name, parameter in last.named_parameters():
+        wider = torch.cat([parameter.data] * 8)
+        parameter.grad = None
+        parameter.data = wider
+        assert getattr(last, name) is parameter
+
+
+def _numbers(program: Program) -> dict[str, Any]:
+    """Return the weights and the state as lists, which take no memory of a budget."""
+    return {name: torch.as_tensor(value).tolist() for name, value in program.state().items()}
+
+
+CHANGING: list[tuple[type[optim.Optimizer], dict[str, Any], Callable[[Program], None] | None]] = [
+    (optim.RAdam, {"depth": 1}, None),  # from the sixth step on a step is rectified
+    (optim.ASGD, {"depth": 1, "t0": 3, "lambd": 0.1}, None),  # from then on it averages
+    (optim.SGD, {"weight_decay": 0.1}, _widen),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "change"), CHANGING, ids=name_of)
+def test_optimizer_step_of_growing_need_runs_whole_or_not(
+    kind: type[optim.Optimizer], options: dict[str, Any], change: Callable[[Program], None] | None
+) -> None:
+    """Memory that was measured in earlier steps does not suffice for the sixth step."""
+    refused: list[int] = []
+
+    def trained(steps: int) -> Program:
+        program = Program(kind, **options)
+        program.batch = program.batch[:2].clone()
+        for number in range(steps):
+            if number == 5 and change is not None:
+                change(program)
+            program.backward()
+            before = _numbers(program)
+            try:
+                program.optimizer.step()
+            except rekindle.OutOfBudget:
+                refused.append(number)
+                assert _numbers(program) == before
+                raise
+        return program
+
+    with rekindle.budget(None) as early:
+        trained(5)
+    with rekindle.budget(None) as late:
+        trained(8)
+    assert late.peak > early.peak
+    for share in range(8):
+        amount = early.peak + share * (late.peak - early.peak) // 8
+        with suppress(rekindle.OutOfBudget), rekindle.budget(amount):
+            trained(8)
+    assert 5 in refused
+    with rekindle.budget(late.peak):
+        program = trained(8)
+    assert differing(program.state(), trained(8).state()) == []
+
+
+def test_memory_of_optimizer_step_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
+    """It is not measured again if the program keeps a loss that no other value is made from."""
     cell = nn.LSTMCell(8, 8)
     optimizer = optim.SGD(cell.parameters(), lr=0.1)
     with rekindle.budget("1GiB"):
@@ -134,7 +199,7 @@ def test_step_memory_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
     assert len(dry_runs) <= 2
 
 
-def test_step_memory_is_shared_between_contexts(
+def test_memory_of_optimizer_step_is_not_measured_again_later(
     dry_runs: list[optim.Optimizer],
 ) -> None:
     plain, ours = Program(), Program()
@@ -160,7 +225,7 @@ def _another_group(program: Program) -> None:
 
 
 @pytest.mark.parametrize("change", [_more_decay, _frozen, _another_group])
-def test_step_memory_of_changed_step_is_measured_again(
+def test_memory_of_changed_optimizer_step_is_measured_again(
     dry_runs: list[optim.Optimizer], change: Callable[[Program], None]
 ) -> None:
     ours, plain = Program(optim.Adam), Program(optim.Adam)
@@ -180,7 +245,7 @@ def test_step_memory_of_changed_step_is_measured_again(
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_the_learning_rate_may_move(dry_runs: list[optim.Optimizer]) -> None:
+def test_changed_learning_rate_needs_no_new_measurement(dry_runs: list[optim.Optimizer]) -> None:
     ours = Program()
     schedule = optim.lr_scheduler.ExponentialLR(ours.optimizer, 0.9)
     with rekindle.budget("1GiB"):
@@ -190,8 +255,28 @@ def test_the_learning_rate_may_move(dry_runs: list[optim.Optimizer]) -> None:
     assert len(dry_runs) <= 2
 
 
-def test_step_after_failed_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so is what autograd saves, and the budget holds."""
+def test_memory_of_equal_new_optimizer_is_not_measured_again(
+    dry_runs: list[optim.Optimizer],
+) -> None:
+    """Some programs make a new optimizer for each task or each client."""
+    plain, peaks = Program(), []
+    for _ in range(3):
+        plain.step()
+    for _ in range(6):
+        ours = Program()
+        with rekindle.budget("1GiB") as run:
+            for _ in range(3):
+                ours.step()
+        peaks.append(run.peak)
+        assert differing(ours.state(), plain.state()) == []
+    assert len(dry_runs) <= 4  # two for the first step and two for the second
+    assert len(set(peaks)) == 1
+
+
+def test_step_after_failed_optimizer_step_stays_within_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the failed step, saved tensors are packed again and the budget is kept."""
     ours = Program()
     with rekindle.budget("1GiB") as run:
         for _ in range(3):
@@ -211,7 +296,7 @@ def test_step_after_failed_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     assert not inside()
 
 
-def test_a_context_left_by_a_failing_step_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_optimizer_step_leaves_no_mode_or_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Program()
 
     def train() -> None:
@@ -228,8 +313,8 @@ def test_a_context_left_by_a_failing_step_is_left(monkeypatch: pytest.MonkeyPatc
         ours.backward()
 
 
-def test_backward_through_weights_that_a_step_changed_is_refused() -> None:
-    """As plain PyTorch does; the step that changed them was not looked at (R7)."""
+def test_backward_through_weights_changed_by_step_raises() -> None:
+    """Plain PyTorch raises too, because the optimizer's step changed the weights (R7)."""
     ours = Program(optim.SGD)
     with rekindle.budget("1GiB"):
         for _ in range(3):
@@ -241,14 +326,14 @@ def test_backward_through_weights_that_a_step_changed_is_refused() -> None:
             loss.backward()
 
 
-def test_values_made_from_the_weights_are_saved_first() -> None:
-    """An evicted value that reads a weight is recomputed before the weight moves (R4)."""
+def test_optimizer_step_recomputes_values_that_read_weights() -> None:
+    """An evicted value that reads a weight is recomputed before the weight changes (R4)."""
 
     def losses(program: Program) -> Iterator[Tensor]:
         for _ in range(4):
             program.step()
         x = program.batch
-        for _ in range(8):  # not through saved weights: only recipes read them
+        for _ in range(8):  # saves no weights: only recipes read them
             x = (x * 1.5).tanh() + program.model[0].bias
         program.backward()
         program.optimizer.step()
@@ -263,7 +348,7 @@ def test_values_made_from_the_weights_are_saved_first() -> None:
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_learned_plans_are_followed_with_known_optimizer() -> None:
+def test_learned_plans_are_followed_with_every_optimizer() -> None:
     plain, ours = Program(), Program()
     for _ in range(10):
         plain.step()
@@ -276,3 +361,49 @@ def test_learned_plans_are_followed_with_known_optimizer() -> None:
             ours.step()
         assert run.steps_followed >= 3
     assert differing(ours.state(), plain.state()) == []
+
+
+def test_step_after_parameter_was_resized_matches_pytorch() -> None:
+    def stepped() -> Tensor:
+        w = torch.ones(3, 4, requires_grad=True)
+        optimizer = optim.SGD([w], 0.1, momentum=0.5)
+        w.square().sum().backward()
+        with torch.no_grad():
+            w.unsqueeze_(0)  # the gradient still has two dimensions
+        optimizer.step()
+        return w.detach()
+
+    plain = stepped()
+    with rekindle.budget(1 << 20):
+        assert torch.equal(stepped(), plain)
+
+
+class Whitened(optim.SGD):
+    """A custom optimizer whose operators use workspaces."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.dim() == 2:
+                    u, _, v = torch.linalg.svd(p.grad, full_matrices=False)
+                    p.add_(u @ v, alpha=-group["lr"])
+
+
+def test_custom_optimizer_step_with_workspace_stays_in_budget() -> None:
+    plain = Program(Whitened)
+    with rekindle.budget(None) as free:
+        losses = [plain.step() for _ in range(3)]
+    amount, kept = free.peak, 0
+    while True:
+        amount -= 2048
+        program = Program(Whitened)
+        try:
+            with rekindle.budget(amount) as run:
+                found = [program.step() for _ in range(3)]
+        except rekindle.OutOfBudget:
+            break
+        assert run.peak <= amount
+        assert found == losses
+        kept += 1
+    assert kept > 2

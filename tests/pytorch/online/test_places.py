@@ -1,4 +1,4 @@
-"""Tests of recorded places of operators: modules and lines, in forward and backward passes."""
+"""Tests of recorded locations of operators: module and line, in forward and backward passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from rekindle.pytorch.online._places import OUTSIDE, Place
 
 
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 def places(step: Callable[[], object]) -> list[tuple[str, Place]]:
-    """Each operator with its place."""
+    """Return each operator with its module and line."""
     with rekindle.budget.unlimited(record=True) as run:
         step()
     return _named(run)
@@ -59,7 +59,7 @@ def comment(place: Place) -> str:
     return found[1] if found else ""
 
 
-def test_modules_and_lines() -> None:
+def test_recorded_operators_name_their_module_and_line() -> None:
     net = Net()
     batch = torch.rand(4, 8)
 
@@ -76,7 +76,7 @@ def test_modules_and_lines() -> None:
         ("aten::exp", "Net"),
         ("aten::sum", OUTSIDE),
     } <= modules
-    # And where the backward pass does the derivative of each.
+    # Backward operators have the location of their forward operator.
     assert {
         ("aten::mm", "Net.halves.0.linear"),
         ("aten::mm", "Net.halves.1.linear"),
@@ -89,7 +89,7 @@ def test_modules_and_lines() -> None:
     assert ("aten::sum", "loss") in lines
 
 
-def test_a_module_that_fails_is_left() -> None:
+def test_operator_after_module_that_raised_is_outside_of_module() -> None:
     net = Net()
 
     def step() -> None:
@@ -100,7 +100,7 @@ def test_a_module_that_fails_is_left() -> None:
     assert ("aten::sqrt", OUTSIDE) in {(name, place.module) for name, place in places(step)}
 
 
-def test_module_hooks_exist_only_while_recording() -> None:
+def test_module_hooks_are_registered_only_while_recording() -> None:
     before = len(hooks._global_forward_pre_hooks), len(hooks._global_forward_hooks)
     net = Net()
     with rekindle.budget("1MiB") as run:
@@ -111,7 +111,7 @@ def test_module_hooks_exist_only_while_recording() -> None:
     assert (len(hooks._global_forward_pre_hooks), len(hooks._global_forward_hooks)) == before
 
 
-def test_the_report_of_a_recorded_run_says_where_time_went() -> None:
+def test_report_of_recorded_run_lists_time_by_module() -> None:
     net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12)])
     batch = torch.rand(256, 64)
     activations, weights = 24 * 256 * 64 * 4, 12 * 65 * 64 * 4
@@ -137,8 +137,8 @@ class _Keeping(nn.Module):
         return self.kept.sum()
 
 
-def test_a_module_that_keeps_its_results_does_not_live_for_ever() -> None:
-    """Through the graph it holds what knows places; the collector does not see through graphs."""
+def test_recording_does_not_keep_module_with_its_results_alive() -> None:
+    """The results hold the autograd graph, through which Python's collector sees no cycles."""
     network = _Keeping()
     with rekindle.budget.unlimited(record=True):
         network(torch.rand(8, requires_grad=True))

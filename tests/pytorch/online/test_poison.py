@@ -1,4 +1,4 @@
-"""Tests of `REKINDLE_POISON=1`, which overwrites evicted memory so that stale reads show."""
+"""Tests of `REKINDLE_POISON=1`, which overwrites evicted memory to reveal stale reads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import rekindle
 ROOT = Path(__file__).parents[3]
 N = 1_000
 NONE = b"\xff" * 4
-"""A NaN."""
+"""The bytes of a NaN, which overwrite evicted memory."""
 
 
 def _evicted() -> tuple[bytes, bytes, bool]:
-    """Return the bytes at a value's address before and after its eviction, and if gradients agree.
+    """Return the bytes at a value's address before and after eviction, and if gradients agree.
 
-    Nothing is allocated between eviction and reading, so no other value is there.
+    Nothing is allocated between eviction and reading, so no other value is at the address.
     """
     weight = torch.linspace(0.1, 1.0, N, requires_grad=True)
     (expected,) = torch.autograd.grad(weight.sin().exp().square().sum(), [weight])
@@ -42,7 +42,7 @@ def _evicted() -> tuple[bytes, bytes, bool]:
 
 
 @pytest.mark.parametrize("asked_for", ["1", "0", ""])
-def test_evicted_memory_is_poisoned_if_switched_on(asked_for: str) -> None:
+def test_evicted_memory_is_overwritten_if_rekindle_poison_is_set(asked_for: str) -> None:
     program = "from tests.pytorch.online.test_poison import _evicted;print(_evicted())"
     result = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,4 +1,4 @@
-"""Tests of rule R10 with autograd: graphs kept, differentiated twice, used elsewhere and later."""
+"""Tests of rule R10 with autograd: retained graphs, higher derivatives, threads, later use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[[], object]
 TIGHT = 14 * 4 * WIDTH
 
 
-def test_backward_twice_through_a_graph_that_is_kept() -> None:
+def test_second_backward_through_retained_graph_matches_pytorch() -> None:
     def program() -> Step:
         weight = vector(True)
 
@@ -44,8 +44,8 @@ def test_second_backward_without_retain_graph_raises() -> None:
             loss.backward()
 
 
-def test_gradients_of_some_inputs() -> None:
-    """`torch.autograd.grad`: with several outputs, given gradients, unused inputs, in a batch."""
+def test_autograd_grad_of_some_inputs_matches_pytorch() -> None:
+    """Covers several outputs, given gradients, unused inputs, and batched gradients."""
 
     def program() -> Step:
         first, second, unused = vector(True), vector(True), vector(True)
@@ -71,10 +71,10 @@ def test_gradients_of_some_inputs() -> None:
 
 @pytest.mark.parametrize("way", ["batched", "jacobian", "vmap"])
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_random_operators_run_again_for_a_batch_of_gradients(
+def test_batched_gradients_of_dropout_match_pytorch(
     way: str, evict: Literal["saved", "anything"]
 ) -> None:
-    """(R5): below `vmap`, which refuses random operators."""
+    """Recomputation runs below `vmap`, which refuses random operators (R5)."""
 
     def program() -> Step:
         weight, ways = vector(True), torch.eye(4)
@@ -97,8 +97,8 @@ def test_random_operators_run_again_for_a_batch_of_gradients(
     assert again["bernoulli_"] > 0
 
 
-def test_differentiated_twice() -> None:
-    """A gradient penalty: the backward pass is recorded as well, and its values are evicted."""
+def test_second_derivative_matches_pytorch() -> None:
+    """In a gradient penalty, the backward pass is recorded as well and its values are evicted."""
 
     def program() -> Step:
         network = nn.Sequential(
@@ -121,10 +121,12 @@ def test_differentiated_twice() -> None:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_running_statistics_differentiated_twice(evict: Literal["saved", "anything"]) -> None:
-    """A backward pass saves an unpacked tensor again, which the program has dropped.
+def test_second_derivative_of_batch_norm_matches_pytorch(
+    evict: Literal["saved", "anything"],
+) -> None:
+    """A backward pass saves an unpacked tensor again, which the program has deleted.
 
-    Both saved tensors have one version (R7).
+    Both saved tensors have the same version (R7).
     """
 
     def program() -> Step:
@@ -148,7 +150,7 @@ def test_running_statistics_differentiated_twice(evict: Literal["saved", "anythi
     harshest(program, evict=evict)
 
 
-def test_differentiated_three_times() -> None:
+def test_third_derivative_matches_pytorch() -> None:
     def program() -> Step:
         weight = vector(True)
 
@@ -166,15 +168,15 @@ def test_differentiated_three_times() -> None:
     harshest(program)
 
 
-def test_a_graph_made_of_graphs() -> None:
-    """`backward(create_graph=True)`, then a step of its own on the gradient."""
+def test_backward_with_create_graph_and_step_matches_pytorch() -> None:
+    """The program then makes its own optimizer step on the gradient."""
 
     def program() -> Step:
         weight, rate = vector(True), torch.tensor(0.1, requires_grad=True)
 
         def step() -> object:
             x = weight
-            for _ in range(3):  # unrolled optimization, as in meta-learning
+            for _ in range(3):  # differentiable optimizer steps, as in meta-learning
                 (slope,) = torch.autograd.grad(deeper(x, 2).sum(), x, create_graph=True)
                 x = x - rate * slope
                 del slope
@@ -189,7 +191,7 @@ def test_a_graph_made_of_graphs() -> None:
 
 
 class Cube(torch.autograd.Function):
-    """Saves an input, a result, the same thing twice, and something of its own."""
+    """A function that saves an input, a result, the same tensor twice, and a tensor of its own."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -223,7 +225,7 @@ class InPlace(torch.autograd.Function):
 
 
 class Sorted(torch.autograd.Function):
-    """A result that needs no gradient next to one that does."""
+    """A function with one result that needs no gradient and one that does."""
 
     @staticmethod
     def forward(ctx, x):
@@ -238,7 +240,7 @@ class Sorted(torch.autograd.Function):
         return torch.zeros_like(gradient).scatter_(0, order, gradient)
 
 
-def test_functions_of_the_program() -> None:
+def test_custom_autograd_functions_match_pytorch() -> None:
     def program() -> Step:
         weight = vector(True)
 
@@ -259,7 +261,7 @@ def test_functions_of_the_program() -> None:
     harshest(program)
 
 
-def test_a_function_that_is_differentiated_twice() -> None:
+def test_second_derivative_of_custom_function_matches_pytorch() -> None:
     def program() -> Step:
         weight = vector(True)
 
@@ -278,8 +280,10 @@ def test_a_function_that_is_differentiated_twice() -> None:
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["here", "in a thread"])
 @pytest.mark.parametrize("inside", [False, True], ids=["after", "inside"])
-def test_backward_elsewhere(inside: bool, threaded: bool) -> None:
-    """R10: the handles outlive the context, and work in any thread; more than once if asked to."""
+def test_backward_after_budget_in_other_thread_matches_pytorch(
+    inside: bool, threaded: bool
+) -> None:
+    """R10: saved-tensor handles outlive the budget and work in any thread, also several times."""
 
     def trained(budget: int | None) -> tuple[dict[str, object], int]:
         torch.manual_seed(20)
@@ -312,8 +316,8 @@ def test_backward_elsewhere(inside: bool, threaded: bool) -> None:
     assert differing(got, plain) == []
 
 
-def test_differentiated_twice_after_the_context() -> None:
-    """R10: what such a graph saves is no longer ours, but comes from our handles."""
+def test_second_derivative_after_budget_matches_pytorch() -> None:
+    """R10: the second graph saves tensors that were unpacked from handles of the budget."""
 
     def trained(budget: int | None) -> tuple[dict[str, object], int]:
         torch.manual_seed(20)
@@ -321,7 +325,7 @@ def test_differentiated_twice_after_the_context() -> None:
         context = nullcontext() if budget is None else rekindle.budget(budget)
         with context as run:
             loss = deeper(weight, 4).sum()
-            deeper(vector(True), 30)  # evicts the others, and is freed
+            deeper(vector(True), 30)  # evicts the other values, and is freed
         before = run.recomputations if run else 0
         (slope,) = torch.autograd.grad(loss, weight, create_graph=True)
         slope.square().sum().backward()
@@ -333,8 +337,8 @@ def test_differentiated_twice_after_the_context() -> None:
     assert differing(got, plain) == []
 
 
-def test_several_threads_at_once() -> None:
-    """R10: backward passes of several graphs side by side after the context."""
+def test_backward_passes_in_several_threads_match_pytorch() -> None:
+    """R10: several graphs run backward in parallel after the budget has ended."""
 
     def trained(budget: int | None) -> dict[str, object]:
         torch.manual_seed(20)
@@ -353,7 +357,7 @@ def test_several_threads_at_once() -> None:
     assert differing(trained(4 * TIGHT), trained(None)) == []
 
 
-def test_backward_in_inference_mode() -> None:
+def test_backward_in_inference_mode_matches_pytorch() -> None:
     def program() -> Step:
         weight = vector(True)
 

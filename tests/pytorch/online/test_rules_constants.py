@@ -1,4 +1,4 @@
-"""Tests of rule R4: values without a recipe are pinned, also when a source is overwritten."""
+"""Tests of rule R4: values without a recipe are pinned, also if a source is overwritten."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ EMPTY: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("filled", [_by_numpy, _by_address])
 @pytest.mark.parametrize("name", EMPTY)
-def test_memory_that_something_unseen_filled(name: str, filled: Callable[[Tensor], None]) -> None:
-    """Fails without `look_twice`, which finds that no operator wrote the memory read."""
+def test_memory_filled_outside_pytorch_is_pinned(
+    name: str, filled: Callable[[Tensor], None]
+) -> None:
+    """Fails without `look_twice`, which detects that no operator wrote the memory."""
 
     def program() -> Step:
         weight = vector(True)
@@ -46,7 +48,7 @@ def test_memory_that_something_unseen_filled(name: str, filled: Callable[[Tensor
         def step() -> object:
             x = EMPTY[name]()
             filled(x)
-            y = x + weight  # saves nothing
+            y = x + weight  # saves no tensor
             loss = (y.sin() * y).sum()
             del x, y
             loss = loss + deeper(weight, 8).sum()
@@ -58,7 +60,7 @@ def test_memory_that_something_unseen_filled(name: str, filled: Callable[[Tensor
     harshest(program)
 
 
-def test_memory_filled_outside_and_then_written_in_part() -> None:
+def test_memory_filled_by_numpy_and_operator_matches_pytorch() -> None:
     def program() -> Step:
         weight = vector(True)
 
@@ -79,7 +81,7 @@ def test_memory_filled_outside_and_then_written_in_part() -> None:
     harshest(program)
 
 
-def test_memory_filled_outside_before_any_read_is_pinned() -> None:
+def test_saved_memory_that_numpy_filled_is_pinned() -> None:
     class Save(torch.autograd.Function):
         @staticmethod
         def forward(ctx, weight):
@@ -106,10 +108,10 @@ def test_memory_filled_outside_before_any_read_is_pinned() -> None:
     harshest(program)
 
 
-def test_constants_are_never_evicted() -> None:
-    """Fails if `Storage.replayable` is not looked at: weights, batches, values made without grad.
+def test_weights_and_sources_are_never_evicted() -> None:
+    """Fails if `Storage.replayable` is ignored: weights, batches, values made without grad.
 
-    Only autograd and recipes hold the batch and the mask when the chain asks for memory.
+    Only autograd and recipes hold the batch and the mask when the chain needs memory.
     """
 
     def program() -> Step:
@@ -153,10 +155,10 @@ UPDATES: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_weight_overwritten_while_evicted_values_need_it(name: str) -> None:
+def test_overwriting_weight_recomputes_values_that_need_it(name: str) -> None:
     """Values made only from the old weight are recomputed first (`Engine.forget`).
 
-    PyTorch does not object: `weight + batch` saves nothing of the weight.
+    PyTorch raises no error, because `weight + batch` saves nothing of the weight.
     """
 
     def program() -> Step:
@@ -177,8 +179,8 @@ def test_weight_overwritten_while_evicted_values_need_it(name: str) -> None:
     harshest(program)
 
 
-def test_an_input_is_overwritten_between_forward_and_backward() -> None:
-    """A batch in a buffer that the next one is loaded into, before the backward pass is over."""
+def test_input_overwritten_before_backward_matches_pytorch() -> None:
+    """The next batch is loaded into the same buffer before the backward pass has ended."""
 
     def program() -> Step:
         weight, buffer, other = vector(True), vector(), vector(True)
@@ -197,8 +199,8 @@ def test_an_input_is_overwritten_between_forward_and_backward() -> None:
     harshest(program)
 
 
-def test_an_optimizer_that_steps_during_the_backward_pass() -> None:
-    """A hook updates each weight as soon as its gradient is there: others still need the old."""
+def test_optimizer_step_inside_backward_pass_matches_pytorch() -> None:
+    """A hook updates each weight once its gradient exists, while other values need the old one."""
 
     def program() -> Step:
         layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
@@ -231,8 +233,8 @@ def test_an_optimizer_that_steps_during_the_backward_pass() -> None:
     harshest(program)
 
 
-def test_power_iterations_in_the_forward_pass() -> None:
-    """Spectral norm overwrites its vectors in each forward pass, without grad."""
+def test_spectral_norm_power_iteration_matches_pytorch() -> None:
+    """Spectral norm overwrites its vectors in each forward pass, under no_grad."""
 
     def program() -> Step:
         layers = [
@@ -252,8 +254,8 @@ def test_power_iterations_in_the_forward_pass() -> None:
     harshest(program)
 
 
-def test_optimizer_steps_and_accumulation_inside() -> None:
-    """Three steps of two micro-batches each, all in one context: weights move, recipes die."""
+def test_optimizer_steps_and_accumulation_match_pytorch() -> None:
+    """Three steps of two micro-batches each within one budget: each step invalidates recipes."""
 
     def program() -> Step:
         network = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)])
@@ -276,8 +278,8 @@ def test_optimizer_steps_and_accumulation_inside() -> None:
     harshest(program)
 
 
-def test_frozen_and_shared_weights_keep_bits() -> None:
-    """Frozen layers, and one matrix for the embedding and the output."""
+def test_frozen_and_shared_weights_match_pytorch() -> None:
+    """Frozen layers, and one matrix shared by the embedding and the output."""
 
     def program() -> Step:
         embedding = nn.Embedding(8, 8)
@@ -298,8 +300,7 @@ def test_frozen_and_shared_weights_keep_bits() -> None:
     harshest(program)
 
 
-def test_constants_are_resident_after_evictions() -> None:
-    """All that is resident at the end are constants, and they are all there."""
+def test_after_backward_pass_only_sources_are_in_memory() -> None:
     weights = [vector(True) for _ in range(10)]
     with rekindle.budget(14 * 4 * WIDTH) as run:
         loss = torch.zeros(())
@@ -310,8 +311,8 @@ def test_constants_are_resident_after_evictions() -> None:
     assert run.evictions > 0
 
 
-def test_value_made_from_overwritten_weight_is_pinned() -> None:
-    """It cannot be recomputed any more; others can, from it."""
+def test_value_whose_source_was_overwritten_is_pinned() -> None:
+    """The value lost its recipe. Other values can still be recomputed from it."""
 
     def program() -> Step:
         weight = vector(True)

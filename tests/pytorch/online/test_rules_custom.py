@@ -1,4 +1,4 @@
-"""Tests of custom operators with a backward pass of their own, which run with grad mode off."""
+"""Tests of custom operators whose autograd formula runs with grad mode off."""
 
 from __future__ import annotations
 
@@ -54,8 +54,48 @@ def _program() -> Callable[[], Any]:
     return step
 
 
+@torch.library.custom_op("rekindle_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2.0
+
+
+class Doubled(torch.autograd.Function):
+    """Calls an operator that has no autograd formula, as wrappers of Triton kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = doubled(x)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (result,) = ctx.saved_tensors
+        return gradients[0] * result
+
+
+def _program_without_formula() -> Callable[[], Any]:
+    weight = torch.randn(64, WIDTH, requires_grad=True)
+
+    def step() -> Tensor:
+        x = weight
+        for _ in range(12):
+            x = Doubled.apply(x.sin())
+        return torch.autograd.grad(x.sum(), weight)[0]
+
+    return step
+
+
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_values_saved_by_custom_operators_are_recomputed(
+def test_results_of_operator_without_formula_are_recomputed(
+    evict: Literal["saved", "anything"],
+) -> None:
+    harsh = harshest(_program_without_formula, evict=evict)
+    assert harsh.again["rekindle_tests::doubled"] > 6
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_values_saved_by_custom_operator_formula_are_recomputed(
     evict: Literal["saved", "anything"],
 ) -> None:
     harsh = harshest(_program, evict=evict)
@@ -63,7 +103,7 @@ def test_values_saved_by_custom_operators_are_recomputed(
     assert sum(harsh.again.values()) > 6
 
 
-def test_not_if_they_are_not_to_run_twice() -> None:
+def test_results_of_never_recompute_operators_are_not_evicted() -> None:
     weights = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(12)]
     x = torch.randn(256, WIDTH)
     results = 2 * 12 * x.nbytes

@@ -26,7 +26,7 @@ def hooks_on() -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Iterator[None]:
-    """After each test here: no mode, no hook, and a new context can be entered."""
+    """After each test, assert that no mode or hook is left and that a budget can be entered."""
     yield
     assert _get_current_dispatch_mode_stack() == []
     assert not hooks_on()
@@ -36,7 +36,7 @@ def _nothing_stays() -> Iterator[None]:
 
 
 class Trainer:
-    """A few layers, and an optimizer with a state, that `fail` may disturb."""
+    """A few layers and an optimizer with state; `fail` may raise during the step."""
 
     def __init__(self) -> None:
         torch.manual_seed(20)
@@ -60,7 +60,8 @@ class Bang(Exception):
     pass
 
 
-#: The native core knows no `KeyboardInterrupt`: that fails with a plain error when it is told to.
+#: Errors to raise. The native core's failure switch for tests raises a plain error instead of
+#: `KeyboardInterrupt`.
 Interrupted = (KeyboardInterrupt, RuntimeError)
 
 
@@ -94,7 +95,7 @@ def _interrupted(*, before: bool) -> Callable[[], None]:
 
 def _from_an_operator(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], None]:
     layer = trainer.network[4][0]
-    trainer.network[4][0] = nn.Linear(9, 4)  # of the wrong size
+    trainer.network[4][0] = nn.Linear(9, 4)  # a layer of the wrong size
 
     def undo() -> None:
         trainer.network[4][0] = layer
@@ -113,10 +114,10 @@ FAILURES = {
 
 @pytest.mark.parametrize("inside", [True, False], ids=["caught inside", "caught outside"])
 @pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
-def test_training_continues_after_each_failure(
+def test_training_after_failure_of_any_operator_matches_pytorch(
     fail: Callable[..., Callable[[], None]], inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if a lock, an entry, a mode or a count is left as it was at the moment of the error."""
+    """Fails if an error leaves a lock, a record, a mode or a count behind."""
     budget = 42_000
     plain = Trainer()
     for _ in range(3):
@@ -152,8 +153,8 @@ def test_training_continues_after_each_failure(
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_backward_pass_repeated_after_interrupt_keeps_bits(before: bool) -> None:
-    """A chain of writes interrupted half way is not continued on what is half written."""
+def test_backward_pass_repeated_after_interrupt_matches_pytorch(before: bool) -> None:
+    """An interrupted chain of in-place writes must not continue from half-written memory."""
 
     def loss_of(weight: Tensor) -> Tensor:
         x = weight.sin()
@@ -176,8 +177,11 @@ def test_backward_pass_repeated_after_interrupt_keeps_bits(before: bool) -> None
             run._driver.engine.check()
 
 
-def test_training_continues_after_out_of_budget_anywhere() -> None:
-    """In the forward pass, in the backward pass, in the optimizer: no weight has moved."""
+def test_training_after_out_of_budget_anywhere_matches_pytorch() -> None:
+    """The error is raised in the forward pass, the backward pass or the optimizer.
+
+    No weight changes.
+    """
     plain = Trainer()
     for _ in range(2):
         plain.step()
@@ -205,8 +209,8 @@ def test_training_continues_after_out_of_budget_anywhere() -> None:
     assert differing(trainer.results(), wanted) == []
 
 
-def test_out_of_budget_inside_and_on_with_less_at_a_time() -> None:
-    """Caught inside the context: half the batch at a time fits, in the same context."""
+def test_half_batch_after_out_of_budget_fits_in_same_budget() -> None:
+    """The program catches the error inside the budget, and continues with half batches."""
     weight = torch.rand(WIDTH, requires_grad=True)
 
     def gradient(rows: int) -> Tensor:
@@ -228,7 +232,7 @@ def test_out_of_budget_inside_and_on_with_less_at_a_time() -> None:
 def test_out_of_budget_replaced_by_library_is_raised_again(
     evict: Literal["saved", "anything"],
 ) -> None:
-    """TorchScript's interpreter keeps nothing of an error, `load_state_dict` its text."""
+    """TorchScript's interpreter discards the error, and `load_state_dict` keeps only its text."""
     scripted = torch.jit.script(fourfold)
     vectors = torch.rand(WIDTH)
     wanted = scripted(vectors)
@@ -247,8 +251,8 @@ def test_out_of_budget_replaced_by_library_is_raised_again(
         network.load_state_dict(state)
 
 
-def test_out_of_budget_in_a_stage_of_a_pipeline() -> None:
-    """`torch.distributed.pipelining` raises an error of its own, with ours as its cause."""
+def test_out_of_budget_in_pipeline_stage_is_raised_as_itself() -> None:
+    """`torch.distributed.pipelining` raises an error of its own, caused by the `OutOfBudget`."""
     network = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
 
     def step(budget: int) -> None:
@@ -263,10 +267,10 @@ def test_out_of_budget_in_a_stage_of_a_pipeline() -> None:
     step(100_000)
 
 
-def test_error_of_pipeline_stage_is_unchanged() -> None:
+def test_error_in_pipeline_stage_is_raised_unchanged() -> None:
     x = torch.rand(8, requires_grad=True)
     with pytest.raises(RuntimeError, match="Failed to run stage") as error, rekindle.budget(ROOMY):
-        stage_backward(x.sin(), None, [])  # of several numbers
+        stage_backward(x.sin(), None, [])  # backward of a tensor with several elements raises
     assert not isinstance(error.value, MemoryError)
 
 
@@ -275,7 +279,7 @@ def fourfold(x: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_error_of_torchscript_is_unchanged() -> None:
+def test_error_in_torchscript_is_raised_unchanged() -> None:
     scripted = torch.jit.script(fourfold)
     with rekindle.budget(9 * WIDTH), pytest.raises(RuntimeError):
         scripted(torch.rand(WIDTH))

@@ -1,7 +1,6 @@
-"""Tests of rule R2: the bookkeeping dies with the graph, in long runs and after single steps.
+"""Tests of rule R2: bookkeeping ends with the graph, after single steps and in long runs.
 
-Reference cycles would be hidden by the garbage collector, so it is off where single steps are
-watched.
+The garbage collector would hide reference cycles, so it is off in tests of single steps.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch import Run
+from rekindle import Run
 from rekindle.schedule import verify
 from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, vector
@@ -40,8 +39,8 @@ class Bang(Exception):
 
 
 def entries(run: Run) -> tuple[int, int, int]:
-    """Return the sizes of the engine's graph, the native records and the list of held ones."""
-    torch.zeros(())  # an event: deaths are acted on
+    """Return the sizes of the engine's graph, native records and list of user-held storages."""
+    torch.zeros(())  # an event, at which freed storages are noticed
     now = run._driver.engine.now()
     return now.storages, now.alive, run.memory
 
@@ -93,7 +92,7 @@ def statistics(weight: Tensor) -> None:
 
 
 def out_of_budget(weight: Tensor) -> None:
-    @torch.no_grad()  # else nothing of it would have to stay
+    @torch.no_grad()  # otherwise no value of it would have to stay
     def hoard() -> None:
         rows = [weight]
         while True:
@@ -107,7 +106,9 @@ STEPS = [plain_step, kept_graph, forward_only, without_grad, penalty, writes, st
 
 
 @pytest.mark.parametrize("step", [*STEPS, out_of_budget], ids=lambda step: step.__name__)
-def test_step_leaves_no_bookkeeping(step: Callable[[Tensor], None], no_collector: None) -> None:
+def test_each_kind_of_training_step_leaves_no_bookkeeping(
+    step: Callable[[Tensor], None], no_collector: None
+) -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         step(weight)
@@ -117,14 +118,14 @@ def test_step_leaves_no_bookkeeping(step: Callable[[Tensor], None], no_collector
         for _ in range(3):
             step(weight)
             if step is out_of_budget:
-                gc.collect()  # a traceback is a cycle of the test's own
+                gc.collect()  # a traceback is a reference cycle of the test itself
         assert all(now <= then for now, then in zip(entries(run), before, strict=True))
         run._driver.engine.check()
     assert run.evictions > 0 or step in (without_grad, out_of_budget)
 
 
-def test_context_leaves_no_driver(no_collector: None) -> None:
-    """Neither the driver nor its graph outlives the context, the loss and `run`."""
+def test_native_driver_is_freed_after_end_of_budget(no_collector: None) -> None:
+    """The driver and its graph are freed with the budget, the loss and `run`."""
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         plain_step(weight)
@@ -133,8 +134,8 @@ def test_context_leaves_no_driver(no_collector: None) -> None:
     assert driver() is None
 
 
-def test_a_graph_dropped_after_everything_else(no_collector: None) -> None:
-    """The loss is dropped last: memory that only the runtime kept is freed with it."""
+def test_deleting_the_loss_last_frees_memory_of_its_graph(no_collector: None) -> None:
+    """The loss is deleted last; memory that only the runtime kept is freed with it."""
     weight = vector(True)
     with rekindle.budget(1_000 * TIGHT) as run:
         x = weight.sin()
@@ -149,9 +150,9 @@ def test_a_graph_dropped_after_everything_else(no_collector: None) -> None:
 
 @pytest.mark.parametrize("layers", [3, 40], ids=["in the forward pass", "in the backward pass"])
 def test_memory_of_graph_is_freed_after_exception(layers: int, no_collector: None) -> None:
-    """Memory that only the graph held is gone with the graph, although `run` is still there.
+    """Memory that only the graph held is freed with it, although `run` still exists.
 
-    Fails if deaths are acted on only at the next event: after the context there is none.
+    Fails if freed storages are noticed only at the next event: after the budget there is none.
     """
     weight = vector(True)
     watched: list[weakref.ref[torch.UntypedStorage]] = []
@@ -178,8 +179,8 @@ def test_memory_of_graph_is_freed_after_exception(layers: int, no_collector: Non
     assert run.peak > 10 * 4 * WIDTH
 
 
-def test_graph_that_outlives_context_frees_its_memory(no_collector: None) -> None:
-    """Dropping the loss later frees all, `run` or no `run`, collector or none."""
+def test_deleting_the_loss_after_budget_frees_memory_of_graph(no_collector: None) -> None:
+    """Deleting the loss later frees all memory, with or without `run` and the garbage collector."""
     weight = vector(True)
     with rekindle.budget(1_000 * TIGHT) as run:
         x = weight.sin()
@@ -195,7 +196,7 @@ def test_graph_that_outlives_context_frees_its_memory(no_collector: None) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [plain_step, writes, statistics], ids=lambda step: step.__name__)
-def test_two_thousand_steps(step: Callable[[Tensor], None]) -> None:
+def test_two_thousand_steps_do_not_grow_bookkeeping(step: Callable[[Tensor], None]) -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         for _ in range(200):
@@ -210,17 +211,17 @@ def test_two_thousand_steps(step: Callable[[Tensor], None]) -> None:
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident memory of this process in bytes."""
     if sys.platform == "linux":
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-# -- what is carried from graph to graph ---------------------------------------------------------
+# -- values carried from graph to graph ----------------------------------------------------------
 
 
 class Recurrent(nn.Module):
-    """Carries its state from one batch to the next."""
+    """A network that carries its state from one batch to the next."""
 
     def __init__(self, *, asks_for_gradient: bool = False) -> None:
         super().__init__()
@@ -240,7 +241,7 @@ class Recurrent(nn.Module):
 
 
 def train(model: Recurrent, after: Callable[[], None] = lambda: None) -> list[Tensor]:
-    """Without an optimizer's step, which would end what can be recomputed."""
+    """Train without an optimizer's step, which would invalidate recipes."""
     for number in range(40):
         batch = torch.randn(4, WIDTH // 4, generator=torch.Generator().manual_seed(number))
         model(batch).backward()
@@ -260,7 +261,7 @@ def short_memory() -> Iterator[int]:
 @pytest.mark.parametrize(
     "setting", [{}, {"evict": "anything"}, {"learn": True}], ids=["saved", "anything", "learn"]
 )
-def test_a_state_does_not_carry_all_batches_along(
+def test_recurrent_state_does_not_keep_old_batches_alive(
     setting: dict[str, Any], asks_for_gradient: bool, short_memory: int
 ) -> None:
     wanted = train(Recurrent(asks_for_gradient=asks_for_gradient))
@@ -273,21 +274,22 @@ def test_a_state_does_not_carry_all_batches_along(
     with rekindle.budget(TIGHT, **setting) as run:
         found = train(model, count)
     assert run.evictions > 100
-    assert max(known) < 4 * short_memory  # a chain, values made from it, until the next check
+    # a chain and the values made from it, until the next check
+    assert max(known) < 4 * short_memory
     assert len(found) == 3
     assert all(map(torch.equal, found, wanted))
 
 
-def test_storages_grow_with_long_memory() -> None:
-    """The test above can fail."""
+def test_recurrent_state_without_chain_limit_keeps_batches_alive() -> None:
+    """Shows that the test above can fail."""
     model = Recurrent()
     with cores.short_memory(1_000_000), rekindle.budget(TIGHT) as run:
         train(model)
         assert len(list(run._driver.engine.storages)) > 1_000
 
 
-def test_recorded_run_forgets_no_storage(short_memory: int) -> None:
-    """It says whether an operator can be repeated, not until when."""
+def test_record_of_run_with_chain_limit_passes_verifier(short_memory: int) -> None:
+    """The chain limit makes values unrecomputable, which a trace cannot express."""
     with rekindle.budget(TIGHT, record=True) as run:
         train(Recurrent())
     trace, record = run.trace, run.record
@@ -296,11 +298,11 @@ def test_recorded_run_forgets_no_storage(short_memory: int) -> None:
     assert simulated.actions == record.actions
 
 
-# -- what is carried from step to step -----------------------------------------------------------
+# -- values carried from step to step ------------------------------------------------------------
 
 
 class Loop:
-    """Trains with Adam, and keeps a running mean of what `measures` says."""
+    """Train with Adam and keep a running mean of a measure of each step."""
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], *, dropout: float = 0.0) -> None:
         torch.manual_seed(0)
@@ -328,8 +330,10 @@ KINDS_OF_LOSS = [nn.functional.mse_loss, nn.functional.smooth_l1_loss, _squares]
 
 @pytest.mark.parametrize("setting", [{}, {"evict": "anything"}, {"swap": "1GiB"}], ids=str)
 @pytest.mark.parametrize("loss", KINDS_OF_LOSS, ids=lambda loss: loss.__name__)
-def test_a_mean_of_losses_keeps_no_batch(loss: Any, setting: dict[str, Any]) -> None:
-    """Nor does a model that is built inside leave something of each step behind."""
+def test_running_mean_of_losses_does_not_keep_batches_alive(
+    loss: Any, setting: dict[str, Any]
+) -> None:
+    """The model is built inside the budget, and keeps nothing of each step either."""
     plain = Loop(loss, dropout=0.1)
     for _ in range(60):
         plain.step()
@@ -346,8 +350,8 @@ def test_a_mean_of_losses_keeps_no_batch(loss: Any, setting: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_running_mean_without_optimizer_keeps_no_batch(evict: Any) -> None:
-    """A request that would not fit frees the batches that are kept in vain."""
+def test_running_mean_without_optimizer_keeps_no_batch_alive(evict: Any) -> None:
+    """An allocation that would not fit frees batches that only recomputation of the mean needs."""
     mean = torch.zeros(())
     with rekindle.budget(600_000, evict=evict) as run:
         for _ in range(100):

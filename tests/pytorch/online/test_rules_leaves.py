@@ -1,4 +1,4 @@
-"""Tests of tensors that a custom function saved: leaves are unpacked as the same objects."""
+"""Tests of leaves that a custom function saves: they are unpacked as the same objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Evict = Literal["saved", "anything"]
 
 
 class Accumulating(torch.autograd.Function):
-    """Adds to `weight.main_grad` itself, as Megatron's fused kernels do."""
+    """A function that adds to `weight.main_grad` itself, as Megatron's fused kernels do."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
@@ -38,7 +38,7 @@ class Accumulating(torch.autograd.Function):
 
 @evict_modes
 @pytest.mark.parametrize("trained", [True, False])
-def test_attributes_of_a_saved_parameter(trained: bool, evict: Evict) -> None:
+def test_saved_parameter_unpacks_with_its_attributes(trained: bool, evict: Evict) -> None:
     def program() -> Callable[[], Any]:
         weights: Any = [nn.Parameter(vector(), requires_grad=trained) for _ in range(3)]
         start = vector(requires_grad=True)
@@ -83,7 +83,7 @@ def _saved(*tensors: Tensor) -> list[Any]:
     return found
 
 
-def test_they_are_the_very_objects_also_after_the_context() -> None:
+def test_saved_leaf_unpacks_to_same_object_after_budget() -> None:
     gc.collect()
     others = leaves._owners
     with_attribute: Any = vector()
@@ -108,7 +108,7 @@ def test_they_are_the_very_objects_also_after_the_context() -> None:
     assert ("saved_tensors" in vars(BackwardCFunction)) == (others > 0)
 
 
-def test_leaf_changed_by_inner_hooks_is_unpacked() -> None:
+def test_leaf_unpacks_as_changed_by_saved_tensor_hooks_of_user() -> None:
     weight = vector(requires_grad=True)
     twice = torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x)
     with rekindle.budget("1MiB"), twice:
@@ -116,8 +116,8 @@ def test_leaf_changed_by_inner_hooks_is_unpacked() -> None:
     assert torch.equal(found, weight * 2)
 
 
-def test_view_made_without_grad_is_unpacked_as_value() -> None:
-    """It requires a gradient and has no graph, but nothing accumulates its gradient."""
+def test_view_made_under_no_grad_unpacks_with_equal_contents() -> None:
+    """The view requires a gradient and has no graph, but no node accumulates its gradient."""
     weight = vector(requires_grad=True)
 
     def step() -> None:
@@ -132,7 +132,8 @@ def test_view_made_without_grad_is_unpacked_as_value() -> None:
 
     with rekindle.budget("1MiB") as run:
         step()
-        unreachable = Saving.apply(weight * 1, weight)  # as long as it lives, leaves come back
+        # as long as the graph lives, leaves unpack to the same objects
+        unreachable = Saving.apply(weight * 1, weight)
     step()
     assert run.evictions == 0
     del unreachable

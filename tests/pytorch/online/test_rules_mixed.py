@@ -1,4 +1,4 @@
-"""Tests of programs that mix autocast, modes, complex and sparse tensors, and checkpoints."""
+"""Tests of programs with autocast, grad modes, complex and sparse tensors, and checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.pytorch.harsh import deeper, harshest, vector
 Step = Callable[[], object]
 
 
-def test_autocast() -> None:
-    """Casts and their cache are not repeated by a replay: it runs below autocast."""
+def test_training_under_autocast_matches_pytorch() -> None:
+    """Recomputation runs below autocast, so it repeats no casts."""
 
     def program() -> Step:
         network = nn.Sequential(
@@ -38,7 +38,7 @@ def test_autocast() -> None:
     assert harsh.again["addmm"] > 0
 
 
-def test_backward_within_autocast_and_mixed_types() -> None:
+def test_backward_under_autocast_matches_pytorch() -> None:
     def program() -> Step:
         weight = torch.rand(40, 40, requires_grad=True)
 
@@ -57,8 +57,8 @@ def test_backward_within_autocast_and_mixed_types() -> None:
     harshest(program)
 
 
-def test_recomputation_within_autocast_runs_without_it() -> None:
-    """Fails if `_replay.as_the_first_time` leaves autocast on: products would be rounded."""
+def test_recomputation_inside_autocast_ignores_autocast() -> None:
+    """Fails if recomputation leaves autocast on, because products would be rounded."""
 
     def program() -> Step:
         weight = torch.rand(40, 40, requires_grad=True)
@@ -78,8 +78,8 @@ def test_recomputation_within_autocast_runs_without_it() -> None:
     assert harshest(program).again["mm"] > 0
 
 
-def test_values_of_no_grad_and_inference_mode_are_constants() -> None:
-    """Values made there are constants, also when autograd saves them later."""
+def test_no_grad_and_inference_values_are_never_recomputed() -> None:
+    """Values made in these modes have no recipe, also if autograd saves them later."""
 
     def program() -> Step:
         network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
@@ -102,7 +102,7 @@ def test_values_of_no_grad_and_inference_mode_are_constants() -> None:
     harshest(program)
 
 
-def test_the_program_s_own_saved_tensor_hooks_and_checkpoints() -> None:
+def test_saved_tensor_hooks_and_checkpoints_match_pytorch() -> None:
     def program() -> Step:
         network = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 8))
         batch = torch.rand(100, 8, requires_grad=True)
@@ -123,8 +123,8 @@ def test_the_program_s_own_saved_tensor_hooks_and_checkpoints() -> None:
     harshest(program)
 
 
-def test_complex_numbers_and_sparse_gradients() -> None:
-    """Complex values are evicted like others, sparse ones are kept."""
+def test_complex_numbers_and_sparse_gradients_match_pytorch() -> None:
+    """Complex values are evicted like others; sparse values are kept."""
 
     def program() -> Step:
         table = nn.Embedding(20, 50, sparse=True)
@@ -145,8 +145,8 @@ def test_complex_numbers_and_sparse_gradients() -> None:
     harshest(program)
 
 
-def test_tree_of_dropped_tensors_keeps_bits() -> None:
-    """Gradients flow through what the program has dropped long ago, in the right order."""
+def test_recursive_tree_of_deleted_values_matches_pytorch() -> None:
+    """Gradients flow in the right order through values that the program deleted before."""
 
     def program() -> Step:
         weight = vector(True)

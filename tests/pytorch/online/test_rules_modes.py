@@ -1,4 +1,4 @@
-"""Tests of rule R9: the program's modes see each of its operators once, and no recomputation."""
+"""Tests of rule R9: dispatch modes see each operator once, and recomputations only from outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 import rekindle
 from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
-#: PyTorch itself takes an alias of what hooks unpack.
+#: PyTorch itself makes an alias of each unpacked tensor.
 OF_PYTORCH = "detach"
 
 evict_modes = pytest.mark.parametrize("evict", ["saved", "anything"])
@@ -30,7 +30,7 @@ Evict = Literal["saved", "anything"]
 
 
 class Halves(TorchDispatchMode):
-    """Changes what operators give, as emulated low precision does, and counts them."""
+    """A dispatch mode that changes and counts results of operators, like emulated low precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Halves(TorchDispatchMode):
 
 
 class Calls(TorchFunctionMode):
-    """Changes and counts what functions give."""
+    """A function mode that changes and counts results of functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,9 @@ class Calls(TorchFunctionMode):
 
 @evict_modes
 @pytest.mark.parametrize("mode", [Halves, Calls])
-def test_a_mode_inside_acts_once(mode: Callable[[], Any], evict: Evict) -> None:
+def test_dispatch_mode_inside_budget_sees_each_operator_once(
+    mode: Callable[[], Any], evict: Evict
+) -> None:
     def program() -> Callable[[], Any]:
         weight = vector(requires_grad=True)
 
@@ -74,7 +76,7 @@ def test_a_mode_inside_acts_once(mode: Callable[[], Any], evict: Evict) -> None:
 
 
 class Lists(TorchDispatchMode):
-    """Lists the operators that it sees."""
+    """A dispatch mode that lists the operators it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +87,8 @@ class Lists(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_mode_inside_sees_no_aliases_of_new_leaves() -> None:
-    """Autograd uses a new tensor unchanged only if nothing shares its version counter."""
+def test_dispatch_mode_inside_budget_sees_no_alias_operators() -> None:
+    """Autograd uses a new leaf directly only if no alias shares its version counter."""
 
     def seen() -> list[str]:
         with Lists() as mode:
@@ -100,8 +102,8 @@ def test_mode_inside_sees_no_aliases_of_new_leaves() -> None:
 
 
 @evict_modes
-def test_outer_mode_acts_on_recomputation_as_on_first_run(evict: Evict) -> None:
-    """Also if it is over when the backward pass comes."""
+def test_dispatch_mode_around_budget_acts_on_recomputations(evict: Evict) -> None:
+    """The mode acts even if it has ended before the backward pass recomputes."""
 
     torch.manual_seed(0)
     weight = vector(requires_grad=True)
@@ -124,9 +126,10 @@ def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any
     return create_selective_checkpoint_contexts(_policy)
 
 
-@pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")  # since 2.14, of any hooks
-def test_inner_selective_checkpoints_keep_their_cache() -> None:
-    """Their modes hand out cached results in order: recomputation may not take one."""
+# since torch 2.14, an alias for any hooks
+@pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")
+def test_recomputation_uses_no_cache_of_selective_checkpoint() -> None:
+    """The checkpoint's modes return cached results in order, so recomputation must not use one."""
 
     def program() -> Callable[[], Any]:
         weight = vector(requires_grad=True)
@@ -149,8 +152,8 @@ def test_inner_selective_checkpoints_keep_their_cache() -> None:
 @pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")
 @evict_modes
 @pytest.mark.parametrize("contexts", ["policy", "list"])
-def test_operator_that_policy_must_save_runs_once(contexts: str, evict: Evict) -> None:
-    """Its caller's word counts."""
+def test_operator_under_must_save_policy_runs_once(contexts: str, evict: Evict) -> None:
+    """The checkpoint's policy saves the result, so Rekindle must not recompute it."""
     saved = [torch.ops.aten.sin.default, torch.ops.aten.exp.default]
     chosen = _policy if contexts == "policy" else saved
 
@@ -176,8 +179,8 @@ def test_operator_that_policy_must_save_runs_once(contexts: str, evict: Evict) -
     assert again["cos"] > 0
 
 
-def test_operator_that_policy_may_recompute_is_evicted() -> None:
-    """PREFER_SAVE is a wish."""
+def test_result_under_prefer_save_policy_is_evicted() -> None:
+    """PREFER_SAVE is only a preference."""
 
     def prefers(*args: object, **kwargs: object) -> CheckpointPolicy:
         return CheckpointPolicy.PREFER_SAVE

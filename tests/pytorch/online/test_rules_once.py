@@ -1,4 +1,4 @@
-"""Tests of rules R5, R6, R8 and R9: generators and statistics move once, user code runs once."""
+"""Tests of rules R5, R6, R8, R9: generators and statistics advance once, user code runs once."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _lstm(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_recomputed_random_numbers_are_equal(name: str) -> None:
-    """R5: fails if `Recipe.random` is not replayed, or if the generator is left where it was then.
+def test_recomputed_random_operators_match_pytorch(name: str) -> None:
+    """R5: fails if `Recipe.random` is not replayed, or if replay moves the generator.
 
-    The harness compares the global generator; the program's own is among the results.
+    The harness compares the global generator; the program's own generator is among the results.
     """
     draw = RANDOM[name]
 
@@ -88,8 +88,8 @@ def test_recomputed_random_numbers_are_equal(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_random_numbers_on_a_device() -> None:
-    """R5: one generator per device; `rand(..., device="cuda")` has no tensor that names it."""
+def test_recomputed_random_operators_on_device_match_pytorch() -> None:
+    """R5: one generator for each device; `rand(..., device="cuda")` has no tensor argument."""
 
     def program() -> Step:
         weight = vector().cuda().requires_grad_()
@@ -109,7 +109,7 @@ def test_random_numbers_on_a_device() -> None:
     harshest(program)
 
 
-def test_generator_is_chosen_by_device_of_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_generator_is_that_of_result_device(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = torch.Generator(), torch.Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", (one, other))
     cpu = [torch.ones(1)]
@@ -119,7 +119,9 @@ def test_generator_is_chosen_by_device_of_result(monkeypatch: pytest.MonkeyPatch
     assert generator_of(cpu, [one], None) is one
 
 
-def test_cpu_number_does_not_choose_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scalar_cpu_argument_does_not_select_random_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, other = torch.Generator(), torch.Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", (one, other))
     device = torch.device("cuda", 1)
@@ -128,8 +130,8 @@ def test_cpu_number_does_not_choose_the_generator(monkeypatch: pytest.MonkeyPatc
     assert generator_of(beside, [], None) is other
 
 
-def test_the_generator_is_seeded_in_between() -> None:
-    """R5: a program that seeds and forks gets its own numbers, and replay does not disturb it."""
+def test_recomputation_after_reseeding_draws_first_numbers() -> None:
+    """R5: the program draws its own numbers, and recomputation those of the first run."""
 
     def program() -> Step:
         weight = vector(True)
@@ -164,8 +166,8 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_statistics_move_once(name: str) -> None:
-    """R6: fails if `Recipe.dropped` is empty: each recomputation would move them again."""
+def test_batch_norm_updates_its_statistics_once(name: str) -> None:
+    """R6: fails if `Recipe.dropped` is empty, since recomputations would update them again."""
 
     def program() -> Step:
         norms = nn.ModuleList(NORMS[name]() for _ in range(4))
@@ -190,8 +192,8 @@ def test_statistics_move_once(name: str) -> None:
     assert again["native_batch_norm"] > 0
 
 
-def test_training_and_evaluation_with_the_same_statistics() -> None:
-    """R4 and R6: a hidden write is a write: what read the old statistics comes first."""
+def test_batch_norm_in_train_and_eval_mode_matches_pytorch() -> None:
+    """R4 and R6: values that read the old statistics are recomputed before the update."""
 
     def program() -> Step:
         norm = nn.BatchNorm1d(8)
@@ -235,8 +237,8 @@ DISPATCHED = {
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_routes_are_decided_once(name: str) -> None:
-    """R8: fails if `ROUTING` results are not pinned. A watch around counts every dispatch."""
+def test_indices_from_topk_and_sort_are_never_recomputed(name: str) -> None:
+    """R8: fails if `ROUTING` results are not pinned. The watch counts every executed operator."""
     route = ROUTES[name]
 
     def program() -> Step:
@@ -263,8 +265,8 @@ def test_routes_are_decided_once(name: str) -> None:
     assert harsh.again["sin"] > 0
 
 
-def test_user_code_runs_once() -> None:
-    """R9: Python side effects and hooks of all kinds. Fails with any scheme that reruns modules."""
+def test_python_code_and_hooks_of_user_run_once() -> None:
+    """R9: Python side effects and all kinds of hooks. Fails with any scheme that reruns modules."""
     log: list[str] = []
 
     def program() -> Step:
@@ -291,7 +293,7 @@ def test_user_code_runs_once() -> None:
     assert harshest(program).again["addmm"] > 0
 
 
-def test_a_function_with_side_effects_runs_once() -> None:
+def test_custom_function_with_side_effects_runs_once() -> None:
     class Counting(torch.autograd.Function):
         calls = 0
 
@@ -325,8 +327,8 @@ def test_a_function_with_side_effects_runs_once() -> None:
     harshest(program)
 
 
-def test_never_recompute_runs_operator_once() -> None:
-    """`never_recompute` keeps what is made inside; the watch sees that it ran once."""
+def test_operator_inside_never_recompute_runs_once() -> None:
+    """Values made inside `never_recompute` are kept; the watch counts one execution."""
     weight = vector(True)
     with Watch() as watch, rekindle.budget(30 * 4 * WIDTH) as run:
         x = weight

@@ -1,4 +1,4 @@
-"""Tests that room for an operator's results is made before its first run."""
+"""Tests that memory for an operator's results is freed before its first run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _met_for_the_first_time() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss(name: str, reduction: str) -> None:
-    """Some losses return one number in memory for as many as there are elements.
+def test_result_size_of_loss_is_predicted(name: str, reduction: str) -> None:
+    """Some losses allocate an element for each input, although they return one number.
 
     Their workspace is unknown before the first run.
     """
@@ -44,8 +44,8 @@ def test_a_loss(name: str, reduction: str) -> None:
     assert tracker.peak <= amount
 
 
-def test_a_loss_of_two_types() -> None:
-    """Of bfloat16 by autocast and of a target that is not, say: it has the larger type."""
+def test_result_size_of_loss_with_two_dtypes_is_predicted() -> None:
+    """With a bfloat16 input and a float32 target, the result has the larger type."""
     x, y = torch.rand(10, 30), torch.rand(10, 30).bfloat16()
     amount = x.nbytes + y.nbytes + y.nbytes + 100
     for one, other in ((x, y), (y, x)):
@@ -63,8 +63,8 @@ OF_TWO_KERNELS = {
 
 @pytest.mark.parametrize("grad_mode", [True, False])
 @pytest.mark.parametrize("name", OF_TWO_KERNELS)
-def test_composite_operator_with_own_kernel_counts_once(name: str, grad_mode: bool) -> None:
-    """It has a kernel of its own as well, and that is what runs: its result counts at once."""
+def test_result_of_composite_operator_with_kernel_counts_once(name: str, grad_mode: bool) -> None:
+    """The operator has a kernel, which runs instead of its parts."""
     x = torch.rand(1, 4, 10, 30)
     with rekindle.budget("1MiB") as run, torch.set_grad_enabled(grad_mode):
         x.sin()
@@ -73,7 +73,7 @@ def test_composite_operator_with_own_kernel_counts_once(name: str, grad_mode: bo
         assert run.memory == before + result.nbytes
 
 
-def test_list_of_operators_of_two_kernels_is_complete() -> None:
+def test_list_of_composite_operators_with_kernels_is_complete() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     found = [
         name
@@ -84,7 +84,7 @@ def test_list_of_operators_of_two_kernels_is_complete() -> None:
     assert sorted(found) == sorted(f"aten::{name}" for name in OF_TWO_KERNELS)
 
 
-def test_patches() -> None:
+def test_result_size_of_fold_is_predicted() -> None:
     patches = torch.rand(2, 9, 64)
     amount = patches.nbytes + 2 * 64 * 4 + 100
     with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount) as run:
@@ -107,19 +107,22 @@ CHOOSING = {
 
 @pytest.mark.parametrize("more", [0, 40, 4_000])
 @pytest.mark.parametrize("name", CHOOSING)
-def test_sizes_that_values_decide(name: str, more: int) -> None:
-    """Only bounds are known before, which refuse nothing; an excess is reported at once."""
+def test_data_dependent_result_size_above_budget_is_reported(name: str, more: int) -> None:
+    """Before the call only bounds are known, which refuse no operator.
+
+    A result that exceeds the budget raises an error immediately.
+    """
     x = torch.rand(10, 30, generator=torch.Generator().manual_seed(0))
     amount = x.nbytes + more
-    told = False
+    reported = False
     with Tracker() as tracker, rekindle.budget(amount) as run:
         try:
             CHOOSING[name](x)
         except rekindle.OutOfBudget:
-            told = True
-    assert told or max(tracker.peak, run.peak) <= amount
+            reported = True
+    assert reported or max(tracker.peak, run.peak) <= amount
 
 
-def test_all_that_do_so_are_among_them() -> None:
+def test_each_operator_that_reduces_in_place_is_tested() -> None:
     tested = {f"aten::{name}" for name in (*LOSSES, "col2im")}
     assert tested >= _operators.REDUCED_IN_PLACE

@@ -16,20 +16,20 @@ TIGHT = 14 * 4 * WIDTH
 ROOMY = 1_000 * 4 * WIDTH
 
 
-def test_contexts_do_not_nest() -> None:
+def test_nested_budget_is_refused() -> None:
     with rekindle.budget(ROOMY), pytest.raises(rekindle.Unsupported, match="one budget"):
         rekindle.budget(ROOMY).__enter__()
 
 
-def test_a_context_is_entered_once() -> None:
+def test_same_budget_object_entered_twice_is_refused() -> None:
     context = rekindle.budget(ROOMY)
     with context:
         pass
-    with pytest.raises(rekindle.Unsupported, match="write a new one"):
+    with pytest.raises(rekindle.Unsupported, match=r"write a new rekindle\.budget"):
         context.__enter__()
 
 
-def test_refused_inside_a_transform() -> None:
+def test_budget_inside_torch_func_transform_is_refused() -> None:
     def inside(x: Tensor) -> Tensor:
         with rekindle.budget(ROOMY):
             return x.sin().sum()
@@ -53,9 +53,10 @@ TRANSFORMS: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch.func's own
+# a warning of torch.func itself
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_inside_are_right(name: str) -> None:
+def test_torch_func_transforms_inside_budget_match_pytorch(name: str) -> None:
     x = vector()
     plain = TRANSFORMS[name](x)
 
@@ -66,7 +67,7 @@ def test_transforms_inside_are_right(name: str) -> None:
     assert differing(everything(within()), everything(plain)) == []
 
 
-def test_hooks_inside_transform_are_refused_by_pytorch() -> None:
+def test_saved_tensor_hooks_in_torch_func_raise_pytorchs_error() -> None:
     def same(x: Tensor) -> Tensor:
         return x
 
@@ -77,8 +78,8 @@ def test_hooks_inside_transform_are_refused_by_pytorch() -> None:
     assert type(caught.value) is RuntimeError
 
 
-def test_grad_transform_within_little_is_right() -> None:
-    """Values that a transform holds are evicted like user-held ones."""
+def test_torch_func_grad_within_small_budget_matches_pytorch() -> None:
+    """Values that the transform holds are evicted like user-held values."""
     x = vector()
     wanted = TRANSFORMS["grad"](x)
     with rekindle.budget(None) as plain:
@@ -91,8 +92,9 @@ def test_grad_transform_within_little_is_right() -> None:
     assert run._driver.evictions
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch.func's own
-def test_forward_mode_inside_is_right() -> None:
+# a warning of torch.func itself
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_forward_mode_gradient_inside_budget_matches_pytorch() -> None:
     x = vector()
     wanted = torch.func.jvp(deeper, (x,), (torch.ones_like(x),))
     with rekindle.budget(ROOMY):
@@ -100,7 +102,7 @@ def test_forward_mode_inside_is_right() -> None:
     assert differing(everything(got), everything(wanted)) == []
 
 
-def test_vmap_inside() -> None:
+def test_torch_func_vmap_inside_budget_matches_pytorch() -> None:
     x = torch.rand(20, 50, requires_grad=True)
 
     def loss() -> Tensor:

@@ -1,4 +1,4 @@
-"""Tests of the messages, reports and records of a run, and of amounts and `keep`."""
+"""Tests of error messages, reports and records of a run, of `run.keep` and `never_recompute`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TIGHT = 14 * VECTOR
         (torch.ones(3), 'rekindle.budget("6GiB")'),
     ],
 )
-def test_wrong_amount_is_refused_with_line_to_write(amount: object, line: str) -> None:
+def test_wrong_budget_is_refused_with_line_to_write(amount: object, line: str) -> None:
     with pytest.raises(rekindle.InvalidBudget) as caught:
         rekindle.budget(amount)  # type: ignore[arg-type]
     assert line in str(caught.value)
     assert isinstance(caught.value, ValueError)
 
 
-def test_first_step_of_an_optimizer_has_its_state_in_the_table() -> None:
+def test_out_of_budget_in_first_optimizer_step_lists_state() -> None:
     model = nn.Linear(100, 100)
     optimizer = torch.optim.Adam(model.parameters())
     with rekindle.budget(None) as run:
@@ -55,16 +55,19 @@ def test_first_step_of_an_optimizer_has_its_state_in_the_table() -> None:
     assert "are optimizer state" in str(run.report())
 
 
-def test_budget_with_a_small_unit_is_taken_as_written() -> None:
+def test_budget_of_24_bytes_with_unit_is_accepted() -> None:
     with rekindle.budget("24B") as run:
         assert run.budget == 24
 
 
-def test_smaller_than_the_parameters() -> None:
+def test_budget_below_parameters_raises_out_of_budget() -> None:
     network = nn.Sequential(*[nn.Linear(30, 30) for _ in range(5)])
     with rekindle.budget(10_000), pytest.raises(OutOfBudget) as caught:
         network(torch.rand(1, 30))
-    assert caught.value.held["parameters"] > 2 * 30 * 30 * 4
+    parameters = sum(parameter.nbytes for parameter in network.parameters())
+    assert caught.value.held["parameters"] + caught.value.needed == parameters
+    assert caught.value.smallest_budget == parameters  # even the input of the network was evicted
+    assert str(caught.value).startswith("a model needs 14.6 KiB more")
     assert "parameters" in str(caught.value)
     with rekindle.budget(100), pytest.raises(OutOfBudget) as caught:
         network[0].weight.sum()
@@ -72,7 +75,7 @@ def test_smaller_than_the_parameters() -> None:
     assert str(caught.value).startswith("a parameter needs 3.5 KiB more")
 
 
-def test_smaller_than_the_optimizer_s_state() -> None:
+def test_budget_below_optimizer_state_raises_out_of_budget() -> None:
     weight = vector(True)
     optimizer = torch.optim.Adam([weight], foreach=False)
     with rekindle.budget(8 * VECTOR):
@@ -96,9 +99,11 @@ def test_smaller_than_the_optimizer_s_state() -> None:
     assert sum(held.values()) <= 10 * VECTOR
 
 
-def test_out_of_budget_names_operator_line_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_explain, "too_small", BudgetHistory())  # no budget came too short yet,
-    monkeypatch.setenv("REKINDLE_CACHE", "off")  # nor in another process
+def test_out_of_budget_names_operator_its_line_and_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_explain, "too_small", BudgetHistory())  # no budget was too small before
+    monkeypatch.setenv("REKINDLE_CACHE", "off")  # neither in another process
     weight, batch = vector(True), vector()
 
     def forward() -> None:
@@ -135,8 +140,8 @@ def test_out_of_budget_names_operator_line_and_memory(monkeypatch: pytest.Monkey
     assert error.__suppress_context__
 
 
-def test_the_smallest_budget_gets_past_the_place() -> None:
-    """And one byte less does not."""
+def test_smallest_budget_that_error_names_suffices() -> None:
+    """The smallest budget of the error is exact: one byte less is not enough."""
     weight = vector(True)
 
     def loss() -> None:
@@ -155,8 +160,11 @@ def test_the_smallest_budget_gets_past_the_place() -> None:
     assert caught.value.smallest_budget > smallest
 
 
-def test_out_of_budget_names_one_budget_below_plain_peak() -> None:
-    """Each time around takes a vector more."""
+def test_out_of_budget_of_held_chain_suggests_at_most_plain_peak() -> None:
+    """Each iteration of the loop needs one vector more.
+
+    A single suggestion must be enough.
+    """
     weight = vector(True)
 
     def loss() -> torch.Tensor:
@@ -184,24 +192,24 @@ def test_out_of_budget_names_one_budget_below_plain_peak() -> None:
         assert named == [str(error.worth_trying)]
 
 
-def test_budgets_tried_in_vain_are_named_in_larger_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that tries smaller budgets is named the smallest one."""
+def test_repeated_out_of_budget_suggests_larger_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that tries smaller budgets instead gets the same suggestion."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried, plenty = BudgetHistory(), 1_000_000
-    assert tried.beyond(1_000, 1_100, plenty) == 1_100
-    assert tried.beyond(1_100, 1_150, plenty) == 1_150 + 50
-    assert tried.beyond(1_200, 1_210, plenty) == 1_210 + 100
-    assert tried.beyond(1_050, 1_100, plenty) == 1_100
+    assert tried.suggest_after(1_000, 1_100, plenty) == 1_100
+    assert tried.suggest_after(1_100, 1_150, plenty) == 1_150 + 50
+    assert tried.suggest_after(1_200, 1_210, plenty) == 1_210 + 100
+    assert tried.suggest_after(1_050, 1_100, plenty) == 1_100
 
 
-def test_named_budget_is_at_most_plain_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_that_error_suggests_is_at_most_plain_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried = BudgetHistory()
-    tried.beyond(1_000, 1_100, 1_100)
-    assert tried.beyond(1_100, 1_150, 1_170) == 1_170
+    tried.suggest_after(1_000, 1_100, 1_100)
+    assert tried.suggest_after(1_100, 1_150, 1_170) == 1_170
 
 
-def test_the_report() -> None:
+def test_report_shows_peak_evictions_and_time_lost() -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         deeper(weight, 8).sum().backward()
@@ -216,8 +224,8 @@ def test_the_report() -> None:
     assert re.search(r", at .*harsh\.py:\d+\):$", report, re.MULTILINE)
 
 
-def test_a_model_that_is_built_inside() -> None:
-    """Its parameters come from operators: only the modules show that they are parameters."""
+def test_report_lists_parameters_of_model_built_inside_budget() -> None:
+    """Operators made these tensors, so only the modules show that they are parameters."""
     with rekindle.budget("1GiB") as run:
         model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64))
         optimizer = torch.optim.Adam(model.parameters())
@@ -231,14 +239,14 @@ def test_a_model_that_is_built_inside() -> None:
     assert found["inputs and buffers"] >= 4 * 2 * 64
 
 
-def test_report_of_empty_run_has_zero_peak() -> None:
+def test_report_of_run_without_operators_has_zero_peak() -> None:
     with rekindle.budget("1MiB") as run:
         pass
     assert re.match(r"budget +1\.0 MiB\npeak +0 B ", str(run.report()))
     assert run.record.actions == ()
 
 
-def test_the_record() -> None:
+def test_recorded_run_has_trace_and_valid_schedule() -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT, record=True) as run:
         deeper(weight, 8).sum().backward()
@@ -253,8 +261,8 @@ def test_the_record() -> None:
     assert sum(isinstance(action, Compute) for action in record.actions) >= record.recomputations
 
 
-def test_kept_tensors_are_not_evicted() -> None:
-    """Fails if `Run.keep` does not pin: the watch counts how often it was made."""
+def test_tensors_passed_to_run_keep_are_not_evicted() -> None:
+    """Fails if `Run.keep` does not pin. The watch counts executions of the operator."""
 
     def made(*, keep: bool) -> int:
         weight = vector(True)
@@ -271,7 +279,7 @@ def test_kept_tensors_are_not_evicted() -> None:
     assert made(keep=False) > 1
 
 
-def test_a_kept_view_keeps_the_whole() -> None:
+def test_run_keep_of_view_pins_its_whole_storage() -> None:
     weight = vector(True)
     with Watch() as watch, rekindle.budget(20 * VECTOR) as run:
         x = deeper(weight, 4).atan()
@@ -282,7 +290,7 @@ def test_a_kept_view_keeps_the_whole() -> None:
     assert watch.operators["atan"] == 1
 
 
-def test_kept_tensor_is_freed_after_its_last_use() -> None:
+def test_tensor_passed_to_run_keep_is_freed_after_last_use() -> None:
     weight = vector(True)
     with rekindle.budget(20 * VECTOR) as run:
         for _ in range(30):
@@ -292,12 +300,12 @@ def test_kept_tensor_is_freed_after_its_last_use() -> None:
     assert run.memory < 5 * VECTOR
 
 
-def test_never_recompute_outside_of_any_budget() -> None:
+def test_never_recompute_without_budget_has_no_effect() -> None:
     with rekindle.never_recompute():
         assert vector().sin().shape == (WIDTH,)
 
 
-def test_never_recompute_ends_with_an_exception() -> None:
+def test_never_recompute_ends_if_its_block_raises() -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         with pytest.raises(ZeroDivisionError), rekindle.never_recompute():
@@ -307,21 +315,21 @@ def test_never_recompute_ends_with_an_exception() -> None:
 
 
 def test_workspace_of_lstm_is_not_reported_as_user_held() -> None:
-    """An operator that still runs holds it, and then autograd does."""
+    """A running operator holds the workspace, and then autograd does."""
     model, batch = nn.LSTM(32, 32, 1), torch.rand(60, 8, 32)
     with rekindle.budget(None) as run:
         output = model(batch)[0]
     table = run.report().at_peak.categories
     assert table.get("held by your code", 0) <= output.nbytes + 2 * 8 * 32 * 4
-    assert "held by your program's variables" not in str(run.report())
+    assert "your program's variables hold" not in str(run.report())
 
 
-def test_budget_below_pinned_memory_is_reported_as_exceeded() -> None:
+def test_budget_set_below_pinned_memory_raises_with_real_figures() -> None:
     kept = [vector(True) for _ in range(8)]
     with rekindle.budget(20 * VECTOR) as run:
         for each in kept:
             run.keep(each.exp())
         with pytest.raises(OutOfBudget) as caught:
             run.budget = VECTOR
-    assert "finds the budget exceeded" in str(caught.value)
+    assert "more than the budget is in use" in str(caught.value)
     assert "0 B" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Tests that the budget is never exceeded silently, if sizes depend on values or are unknowable."""
+"""Tests that a budget is not exceeded silently if result sizes depend on values or are unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Evict = Literal["saved", "anything"]
 
 @torch.library.custom_op("test_sizes::blow_up", mutates_args=())
 def blow_up(x: Tensor) -> Tensor:
-    """Return a result of unpredictable size: there is no fake kernel."""
+    """An operator whose result size cannot be predicted: it has no fake kernel."""
     return x.repeat(5_000)
 
 
@@ -62,7 +62,7 @@ UNKNOWN: dict[str, tuple[Callable[[], object], int]] = {
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_value_dependent_size_is_known_before_operator(name: str, evict: Evict) -> None:
+def test_data_dependent_result_is_refused_before_operator_runs(name: str, evict: Evict) -> None:
     program, budget = KNOWN[name]
     tracker = Tracker()
     with pytest.raises(rekindle.OutOfBudget), tracker, rekindle.budget(budget, evict=evict):
@@ -72,8 +72,8 @@ def test_value_dependent_size_is_known_before_operator(name: str, evict: Evict) 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_value_dependent_size_is_not_overestimated(name: str, evict: Evict) -> None:
-    """The allocator's bytes are enough, with an eighth more for inexact predictions."""
+def test_data_dependent_result_size_is_not_overestimated(name: str, evict: Evict) -> None:
+    """The result's bytes, with an eighth more for inexact predictions, are enough."""
     program, _ = KNOWN[name]
     with Tracker() as tracker:
         most = allocated(program).peak
@@ -84,15 +84,15 @@ def test_value_dependent_size_is_not_overestimated(name: str, evict: Evict) -> N
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unknowable_size_is_noticed_after_operator(name: str, evict: Evict) -> None:
+def test_unpredictable_result_size_counts_after_operator_ran(name: str, evict: Evict) -> None:
     program, budget = UNKNOWN[name]
     with pytest.raises(rekindle.OutOfBudget), rekindle.budget(budget, evict=evict):
         program()
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_unexpected_size_evicts_other_values(evict: Evict) -> None:
-    """An operator that made more than was thought is no reason to fail, if others make way."""
+def test_result_larger_than_predicted_evicts_other_values(evict: Evict) -> None:
+    """A wrong prediction is no reason to fail if other values can be evicted."""
     weight = torch.rand(10_000, requires_grad=True)
     with rekindle.budget(480_000, evict=evict) as run:
         loss = weight.sin().cos().sin().cos().sin().cos().exp().sum()

@@ -1,4 +1,4 @@
-"""Tests of subclasses of tensors and parameters that handle no operators."""
+"""Tests of subclasses of tensors and parameters that do not override operators."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Evict = Literal["saved", "anything"]
 
 
 class Image(Tensor):
-    """As those of torchvision, MONAI or fastai."""
+    """A tensor subclass like those of torchvision, MONAI or fastai."""
 
 
 class Weight(nn.Parameter):
-    """A parameter that carries a name, say."""
+    """A parameter with an additional attribute, such as a name."""
 
 
 class Heard(Tensor):
-    """Counts what is called with it."""
+    """A tensor subclass that counts the functions called with it."""
 
     calls: ClassVar[Counter[str]] = Counter()
 
@@ -38,7 +38,7 @@ class Heard(Tensor):
 
 
 @evict_modes
-def test_a_write_through_a_subclass(evict: Evict) -> None:
+def test_in_place_write_through_tensor_subclass_matches_pytorch(evict: Evict) -> None:
     def program() -> Callable[[], Any]:
         weight, start = vector(requires_grad=True), vector()
 
@@ -58,7 +58,7 @@ def test_a_write_through_a_subclass(evict: Evict) -> None:
 
 
 @evict_modes
-def test_an_optimizer_of_parameters_of_a_subclass(evict: Evict) -> None:
+def test_optimizer_of_subclass_parameters_matches_pytorch(evict: Evict) -> None:
     def program() -> Callable[[], Any]:
         weights = [Weight(vector()) for _ in range(4)]
         optimizer = torch.optim.SGD(weights, 0.1)
@@ -79,7 +79,7 @@ def test_an_optimizer_of_parameters_of_a_subclass(evict: Evict) -> None:
     harshest(program, evict=evict)
 
 
-def test_memory_of_subclasses_is_counted() -> None:
+def test_memory_of_tensor_subclass_counts_in_budget() -> None:
     image, weight = vector().as_subclass(Image), Weight(vector())
     with rekindle.budget(1_000_000) as run:
         result = image * weight
@@ -89,7 +89,7 @@ def test_memory_of_subclasses_is_counted() -> None:
     assert type(result) is Image
 
 
-def test_subclass_sees_only_calls_of_program() -> None:
+def test_tensor_subclass_sees_only_functions_that_program_calls() -> None:
     def train() -> Counter[str]:
         torch.manual_seed(0)
         Heard.calls.clear()
@@ -106,10 +106,10 @@ def test_subclass_sees_only_calls_of_program() -> None:
 
 
 def test_fake_tensor_device_is_read_without_operator() -> None:
-    """By an operator that the dispatcher does not have, where an error would end the process."""
+    """An `OutOfBudget` in the operator that reads the device would end the process."""
     with FakeTensorMode():
         network = nn.Linear(8, 8)
         with rekindle.budget.unlimited() as run:
             network(torch.randn(4, 8)).sum().backward()
     assert network.weight.grad is not None
-    assert run.peak == 0  # they have no memory
+    assert run.peak == 0  # fake tensors have no memory

@@ -1,4 +1,4 @@
-"""Tests of rule R9: recomputation has the bits of the first run, under any later switch."""
+"""Tests of rule R9: recomputation uses the global settings of the first run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def all_put_back() -> Iterator[None]:
 
 @contextmanager
 def _set(name: str, value: Any) -> Iterator[None]:
-    """A pair of functions of PyTorch's, `get_...` and `set_...`."""
+    """Return a pair of PyTorch functions `get_...` and `set_...` as one setting."""
     before = getattr(torch, f"get_{name}")()
     getattr(torch, f"set_{name}")(value)
     try:
@@ -59,12 +59,12 @@ def _in_bfloat16() -> Iterator[None]:
 
 
 def _integers(weight: Tensor) -> Tensor:
-    """Integers divided have the default type."""
+    """Divide integers, whose result has the default dtype."""
     return weight * ((torch.arange(weight.numel()) % 7) / 3).sin()
 
 
 def _sum(weight: Tensor) -> Tensor:
-    """Of as many numbers as several threads share."""
+    """Return `weight` times a sum of so many numbers that several threads share the work."""
     return weight * (weight.sin().sum() * 1e-5)
 
 
@@ -86,7 +86,7 @@ def _denormal(weight: Tensor) -> Tensor:
 
 _C: Any = torch._C
 _MATMUL = torch.backends.mkldnn.matmul
-#: How to read a switch, how to set it, and a value that it does not have.
+#: For each setting: how to read it, how to set it, and a value other than its default.
 SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
     "default type": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "threads": (torch.get_num_threads, torch.set_num_threads, 3),
@@ -122,7 +122,7 @@ SETTINGS: dict[str, tuple[Setting, Callable[[Tensor], Tensor]]] = {
 
 @evict_modes
 @pytest.mark.parametrize("name", SETTINGS)
-def test_switched_in_the_forward_pass_alone(name: str, evict: Evict) -> None:
+def test_setting_changed_only_in_forward_matches_pytorch(name: str, evict: Evict) -> None:
     setting, compute = SETTINGS[name]
     torch.manual_seed(0)
     weight = torch.rand(90_000, requires_grad=True)
@@ -135,7 +135,7 @@ def test_switched_in_the_forward_pass_alone(name: str, evict: Evict) -> None:
     (wanted,) = torch.autograd.grad(loss(), [weight])
     with rekindle.budget("1GiB", evict=evict) as run:
         result = loss()
-        run._driver.core.let_go_of_everything(run._driver.handle, True)
+        run._driver.core.evict_before_every_op(run._driver.handle, True)
         (gradient,) = torch.autograd.grad(result, [weight])
     assert run.recomputations > 0
     assert torch.equal(gradient, wanted)
@@ -143,7 +143,7 @@ def test_switched_in_the_forward_pass_alone(name: str, evict: Evict) -> None:
 
 @torch.library.custom_op("switches::look", mutates_args=())
 def _look(x: Tensor) -> Tensor:
-    """Notes how the switch that is looked at stands."""
+    """Note the value of the setting whenever the operator runs."""
     _seen.append(_looked_at[0]())
     return x.sin()
 
@@ -155,7 +155,7 @@ _look.register_autograd(lambda ctx, gradient: gradient, setup_context=lambda *_,
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_switch_during_recomputation_is_that_of_first_run(name: str) -> None:
+def test_recomputation_uses_global_settings_of_first_run(name: str) -> None:
     get, put, other = SWITCHES[name]
     before = get()
     weight = torch.rand(WIDTH, requires_grad=True)
@@ -171,15 +171,15 @@ def test_switch_during_recomputation_is_that_of_first_run(name: str) -> None:
         loss = (x * x.cos()).sum()
         put(before)
         del x
-        run._driver.core.let_go_of_everything(run._driver.handle, True)
+        run._driver.core.evict_before_every_op(run._driver.handle, True)
         loss.backward()
     assert len(_seen) > 1
     assert set(_seen) == {other}
     assert get() == before
 
 
-def test_the_cap_holds_after_the_default_type_changed() -> None:
-    """The same operator makes twice the bytes."""
+def test_budget_is_not_exceeded_after_default_dtype_change() -> None:
+    """With the other default dtype, the same operator makes twice the bytes."""
     numbers = torch.arange(WIDTH)
     with rekindle.budget(1_000_000) as run:
         for _ in range(3):

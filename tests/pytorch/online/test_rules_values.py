@@ -1,4 +1,4 @@
-"""Tests of rules R1, R2 and R3: ownership of values, recomputation, and writes in place."""
+"""Tests of rules R1, R2 and R3: who holds values, recomputation, and in-place writes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.pytorch.harsh import WIDTH, Watch, deeper, harshest, vector
 Step = Callable[[], object]
 
 
-def test_user_held_values_are_always_readable() -> None:
+def test_user_held_values_are_readable_after_evictions() -> None:
     """R1: user-held values are read after everything else was evicted.
 
-    Fails if `Driver.poll` drops values that `Table.is_held` reports as held.
+    Fails if `Driver.poll` evicts values that `Table.is_held` reports as held.
     """
     weight = vector(True)
     seen: list[Tensor] = []
@@ -43,13 +43,13 @@ def test_user_held_values_are_always_readable() -> None:
         loss.backward()
         for value, wanted in zip(seen, plain, strict=True):
             assert torch.equal(value, wanted)
-    assert watch.peak <= run.budget  # user-held values do not count as free
+    assert watch.peak <= run.budget  # memory of user-held values is not counted as free
     assert run.evictions > 0
     assert run.recomputations > 0
 
 
 def test_user_held_values_count_in_budget() -> None:
-    """R1: held values are part of the sum, and are said to be the program's own."""
+    """R1: held values are part of the sum and are reported as held by the program."""
     weight = vector(True)
 
     def hoard() -> None:
@@ -63,10 +63,10 @@ def test_user_held_values_count_in_budget() -> None:
     assert caught.value.held["held by your code"] >= 6 * 4 * WIDTH
 
 
-def test_evicted_memory_is_freed() -> None:
-    """R1: autograd holds handles only. Fails if a handle keeps the tensor it was packed from.
+def test_memory_of_evicted_storage_is_freed() -> None:
+    """R1: autograd holds handles only. Fails if a handle keeps the packed tensor.
 
-    `harshest` asserts that the tracker, which sees real memory only, stays below the budget.
+    `harshest` asserts that the tracker, which measures real memory, stays below the budget.
     """
 
     def program() -> Step:
@@ -83,8 +83,8 @@ def test_evicted_memory_is_freed() -> None:
     assert harsh.budget < 10 * 4 * WIDTH  # some 60 vectors are saved
 
 
-def test_views_of_evicted_values() -> None:
-    """R2: views have no records; a saved view is found again in the recomputed storage.
+def test_saved_view_of_evicted_value_matches_pytorch() -> None:
+    """R2: views have no recipes; a saved view is made again from the recomputed storage.
 
     Fails if `Handle.geometry` loses offset or stride.
     """
@@ -111,8 +111,8 @@ def test_views_of_evicted_values() -> None:
     assert harshest(program).again["sin"] > 0
 
 
-def test_an_empty_view_past_the_end() -> None:
-    """No element of it is anywhere, wherever it begins."""
+def test_empty_view_past_end_of_storage_matches_pytorch() -> None:
+    """The view has no elements, so any offset is valid."""
 
     def program() -> Step:
         weight = vector(True)
@@ -128,7 +128,7 @@ def test_an_empty_view_past_the_end() -> None:
     harshest(program)
 
 
-def test_overlapping_and_broadcast_arguments() -> None:
+def test_overlapping_and_broadcast_arguments_match_pytorch() -> None:
     def program() -> Step:
         weight = torch.rand(30, 1, requires_grad=True)
 
@@ -172,8 +172,8 @@ def _without_grad(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_values_written_in_place(name: str) -> None:
-    """R3: a write makes a new version; the old one is made again on a private copy.
+def test_values_written_in_place_match_pytorch(name: str) -> None:
+    """R3: a write makes a new version; the old version is recomputed in a private copy.
 
     Fails if `run_again` writes the memory of its inputs (`recipe.written` ignored), or if a write
     keeps the old recipe (`written_over` returns nothing).
@@ -184,8 +184,8 @@ def test_values_written_in_place(name: str) -> None:
         weight = vector(True)
 
         def step() -> object:
-            x = weight * 2  # saves nothing of its result
-            before = x + 1  # reads the first version, but saves nothing of it
+            x = weight * 2  # does not save its result
+            before = x + 1  # reads the first version, but does not save it
             write(x)
             y = x.sin() * before.cos()
             del x, before
@@ -199,8 +199,8 @@ def test_values_written_in_place(name: str) -> None:
     assert harshest(program).again["mul"] > 0
 
 
-def test_a_chain_of_writes() -> None:
-    """R3: empty_like, bernoulli_, div_, mul: one link of the chain needs all before it."""
+def test_chain_of_in_place_writes_matches_pytorch() -> None:
+    """R3: empty_like, bernoulli_, div_, mul: each link of the chain needs all links before it."""
 
     def program() -> Step:
         weight = vector(True)
@@ -225,7 +225,7 @@ def test_a_chain_of_writes() -> None:
 
 
 def test_recomputation_does_not_write_user_held_values() -> None:
-    """R3: the first version is held by a variable, and the chain behind it is made again."""
+    """R3: a variable holds the first version, and the chain after it is recomputed."""
 
     def program() -> Step:
         weight = vector(True)
@@ -235,7 +235,7 @@ def test_recomputation_does_not_write_user_held_values() -> None:
             second = first.clone().mul_(3)
             third = second.cos()
             del second
-            second = first.clone().mul_(2)  # `second` is held while its cosine is made again
+            second = first.clone().mul_(2)  # `second` is held while its cosine is recomputed
             loss = (third * second.tanh()).sum() + deeper(weight).sum()
             del third
             loss.backward()
@@ -247,10 +247,10 @@ def test_recomputation_does_not_write_user_held_values() -> None:
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["dropped", "held"])
-def test_old_and_new_version_are_both_recomputed(held: bool) -> None:
-    """R3: each of them is recomputed, whichever is asked for first.
+def test_values_before_and_after_in_place_write_are_recomputed(held: bool) -> None:
+    """R3: each of them is recomputed, whichever is read first.
 
-    Where a variable holds the last version, the earlier ones are not at home in its memory.
+    If a variable holds the last version, earlier versions are recomputed in other memory.
     """
 
     def program() -> Step:
@@ -281,15 +281,18 @@ def test_old_and_new_version_are_both_recomputed(held: bool) -> None:
     assert held or again["mul_"] > 0
 
 
-def test_write_is_recomputed_on_copy_while_old_value_is_used() -> None:
-    """R3: a handle keeps the first version, which others are then made from. Fails if shared."""
+def test_in_place_write_of_used_value_is_recomputed_on_copy() -> None:
+    """R3: autograd saved the first version, and other values are computed from it.
+
+    Fails if both versions share memory.
+    """
 
     def program() -> Step:
         weight = vector(True)
 
         def step() -> object:
             x = weight * 3
-            unused = x.cos()  # saves the first version; not part of the loss
+            unused = x.cos()  # saves the first version; it is not part of the loss
             early = (x + 0).sin().exp()
             x.add_(1)
             late = x.tanh().cos()
@@ -302,7 +305,8 @@ def test_write_is_recomputed_on_copy_while_old_value_is_used() -> None:
 
         return step
 
-    with cores.fixed_prices():  # an expensive `tanh` would be kept, and the write spared
+    # an expensive `tanh` would be kept, and the write would not be recomputed
+    with cores.fixed_prices():
         assert harshest(program).again["add_"] > 0
 
 
@@ -329,8 +333,8 @@ def test_in_place_activations_of_network_are_recomputed() -> None:
     assert harshest(program).again["relu_"] > 0
 
 
-def test_an_operator_of_many_results() -> None:
-    """R2: one call, several storages, of which some are evicted and some are not."""
+def test_operator_with_several_evicted_results_matches_pytorch() -> None:
+    """R2: one operator call, several storages, some of which are evicted."""
 
     def program() -> Step:
         norm = nn.LayerNorm(50)
@@ -351,8 +355,8 @@ def test_an_operator_of_many_results() -> None:
     harshest(program)
 
 
-def test_changing_plain_arguments_are_recorded_per_call() -> None:
-    """R2: plain arguments that change each time are recorded, not those of the signature."""
+def test_recomputation_uses_non_tensor_arguments_of_each_call() -> None:
+    """R2: non-tensor arguments differ in each call, so recipes must store them."""
 
     def program() -> Step:
         weight = vector(True)
@@ -384,8 +388,8 @@ def _product(z: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MARKED)
-def test_views_that_are_marked(name: str) -> None:
-    """R2: conjugation and sign may be a bit of the view, and memory does not have it."""
+def test_conjugate_and_negative_views_match_pytorch(name: str) -> None:
+    """R2: conjugation and sign may be a bit of the view, which memory does not contain."""
     make = MARKED[name]
 
     def program() -> Step:
@@ -403,8 +407,8 @@ def test_views_that_are_marked(name: str) -> None:
     assert harshest(program).again["exp"] > 0
 
 
-def test_a_tensor_that_only_claims_memory() -> None:
-    """R2: a zero tensor has a size but no memory: an alias of it would read from nowhere."""
+def test_zero_tensor_without_memory_matches_pytorch() -> None:
+    """R2: autograd's zero tensors have a size but no memory, so an alias must not be read."""
 
     def program() -> Step:
         weight = vector(True)
@@ -422,11 +426,11 @@ def test_a_tensor_that_only_claims_memory() -> None:
 
 
 @pytest.mark.parametrize("watched", [False, True], ids=["alone", "within_a_mode"])
-def test_the_pseudoinverse_of_a_complex_matrix(watched: bool) -> None:
-    """A budget gives the result of plain PyTorch, with a mode or by a dispatch key.
+def test_pseudoinverse_of_complex_matrix_matches_pytorch(watched: bool) -> None:
+    """A budget gives the result of plain PyTorch, with a mode or with a dispatch key.
 
-    PyTorch's own is wrong while a dispatch mode is active (2.13): its kernel calls others on lazy
-    conjugates, which are not resolved then.
+    PyTorch's own result is wrong while a dispatch mode is active (2.13): its kernel calls other
+    kernels on lazy conjugates, which are not resolved then.
     """
     torch.manual_seed(0)
     matrix = torch.randn(12, 8, dtype=torch.complex128)
@@ -447,8 +451,8 @@ def test_the_pseudoinverse_of_a_complex_matrix(watched: bool) -> None:
     assert all(map(torch.equal, got, wanted))
 
 
-def test_gradients_of_products_are_the_plain_ones() -> None:
-    """Below a dispatch mode PyTorch takes another formula; a budget is none."""
+def test_gradient_formula_of_products_matches_pytorch() -> None:
+    """With an active dispatch mode PyTorch uses another formula; a budget is no mode."""
     torch.manual_seed(0)
     weight = torch.rand(5, 7, requires_grad=True)
 

@@ -1,7 +1,8 @@
-"""Tests of rule R7: a saved tensor that is written later raises exactly where plain PyTorch raises.
+"""Tests of rule R7: a saved tensor written later raises exactly where plain PyTorch raises.
 
 Each case runs plainly and within a budget. Either both raise the same error, or both compute the
-same gradient: a write that PyTorch does not notice (through `.data`) is computed with.
+same gradient. If PyTorch does not notice a write (through `.data`), the budget uses the new
+contents as well.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from rekindle import Run
 from rekindle.policies import LRU
-from rekindle.pytorch import Run
-from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.fuzz.check import evicting_before_every_operator
 from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
 ROOMY = 1_000 * 4 * WIDTH
 TIGHT = 14 * 4 * WIDTH
-UNSEEN = ("numpy",)  # no operator and no version show it
+UNSEEN = ("numpy",)  # neither an operator nor a version counter shows this write
 NOTICED = "one of the variables needed for gradient computation has been modified by an inplace"
 
 Write = Callable[[Tensor], object]
@@ -68,7 +69,7 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "not at all": lambda x: x + 1,
 }
 Use = Callable[[Tensor], Tensor]
-Scenario = Callable[[Use], tuple[Tensor, Tensor, Tensor]]  # loss, weight, what is written
+Scenario = Callable[[Use], tuple[Tensor, Tensor, Tensor]]  # loss, weight, tensor to write
 
 
 def _load() -> Tensor:
@@ -88,14 +89,14 @@ def intermediate(use: Use) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def result(use: Use) -> tuple[Tensor, Tensor, Tensor]:
-    """The value is saved as the result of the operator that made it, and as an input."""
+    """Save a value as the result of its operator and as an input of another one."""
     weight = vector(True)
     x = weight.exp()
     return use(x).sum() + _load(), weight, x
 
 
 def batch(use: Use) -> tuple[Tensor, Tensor, Tensor]:
-    """A constant that needs no gradient, first seen through an alias that is gone at once."""
+    """Use a tensor that needs no gradient, first read through an alias that is freed at once."""
     weight, data = vector(True), vector()
     data.detach().sum()
     loss = (use(data) * use(weight)).sum() + _load() + (data * weight).sum()
@@ -109,7 +110,7 @@ def outcome(
     scenario: Scenario, write: Write, use: Use, context: AbstractContextManager[Run | None],
     *, written_outside: bool = False, backward_outside: bool = False,
 ) -> tuple[str | Tensor, Run | None]:  # fmt: skip
-    """The gradient, or the error."""
+    """Return the gradient, or the error."""
     torch.manual_seed(20)
     run = None
     try:
@@ -131,8 +132,8 @@ def outcome(
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", WRITES)
-def test_raises_where_pytorch_does(name: str, scenario: Scenario) -> None:
-    """Fails without `Runtime._check_version`, and with one that also minds writes to `.data`."""
+def test_write_to_saved_tensor_raises_where_pytorch_does(name: str, scenario: Scenario) -> None:
+    """Fails without `Runtime._check_version`, and if that also counts writes to `.data`."""
     write = WRITES[name]
     budgets = (ROOMY,) if name in UNSEEN else (ROOMY, TIGHT)
     for used, use in USES.items():
@@ -147,10 +148,8 @@ def test_raises_where_pytorch_does(name: str, scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", WRITES)
-def test_write_outside_context_raises_as_pytorch_or_is_refused(
-    name: str, scenario: Scenario
-) -> None:
-    """Where PyTorch has no objection but something must be recomputed from it, it is refused.
+def test_write_after_budget_matches_pytorch_or_raises_error(name: str, scenario: Scenario) -> None:
+    """If PyTorch accepts the write but a value must be recomputed from it, an error is raised.
 
     Fails if `_replay._home` does not compare versions.
     """
@@ -165,20 +164,20 @@ def test_write_outside_context_raises_as_pytorch_or_is_refused(
             assert alike(got, plain) or _refused(got), used
 
 
-def test_recomputation_from_weight_written_outside_is_refused() -> None:
-    """Fails if `_replay._home` does not compare versions: the gradient would be another one."""
+def test_recomputation_from_weight_written_after_budget_raises() -> None:
+    """Fails if `_replay._home` does not compare versions, because the gradient would be wrong."""
     weight, batch = vector(True), vector()
     with rekindle.budget(TIGHT, policy=LRU()) as run:
         loss = (weight + batch).sin().square().sum() + _load()
     assert run.evictions > 0
     _no_grad(weight)
-    with pytest.raises(RuntimeError, match="where the budget does not see it"):
+    with pytest.raises(RuntimeError, match="was modified outside of the budget"):
         loss.backward()
 
 
 def _refused(got: str | Tensor) -> bool:
     return isinstance(got, str) and (
-        "budget does not see it" in got or "was resized outside" in got
+        "modified outside of the budget" in got or "was resized outside" in got
     )
 
 
@@ -191,15 +190,15 @@ def alike(got: str | Tensor, plain: str | Tensor) -> bool:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["whole dropped", "whole kept"])
-def test_pieces_with_a_version_counter_each(kept: bool) -> None:
-    """R7: the pieces of `unsafe_chunk` are written one after the other, as in a GRU on a CPU."""
+def test_writes_to_unsafe_chunks_match_pytorch(kept: bool) -> None:
+    """R7: the results of `unsafe_chunk` are written one after the other, as in a GRU on a CPU."""
 
     def program() -> Step:
         weight = vector(True)
         wholes: list[Tensor] = []
 
         def step() -> object:
-            whole = weight * 3  # saves nothing of its result
+            whole = weight * 3  # does not save its result
             first, second = whole.unsafe_chunk(2)
             if kept:
                 wholes.append(whole)
@@ -218,8 +217,8 @@ def test_pieces_with_a_version_counter_each(kept: bool) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["whole dropped", "whole kept"])
-def test_a_piece_that_was_saved_and_then_written(kept: bool) -> None:
-    """R7: its own counter shows the write, whatever those of the other pieces show."""
+def test_write_to_saved_chunk_raises(kept: bool) -> None:
+    """R7: the chunk's own version counter shows the write; those of other chunks do not."""
     weight = vector(True)
     with rekindle.budget("1GiB"):
         whole = weight * 3
@@ -232,7 +231,7 @@ def test_a_piece_that_was_saved_and_then_written(kept: bool) -> None:
             loss.backward()
 
 
-def test_a_gru_on_a_cpu() -> None:
+def test_gru_with_in_place_gates_on_cpu_matches_pytorch() -> None:
     def program() -> Step:
         network = nn.GRU(8, 16)
         batch = torch.rand(20, 5, 8)
@@ -250,8 +249,8 @@ def test_a_gru_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("what", ["a leaf", "an intermediate"])
-def test_data_assigned_to_saved_tensor_is_read(what: str) -> None:
-    """`x.data = y` moves no version counter: plain PyTorch computes with what is there now."""
+def test_data_assigned_to_saved_tensor_is_read_by_backward(what: str) -> None:
+    """`x.data = y` moves no version counter, so plain PyTorch uses the new contents."""
 
     def program() -> Callable[[], dict[str, Tensor]]:
         x, weight, other = vector(True), vector(True), vector()
@@ -286,8 +285,8 @@ class _DoublesWhatItSaved(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
-@pytest.mark.parametrize("how", ["by the program", "by a node"])
-def test_other_data_for_a_view_that_is_written(
+@pytest.mark.parametrize("how", ["by the program", "through another view", "by a node"])
+def test_data_assigned_to_view_does_not_change_its_base(
     evict: Literal["saved", "auto", "anything"], how: str
 ) -> None:
     """The view keeps the version counter of its base, which is not written.
@@ -305,7 +304,11 @@ def test_other_data_for_a_view_that_is_written(
             if how == "by the program":
                 with torch.no_grad():
                     view.mul_(2)
-            loss = made.sum() + _DoublesWhatItSaved.apply(view).sum()
+            elif how == "through another view":
+                view.detach().mul_(2)
+            loss = made.sum()
+            if how == "by a node":
+                loss = loss + _DoublesWhatItSaved.apply(view).sum()
             loss.backward()
             return weight, view, loss
 
@@ -329,10 +332,10 @@ class _Exponential(torch.autograd.Function):
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("make", [torch.exp, torch.Tensor.tanh_, _Exponential.apply])
-def test_other_data_for_a_result_that_its_own_node_saved(
+def test_data_assigned_to_saved_result_is_ignored_by_its_node(
     make: Callable[[Tensor], Tensor], evict: Literal["saved", "anything"]
 ) -> None:
-    """A node's saved result is not the variable, in plain PyTorch either."""
+    """In plain PyTorch a node saves its result as a tensor of its own, not the variable."""
 
     def program() -> Callable[[], dict[str, Tensor]]:
         x, other = vector(True), vector()
@@ -352,8 +355,10 @@ def test_other_data_for_a_result_that_its_own_node_saved(
 
 
 @pytest.mark.parametrize("make", [torch.exp, _Exponential.apply])
-def test_data_assigned_after_node_ran_is_read(make: Callable[[Tensor], Tensor]) -> None:
-    """It has dropped what it saved, and other nodes still compute with what is there now."""
+def test_data_assigned_between_backward_passes_is_read(
+    make: Callable[[Tensor], Tensor],
+) -> None:
+    """The first backward pass freed what its nodes saved; other nodes read the new contents."""
     x, weight = vector(True), vector(True)
     with rekindle.budget("1GiB"):
         h = make(x)
@@ -364,8 +369,8 @@ def test_data_assigned_after_node_ran_is_read(make: Callable[[Tensor], Tensor]) 
     assert torch.equal(gradient, other)
 
 
-def test_a_result_that_its_memory_grew_for() -> None:
-    """`out=` writes the tensor that it resizes: no version of it was there before."""
+def test_result_resized_by_out_argument_matches_pytorch() -> None:
+    """`out=` writes and resizes a tensor whose old version has no contents."""
 
     def program() -> Step:
         x = vector(True)
@@ -405,10 +410,10 @@ class _Writes(_Reads):
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("kept", ["nowhere", "a leaf", "an intermediate", "a part of one"])
-def test_backward_write_to_tensor_saved_by_other_raises(
+def test_write_in_backward_to_tensor_of_other_node_raises(
     kept: str, evict: Literal["saved", "anything"]
 ) -> None:
-    """PyTorch gives the tensor itself to the backward pass; what we give shares its counter."""
+    """PyTorch unpacks the saved tensor itself; a budget's tensor shares its version counter."""
 
     def step() -> Tensor:
         weight = vector(True)
@@ -431,14 +436,14 @@ def test_backward_write_to_tensor_saved_by_other_raises(
             step()
         run._driver.engine.check()
     budget = rekindle.budget(ROOMY, evict=evict)
-    with letting_go_of_everything(), budget, pytest.raises(RuntimeError, match=NOTICED):
+    with evicting_before_every_operator(), budget, pytest.raises(RuntimeError, match=NOTICED):
         step()
 
 
-def test_alias_of_dead_result_written_unseen_is_noticed() -> None:
-    """The tensor that reads a value has its version, if the first one is dead."""
+def test_version_bump_of_alias_of_deleted_result_raises() -> None:
+    """Once the original tensor is dead, an alias that is read has the version of the value."""
     weight = vector(requires_grad=True)
-    with letting_go_of_everything(), rekindle.budget("1GiB"):
+    with evicting_before_every_operator(), rekindle.budget("1GiB"):
         alias = torch.rand(WIDTH).detach()
         loss = (weight * alias).sin().sum()
         torch.autograd.graph.increment_version(alias)

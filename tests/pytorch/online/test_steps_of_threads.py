@@ -1,4 +1,4 @@
-"""Tests of threads of one budget that end steps and take samples at once."""
+"""Tests of several threads that end steps of one budget at the same time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_each_step_and_each_sample_counts_once() -> None:
+def test_steps_ended_by_several_threads_are_each_counted_once() -> None:
     steps = Steps(Counted())
     heard: list[int] = []
     steps.listeners.append(lambda step: heard.append(step.number))

@@ -1,4 +1,4 @@
-"""Tests that findings name the user's own line first, then the library's."""
+"""Tests that reports name the line in the user's code first, then the line in the library."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_finding_names_the_programs_line_and_the_librarys(script: Path) -> None:
+def test_verify_names_line_of_user_before_line_of_library(script: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     lines = json.loads(done.stdout)["at_peak"]["lines"]
     assert f"{script}:13 (layers.py:5)" in lines
     assert not any("site-packages" in line for line in lines)
     numbers = {line.rpartition("train.py:")[2].partition(" ")[0] for line in lines}
-    assert "17" not in numbers  # the call of the profile made nothing
-    assert "(inputs and buffers)" in lines  # the batch, which was there before
+    assert "17" not in numbers  # the call of `profile` itself makes no tensor
+    assert "(inputs and buffers)" in lines  # the batch existed before the step
 
 
 def test_profile_command_names_lines_of_script(script: Path) -> None:
@@ -68,7 +68,7 @@ def test_profile_command_names_lines_of_script(script: Path) -> None:
     assert not any("click" in line for line in lines)
 
 
-def test_owner_of_file_is_user_library_or_neither() -> None:
+def test_file_is_classified_as_user_code_library_or_neither() -> None:
     whose = _users_line.owner_of_file
     assert whose(__file__) == "user"
     assert whose("<ipython-input-3>") == "user"
@@ -79,7 +79,7 @@ def test_owner_of_file_is_user_library_or_neither() -> None:
     assert whose(sys.modules["torch"].__file__ or "") == "nobody"
 
 
-def test_the_line_of_this_test() -> None:
+def test_line_of_user_code_below_library_is_found() -> None:
     assert users_line().startswith(f"{__file__}:")
     called = (
         "from rekindle.pytorch.online import users_line\ndef call():\n    return users_line()\n"
@@ -91,7 +91,7 @@ def test_the_line_of_this_test() -> None:
     assert line.endswith("(somewhere/deep.py:3)")
 
 
-def test_paths_with_library_lines_are_shortened() -> None:
+def test_path_of_library_line_starts_at_package() -> None:
     lines = {"/there/a/train.py:3 (lib/x.py:9)": 5, "/there/b/model.py:8": 4, "(parameters)": 1}
     shown = short_paths(lines)
     assert list(shown) == ["a/train.py:3 (lib/x.py:9)", "b/model.py:8", "(parameters)"]

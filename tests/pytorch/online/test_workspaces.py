@@ -1,4 +1,4 @@
-"""Tests of operators' workspace: it is measured, and room for it is made."""
+"""Tests of operators' workspace: it is measured, and memory for it is freed before the call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.pytorch.native import core as native_core
 from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 
-SIZE = 100_000  # floats of most vectors here
+SIZE = 100_000  # floats in most vectors
 VECTOR = 4 * SIZE
 
 
@@ -30,7 +30,7 @@ def _counted() -> Iterator[None]:
 
 @torch.library.custom_op("workspaces::curve", mutates_args=(), device_types="cpu")
 def _curve(x: Tensor) -> Tensor:
-    """Takes four times as much as it makes, and gives it back."""
+    """An operator that uses four times its result as workspace, and frees it."""
     workspace = x.new_empty(4 * x.numel())
     y = torch.sin(x)
     del workspace
@@ -52,7 +52,7 @@ def _curves(weight: Tensor) -> None:
 
 
 def _within(budget: int, step: Callable[[], object]) -> tuple[int, rekindle.Run]:
-    """The most that the allocator gave out at once, and the run."""
+    """Return the largest number of bytes allocated at once, and the run."""
     runs: list[rekindle.Run] = []
 
     def run() -> None:
@@ -63,27 +63,28 @@ def _within(budget: int, step: Callable[[], object]) -> tuple[int, rekindle.Run]
     return allocated(run).peak, runs[0]
 
 
-def test_room_for_workspace_is_made_on_run_and_recomputation() -> None:
+def test_values_are_evicted_for_workspace_of_recomputation_too() -> None:
     weight = torch.rand(SIZE, requires_grad=True)
     budget = 10 * VECTOR
     peak, run = _within(budget, lambda: _curves(weight))
     assert run.recomputations > 0
-    assert VECTOR + peak < budget + 1024  # of less than that nothing is learned: numbers, say
+    assert VECTOR + peak < budget + 1024  # smaller workspaces, such as scalars, are not measured
 
 
-def test_smallest_budget_includes_workspace() -> None:
+def test_smallest_budget_of_error_includes_workspace() -> None:
     weight = torch.rand(SIZE, requires_grad=True)
     with rekindle.budget("1GiB"):
         _curve(weight)
     with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget(4 * VECTOR):
         _curve(weight)
-    assert 5 * VECTOR <= caught.value.needed < 5 * VECTOR + 64  # pieces are a little larger
+    # allocated blocks are a little larger
+    assert 5 * VECTOR <= caught.value.needed < 5 * VECTOR + 64
     assert caught.value.smallest_budget == caught.value.needed + VECTOR
     with rekindle.budget(caught.value.smallest_budget):
         _curve(weight)
 
 
-def test_convolutions_keep_budget_by_allocator_count() -> None:
+def test_convolution_workspaces_stay_within_budget() -> None:
     def program() -> tuple[Callable[[], None], int]:
         torch.manual_seed(0)
 
@@ -110,8 +111,8 @@ def test_convolutions_keep_budget_by_allocator_count() -> None:
     assert constants + peak <= 1.02 * budget
 
 
-def test_the_peak_of_a_run_without_limit_is_a_budget() -> None:
-    """The peak includes workspace, so a budget of that amount evicts nothing."""
+def test_budget_equal_to_measured_peak_evicts_nothing() -> None:
+    """The measured peak includes workspace, so a budget of that amount evicts nothing."""
     weight = torch.rand(SIZE, requires_grad=True)
     with rekindle.budget(None) as measured:
         _curves(weight)
@@ -124,7 +125,7 @@ def test_the_peak_of_a_run_without_limit_is_a_budget() -> None:
     assert run.evictions > 0
 
 
-def test_workspace_of_counted_operators_counts() -> None:
+def test_workspace_of_operators_without_grad_counts_in_peak() -> None:
     x = torch.rand(SIZE)
     with rekindle.budget(None) as run, torch.no_grad():
         for _ in range(5):
@@ -132,8 +133,8 @@ def test_workspace_of_counted_operators_counts() -> None:
     assert 6 * VECTOR <= run.peak < 6 * VECTOR + 1000
 
 
-def test_inputs_freed_by_operator_are_no_workspace() -> None:
-    """The input has no other reference: it is freed when the operator ends, and counts once."""
+def test_input_freed_by_operator_is_not_workspace() -> None:
+    """The input has no other reference, is freed when the operator ends, and counts once."""
     x = torch.rand(SIZE)
     with rekindle.budget(None) as run, torch.no_grad():
         for _ in range(5):
@@ -141,8 +142,8 @@ def test_inputs_freed_by_operator_are_no_workspace() -> None:
     assert run.peak < 2 * VECTOR + 1000
 
 
-def test_memory_from_before_context_is_subtracted_when_freed() -> None:
-    """Frees of memory from before and after the allocator was wrapped are both counted."""
+def test_memory_from_before_budget_is_subtracted_when_freed() -> None:
+    """Frees of memory from before and from after the allocator was wrapped are counted."""
     tensors = [torch.rand(SIZE) for _ in range(2)]
     with rekindle.budget(None) as run, torch.no_grad():
         tensors.append(tensors[0] + tensors[1])
@@ -157,8 +158,8 @@ def _layers(width: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 
 
-def test_a_model_counts_whole_from_the_first_weight_on() -> None:
-    """Parameters that are read later count as well, and so do earlier gradients."""
+def test_all_parameters_count_when_model_reads_the_first_one() -> None:
+    """Parameters that are read later count as well, and so do existing gradients."""
     model, x = _layers(50), torch.rand(3, 50)
     model(x).sum().backward()
     weights = sum(each.nbytes for each in model.parameters())
@@ -171,24 +172,24 @@ def test_a_model_counts_whole_from_the_first_weight_on() -> None:
     assert seen[0] >= 2 * weights + x.nbytes
 
 
-def test_a_deep_model_counts_whole() -> None:
+def test_all_parameters_of_deeply_nested_model_count() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(600)))
     with rekindle.budget(None) as run, torch.no_grad():
         model(torch.rand(1, 2))
         assert run.memory >= sum(each.nbytes for each in model.parameters())
 
 
-def test_too_large_model_is_refused_at_first_operator() -> None:
+def test_model_larger_than_budget_is_refused_at_first_operator() -> None:
     model, x = _layers(50), torch.rand(3, 50)
     weights = sum(each.nbytes for each in model.parameters())
     calls: list[int] = []
     model[1].register_forward_hook(lambda *_: calls.append(1))
-    with pytest.raises(rekindle.OutOfBudget, match="a parameter"), rekindle.budget(weights // 2):
+    with pytest.raises(rekindle.OutOfBudget, match="a model needs"), rekindle.budget(weights // 2):
         model(x)
     assert not calls
 
 
-def test_weights_without_a_module_count_when_they_are_met() -> None:
+def test_weight_outside_of_module_counts_from_its_first_use() -> None:
     first, second = (torch.rand(SIZE, requires_grad=True) for _ in range(2))
     with rekindle.budget(None) as run:
         first.sum()
@@ -216,8 +217,8 @@ def test_parameters_on_other_device_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mean_is_within_budget_from_first_call(dtype: torch.dtype) -> None:
-    """In half precision it sums up a copy in single precision."""
+def test_half_precision_mean_with_workspace_stays_within_budget(dtype: torch.dtype) -> None:
+    """In half precision, `mean` sums a temporary copy in single precision."""
     weight = torch.rand(SIZE, dtype=dtype, requires_grad=True)
     budget = 12 * weight.nbytes
 
@@ -233,13 +234,13 @@ def test_mean_is_within_budget_from_first_call(dtype: torch.dtype) -> None:
     assert weight.nbytes + peak < budget + 1024
 
 
-def test_unknown_workspace_above_budget_is_reported() -> None:
-    """The first run takes more than what is like it ever did, and is above the budget."""
+def test_workspace_above_budget_on_first_run_is_reported() -> None:
+    """The workspace of the first run is larger than estimated, and exceeds the budget."""
     weight = torch.rand(SIZE, requires_grad=True)
     with rekindle.budget(4 * VECTOR) as run:
         _curve(weight)
     assert run.peak > run.budget
-    assert "above the budget: the workspace of an operator is not known" in str(run.report())
+    assert "above the budget, because the workspace of an operator" in str(run.report())
     with rekindle.budget(7 * VECTOR) as run:
         _curve(weight)
     assert "above the budget" not in str(run.report())
@@ -250,8 +251,8 @@ def test_unknown_workspace_above_budget_is_reported() -> None:
     [nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.ConvTranspose2d(8, 4, 2, stride=2)],
     ids=["3x3", "1x1", "transposed"],
 )
-def test_library_allocations_count_as_workspace(layer: nn.Module) -> None:
-    """oneDNN has images in a layout of its own: by the allocator's events, and in the trace."""
+def test_allocations_of_onednn_count_as_workspace(layer: nn.Module) -> None:
+    """oneDNN converts images to its own layout; the allocator's events and the trace show it."""
     images = torch.rand(4, 8, 64, 64)
     with torch.no_grad():
         layer(images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed  # makes them known
+import torch.distributed  # registers the collective operators
 
 import rekindle
 from rekindle.pytorch.operators._operators import (
@@ -19,20 +19,21 @@ IN_PLACE = sorted(name for name in NAMES if name.startswith("c10d::") and name.e
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
-def test_list_of_collectives_in_place_is_complete() -> None:
+def test_each_in_place_collective_of_pytorch_is_listed() -> None:
     known = COLLECTIVES_IN_PLACE | COLLECTIVES_WITHOUT_RESULT
     assert set(IN_PLACE) <= known
-    assert known - set(IN_PLACE) <= {"c10d::gather_into_tensor_"}  # torch 2.14 has it
+    # this operator exists since torch 2.14
+    assert known - set(IN_PLACE) <= {"c10d::gather_into_tensor_"}
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES_IN_PLACE & set(IN_PLACE)))
-def test_collective_writes_first_argument_and_is_opaque(name: str) -> None:
+def test_collective_writes_first_argument_and_is_not_recomputed(name: str) -> None:
     facts = operator(getattr(torch.ops.c10d, name.removeprefix("c10d::")).default)
     assert [position for position, _ in facts.written] == [0]
     assert facts.opaque
 
 
-def test_unknown_collective_is_refused() -> None:
+def test_collective_without_known_writes_is_refused() -> None:
     library = torch.library.Library("c10d", "FRAGMENT")
     library.define("rotate_(Tensor[] tensors, int by) -> ()")
     library.impl("rotate_", lambda tensors, by: None, "CompositeExplicitAutograd")
@@ -43,8 +44,8 @@ def test_unknown_collective_is_refused() -> None:
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
-def test_gathered_value_is_kept() -> None:
-    """(R3): what was gathered is kept, though it lies where something else was computed."""
+def test_gathered_value_is_not_recomputed() -> None:
+    """R3: the gathered contents are kept, although a recomputable value had the same memory."""
     distributed = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -53,7 +54,7 @@ def test_gathered_value_is_kept() -> None:
             torch.manual_seed(20)
             weight = torch.rand(1_000, requires_grad=True)
             with rekindle.budget(amount) as run:
-                gathered = weight.detach().exp()  # can be computed again
+                gathered = weight.detach().exp()  # could be recomputed
                 distributed.all_gather([gathered], torch.ones(1_000))
                 loss = deeper(weight * gathered, 8).sum()
                 del gathered

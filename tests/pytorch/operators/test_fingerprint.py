@@ -1,4 +1,4 @@
-"""Tests of fingerprints of contents: all bytes count, also where a device sums them."""
+"""Tests of checksums of tensors: every byte counts, also if a device adds them up."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def by_hash(memory: Tensor) -> bytes:
     return fingerprint_of(memory)
 
 
-@pytest.mark.parametrize("told", [by_sums, by_hash])
+@pytest.mark.parametrize("fingerprint", [by_sums, by_hash])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 16 * 8 + 3, 40 * 8])
-def test_each_bit_and_each_order_has_another(
-    monkeypatch: pytest.MonkeyPatch, told, length: int
+def test_fingerprint_differs_for_each_flipped_bit_and_order(
+    monkeypatch: pytest.MonkeyPatch, fingerprint, length: int
 ) -> None:
-    monkeypatch.setattr(_fingerprint, "_WORDS", 16)  # so that there are several sums
+    monkeypatch.setattr(_fingerprint, "_WORDS", 16)  # large enough for several partial sums
     torch.manual_seed(0)
     memory = torch.randint(0, 256, (length,), dtype=torch.uint8)
-    first = told(memory)
-    assert told(memory.clone()) == first
+    first = fingerprint(memory)
+    assert fingerprint(memory.clone()) == first
     for place in range(length):
         for bit in range(8):
             memory[place] ^= 1 << bit
-            assert told(memory) != first
+            assert fingerprint(memory) != first
             memory[place] ^= 1 << bit
     words = memory[: length // 8 * 8].view(-1, 8)
     for one in range(len(words)):
         for other in range(one):
             swapped = memory.clone()
             swapped[: len(words) * 8].view(-1, 8)[[one, other]] = words[[other, one]]
-            assert told(swapped) != first
+            assert fingerprint(swapped) != first
 
 
 @pytest.mark.parametrize("offset", [0, 4, 8])

@@ -1,4 +1,4 @@
-"""Tests of changing a module when the program imports it, and of what a budget imports."""
+"""Tests of patching a module when the program imports it, and of what a budget itself imports."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from rekindle.pytorch.operators import when_imported
 
 NAME = "rekindle_module_of_a_test"
-#: Each takes a tenth of a second or more to import, and none of them is needed before something is
-#: compiled, planned, plotted or distributed.
+#: Each of these takes a tenth of a second or more to import, and none is needed before the program
+#: compiles, plans, plots or is distributed.
 NOT_AT_ONCE = (
     "torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.distributed.fsdp",
     "torch.distributed.tensor", "torch.fx.experimental.symbolic_shapes", "torch.onnx", "sympy",
@@ -46,7 +46,7 @@ def changed(module: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("module")
-def test_module_imported_before_is_changed_at_once_and_back() -> None:
+def test_module_imported_before_budget_is_patched_and_restored() -> None:
     imported: Any = importlib.import_module(NAME)
     with when_imported(NAME, changed):
         assert imported.value == "changed"
@@ -54,7 +54,7 @@ def test_module_imported_before_is_changed_at_once_and_back() -> None:
 
 
 @pytest.mark.usefixtures("module")
-def test_module_imported_inside_is_changed_and_back() -> None:
+def test_module_imported_inside_budget_is_patched_and_restored() -> None:
     with when_imported(NAME, changed):
         assert NAME not in sys.modules
         imported: Any = importlib.import_module(NAME)
@@ -64,14 +64,14 @@ def test_module_imported_inside_is_changed_and_back() -> None:
 
 
 @pytest.mark.usefixtures("module")
-def test_module_imported_after_context_is_unchanged() -> None:
+def test_module_imported_after_budget_is_not_patched() -> None:
     with when_imported(NAME, changed):
         pass
     assert importlib.import_module(NAME).value == "as it is"
 
 
 @pytest.mark.usefixtures("module")
-def test_module_imported_by_another_thread_is_changed() -> None:
+def test_module_imported_by_other_thread_is_patched() -> None:
     with when_imported(NAME, changed):
         thread = threading.Thread(target=importlib.import_module, args=(NAME,))
         thread.start()
@@ -81,7 +81,7 @@ def test_module_imported_by_another_thread_is_changed() -> None:
 
 
 @pytest.mark.usefixtures("module")
-def test_two_changes_of_one_module_are_both_applied() -> None:
+def test_two_patches_of_one_module_are_both_applied() -> None:
     @contextmanager
     def longer(module: Any) -> Iterator[None]:
         module.names.append("second")
@@ -95,14 +95,14 @@ def test_two_changes_of_one_module_are_both_applied() -> None:
     assert (imported.value, imported.names) == ("as it is", ["first"])
 
 
-def test_module_that_fails_is_not_changed(module: Path) -> None:
+def test_module_whose_import_fails_is_not_patched(module: Path) -> None:
     module.write_text("raise ValueError('mine')\n")
     with when_imported(NAME, changed), pytest.raises(ValueError, match="mine"):
         importlib.import_module(NAME)
     assert NAME not in sys.modules
 
 
-def test_missing_module_raises_as_without_hook() -> None:
+def test_import_of_missing_module_raises_same_error() -> None:
     with when_imported(NAME, changed), pytest.raises(ModuleNotFoundError, match=NAME):
         importlib.import_module(NAME)
 
@@ -117,7 +117,7 @@ def new_modules(program: str) -> set[str]:
 
 
 def test_first_budget_does_not_import_unused_modules() -> None:
-    """Workspaces are asked of PyTorch's own kernels, some of which import more."""
+    """Workspaces of PyTorch's own kernels are measured, and some kernels import more modules."""
     found = new_modules(
         "import rekindle\n"
         "tensor = torch.ones(9)\n"
@@ -130,8 +130,8 @@ def test_first_budget_does_not_import_unused_modules() -> None:
 
 
 @pytest.mark.slow
-def test_region_compiled_in_new_process_is_one_operator() -> None:
-    """Its compiler is imported within the budget, by a thread as well."""
+def test_compiled_region_in_new_process_is_one_operator() -> None:
+    """The program imports the compiler within the budget, also in a thread."""
     script = """
 import threading, torch, rekindle
 from rekindle.pytorch.operators import REGION

@@ -1,8 +1,8 @@
-"""Each operator of `IN_PLACE` gives the same bits where it writes over the gradient.
+"""Tests that each operator of `IN_PLACE` gives the same bits if it writes over the gradient.
 
-On the inputs that PyTorch's own tests have for it, in all floating types that it is differentiated
-in on a CPU (complex gradients stay as they are: quotients of those differ), with gradients that are
-not finite or have no bits but the sign, and on a tensor that vector instructions do not divide.
+Inputs are those of PyTorch's own tests, in all floating-point types that the operator is
+differentiated in on a CPU (but not complex gradients, whose quotients differ), gradients that are
+not finite or negative zero, and a tensor whose size is no multiple of vector instructions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.pytorch.in_place import Twins
 # The import of `op_db` forbids all later tests to set flags such as `cudnn.benchmark`.
 torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
-#: Functions that make a node whose formula is the operator, as `op_db` calls it.
+#: By operator of `IN_PLACE`: the function, named as in `op_db`, whose derivative is that operator.
 FORWARD = {
     "_softmax_backward_data": "softmax",
     "_log_softmax_backward_data": "log_softmax",
@@ -74,7 +74,7 @@ def _with_special_values(like: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", IN_PLACE, ids=lambda entry: entry.name)
-def test_twin_over_the_gradient_gives_the_same_bits(entry: InPlace) -> None:
+def test_in_place_variant_of_backward_operator_matches_pytorch(entry: InPlace) -> None:
     op = _info(entry)
     torch.manual_seed(0)
     floating = [each for each in op.supported_backward_dtypes("cpu") if each.is_floating_point]

@@ -1,4 +1,4 @@
-"""Tests of signatures, which describe properties that calls have in common."""
+"""Tests of operator signatures, under which properties of equal calls are cached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from rekindle.pytorch.operators import Invocation, operator, signature_of
 
 
-def test_signature_sizes_differ_between_cpu_and_device() -> None:
+def test_result_sizes_are_cached_for_cpu_and_device_separately() -> None:
     sin = operator(torch.ops.aten.sin.default)
     key = Invocation(sin, (torch.rand(8, 125),), {}).key
     device = torch.device("cuda", 0)

@@ -1,4 +1,4 @@
-"""Helpers for tests of planned models: a tracker for compiled code, and a step."""
+"""Helpers for tests of planned models: a memory tracker for compiled code, and a training step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLENTY = 1 << 40
 
 
 class Onlooker(Watch):
-    """A tracker that torch.compile takes no notice of."""
+    """A memory tracker that torch.compile ignores."""
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -31,7 +31,7 @@ class Onlooker(Watch):
 
 
 class WithLoss(nn.Module):
-    """A model with its loss inside."""
+    """A model that returns its loss."""
 
     def __init__(self, model: nn.Module, losses: Callable[[Any, Any], Tensor]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class WithLoss(nn.Module):
 
 
 def training_on(batch: Callable[[int], Tensor]) -> Callable[[nn.Module], list[Tensor]]:
-    """Three steps on the first three batches, the loss outside of the model."""
+    """Make three steps on the first three batches, with the loss outside of the model."""
 
     def train(model: nn.Module) -> list[Tensor]:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, 0.9)

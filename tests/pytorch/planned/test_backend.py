@@ -1,4 +1,4 @@
-"""`torch.compile` with our backend: graph breaks, shared budgets, Inductor."""
+"""Tests of `rekindle.backend` for torch.compile: graph breaks, shared budgets, Inductor."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WIDTH = 32
 
 pytestmark = [
     pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled"),
-    # torch.compile looks at the gradient of what one graph hands to the next.
+    # torch.compile reads the gradient of tensors that one graph passes to the next one.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 
 
 class Broken(nn.Module):
-    """Two graphs, with a break between them whose outcome depends on data."""
+    """A model with a graph break, after which data decide how to continue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def batch() -> Tensor:
 
 
 def outcome(compile_with: Any, model: nn.Module | None = None) -> tuple[Any, int]:
-    """Return the results of two steps, and their peak."""
+    """Return the results of two steps, and their peak memory."""
     torch.manual_seed(20)
     model = model or Broken()
     runs = model if compile_with is None else torch.compile(model, backend=compile_with)
@@ -62,7 +62,7 @@ def outcome(compile_with: Any, model: nn.Module | None = None) -> tuple[Any, int
 
 
 @pytest.mark.parametrize("planner", [KeepAll(), RecomputeAll()], ids=lambda each: each.name)
-def test_eager_backend_equals_plain_pytorch_bit_for_bit(planner: Any) -> None:
+def test_backend_with_inner_eager_matches_pytorch(planner: Any) -> None:
     wanted, _ = outcome(None)
     backend = rekindle.backend("1GB", planner=planner, inner="eager")
     found, peak = outcome(backend)
@@ -72,8 +72,8 @@ def test_eager_backend_equals_plain_pytorch_bit_for_bit(planner: Any) -> None:
     assert peak <= sum(graph.plan.peak for graph in backend.graphs.values())
 
 
-def test_graphs_share_the_budget() -> None:
-    """Each gets what those compiled before it leave, also where one is compiled once more."""
+def test_graphs_of_one_backend_share_budget() -> None:
+    """Each graph gets the memory that earlier graphs leave, also when one is compiled again."""
     backend = rekindle.backend("1GB", planner=KeepAll(), inner="eager")
     left: list[int] = []
 
@@ -90,7 +90,7 @@ def test_graphs_share_the_budget() -> None:
     assert left[1] < left[0]
 
 
-def test_backend_with_too_small_budget_names_smallest() -> None:
+def test_backend_with_too_small_budget_names_smallest_budget() -> None:
     backend = rekindle.backend("30KB", planner=RecomputeAll(), inner="eager")
     with pytest.raises(Exception, match="smallest") as caught:
         outcome(backend)
@@ -99,7 +99,7 @@ def test_backend_with_too_small_budget_names_smallest() -> None:
     assert inner.smallest_budget > 30_000
 
 
-def test_sizes_as_symbols_are_refused() -> None:
+def test_backend_with_symbolic_sizes_is_refused() -> None:
     compiled = torch.compile(
         nn.Linear(4, 4),
         backend=rekindle.backend("1GB", planner=KeepAll(), inner="eager"),
@@ -110,7 +110,7 @@ def test_sizes_as_symbols_are_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"inner": "fast"}, {"shapes": "any"}])
-def test_wrong_backend_options_name_line_to_write(wrong: dict[str, Any]) -> None:
+def test_backend_with_wrong_option_suggests_line_to_write(wrong: dict[str, Any]) -> None:
     with pytest.raises(rekindle.Unsupported, match=r"write (inner|shapes)="):
         rekindle.backend("1GB", **wrong)
 
@@ -120,8 +120,8 @@ def test_wrong_backend_options_name_line_to_write(wrong: dict[str, Any]) -> None
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_inductor_computes_the_same_within_rounding() -> None:
-    """Against plain torch.compile; it fuses and reorders sums: 1e-4 of the largest number."""
+def test_backend_with_inductor_matches_compile_within_rounding() -> None:
+    """Compared with plain torch.compile, to 1e-4 of the largest number: sums are reordered."""
 
     class Whole(nn.Module):
         def __init__(self) -> None:
@@ -156,14 +156,14 @@ def test_inductor_computes_the_same_within_rounding() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_backend_reports_step_memory_before_compilation() -> None:
-    told: list[str] = []
+def test_backend_reports_memory_of_step_before_it_compiles() -> None:
+    reported: list[str] = []
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())
     backend = rekindle.backend("1GB", planner=KeepAll())
-    backend._report = told.append
+    backend._report = reported.append
     torch.compile(model, backend=backend)(batch()).square().sum().backward()
-    (before,) = (line for line in told if line.startswith("before compilation"))
-    later = told[told.index(before) :]
+    (before,) = (line for line in reported if line.startswith("before compilation"))
+    later = reported[reported.index(before) :]
     assert "a step, nothing evicted" in before
     assert any("(compiled(" in line or "compiling segment" in line for line in later)
 
@@ -185,8 +185,8 @@ class Residual(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_compiled_by_inductor_the_peak_is_within_the_budget() -> None:
-    """By the allocator's events: the order of the plan is kept."""
+def test_backend_with_inductor_stays_within_budget() -> None:
+    """The allocator's events show that compiled segments run in the order of the plan."""
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(1024, WIDTH)
     whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak

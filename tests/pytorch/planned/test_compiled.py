@@ -1,8 +1,8 @@
-"""Plans that call compiled segments: the same bits at every budget, and those of the operators.
+"""Tests of `rekindle.plan(..., compile=True)`: plans that call segments compiled by Inductor.
 
-Most tests here have a segment run its operators one by one where Inductor's code would run. So
-what surrounds that code is compared with eager PyTorch to the bit, within seconds; those that
-compile are slow.
+Most tests here make a segment run its operators one by one instead of Inductor's code. So the code
+around segments is compared with eager PyTorch bit for bit, within seconds. Tests that compile are
+slow.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import rekindle
+from rekindle import ModelPlan
 from rekindle.planners import Cuts, KeepAll, RecomputeAll, Status
 from rekindle.pytorch.planned import _cut, _segments
 from rekindle.pytorch.planned._cut import Cut
 from rekindle.pytorch.planned._joint import Joint
-from rekindle.pytorch.planned._planned import ModelPlan
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.planned.helpers import training_on
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled")
 
 
 def by_inductor(test: Callable[[], None]) -> Callable[[], None]:
-    """Marks a test that compiles."""
+    """Mark a test that compiles with Inductor."""
     for mark in (
         pytest.mark.slow,
         pytest.mark.timeout(900),
-        pytest.mark.filterwarnings("ignore:.*torch.jit"),  # on importing Inductor
+        pytest.mark.filterwarnings("ignore:.*torch.jit"),  # a warning when Inductor is imported
         pytest.mark.usefixtures("kernels"),
         pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
     ):
@@ -48,7 +48,7 @@ def by_inductor(test: Callable[[], None]) -> Callable[[], None]:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
-    """Segments run their operators; returned are those that would have been compiled."""
+    """Make segments run their operators one by one; return the graphs that would be compiled."""
     made: list[fx.Graph] = []
 
     def run(graph: fx.Graph) -> Callable[[list[Any]], Sequence[Tensor]]:
@@ -59,7 +59,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
             given = [*args]
             args.clear()
             for node, each in zip(graph.find_nodes(op="placeholder"), given, strict=True):
-                assert each.stride() == node.meta["val"].stride()  # as compiled code asserts
+                assert each.stride() == node.meta["val"].stride()  # compiled code asserts the same
             return module(*given)
 
         return boxed
@@ -71,7 +71,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
 
 
 class Net(nn.Module):
-    """A residual stream, norms, a gate, dropout: runs of light operators between products."""
+    """A residual stream with norms, a gate and dropout: cheap operators between matrix products."""
 
     def __init__(self, layers: int = 3, dropout: float = 0.1) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def ample(model: nn.Module, inputs: Any) -> ModelPlan:
 
 
 def tight(model: nn.Module, inputs: Any) -> ModelPlan:
-    """All is recomputed that can be, in the least memory that this takes."""
+    """Return a plan that recomputes as much as possible, within the smallest budget for that."""
     refused = rekindle.plan(model, inputs, budget=1, planner=RecomputeAll(), compile=True)
     assert refused.status is Status.INFEASIBLE
     budget = refused.smallest_budget
@@ -129,18 +129,18 @@ def outcome(
 
 
 def same(build: Callable[[], nn.Module], step: Step = train, inputs: Any = None) -> None:
-    """Asserts that a compiled plan does what the model does, with and without recomputation."""
+    """Assert that a compiled plan gives the model's results, with and without recomputation."""
     wanted = outcome(build, step, None)
     for planned in (ample, tight):
         assert differing(outcome(build, step, planned, inputs), wanted) == []
 
 
-def test_dropout_statistics_views_and_gates(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_with_dropout_and_norm_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
     same(Net)
     assert one_by_one
 
 
-def test_equal_segments_are_compiled_once(one_by_one: list[fx.Graph]) -> None:
+def test_equal_segments_of_plan_are_compiled_once(one_by_one: list[fx.Graph]) -> None:
     plan = ample(Net(2), batch())
     few = len(one_by_one)
     calls = len(plan._planned.segments)
@@ -150,7 +150,7 @@ def test_equal_segments_are_compiled_once(one_by_one: list[fx.Graph]) -> None:
     assert f"of {few} segments" in str(more)
 
 
-def test_the_segments_are_the_same_for_all_budgets(one_by_one: list[fx.Graph]) -> None:
+def test_plans_of_two_budgets_have_same_compiled_segments(one_by_one: list[fx.Graph]) -> None:
     model = Net()
     first = ample(model, batch())
     made = len(one_by_one)
@@ -160,7 +160,7 @@ def test_the_segments_are_the_same_for_all_budgets(one_by_one: list[fx.Graph]) -
 
 
 class Recurrent(nn.Module):
-    """Gates from the norm of a sum of two products, a state that they are applied to."""
+    """A cell whose gates are the norm of a sum of two products, applied to a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,10 +176,10 @@ class Recurrent(nn.Module):
         return h
 
 
-def test_norm_of_sum_is_recomputed_from_sum(
+def test_compiled_plan_recomputes_norm_from_its_input_sum(
     one_by_one: list[fx.Graph],
 ) -> None:
-    """Not from the two that are added, whatever else it reads."""
+    """The norm's segment reads the sum itself, not the two tensors that were added."""
     same(Recurrent)
     norms = [
         node
@@ -191,10 +191,10 @@ def test_norm_of_sum_is_recomputed_from_sum(
     assert all(node.args[0].op == "placeholder" for node in norms)
 
 
-def test_segment_slower_than_its_operators_is_not_called(
+def test_compiled_segment_slower_than_operators_is_not_called(
     monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
 ) -> None:
-    """Decided once: at the next plan, too, when all would have been quicker."""
+    """The decision is stored: the next plan uses it even if segments would be faster then."""
     monkeypatch.setattr(Cut, "leave_out_slow", leave_out_slow)
     monkeypatch.setattr(_cut, "_is_slow", {})
     monkeypatch.setattr(Joint, "cost", lambda joint, node: len(joint.segments()))
@@ -205,7 +205,7 @@ def test_segment_slower_than_its_operators_is_not_called(
     same(Net)
 
 
-def test_autocast(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_under_autocast_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
     def step(model: nn.Module) -> Any:
         results = []
         for number in range(2):
@@ -217,7 +217,7 @@ def test_autocast(one_by_one: list[fx.Graph]) -> None:
     same(Net, step)
 
 
-def test_frozen_and_tied_parameters(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_with_frozen_tied_weights_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
     def build() -> nn.Module:
         model = Net()
         model.layers[2][1].weight = model.layers[0][1].weight  # type: ignore[index]
@@ -227,7 +227,7 @@ def test_frozen_and_tied_parameters(one_by_one: list[fx.Graph]) -> None:
     same(build)
 
 
-def test_two_forward_passes_before_the_backward_pass(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_with_two_forward_passes_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
     def step(model: nn.Module) -> None:
         first, second = model(batch(1)), model(batch(2))
         (first * second).mean().backward()
@@ -236,7 +236,7 @@ def test_two_forward_passes_before_the_backward_pass(one_by_one: list[fx.Graph])
 
 
 @pytest.mark.slow
-def test_other_shapes_and_evaluation(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_with_other_shape_or_eval_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
     def step(model: nn.Module) -> Any:
         train(model)
         x = torch.randn(17, WIDTH, generator=torch.Generator().manual_seed(5))
@@ -250,7 +250,7 @@ def test_other_shapes_and_evaluation(one_by_one: list[fx.Graph]) -> None:
 
 
 class Several(nn.Module):
-    """Results of which some get no gradient, or get one that lies otherwise."""
+    """A model with results that get no gradient, or a gradient with other strides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,13 +274,13 @@ def given_to(loss_of: Callable[[Any], Tensor]) -> Step:
     return step
 
 
-def test_a_result_without_a_gradient_takes_no_part(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_with_unused_result_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
     same(Several, given_to(lambda found: found[0].square().sum()))
     same(Several, given_to(lambda found: found[1].square().sum()))
 
 
-def test_a_gradient_that_lies_otherwise_is_laid_out(one_by_one: list[fx.Graph]) -> None:
-    """For code is compiled for one layout. Eager PyTorch sums it as it lies: within rounding."""
+def test_compiled_plan_with_strided_gradient_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
+    """Segments are compiled for one layout, so the gradient is copied. Equal within rounding."""
     scale = torch.arange(WIDTH * ROWS).view(WIDTH, ROWS) / 1000
     step = given_to(lambda found: (found[1].t() * scale).sum() + found[2].square().sum())
     wanted = outcome(Several, step, None)
@@ -291,7 +291,7 @@ def test_a_gradient_that_lies_otherwise_is_laid_out(one_by_one: list[fx.Graph]) 
 
 
 class Writes(nn.Module):
-    """Writes a buffer, in place, and returns what it was given."""
+    """A model that overwrites a buffer in place and returns its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class Writes(nn.Module):
         return (torch.relu_(self.norm(y) * 2) + self.seen).square().mean(), x
 
 
-def test_buffers_move_once(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_updates_batch_norm_buffers_once(one_by_one: list[fx.Graph]) -> None:
     def step(model: nn.Module) -> Any:
         losses = []
         for number in range(3):
@@ -316,8 +316,8 @@ def test_buffers_move_once(one_by_one: list[fx.Graph]) -> None:
     same(Writes, step)
 
 
-def test_images_are_put_channels_last(one_by_one: list[fx.Graph]) -> None:
-    """Sums are in another order then; results lie as the model's, and so do gradients."""
+def test_compiled_plan_computes_images_in_channels_last(one_by_one: list[fx.Graph]) -> None:
+    """Sums then have another order. Results and gradients have the strides of the plain model's."""
 
     class Images(nn.Module):
         def __init__(self) -> None:
@@ -345,7 +345,9 @@ def test_images_are_put_channels_last(one_by_one: list[fx.Graph]) -> None:
             assert found[name].stride() == value.stride()
 
 
-def test_wrong_code_is_refused(monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]) -> None:
+def test_plan_with_wrongly_compiled_segment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
+) -> None:
     right = _segments._compile
 
     def wrong(graph: fx.Graph) -> Any:
@@ -353,12 +355,13 @@ def test_wrong_code_is_refused(monkeypatch: pytest.MonkeyPatch, one_by_one: list
         return lambda args: [each * 1.01 for each in boxed(args)]
 
     monkeypatch.setattr(_segments, "_compile", wrong)
-    monkeypatch.setenv("REKINDLE_CACHE", "off")  # a price that is known is not measured again
-    with pytest.raises(rekindle.Unsupported, match=r"does not give what .*without compile=True"):
+    # otherwise the cost is known and not measured again
+    monkeypatch.setenv("REKINDLE_CACHE", "off")
+    with pytest.raises(rekindle.Unsupported, match=r"gives other results .*Leave out compile=True"):
         ample(Net(), batch())
 
 
-def test_failed_segment_compilation_raises_reason(
+def test_plan_whose_segment_fails_to_compile_raises_reason(
     monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
 ) -> None:
     def broken(graph: fx.Graph) -> Any:
@@ -370,8 +373,8 @@ def test_failed_segment_compilation_raises_reason(
 
 
 @by_inductor
-def test_the_same_bits_at_every_budget() -> None:
-    """And those of eager PyTorch but for rounding, by the measure of `torch.testing`."""
+def test_compiled_plan_gives_same_bits_at_every_budget() -> None:
+    """The results also equal those of eager PyTorch within `torch.testing`'s tolerance."""
     wanted = outcome(Net, train, None)
     found = outcome(Net, train, ample)
     assert differing(outcome(Net, train, tight), found) == []
@@ -380,8 +383,8 @@ def test_the_same_bits_at_every_budget() -> None:
 
 
 @by_inductor
-def test_the_peak_is_within_the_budget() -> None:
-    """By the allocator's events, what is inside of segments included."""
+def test_compiled_plan_stays_within_budget() -> None:
+    """Measured by the allocator's events, which include memory inside segments."""
     model, x = Net(6, dropout=0.0), torch.randn(2048, WIDTH)
     whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
     assert whole is not None

@@ -1,6 +1,6 @@
 """Tests of planned models under `DistributedDataParallel`, on two gloo ranks.
 
-Each rank plans by its own times. The gradients are those of the plain model.
+Each rank makes its plan from its own measured times. The gradients equal those of the plain model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ WAYS: dict[str, Plan] = {
 
 
 def _trained(planned: Plan) -> dict[str, Tensor]:
-    """Gradients and weights after two steps, on this rank."""
+    """Return gradients and weights after two steps on this rank."""
     torch.manual_seed(20)
     model = Net(dropout=0.0)
     runs = DistributedDataParallel(planned(model), bucket_cap_mb=0.01)
@@ -99,18 +99,18 @@ def _differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     return [name for name, value in one.items() if not torch.equal(value, other[name])]
 
 
-def test_gradients_are_summed_over_the_ranks(ranks: list[dict[str, Any]]) -> None:
+def test_planned_ddp_model_sums_gradients_over_ranks(ranks: list[dict[str, Any]]) -> None:
     for way in WAYS:
         assert _differing(ranks[0][way], ranks[1][way]) == [], way
 
 
-def test_a_plan_gives_the_bits_of_the_model(ranks: list[dict[str, Any]]) -> None:
+def test_planned_ddp_model_matches_pytorch(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert _differing(rank["planned"], rank["plain"]) == []
 
 
-def test_a_compiled_plan_gives_the_same_bits_within_any_budget(ranks: list[dict[str, Any]]) -> None:
-    """And those of the model but for rounding, by the measure of `torch.testing`."""
+def test_compiled_ddp_plan_has_same_bits_at_every_budget(ranks: list[dict[str, Any]]) -> None:
+    """The results also equal those of the model within `torch.testing`'s tolerance."""
     for rank in ranks:
         assert _differing(rank["compiled, tight"], rank["compiled"]) == []
         for name, value in rank["plain"].items():

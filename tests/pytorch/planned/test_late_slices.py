@@ -1,4 +1,7 @@
-"""Tests that a slice of a gradient with a long wait is copied, with the same bits."""
+"""Tests that plans copy a slice of a gradient that is read much later.
+
+Otherwise the whole gradient would stay in memory. Copying changes no bits.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,10 @@ def copies(plan: Any) -> int:
     return sum(op.name == CLONE for op in plan.trace.ops)
 
 
-def test_a_unet_needs_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # The workspace of convolutions would dominate in a net as small as this.
+def test_plan_that_copies_late_gradient_slice_has_lower_peak(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # In such a small net, the workspace of convolutions would dominate.
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path)))
     monkeypatch.setattr(_prices, "_most_at_once", lambda call, device: 0)
     spared = rekindle.plan(unet(), images(), budget=1, planner=RecomputeAll())
@@ -57,7 +62,7 @@ def test_a_unet_needs_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_step_is_the_same() -> None:
+def test_plan_that_copies_late_gradient_slice_matches_pytorch() -> None:
     plain, model = unet(), unet()
     wanted = everything((step(plain), plain))
     least = rekindle.plan(model, images(), budget=1, planner=RecomputeAll()).smallest_budget
@@ -66,7 +71,7 @@ def test_the_step_is_the_same() -> None:
     assert differing(everything((step(plan.apply()), model)), wanted) == []
 
 
-def test_slices_are_not_copied_in_ample_budget() -> None:
+def test_plan_with_ample_budget_copies_no_gradient_slice() -> None:
     assert copies(rekindle.plan(unet(), images(), budget="1GB", planner=KeepAll())) == 0
 
 
@@ -117,7 +122,9 @@ def is_an_input(whole: Tensor, other: Tensor) -> Tensor:
         (is_an_input, 0),
     ],
 )
-def test_only_late_slices_are_copied(program: Callable[..., Any], copied: int) -> None:
+def test_plan_copies_gradient_slice_only_if_it_outlives_base(
+    program: Callable[..., Any], copied: int
+) -> None:
     given = torch.randn(4, 2), torch.randn(2, 2)
     module: fx.GraphModule = make_fx(program, tracing_mode="fake")(*given)
     assert copy_late_slices(module) == bool(copied)

@@ -1,4 +1,4 @@
-"""Networks of Hugging Face, by configuration: planned and trained in two lines."""
+"""Tests of planned networks of Hugging Face with small configurations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def images() -> dict[str, Tensor]:
     ("build", "data"), [(gpt2, text), (bert, text), (llama, text), (vit, images)],
     ids=["gpt2", "bert", "llama", "vit"],
 )  # fmt: skip
-def test_trains_the_same_in_two_lines(
+def test_planned_hugging_face_model_matches_pytorch(
     build: Callable[[], nn.Module], data: Callable[[], dict[str, Tensor]]
 ) -> None:
     def train(planned: bool) -> dict[str, Tensor]:

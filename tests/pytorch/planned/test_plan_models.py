@@ -1,8 +1,8 @@
-"""Whole models under a plan against plain PyTorch, bit for bit, judged by a tracker of its own.
+"""Tests of planned whole models against plain PyTorch, bit for bit, with a memory tracker.
 
-Three optimizer steps; the loss is inside what is planned, so that all memory is. Budgets go from
-keep-all down to less than half, or to the least that the planner knows a plan for. A model
-that cannot be traced is refused.
+Each test makes three optimizer steps. The planned model contains its loss, so that the plan covers
+all memory. Budgets range from keep-all to less than half, or to the smallest that the planner finds
+a plan for. A model that cannot be traced is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled")
 
 
 def built(case: Case) -> Workload:
-    """Without stochastic depth, which decides by a random number what to run."""
+    """Build the model without stochastic depth, which chooses operators at random."""
     workload = case.build()
     for module in workload.model.modules():
         if isinstance(module, Residual):
@@ -71,7 +71,7 @@ def plainly(name: str) -> tuple[dict[str, Tensor], int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "planner"), combined(TRACED, [*PLANNERS]), ids=name_of)
-def test_trains_the_same_by_a_plan(name: str, planner: str) -> None:
+def test_planned_sample_model_matches_pytorch(name: str, planner: str) -> None:
     wanted, plain_peak = plainly(name)
     workload = built(CASES[name])
     model = WithLoss.of(workload.model, workload.phases[0])
@@ -86,13 +86,14 @@ def test_trains_the_same_by_a_plan(name: str, planner: str) -> None:
     found, peak = trained(workload, plan.apply())
     assert differing(found, wanted) == []
     assert peak <= plan.peak <= budget
-    unseen = max(op.workspace for op in plan.trace.ops)  # no onlooker sees inside of operators
+    # the memory tracker cannot see inside of operators
+    unseen = max(op.workspace for op in plan.trace.ops)
     assert peak > 0.9 * plan.peak - unseen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "gan", "mixture_of_experts"])
-def test_untraceable_model_is_refused(name: str) -> None:
+def test_plan_of_model_that_cannot_be_traced_is_refused(name: str) -> None:
     workload = CASES[name].build()
     batch = workload.data(0)
 
@@ -104,5 +105,5 @@ def test_untraceable_model_is_refused(name: str) -> None:
         def forward(self, batch: Any) -> Tensor:
             return workload.phases[0].losses(self.model, batch)
 
-    with pytest.raises(rekindle.Unsupported, match=r"write with rekindle\.budget"):
+    with pytest.raises(rekindle.Unsupported, match=r"write `with rekindle\.budget"):
         rekindle.plan(Step(), (batch,), budget="1GB", planner=KeepAll())

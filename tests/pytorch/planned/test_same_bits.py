@@ -1,4 +1,4 @@
-"""Tests of models whose trace differs from eager PyTorch: equal bits, or a refusal."""
+"""Tests of models whose trace may differ from eager PyTorch: equal bits, or a refusal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def same(
 ) -> list[nn.Module]:
     """Assert that the planned model equals the plain one, with and without recomputation.
 
-    The plan is unchecked, so that this test compares.
+    The plan is made with `check=False`, because this test compares.
     """
     torch.manual_seed(20)
     plain = build()
@@ -57,12 +57,12 @@ def convolutions(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(16, 32, 3), nn.GELU(), *more, nn.Conv2d(32, 3, 1))
 
 
-def test_dropout_mask_has_strides_of_its_input() -> None:
+def test_planned_dropout_mask_has_strides_of_its_input() -> None:
     same(lambda: convolutions(nn.Dropout(0.3)), images(), lambda y: y.square().mean())
 
 
 class WithFeatures(nn.Module):
-    """A number, what it is made of, and something that it is not made of."""
+    """A model that returns a loss, a value that it is computed from, and an unrelated value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,28 +77,30 @@ class WithFeatures(nn.Module):
         return {"loss": resized.log_softmax(1).square().mean(), "y": y, "aside": aside}
 
 
-def test_a_result_without_a_gradient_takes_no_part() -> None:
-    """Zeros in its place had another layout, which sums took on; and gave gradients of zeros to
-    what nothing leads to."""
+def test_planned_model_with_unused_result_matches_pytorch() -> None:
+    """Zeros as its gradient would have another layout, which changes sums.
+
+    They would also give zero gradients to parameters that the loss does not depend on.
+    """
     for model in same(WithFeatures, images(), lambda found: found["loss"]):
         assert model.get_submodule("aside").weight.grad is None
 
 
-def test_any_of_the_results_may_get_gradients() -> None:
+def test_planned_model_with_loss_of_some_results_matches_pytorch() -> None:
     same(WithFeatures, images(), lambda found: found["y"].square().sum())
     same(WithFeatures, images(), lambda found: found["aside"].sum() + found["loss"])
     same(WithFeatures, images(), lambda found: sum(each.sum() for each in found.values()))
 
 
-def test_gradient_keeps_its_strides() -> None:
-    """The result is channels-last, its gradient is not: copied, the bias was summed otherwise."""
+def test_planned_model_with_strided_gradient_matches_pytorch() -> None:
+    """The result is channels-last, its gradient is not; a copy would change the bias gradient."""
     given = torch.randn(4, 3, 14, 14, generator=torch.Generator().manual_seed(2))
     same(convolutions, images(), lambda y: (y.contiguous() * given).sum())
     same(convolutions, images(), lambda y: (y.transpose(2, 3).contiguous() * given).sum())
 
 
 class Flat(nn.Module):
-    """Views of what a layer makes, in a layout that traces do not foresee."""
+    """A model that returns views of a layer's result, with strides that traces do not predict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,12 +111,12 @@ class Flat(nn.Module):
         return self.last(y.relu()).square().mean()
 
 
-def test_kernel_with_other_strides_than_trace_keeps_bits() -> None:
+def test_planned_kernel_with_other_strides_matches_pytorch() -> None:
     same(Flat, torch.randn(8, 6, 32), lambda loss: loss)
 
 
 class AsksForCompilers(nn.Module):
-    """Takes another path for compilers, with other last bits."""
+    """A model that takes another code path under a compiler, with other last bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class AsksForCompilers(nn.Module):
         return (y / 3).sum(0).square().sum()
 
 
-def test_model_that_checks_for_compiler_takes_eager_path() -> None:
+def test_plan_of_model_that_checks_for_compiler_traces_eager() -> None:
     same(AsksForCompilers, torch.randn(1_000, 32), lambda loss: loss)
     model = AsksForCompilers()
     plan = rekindle.plan(model, torch.randn(10, 32), budget="1GB", planner=KeepAll())
@@ -135,7 +137,7 @@ def test_model_that_checks_for_compiler_takes_eager_path() -> None:
 
 
 class CannotBeTraced(nn.Module):
-    """For eager PyTorch decides by data, and for compilers does `instead`."""
+    """A model that branches on data in eager PyTorch, and runs `instead` under a compiler."""
 
     def __init__(self, instead: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -150,17 +152,17 @@ class CannotBeTraced(nn.Module):
         return y.square().mean()
 
 
-def test_compiled_path_is_taken_if_eager_one_has_no_trace() -> None:
+def test_plan_traces_compiled_path_if_eager_cannot_be_traced() -> None:
     model = CannotBeTraced(lambda y: y + y)
     plan = rekindle.plan(model, torch.randn(64, 32), budget="1GB", planner=KeepAll())
     assert plan.path == "compiled"
-    assert "as the model goes for compilers" in plan.report()
+    assert "traced as for a compiler" in plan.report()
 
 
-def test_a_plan_with_other_bits_is_refused() -> None:
+def test_plan_whose_results_differ_from_model_is_refused() -> None:
     model, x = CannotBeTraced(lambda y: y * 2.001), torch.randn(64, 32)
     with pytest.raises(
-        rekindle.Unsupported, match=r"not the same bit for bit .*path for compilers"
+        rekindle.Unsupported, match=r"differ from those .*another path when a compiler"
     ):
         rekindle.plan(model, x, budget="1GB", planner=KeepAll())
     plan = rekindle.plan(model, x, budget="1GB", planner=KeepAll(), check=False)
@@ -182,16 +184,16 @@ for operator in (broken, unsteady):
     operator.register_autograd(lambda _, gradient: gradient)
 
 
-def test_a_plan_that_fails_is_refused() -> None:
+def test_plan_of_model_that_raises_only_if_traced_is_refused() -> None:
     model, x = CannotBeTraced(broken), torch.randn(64, 32)
     before = everything(model)
-    with pytest.raises(rekindle.Unsupported, match=r"it fails .*out of order") as caught:
+    with pytest.raises(rekindle.Unsupported, match=r"raises an error .*out of order") as caught:
         rekindle.plan(model, x, budget="1GB", planner=KeepAll())
     assert isinstance(caught.value.__cause__, ValueError)
     assert differing(everything(model), before) == []
 
 
-def test_a_model_that_is_not_the_same_twice_is_refused() -> None:
+def test_plan_of_nondeterministic_model_is_refused() -> None:
     class Unsteady(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -200,11 +202,11 @@ def test_a_model_that_is_not_the_same_twice_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return unsteady(self.layer(x)).square().mean()
 
-    with pytest.raises(rekindle.Unsupported, match="something else each time"):
+    with pytest.raises(rekindle.Unsupported, match="give different results"):
         rekindle.plan(Unsteady(), torch.randn(64, 32), budget="1GB", planner=KeepAll())
 
 
-def test_error_of_model_is_raised_by_plan() -> None:
+def test_plan_of_model_that_raises_gives_error_of_model() -> None:
     class Deaf(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -217,7 +219,7 @@ def test_error_of_model_is_raised_by_plan() -> None:
         rekindle.plan(Deaf(), torch.randn(64, 32), budget="1GB", planner=KeepAll())
 
 
-def test_check_of_plan_leaves_model_unchanged() -> None:
+def test_check_of_plan_leaves_state_of_model_unchanged() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 1))
     x = torch.randn(64, 32)
     model(x).sum().backward()
@@ -228,8 +230,8 @@ def test_check_of_plan_leaves_model_unchanged() -> None:
     assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
 
 
-def test_the_check_runs_the_model_within_the_budget() -> None:
-    """Where online recomputation needs more than the plan, it gets that."""
+def test_check_of_plan_runs_plain_model_within_budget() -> None:
+    """If the plain model needs a larger budget than the plan, it gets that budget."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
     x = torch.randn(512, 64)
     refused = rekindle.plan(model, x, budget=1, planner=RecomputeAll())

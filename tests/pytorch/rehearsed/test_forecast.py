@@ -1,4 +1,4 @@
-"""Tests of `OutOfBudget.rehearse`, which names a budget that suffices for whole steps."""
+"""Tests of `OutOfBudget.rehearse`, which suggests a budget that suffices for whole steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def refused(program: Callable[[], Step], budget: str = "450KiB") -> rekindle.Out
 
 
 def follow(program: Callable[[], Step], budget: int) -> list[int]:
-    """The budgets that did not do, and the one that did."""
+    """Return the budgets that were too small, and the one that was enough."""
     tried = [budget]
     while True:
         step = program()
@@ -89,27 +89,27 @@ def follow(program: Callable[[], Step], budget: int) -> list[int]:
                 step()
             return tried
         except rekindle.OutOfBudget as error:
-            tried.append(error.rehearse())
+            tried.append(error.rehearse(seconds=200.0))
 
 
 @pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
-def test_rehearsed_budget_suffices_after_one_restart(program: Callable[[], Step]) -> None:
+def test_rehearsed_budget_is_large_enough_after_one_restart(program: Callable[[], Step]) -> None:
     plain = program()
     plain()
     whole = measure(plain)
     del plain
-    with cores.fixed_prices():  # else what is evicted hangs on times
+    with cores.fixed_prices():  # otherwise evictions would depend on measured times
         tried = follow(program, whole.budget(0.02))
     assert 2 <= len(tried) <= 3
     assert tried[-1] < whole.budget(0.7)
 
 
 def named(error: rekindle.OutOfBudget) -> list[int]:
-    """The budgets in the text."""
+    """Return the budgets that the text of the error suggests."""
     return [int(each) for each in re.findall(r"rekindle\.budget\((\d+)\)", str(error))]
 
 
-def test_error_names_one_budget_before_and_after_rehearsal() -> None:
+def test_rehearsed_out_of_budget_suggests_exactly_one_budget() -> None:
     error = refused(chain)
     assert named(error) == [error.smallest_budget]
     found = error.rehearse()
@@ -120,12 +120,12 @@ def test_error_names_one_budget_before_and_after_rehearsal() -> None:
     assert (str(again), again.worth_trying) == (str(error), error.worth_trying)
 
 
-def test_pickled_error_cannot_rehearse() -> None:
+def test_rehearse_of_unpickled_error_returns_smallest_budget() -> None:
     again = pickle.loads(pickle.dumps(refused(chain)))
     assert again.rehearse() == again.worth_trying == again.smallest_budget
 
 
-def test_printing_and_pickling_run_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printing_out_of_budget_does_not_run_model(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed: list[Any] = []
     monkeypatch.setattr(_ahead, "forecast", lambda *given: rehearsed.append(given))
     error = refused(chain)
@@ -139,13 +139,13 @@ def test_printing_and_pickling_run_no_model(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(rehearsed) == 1
 
 
-def test_rehearsal_without_time_keeps_smallest_budget() -> None:
+def test_rehearse_without_time_returns_smallest_budget() -> None:
     error = refused(chain)
     assert error.rehearse(seconds=0) == error.smallest_budget
     assert error.rehearse() > error.smallest_budget
 
 
-def test_rehearsal_within_other_budget_is_skipped() -> None:
+def test_rehearse_inside_other_budget_does_not_run_model() -> None:
     error = refused(chain)
     with rekindle.budget.unlimited() as run:
         assert error.rehearse() == error.smallest_budget
@@ -156,7 +156,7 @@ def test_rehearsal_within_other_budget_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
-def test_named_budget_is_never_above_plain_peak(program: Callable[[], Step]) -> None:
+def test_rehearsed_budget_is_at_most_peak_of_plain_pytorch(program: Callable[[], Step]) -> None:
     plain = program()
     plain()
     whole = measure(plain)
@@ -169,8 +169,8 @@ def test_named_budget_is_never_above_plain_peak(program: Callable[[], Step]) -> 
         assert caught.value.rehearse() <= whole.budget(1.0)
 
 
-def test_out_of_budget_in_backward_pass_is_rehearsed() -> None:
-    """There the model runs no more: it is known how it was called."""
+def test_rehearse_after_error_in_backward_pass_names_budget() -> None:
+    """The model is not running in the backward pass, but its last call is known."""
     model = nn.Sequential(nn.Linear(8, 4000), nn.Linear(4000, 8))
     x = torch.rand(4, 8)
     losses: list[Tensor] = []
@@ -187,9 +187,9 @@ def test_out_of_budget_in_backward_pass_is_rehearsed() -> None:
         model(x).sum().backward()
 
 
-def test_model_that_cannot_be_rehearsed_keeps_message() -> None:
+def test_failed_rehearsal_leaves_error_message_unchanged() -> None:
     class Routed(nn.Module):
-        """Sizes that only the data know."""
+        """A model with sizes that depend on the data."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -206,7 +206,7 @@ def test_model_that_cannot_be_rehearsed_keeps_message() -> None:
     assert "by a rehearsal" not in str(caught.value)
 
 
-def test_rehearsal_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsal_shows_progress_on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(_ahead.ProgressLine, "__call__", lambda line, text: said.append(text))
     monkeypatch.setattr(_ahead.ProgressLine, "done", lambda line: said.append("done"))
@@ -240,25 +240,25 @@ except rekindle.OutOfBudget as error:
 
 @pytest.mark.slow
 def test_rehearsal_logs_no_errors_of_pytorch() -> None:
-    """PyTorch logs an error where an operator cannot run on shapes, in a process of its own."""
+    """Run in a new process: PyTorch logs an error if an operator cannot run on shapes."""
     ran = subprocess.run([sys.executable, "-c", ALARMING], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.strip()) == (0, "True")
     assert "grouped_mm" not in ran.stderr
 
 
-def test_rehearsal_calls_no_forward_hooks() -> None:
+def test_rehearsal_calls_no_forward_hooks_of_user() -> None:
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)])
     heard: list[Tensor] = []
     model[0].register_forward_hook(lambda module, args, output: heard.append(output))
-    within = rekindle.budget("500KiB", evict="saved")  # which pins the outputs that the hook keeps
+    within = rekindle.budget("500KiB", evict="saved")  # pins the outputs that the hook keeps
     with pytest.raises(rekindle.OutOfBudget) as caught, within:
         model(torch.rand(512, 64))
     assert caught.value.rehearse() > caught.value.smallest_budget
     assert len(heard) == 1
 
 
-def test_the_program_does_not_notice() -> None:
-    """Neither its generators nor the model, of which a copy runs."""
+def test_rehearsal_leaves_generators_and_model_unchanged() -> None:
+    """It runs a copy of the model with copies of the generators."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.BatchNorm1d(64))
                             for _ in range(12)])  # fmt: skip
     x = torch.rand(512, 64)
@@ -272,7 +272,7 @@ def test_the_program_does_not_notice() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_error_does_not_keep_model_alive_for_rehearsal() -> None:
+def test_out_of_budget_error_does_not_keep_model_alive() -> None:
     error = refused(chain).with_traceback(None)
     error.__context__ = None
     gc.collect()

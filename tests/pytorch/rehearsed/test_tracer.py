@@ -1,4 +1,4 @@
-"""Tests that a program on shapes leaves the same trace as a real run."""
+"""Tests that running a program on shapes gives the same trace as a real run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tokens(*size: int) -> Tensor:
 
 
 def stacked(*layers: Callable[[], nn.Module]) -> nn.Module:
-    """Six times these."""
+    """Return six of these layers."""
     return nn.Sequential(*(nn.Sequential(*(layer() for layer in layers)) for _ in range(6)))
 
 
@@ -82,22 +82,22 @@ def forward(trace: Trace) -> list[Op]:
 
 
 def at_one_price(trace: Trace) -> Trace:
-    """As if every operator took as long as any other, and nothing inside itself."""
+    """Return the trace with equal costs and no workspaces."""
     ops = (replace(op, workspace=0, cost=1_000 * (op.name != "source")) for op in trace.ops)
     return replace(trace, ops=tuple(ops))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_trace_on_shapes_equals_that_of_real_run(name: str) -> None:
+def test_trace_of_fake_tensor_run_has_peak_of_real_run(name: str) -> None:
     real = at_one_price(in_earnest(*PROGRAMS[name]()))
     rehearsed = on_shapes(*PROGRAMS[name]())
     assert Counter(op.name for op in forward(rehearsed)) == Counter(op.name for op in forward(real))
     assert keep_all_peak(rehearsed) == keep_all_peak(real)
     needed = smallest_budget(rehearsed, Thrifty()) / smallest_budget(real, Thrifty())
-    assert abs(needed - 1) < 0.02  # each is found by bisection, to 1 %
+    assert abs(needed - 1) < 0.02  # each budget is found by bisection, to 1 %
 
 
-def test_trace_on_shapes_leaves_model_unchanged() -> None:
+def test_trace_of_fake_tensor_run_leaves_model_unchanged() -> None:
     model, x = PROGRAMS["dropout and batch norm"]()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     drawn, before = torch.get_rng_state(), living_fakes()

@@ -1,1 +1,1 @@
-"""Random programs of many kinds: what people write, in scenes, judged against plain PyTorch."""
+"""Random programs of thirty kinds ("scenes"), as people write them, compared with plain PyTorch."""

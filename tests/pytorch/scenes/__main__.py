@@ -1,8 +1,7 @@
-"""Play as many random programs as you like: `python -m tests.pytorch.scenes --programs 3000`.
+"""Run random programs: `python -m tests.pytorch.scenes --programs 3000`.
 
 With `--mode peak` each program gets its plain peak and a few percent, and must not need more.
-
-Programs run in processes of their own, some at a time: one that hangs, takes memory without end or
+Programs run in processes of their own, some at a time. A program that hangs, exhausts memory or
 ends its process is a complaint about its seed.
 """
 
@@ -21,7 +20,7 @@ import torch
 
 from tests.pytorch.scenes.play import MODES, judge
 
-SECONDS = 600.0  # for one program in all its modes, on a machine that does much else
+SECONDS = 600.0  # seconds for one program in all its modes, on a busy machine
 MEMORY = 8 << 30
 AT_A_TIME = 25
 
@@ -33,7 +32,7 @@ AT_A_TIME = 25
 @click.option("--mode", "only", multiple=True, type=click.Choice(list(MODES)), help="Only these.")
 @click.option("--here", is_flag=True, help="In this process, for a debugger.")
 def main(programs: int, seed: int, modes: int, only: tuple[str, ...], here: bool) -> None:
-    """Random programs, plainly and within budgets; prints those where something is wrong."""
+    """Run random programs plainly and within budgets; print those with a wrong result."""
     if here:
         _play_here(range(seed, seed + programs), modes, only)
         return
@@ -59,7 +58,7 @@ def _play_here(seeds: range, modes: int, only: tuple[str, ...]) -> None:
 def _play_there(
     first: int, end: int, modes: int, only: tuple[str, ...], counts: Counter[str]
 ) -> int:
-    """Play some programs in a process; return the seed to go on with."""
+    """Run some programs in a process; return the seed to continue with."""
     last = min(first + AT_A_TIME, end)
     words = ["--seed", str(first), "--programs", str(last - first), "--modes", str(modes), "--here"]
     words += [word for mode in only for word in ("--mode", mode)]
@@ -71,8 +70,8 @@ def _play_there(
     try:
         output, complaint = process.communicate(timeout=SECONDS * (last - first) / 4 + SECONDS)
         _, fatal, where = complaint.partition("Fatal Python error")
-        told = (fatal + where)[:1500] if fatal else complaint.strip()[-1500:]
-        ended = f"ended with {process.returncode}: {told}"
+        reported = (fatal + where)[:1500] if fatal else complaint.strip()[-1500:]
+        ended = f"ended with {process.returncode}: {reported}"
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()

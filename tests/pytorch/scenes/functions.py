@@ -1,4 +1,4 @@
-"""Thirty functions of one's own: each maps a tensor of floats to one of the same shape."""
+"""Thirty custom functions, each from a tensor of floats to one of the same shape."""
 
 from __future__ import annotations
 

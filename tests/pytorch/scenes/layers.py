@@ -1,4 +1,4 @@
-"""Sixty layers: each maps (batch, 8, WIDTH) to the same shape."""
+"""Sixty layers, each from the shape (batch, 8, WIDTH) to the same shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 32
 
 
 class Does(nn.Module):
-    """A layer without weights, or with those of `inner`, whose forward pass is `function`."""
+    """A layer whose forward pass is `function`, with the weights of `inner` if there are any."""
 
     def __init__(self, function: Callable[..., Tensor], *inner: nn.Module) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Does(nn.Module):
 
 
 def _turned(layer: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A layer over channels, (batch, WIDTH, 8)."""
+    """Return a layer that works on (batch, WIDTH, 8), channels first."""
     return lambda: Does(lambda x, inner: inner(x.mT).mT, layer())
 
 
@@ -34,7 +34,7 @@ def _weightless(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]
 
 
 def _first(module: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A recurrent layer: its first result."""
+    """Return the first result of a recurrent layer."""
     return lambda: Does(lambda x, inner: inner(x)[0], module())
 
 

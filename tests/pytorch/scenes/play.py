@@ -1,4 +1,4 @@
-"""Play a scene plainly and within budgets, and say what differs."""
+"""Run a scene plainly and within budgets, and report differences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import rekindle
 from rekindle.pytorch.native import core as native_core
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.fuzz.check import evicting_before_every_operator
 from tests.pytorch.scenes.layers import WIDTH
 from tests.pytorch.scenes.scenes import SCENES
 from tests.pytorch.scenes.world import World
@@ -25,37 +25,36 @@ from tests.pytorch.scenes.world import World
 ROOMY: Final = 1 << 32
 MOST_ATTEMPTS: Final = 60
 
-#: Above the plain peak: what a budget may need more. Generators' states and NumPy's copies are
-#: counted within a budget, and are no memory of PyTorch's allocator.
+#: Bytes that a budget may need above the plain peak. Generator states and copies by NumPy count
+#: within a budget, but are no memory of PyTorch's allocator.
 SLACK_SHARE: Final = 1.08
 SLACK_BYTES: Final = 160 << 10
 
-#: Above the plain peak: what a program may need more where it is played at just that. Arrays of
-#: NumPy's, such as two of the largest batch, count within a budget, and are no memory of PyTorch's
-#: allocator.
+#: Bytes that a program may need above the plain peak in the mode "peak". NumPy arrays, such as two
+#: of the largest batch, count within a budget, but are no memory of PyTorch's allocator.
 PEAK_SHARE: Final = 1.03
 NUMPY_BYTES: Final = 32 << 10
 
-#: Of the budget: what the allocator may give out.
+#: Most bytes that the allocator may return, as a multiple of the budget.
 CAP: Final = 1.0
 
-#: Above that: workspaces that the core takes for a number made a tensor, and does not learn.
+#: Bytes above that: workspaces so small that the core does not measure them.
 UNNOTICED: Final = 1 << 10
 
-#: The thread of this scene starts before the budget, and the budget does not count what the thread
-#: makes until the program reads it: two batches ahead, and two more while it makes one.
+#: The thread of this scene starts before the budget, which counts the thread's batches only when
+#: the program reads them: two batches ahead, and two more while one is made.
 OUTSIDE: Final = "prefetching thread"
 BATCHES_OUTSIDE: Final = 4
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How a scene is played: arguments of `rekindle.budget`, and how much it gets."""
+    """How a scene is run: arguments of `rekindle.budget`, and the amount that it gets."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     amount: Literal["roomy", "tight", "peak"] = "tight"
-    everything: bool = False  # all that may be evicted is, before each operator
+    everything: bool = False  # True to evict all candidates before each operator
     weight: float = 1.0
 
 
@@ -81,13 +80,13 @@ class Played:
 
     left: dict[str, str]
     drawn: list[str]
-    peak: int  # given out by the allocator at once
-    within: int  # of that, the most within a budget
-    batch: int  # bytes of a batch
+    peak: int  # most bytes that the allocator returned at once
+    within: int  # most bytes of these within a budget
+    batch: int  # bytes of the largest batch
 
 
 class NoRoomSomewhere(Exception):
-    """PyTorch put an `OutOfBudget` into an error of its own."""
+    """Raised if PyTorch replaced an `OutOfBudget` by an error of its own."""
 
 
 @dataclass
@@ -106,8 +105,8 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
     """Run the program of `seed`; plainly without a mode.
 
     Raises:
-        rekindle.OutOfBudget: the amount is too small.
-        NoRoomSomewhere: likewise.
+        rekindle.OutOfBudget: The amount is too small.
+        NoRoomSomewhere: The amount is too small, and PyTorch raised its own error.
     """
     tally = Tally()
 
@@ -117,11 +116,11 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
             yield None
             return
         with rekindle.budget(amount, **mode.arguments) as run, tally.of_a_budget():
-            yield run  # afterwards evicted tensors that the program holds come back
+            yield run  # afterwards user-held tensors are recomputed
 
     def change(run: Any, share: float) -> None:
         if mode is not None and mode.amount == "tight":
-            with suppress(rekindle.OutOfBudget):  # smaller than what cannot be evicted
+            with suppress(rekindle.OutOfBudget):  # smaller than the bytes that cannot be evicted
                 run.budget = max(int(amount * share), 1)
 
     world = World(seed, budget, change)
@@ -135,13 +134,14 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
             except rekindle.OutOfBudget:
                 raise
             except Exception as raised:
-                if "nothing is left to evict" in str(raised):  # `load_state_dict` words it again
+                # `load_state_dict` raises its own error with this text
+                if "nothing is left to evict" in str(raised):
                     raise NoRoomSomewhere from raised
                 error.append(raised)
                 world.notes.append(f"{type(raised).__name__}: {str(raised).splitlines()[0]}")
 
     taken = cores.counting() if mode is not None else deep_copies_counted()
-    everything = letting_go_of_everything() if mode and mode.everything else nullcontext()
+    everything = evicting_before_every_operator() if mode and mode.everything else nullcontext()
     with taken, everything, tally.counting():
         program()
     left = world.left()
@@ -152,9 +152,10 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
 
 @contextmanager
 def deep_copies_counted() -> Iterator[None]:
-    """Take the memory of deep copies from the allocator that tallies count.
+    """Allocate deep copies by the allocator that tallies count.
 
-    PyTorch takes it from another one. A budget counts deep copies, so the plain peak has to.
+    PyTorch uses another allocator for them. A budget counts deep copies, so the plain peak must,
+    too.
     """
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -166,16 +167,16 @@ def deep_copies_counted() -> Iterator[None]:
 
 
 class Tally:
-    """The bytes that the CPU's allocator gives to all threads."""
+    """The bytes that the CPU's allocator returns to all threads."""
 
     def __init__(self) -> None:
-        self.peak = 0  #: the most at once
-        self.within = 0  #: within a budget, above what was there when it began
+        self.peak = 0  #: the peak of bytes in use
+        self.within = 0  #: the peak within a budget, above the bytes in use when it began
         self._core: Any = native_core()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count inside."""
+        """Count bytes while the context is open."""
         self._core.count_allocations()
         self._core.tally(True)
         try:
@@ -186,9 +187,9 @@ class Tally:
 
     @contextmanager
     def of_a_budget(self) -> Iterator[None]:
-        """Count what is given out inside as that of a budget.
+        """Count bytes allocated inside as bytes of a budget.
 
-        Memory from before counts once the budget sees it; the allocator does not show that.
+        Memory from before counts once the budget sees it, which the allocator does not show.
         """
         before, _ = self._look()
         try:
@@ -204,17 +205,17 @@ class Tally:
 
 
 def scene_of(seed: int) -> str:
-    """The kind of program that `seed` is."""
+    """Return the kind of program that `seed` draws."""
     return Random(seed * 7919 + 1).choice(sorted(SCENES))
 
 
 def judge(seed: int, modes: int = 2, only: tuple[str, ...] = ()) -> Outcome:
-    """Play one program plainly twice, and in drawn modes."""
+    """Run one program plainly twice, and in random modes; return the complaint."""
     rng = Random(seed + 1_000_003)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain, again = play(seed, None), play(seed, None)
-        plain.peak = max(plain.peak, again.peak)  # threads may meet, or not
+        plain.peak = max(plain.peak, again.peak)  # threads may overlap or not
         outcome = Outcome(seed, scene_of(seed), drawn=", ".join(plain.drawn))
         if plain.left != again.left:
             outcome.undetermined = True
@@ -244,8 +245,8 @@ def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
             with cores.fixed_prices():
                 got = play(seed, mode, amount)
                 if _most_within(seed, got, amount) < got.within:
-                    # The first call of an operator shows the core what the operator takes inside
-                    # itself. Once the core knows that, the same program keeps the budget.
+                    # The first call of an operator shows the core its workspace. Once the core
+                    # knows the workspace, the same program stays within the budget.
                     got = play(seed, mode, amount)
         except rekindle.OutOfBudget as error:
             if error.smallest_budget <= amount and plain.drawn[0] != "changes":
@@ -275,8 +276,8 @@ def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
 
 
 def _most_within(seed: int, played: Played, amount: int) -> float:
-    """Return how many bytes the allocator may give out within a budget of `amount`."""
-    if played.drawn[0] == "changes":  # the moments of the changes are not known here
+    """Return how many bytes the allocator may return within a budget of `amount`."""
+    if played.drawn[0] == "changes":  # the times at which the budget changes are not known here
         return math.inf
     outside = BATCHES_OUTSIDE * played.batch if scene_of(seed) == OUTSIDE else 0
     return amount * CAP + UNNOTICED + outside

@@ -1,4 +1,4 @@
-"""Thirty kinds of programs as people write them. A scene is a function of a `World`."""
+"""Thirty kinds of programs as people write them; a scene is a function of a `World`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def _step(w: World, net: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
-    """One ordinary step."""
+    """Make one ordinary training step."""
     optimizer.zero_grad()
     loss = w.loss(net(w.batch()), w.batch())
     loss.backward()
@@ -185,7 +185,7 @@ def _sparse_table(w: World) -> None:
 
 @_scene("failures caught")
 def _failures(w: World) -> None:
-    """A batch that cannot be used is skipped, as training loops do with bad data."""
+    """Skip a batch that cannot be used, as training loops do with bad data."""
     net = w.net()
     optimizer = w.optimizer(net)
     for step in w.loop():
@@ -193,7 +193,7 @@ def _failures(w: World) -> None:
             optimizer.zero_grad()
             y = net(w.batch())
             if step % 2:
-                y = y @ torch.ones(3, 3)  # of another size: raises
+                y = y @ torch.ones(3, 3)  # a batch of another size raises
             loss = w.loss(y)
             loss.backward()
             optimizer.step()
@@ -225,7 +225,7 @@ def _failing_hook(w: World) -> None:
 
 @_scene("prefetching thread")
 def _prefetching(w: World) -> None:
-    """A thread prepares batches by operators, with a generator of its own."""
+    """Prepare batches in a thread, by operators and with a generator of its own."""
     net = w.net()
     optimizer = w.optimizer(net)
     generator = torch.Generator().manual_seed(w.seed)
@@ -291,7 +291,7 @@ def _module_hooks(w: World) -> None:
 
 @_scene("gradient hooks")
 def _gradient_hooks(w: World) -> None:
-    """The optimizer steps inside the backward pass."""
+    """Make the optimizer's step inside the backward pass."""
     net = w.net()
     weights = [p for p in net.parameters() if p.requires_grad]
     optimizers = {p: torch.optim.SGD([p], 0.01, momentum=0.9) for p in weights}
@@ -441,7 +441,7 @@ def _teacher(w: World) -> None:
 
 @_scene("kept activations")
 def _kept(w: World) -> None:
-    """The program keeps what its layers made, and uses it after the backward pass."""
+    """Hold the results of layers, and use them after the backward pass."""
     net = w.net()
     optimizer = w.optimizer(net)
     history: list[Tensor] = []
@@ -458,7 +458,7 @@ def _kept(w: World) -> None:
 
 @_scene("skips")
 def _skips(w: World) -> None:
-    """The shape of a U-Net: results on the way down are read on the way up."""
+    """Train a U-Net: results on the way down are read on the way up."""
     down = [w.net(f"down {i}", 2) for i in range(3)]
     up = [w.net(f"up {i}", 2) for i in range(3)]
     optimizer = w.optimizer(*down, *up)
@@ -497,7 +497,7 @@ def _in_place(w: World) -> None:
 
 
 class _Tagged(torch.Tensor):
-    """A subclass that does nothing."""
+    """A tensor subclass that overrides nothing."""
 
 
 @_scene("subclass")
@@ -515,7 +515,7 @@ def _subclass(w: World) -> None:
 
 @_scene("replaced weights")
 def _replaced(w: World) -> None:
-    """Freeze, thaw and replace layers during training."""
+    """Freeze, unfreeze and replace layers during training."""
     net = w.net()
     optimizer = w.optimizer(net)
     for step in w.loop():
@@ -544,7 +544,7 @@ def _saved(w: World) -> None:
 
 @_scene("generator of results")
 def _generated(w: World) -> None:
-    """Losses come from a generator that holds activations between them."""
+    """Yield losses from a generator that holds activations between them."""
     net = w.net()
     optimizer = w.optimizer(net)
 
@@ -563,7 +563,7 @@ def _generated(w: World) -> None:
 
 @_scene("moved and converted")
 def _converted(w: World) -> None:
-    """The network is converted to double precision and back while training."""
+    """Convert the network to double precision and back while training."""
     net = w.own("net", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)))
     for step in w.loop():
         net = net.double() if step % 2 else net.float()

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from tests.pytorch.scenes.functions import FUNCTIONS
 from tests.pytorch.scenes.layers import LAYERS, WIDTH, Does
 
-#: Where budgets begin and end. "changes": one for all steps, whose amount changes between them.
+#: Where budgets begin and end. "changes": one budget for all steps, whose amount changes between
+#: steps.
 Place = Literal["all", "each step", "every other", "from the second", "until the last", "changes"]
 PLACES: tuple[Place, ...] = (
     "all", "all", "each step", "every other", "from the second", "until the last", "changes",
@@ -24,7 +25,7 @@ PLACES: tuple[Place, ...] = (
 
 
 class Own(torch.optim.Optimizer):
-    """An optimizer that is not PyTorch's: the memory of its step is unknown."""
+    """A custom optimizer: the memory of its step is unknown to Rekindle."""
 
     def __init__(self, params: Any, rate: float) -> None:
         super().__init__(params, {"rate": rate})
@@ -56,14 +57,15 @@ Budget = Callable[[], AbstractContextManager[Any]]
 
 @dataclass
 class World:
-    """One program: what it is made of is drawn by `seed`, apart from what its tensors hold."""
+    """One random program: `seed` draws its parts, but not the contents of its tensors."""
 
     seed: int
-    budget: Budget = nullcontext  # makes one budget, or nothing for the plain program
+    # returns a budget, or a context that does nothing for the plain program
+    budget: Budget = nullcontext
     change: Callable[[Any, float], None] = lambda run, share: None
     notes: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
-    owned: dict[str, Any] = field(default_factory=dict)  # compared at the end
+    owned: dict[str, Any] = field(default_factory=dict)  # results that are compared at the end
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
@@ -73,10 +75,10 @@ class World:
         self.rows = self.rng.choice((4, 8, 16))
         self._stack = ExitStack()
 
-    # -- what a program is made of ---------------------------------------------------------------
+    # -- parts of a program -----------------------------------------------------------------------
 
     def net(self, name: str = "net", most: int = 6) -> nn.Module:
-        """Draw a network of layers and functions; it is compared at the end."""
+        """Draw a network of layers and functions; its weights are compared at the end."""
         parts: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
         for _ in range(self.rng.randint(1, most)):
             if self.rng.random() < 0.3:
@@ -97,11 +99,11 @@ class World:
         return self.own(name, OPTIMIZERS[chosen](weights))
 
     def batch(self, rows: int | None = None) -> Tensor:
-        """Make one batch."""
+        """Draw one batch."""
         return torch.randn(rows or self.rows, 8, WIDTH)
 
     def loss(self, result: Tensor, target: Tensor | None = None) -> Tensor:
-        """Draw a loss of three kinds."""
+        """Draw a loss of one of three kinds."""
         kind = self.rng.choice(("square", "absolute", "classes"))
         if kind == "square" or target is None:
             return (result if target is None else result - target).square().mean()
@@ -110,14 +112,14 @@ class World:
         return F.cross_entropy(result.flatten(0, 1), target.flatten(0, 1).argmax(-1))
 
     def own(self, name: str, value: Any) -> Any:
-        """Compare `value` at the end."""
+        """Register `value` for the comparison at the end."""
         self.owned[name] = value
         return value
 
     # -- budgets ---------------------------------------------------------------------------------
 
     def loop(self) -> Iterator[int]:
-        """Number the steps; budgets begin and end between them, as drawn."""
+        """Number the steps; enter and leave budgets between them, as drawn."""
         if self.place in ("all", "until the last", "changes"):
             run = self._stack.enter_context(self.budget())
         for step in range(self.steps):
@@ -134,18 +136,18 @@ class World:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """End every budget that a scene left open, whatever it raised."""
+        """Leave every budget that a scene left open, whatever the scene raised."""
         with self._stack:
             yield
 
-    # -- what is compared ------------------------------------------------------------------------
+    # -- results to compare -----------------------------------------------------------------------
 
     def note(self, *values: Any) -> None:
-        """Write down what the values are now, bit by bit."""
+        """Note digests of the values as they are now."""
         self.notes.extend(_digest(value) for value in values)
 
     def left(self) -> dict[str, str]:
-        """Return digests of all that the program owned, and of the random numbers to come."""
+        """Return digests of all results of the program, and of random numbers drawn afterwards."""
         found = {name: _digest(_state(value)) for name, value in self.owned.items()}
         found |= {f"note {number}": note for number, note in enumerate(self.notes)}
         found["generator"] = _digest(torch.get_rng_state())
@@ -162,7 +164,7 @@ def _state(value: Any) -> Any:
 
 
 def _digest(value: Any) -> str:
-    """A short text that is equal for equal bits."""
+    """Return a short text that is equal for equal bits."""
     if isinstance(value, Tensor):
         plain = value.detach().resolve_conj().to_dense() if value.is_sparse else value.detach()
         plain = plain.as_subclass(Tensor).contiguous().clone()

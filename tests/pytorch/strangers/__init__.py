@@ -1,1 +1,1 @@
-"""Other projects' test suites, each test run within a budget: `scripts/sweep strangers`."""
+"""Run the test suites of other projects within a budget: `scripts/sweep strangers`."""

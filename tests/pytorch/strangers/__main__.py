@@ -1,7 +1,7 @@
 """Run other projects' tests within budgets: `scripts/sweep strangers FILE.py ...`.
 
 The files are not part of this project. PyTorch's are in the folder test/ of its repository, at the
-tag of the version that is installed; others come with the source distributions of their packages.
+tag of the installed version. Others come with the source distributions of their packages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.pytorch.strangers.ways import Found, Way
 
 ROOT = Path(__file__).parents[3]
 EXPECTED = Path(__file__).parent / "expected"
-SECONDS = 7200  # for a file in one way, on a machine that does much else
-TEST_SECONDS = 600  # for a test
+SECONDS = 7200  # seconds for a file in one way, on a busy machine
+TEST_SECONDS = 600  # seconds for one test
 MOST_RESTARTS = 40
 
 
@@ -33,8 +33,8 @@ MOST_RESTARTS = 40
 def main(files: tuple[Path, ...], ways: tuple[str, ...], chosen: str, write: bool) -> None:
     """Run each test plainly, within a budget, with everything evicted, and at 60 % of its peak.
 
-    Tests that pass plainly are to pass in each way. Known exceptions are in
-    tests/pytorch/strangers/expected, with the reason: the list may only shrink.
+    Tests that pass plainly must pass in each way. Known exceptions are in
+    tests/pytorch/strangers/expected with the reason. That list may only shrink.
     """
     there = [file for file in files if file.is_file()]
     if not there:
@@ -47,7 +47,7 @@ def main(files: tuple[Path, ...], ways: tuple[str, ...], chosen: str, write: boo
 
 
 def _swept(file: Path, ways: list[Way], chosen: str, write: bool) -> list[str]:
-    """Run one file in all ways; return what is not as expected, a line each."""
+    """Run one file in all ways; return a line for each unexpected outcome."""
     plain = _run(file, Way.PLAIN, chosen, {})
     passing = {test for test, found in plain.items() if found.outcome == "passed"}
     click.echo(f"{file.name}: {len(passing)} of {len(plain)} tests pass plainly")
@@ -89,7 +89,7 @@ def expected_failures(name: str) -> dict[str, str]:
 
 
 def _run(file: Path, way: Way, chosen: str, peaks: dict[str, int]) -> dict[str, Found]:
-    """Run a file in one way; where a test ends the process, go on behind it."""
+    """Run a file in one way; if a test ends the process, continue with the next test."""
     found: dict[str, Found] = {}
     for _ in range(MOST_RESTARTS):
         with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,8 @@ def _run(file: Path, way: Way, chosen: str, peaks: dict[str, int]) -> dict[str, 
                 begun = row.get("begins", begun)
                 if "test" in row:
                     found[row["test"]] = Found(**row)
-        if status in (0, 1, 5) or not begun or begun in found:  # pytest's own: it came to its end
+        # exit codes of a complete run of pytest
+        if status in (0, 1, 5) or not begun or begun in found:
             return found
         found[begun] = Found(begun, "ended", why=f"the process ended with {status}")
     return found
@@ -117,7 +118,7 @@ def _pytest(file: Path, way: Way, chosen: str, lines: Path, told: Path) -> int:
     environment = {
         "STRANGERS_WAY": way.value,
         "STRANGERS_FOUND": str(lines),
-        "STRANGERS_TOLD": str(told),  # a variable has room for 128 KiB
+        "STRANGERS_TOLD": str(told),  # an environment variable may have 128 KiB
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(
             [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
@@ -130,7 +131,8 @@ def _pytest(file: Path, way: Way, chosen: str, lines: Path, told: Path) -> int:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return -1
-    if done.returncode in (2, 3, 4):  # interrupted, an internal error, wrong arguments
+    # exit codes of pytest: interrupted, internal error, wrong arguments
+    if done.returncode in (2, 3, 4):
         raise click.ClickException(f"{file.name} cannot be run:\n{done.stdout[-2000:]}")
     return done.returncode
 

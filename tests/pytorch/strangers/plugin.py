@@ -1,38 +1,40 @@
-"""A plugin of pytest that runs each test in one way, and records its outcome.
+"""A pytest plugin that runs each test in one way and records its outcome.
 
 It is loaded by `-p tests.pytorch.strangers.plugin` into a process that runs another project's
-tests. Variables of the environment say how.
+tests. Environment variables say how to run them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import rekindle
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.fuzz.check import evicting_before_every_operator
 from tests.pytorch.strangers.ways import SHARE, Found, Way
 
 _WAY = Way(os.environ["STRANGERS_WAY"])
-_FILE = Path(os.environ["STRANGERS_FOUND"])  # written here, line by line
+_FILE = Path(os.environ["STRANGERS_FOUND"])  # file to which outcomes are written, line by line
 _TOLD: dict[str, Any] = json.loads(Path(os.environ["STRANGERS_TOLD"]).read_text(encoding="utf-8"))
 _DONE: frozenset[str] = frozenset(_TOLD["done"])
 _PEAKS: dict[str, int] = _TOLD["peaks"]
-_LEAST = 1 << 16  # of a budget: a test that makes less is not worth a tight one
+_LEAST = 1 << 16  # smallest tight budget: a test with less memory is not run within one
 
 _peaks: dict[str, int] = {}
 
 
 def _budget(test: str) -> AbstractContextManager[Any] | None:
-    """The budget of a test; None: it runs without one."""
+    """Return the budget of a test, or None to run it without one."""
     if _WAY in (Way.PLAIN, Way.HOOKED):
         return None
     if _WAY is Way.TIGHT:
@@ -41,13 +43,20 @@ def _budget(test: str) -> AbstractContextManager[Any] | None:
 
 
 def _same(value: Any) -> Any:
-    """Pack and unpack a saved tensor as it is."""
+    """Pack or unpack a saved tensor unchanged."""
     return value
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Go on behind a test that ended the process before."""
+    """Skip the tests up to the one that ended the process before."""
     items[:] = [item for item in items if item.name not in _DONE]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed all generators. Some tests draw without a seed, and pass only with some numbers."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - tests draw from the global generator
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,7 +69,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     with ExitStack() as stack:
         stack.enter_context(cores.counting())
         if _WAY is Way.EVICTED:
-            stack.enter_context(letting_go_of_everything())
+            stack.enter_context(evicting_before_every_operator())
         run = stack.enter_context(context)
         try:
             return (yield)
@@ -83,7 +92,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Note which test runs: a process that ends in one has no report of it."""
+    """Write which test starts, because a process that ends in a test reports nothing."""
     with _FILE.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"begins": nodeid.rpartition("::")[2]}) + "\n")
 

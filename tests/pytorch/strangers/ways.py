@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-SHARE: Final = 0.6  # of a test's own peak: what a tight budget gives it
+SHARE: Final = 0.6  # tight budget as a share of the test's own peak
 
 
 class Way(Enum):
     PLAIN = "plain"
     HOOKED = "hooked"  # no budget, but saved-tensor hooks that do nothing
     WITHIN = "within"  # a budget without a limit
-    EVICTED = "evicted"  # everything that may be evicted is, before every operator
+    EVICTED = "evicted"  # every candidate is evicted before every operator
     TIGHT = "tight"  # `SHARE` of the peak that WITHIN measured
 
 

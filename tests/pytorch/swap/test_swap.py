@@ -1,7 +1,7 @@
-"""Tests of swapping in real runs: the same bits within the budget, and reports.
+"""Tests of swapping in real runs: equal bits within the budget, and reports.
 
-With `Swap(only=True)` a value that the host has room for is never recomputed, so the tests do not
-depend on the speed of this machine's disk.
+With `Swap(only=True)` a value that fits into the host's memory is never recomputed. So the tests do
+not depend on the speed of this machine's disk.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import rekindle
+from rekindle import Run
 from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Swap
-from rekindle.pytorch import Run
-from rekindle.pytorch.native import NativeDriver
+from rekindle.pytorch.native import Driver
 from rekindle.pytorch.swap import Copies, _host_memory
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.report._data import Swapped
@@ -49,28 +49,28 @@ def copies_of(run: Run) -> Copies:
 
 
 def store_of(run: Run) -> FileStore:
-    """Where the copies are."""
+    """Return the host store of a run."""
     store = copies_of(run).store
     assert isinstance(store, FileStore)
     return store
 
 
 def ways_out(run: Run) -> list[Any]:
-    """Return the writes in progress or not yet waited for, the oldest first."""
-    return [way for way, _, out in copies_of(run)._ways.values() if out]
+    """Return the swap-out copies that have not been waited for, the oldest first."""
+    return [each for each, _, out in copies_of(run)._running.values() if out]
 
 
 def check(run: Run) -> None:
-    """The invariants of both sides, and that nothing is on its way any more than there is."""
-    run._driver.engine.check()  # which looks at its swapper as well
+    """Check the invariants of engine and swapper, and that each copy in progress has a storage."""
+    run._driver.engine.check()  # checks its swapper as well
     copies = copies_of(run)
-    assert copies._ways.keys() <= copies._keys.keys()
+    assert copies._running.keys() <= copies._keys.keys()
 
 
 def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], Run, Tracker]:
-    """Run three steps within `budget`, or the smallest that works, and return the results.
+    """Run three steps within `budget` or the smallest budget that works, and return the results.
 
-    The workspace of the operators is known before.
+    The workspaces of the operators are known before.
     """
     with rekindle.budget.unlimited():
         train(case.build())
@@ -89,7 +89,7 @@ def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], 
 
 
 @pytest.mark.parametrize(("case", "fraction"), combined(ALL_CASES, (0.5, 0.3)), ids=name_of)
-def test_trains_the_same_with_everything_swapped(
+def test_training_that_swaps_all_values_matches_pytorch(
     case: Case, fraction: float, tmp_path: Path
 ) -> None:
     plain = plainly(case)
@@ -104,10 +104,10 @@ def test_trains_the_same_with_everything_swapped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "fraction"), combined(ALL_CASES, (0.3, 0.5)), ids=name_of)
-def test_trains_the_same_by_whichever_is_cheaper(
+def test_training_that_swaps_or_recomputes_matches_pytorch(
     case: Case, fraction: float, tmp_path: Path
 ) -> None:
-    """As this disk is measured to be; and with recipes lost and found among what is swapped."""
+    """The disk's bandwidth is measured. Values lose their recipe and get it back while swapped."""
     plain = plainly(case)
     budget = plain.measured.budget(fraction)
     outcome, run, _ = within(case, budget, swap="1GiB", swap_directory=tmp_path)
@@ -115,7 +115,7 @@ def test_trains_the_same_by_whichever_is_cheaper(
     check(run)
 
 
-# -- what is evicted -------------------------------------------------------------------------------
+# -- values to evict -------------------------------------------------------------------------------
 
 
 def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.budget:
@@ -137,7 +137,7 @@ def hoard(weight: Tensor) -> Tensor:
     return x.sum()
 
 
-def test_values_without_recipe_are_swapped(tmp_path: Path) -> None:
+def test_values_without_recipe_are_swapped_and_restored(tmp_path: Path) -> None:
     weight = vector(True)
     (wanted,) = torch.autograd.grad(hoard(weight), weight)
     with pytest.raises(rekindle.OutOfBudget), rekindle.budget(TIGHT):
@@ -152,7 +152,7 @@ def test_values_without_recipe_are_swapped(tmp_path: Path) -> None:
 
 
 class Opaque(torch.autograd.Function):
-    """Save a value that a kernel made unobserved."""
+    """A function that saves a value which a kernel wrote without an operator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class Opaque(torch.autograd.Function):
         return gradients[0] * ctx.saved_tensors[0]
 
 
-def test_results_of_opaque_kernels_are_swapped(tmp_path: Path) -> None:
+def test_results_of_custom_functions_are_swapped(tmp_path: Path) -> None:
     def slope(weight: Tensor) -> Tensor:
         x = weight
         for _ in range(20):
@@ -180,8 +180,8 @@ def test_results_of_opaque_kernels_are_swapped(tmp_path: Path) -> None:
     check(run)
 
 
-def test_sources_read_only_by_recipes_are_swapped(tmp_path: Path) -> None:
-    """Sources: the program drops them, and recomputation still wants them."""
+def test_sources_that_only_recomputation_reads_are_swapped(tmp_path: Path) -> None:
+    """The program deletes the sources, and recomputation still reads them."""
 
     def loss(weight: Tensor) -> Tensor:
         total = weight.sum()
@@ -212,7 +212,7 @@ def test_user_held_values_are_not_swapped(tmp_path: Path) -> None:
     check(run)
 
 
-def test_kept_values_are_not_swapped(tmp_path: Path) -> None:
+def test_values_passed_to_run_keep_are_not_swapped(tmp_path: Path) -> None:
     weight = vector(True)
     with swapping(tmp_path) as run:
         x = weight.sin()
@@ -226,10 +226,10 @@ def test_kept_values_are_not_swapped(tmp_path: Path) -> None:
     check(run)
 
 
-# -- the face --------------------------------------------------------------------------------------
+# -- records, reports and options ------------------------------------------------------------------
 
 
-def test_the_record_holds_the_swaps_and_the_verifier_agrees(tmp_path: Path) -> None:
+def test_recorded_run_with_swaps_passes_verifier(tmp_path: Path) -> None:
     weight = vector(True)
     with swapping(tmp_path, record=True) as run:
         gradient(weight)
@@ -245,18 +245,18 @@ def test_the_record_holds_the_swaps_and_the_verifier_agrees(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("only", [True, False])
-def test_the_simulator_decides_as_the_real_run_did(
+def test_simulation_of_recorded_swaps_takes_same_actions(
     only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same engine gets the same events, except copies ahead, whose time the driver chooses."""
+    """The engine gets the same events. Only early copies differ, whose time the driver chooses."""
     monkeypatch.setattr(Engine, "ahead", lambda engine: iter(()))
-    make = NativeDriver.__init__
+    make = Driver.__init__
 
-    def made(driver: NativeDriver, *args: Any) -> None:
+    def made(driver: Driver, *args: Any) -> None:
         make(driver, *args)
-        driver.core.take_out(driver.handle, "ahead")
+        driver.core.disable_for_tests(driver.handle, "ahead")
 
-    monkeypatch.setattr(NativeDriver, "__init__", made)
+    monkeypatch.setattr(Driver, "__init__", made)
     case = next(case for case in ALL_CASES if case.name == "gpt")
     swap = Swap(out_bytes_per_s=10**9, in_bytes_per_s=10**9, only=only)
     budget = plainly(case).measured.budget(0.5)
@@ -272,7 +272,7 @@ def test_the_simulator_decides_as_the_real_run_did(
         decided += engine.discards()
     assert _but_discards(decided) == _but_discards(
         record.actions
-    )  # discards are made a little later
+    )  # the driver discards host copies a little later than the simulator
     assert SwapOut in {type(action) for action in decided}
 
 
@@ -297,7 +297,7 @@ def test_report_shows_swapped_bytes(tmp_path: Path) -> None:
     assert "swapped" not in str(run.report())
 
 
-def test_a_disk_too_slow_is_not_used(tmp_path: Path) -> None:
+def test_budget_with_too_slow_disk_does_not_swap(tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     slow = Swap(out_bytes_per_s=1, in_bytes_per_s=1)
@@ -308,7 +308,7 @@ def test_a_disk_too_slow_is_not_used(tmp_path: Path) -> None:
     assert swapped(run).out == 0
 
 
-def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_swap_file_is_in_tmpdir_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert _host_memory.default_directory() == str(tmp_path)
     monkeypatch.delenv("TMPDIR")
@@ -324,7 +324,7 @@ def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ({"swap_directory": "x"}, rekindle.Unsupported, 'swap="32GiB", swap_directory='),
     ],
 )
-def test_swap_options_are_accepted_or_refused(
+def test_swap_options_of_budget_are_accepted_or_refused(
     options: dict[str, Any], error: type[Exception] | None, message: str
 ) -> None:
     if error is None:
@@ -334,16 +334,16 @@ def test_swap_options_are_accepted_or_refused(
             rekindle.budget(TIGHT, **options)
 
 
-def test_missing_swap_directory_is_refused(tmp_path: Path) -> None:
+def test_swap_in_missing_directory_is_refused(tmp_path: Path) -> None:
     missing = swapping(tmp_path / "nowhere")
-    with pytest.raises(rekindle.Unsupported, match="cannot make a file"), missing:
+    with pytest.raises(rekindle.Unsupported, match="no swap file can be made"), missing:
         pass
-    with swapping(tmp_path):  # nothing of the failed one is in the way
+    with swapping(tmp_path):  # the failed attempt left nothing behind
         gradient(vector(True))
 
 
 @pytest.mark.slow
-def test_many_swapped_steps_leave_no_objects(tmp_path: Path) -> None:
+def test_many_steps_with_swap_leave_no_python_objects(tmp_path: Path) -> None:
     weight = vector(True)
     with swapping(tmp_path) as run:
         for number in range(200):
@@ -359,7 +359,7 @@ def test_many_swapped_steps_leave_no_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_swapping_with_learned_plans_keeps_bits(tmp_path: Path) -> None:
+def test_swapping_with_learned_plans_matches_pytorch(tmp_path: Path) -> None:
     wanted = gradient(weight := vector(True), 40)
     with swapping(tmp_path, learn="wait") as run:
         optimizer = torch.optim.SGD([vector(True)], lr=0.1)
@@ -371,8 +371,8 @@ def test_swapping_with_learned_plans_keeps_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [2 * 4096, 20 * 4096, 200 * 4096])
-def test_full_host_leaves_rest_to_recomputation(tmp_path: Path, limit: int) -> None:
-    """The rest is computed again."""
+def test_values_are_recomputed_once_host_memory_is_full(tmp_path: Path, limit: int) -> None:
+    """Values for which the host has no room are recomputed."""
     weight = vector(True)
     wanted = gradient(weight, 40)
     swap = Swap(host=limit, only=True)

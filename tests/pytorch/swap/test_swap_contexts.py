@@ -1,4 +1,4 @@
-"""Tests of swapping beyond one context: graphs that outlive it, threads, forks, leftovers."""
+"""Tests of swapping after and around a budget: graphs that outlive it, threads, forks, cleanup."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.pytorch.swap.test_swap import (
 )
 
 
-def test_backward_after_the_context(tmp_path: Path) -> None:
+def test_backward_after_budget_with_swap_matches_pytorch(tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     with swapping(tmp_path) as run:
@@ -39,7 +39,7 @@ def test_backward_after_the_context(tmp_path: Path) -> None:
     check(run)
 
 
-def test_backward_twice_and_in_another_thread(tmp_path: Path) -> None:
+def test_two_backward_passes_in_thread_with_swap_match_pytorch(tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     with swapping(tmp_path) as run:
@@ -54,11 +54,12 @@ def test_backward_twice_and_in_another_thread(tmp_path: Path) -> None:
         other.join()
         found += torch.autograd.grad(loss, weight)
     assert all(torch.equal(got, wanted) for got in (once, *found))
-    assert swapped(run).out <= more + 2 * VECTOR  # copies stay as long as the graph: no new ones
+    # the graph keeps its host copies, so the second pass makes none
+    assert swapped(run).out <= more + 2 * VECTOR
     check(run)
 
 
-def test_graph_of_earlier_swap_context_runs_after_later_one(tmp_path: Path) -> None:
+def test_graph_of_earlier_swap_budget_works_after_later_one(tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     with swapping(tmp_path):
@@ -70,10 +71,10 @@ def test_graph_of_earlier_swap_context_runs_after_later_one(tmp_path: Path) -> N
     check(run)
 
 
-def test_an_earlier_budget_that_dies_while_a_copy_is_made(
+def test_budget_garbage_collected_in_swap_does_not_deadlock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The garbage collector comes to it in the thread for which the program waits."""
+    """The garbage collector frees the budget in the copying thread, for which the program waits."""
     weight = vector(True)
     wanted = gradient(weight)
     with swapping(tmp_path) as run:
@@ -104,8 +105,8 @@ def _open_files() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing says which files are open")
-def test_swap_context_leaves_no_file_or_thread(tmp_path: Path) -> None:
-    """No file is open, no thread runs, no copy stays: also after an exception and a lost graph."""
+def test_ended_swap_budget_leaves_no_file_or_thread(tmp_path: Path) -> None:
+    """Also after an exception, and after the graph was deleted."""
 
     class Bang(Exception):
         pass
@@ -132,7 +133,7 @@ def test_swap_context_leaves_no_file_or_thread(tmp_path: Path) -> None:
         del run
         with pytest.raises(Bang):
             fail()
-        gc.collect()  # a traceback is a cycle; threads end by themselves
+        gc.collect()  # a traceback is a reference cycle; threads end without being joined
         deadline = time.monotonic() + 10
         while threading.active_count() > threads and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -145,7 +146,7 @@ def test_swap_context_leaves_no_file_or_thread(tmp_path: Path) -> None:
 def test_forked_child_recomputes_swapped_values(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork has none of the threads, and a lock that one of them held there stays locked."""
+    """A forked child has no copying threads, and a lock that such a thread held stays locked."""
     write = os.pwrite
 
     def slow(*arguments: Any) -> int:
@@ -175,13 +176,13 @@ def test_forked_child_recomputes_swapped_values(
                 with warnings.catch_warnings(record=True) as seen:
                     warnings.simplefilter("always")
                     (got,) = torch.autograd.grad(loss, weight)
-                told = any("before a fork" in str(each.message) for each in seen)
-                good = told and torch.equal(got, wanted)
-            finally:  # or the child would go on with the tests
+                reported = any("before a fork" in str(each.message) for each in seen)
+                good = reported and torch.equal(got, wanted)
+            finally:  # otherwise the child would run the remaining tests
                 os._exit(not good)
         assert os.waitpid(child, 0)[1] == 0
         if when == "just about to be done":
-            condition._lock._release_save()  # releases it for any holder
+            condition._lock._release_save()  # releases the lock, whichever thread holds it
         (got,) = torch.autograd.grad(loss, weight)
     assert torch.equal(got, wanted)
     check(run)

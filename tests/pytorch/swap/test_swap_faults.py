@@ -33,7 +33,7 @@ from tests.pytorch.swap.test_swap import swapping as _swapping
 from tests.pytorch.tracker import Tracker
 
 Call = Callable[..., Any]
-TIGHT = 20 * VECTOR  # enough for recomputation alone
+TIGHT = 20 * VECTOR  # a budget that is enough if values are only recomputed
 
 
 def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.budget:
@@ -41,7 +41,7 @@ def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.bu
 
 
 def failing(call: Call, error: int, *, after: int = 0, times: int = 10**9) -> Call:
-    """`call`, but that it fails from its call number `after` on."""
+    """Return `call`, made to fail from its call number `after` on."""
     calls = iter(range(10**9))
 
     def instead(*arguments: Any) -> Any:
@@ -54,7 +54,7 @@ def failing(call: Call, error: int, *, after: int = 0, times: int = 10**9) -> Ca
 
 @contextmanager
 def warned(part: str) -> Iterator[None]:
-    """Of swapping, once."""
+    """Assert that exactly one warning about swapping is raised."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         yield
@@ -66,7 +66,7 @@ def warned(part: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("after", [0, 1, 7, 20])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_takes_no_more(
+def test_full_disk_during_swap_matches_pytorch(
     error: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = vector(True)
@@ -83,10 +83,10 @@ def test_a_disk_that_takes_no_more(
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("call", ["pwrite", "preadv"])
-def test_a_disk_that_became_slow(
+def test_disk_that_becomes_slower_corrects_measured_bandwidth(
     call: str, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rate measured at the beginning is corrected, a given one is not."""
+    """A measured bandwidth is corrected, a given one is not."""
     quick = 10**12
 
     def slow(*arguments: Any) -> Any:
@@ -113,23 +113,26 @@ def test_a_disk_that_became_slow(
         assert each == [out[0]] * len(each)
     else:
         assert run.recomputations > 0
-        assert each[WATCHED:] == [0, 0]  # that many copies are looked at together
+        assert each[WATCHED:] == [0, 0]  # that many copies are averaged
     assert tracker.peak <= TIGHT
     check(run)
 
 
-def test_measured_pace_slows_after_four_slow_transfers() -> None:
+def test_measured_bandwidth_falls_after_four_slow_transfers() -> None:
     latency = Store.latency_ns
     pace = Pace(1_000_000_000, latency)
     usual, slow = (1_000_000, latency + 1_000_000), (1_000_000, latency + 97_000_000)
     assert [pace.slower(*each) for each in (usual, usual, usual, slow)] == [None] * 3 + [40_000_000]
-    assert [pace.slower(*slow) for _ in range(4)] == [None] * 4  # no more than four times slower
-    small = (1_000, latency)  # takes long for its bytes, but not because of them
+    # the bandwidth is lowered by at most a factor of four
+    assert [pace.slower(*slow) for _ in range(4)] == [None] * 4
+    small = (1_000, latency)  # slow for its bytes, because of the latency
     assert [pace.slower(*small) for _ in range(4)] == [None] * 4
 
 
-def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in progress when its storage is evicted, used, and evicted again."""
+def test_swap_write_that_fails_late_matches_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the write is in progress, its storage is evicted, used, and evicted again."""
 
     def slow(*arguments: Any) -> int:
         time.sleep(0.02)
@@ -144,14 +147,14 @@ def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check(run)
 
 
-def test_failed_write_with_overwritten_source_keeps_value(
+def test_value_whose_swap_write_fails_is_kept_if_source_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its source is overwritten during the write: the value is kept in memory."""
+    """The source of the value is overwritten during the write, so no recipe is left."""
 
     def step(weight: Tensor) -> Tensor:
         data = torch.ones(WIDTH)
-        x = data.sin() * weight  # saves the sine, which can be had from `data`
+        x = data.sin() * weight  # saves the sine, which can be recomputed from `data`
         y = deeply(x)
         with torch.no_grad():
             data.add_(1)
@@ -175,7 +178,7 @@ def test_failed_write_with_overwritten_source_keeps_value(
 
 
 @pytest.mark.parametrize("after", [0, 5])
-def test_value_that_cannot_be_read_back_is_recomputed(
+def test_swapped_value_that_cannot_be_read_is_recomputed(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = vector(True)
@@ -189,7 +192,9 @@ def test_value_that_cannot_be_read_back_is_recomputed(
     check(run)
 
 
-def test_a_read_that_fails_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swap_read_that_fails_sometimes_matches_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     read = failing(failing(os.preadv, errno.EIO, after=3, times=2), errno.EIO, after=9, times=1)
@@ -201,7 +206,7 @@ def test_a_read_that_fails_now_and_then(tmp_path: Path, monkeypatch: pytest.Monk
     check(run)
 
 
-def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
+def test_truncated_swap_file_matches_pytorch(tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     with warned("read"), swapping(tmp_path) as run:
@@ -209,7 +214,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
         os.ftruncate(store_of(run)._file, 0)
         (got,) = torch.autograd.grad(loss, weight)
         assert torch.equal(got, wanted)
-        assert torch.equal(gradient(weight), wanted)  # and it grows further
+        assert torch.equal(gradient(weight), wanted)  # the file can grow further
     check(run)
 
 
@@ -224,10 +229,10 @@ def deeply(weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("after", [0, 5])
-def test_value_without_recipe_is_kept_if_write_fails(
+def test_value_without_recipe_is_kept_if_swap_write_fails(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the budget is too small, as without swapping; nothing of it is lost."""
+    """The budget may then be too small, as without swapping, but no value is lost."""
     weight = vector(True)
     (wanted,) = torch.autograd.grad(hoard(weight), weight)
     monkeypatch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC, after=after))
@@ -238,9 +243,13 @@ def test_value_without_recipe_is_kept_if_write_fails(
             hoard(weight)
     assert tracker.peak <= 10 * VECTOR
     assert caught.value.smallest_budget > 10 * VECTOR
-    told = [*(str(warning.message) for warning in found), *getattr(caught.value, "__notes__", [])]
-    assert len(told) == 1  # a failed copy ahead warns, else the error has a note
-    assert "could not be written" in told[0]
+    reported = [
+        *(str(warning.message) for warning in found),
+        *getattr(caught.value, "__notes__", []),
+    ]
+    # a failed early copy causes a warning; otherwise the error gets a note
+    assert len(reported) == 1
+    assert "could not be written" in reported[0]
     check(run)
     (wanted,) = torch.autograd.grad(hoard(weight) + deeply(weight).sum(), weight)
     with warned("No space left"), Tracker() as tracker, swapping(tmp_path, 40 * VECTOR) as run:
@@ -253,7 +262,7 @@ def test_value_without_recipe_is_kept_if_write_fails(
 def test_lost_value_without_recipe_raises_swap_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step fails and says so; the weights are as they were, and the next step works."""
+    """The step raises an error, the weights are unchanged, and the next step works."""
     weight = vector(True)
     before = weight.detach().clone()
     (wanted,) = torch.autograd.grad(hoard(weight), weight)
@@ -262,7 +271,7 @@ def test_lost_value_without_recipe_raises_swap_failed(
         loss = hoard(weight)
         monkeypatch.setattr(os, "preadv", failing(read, errno.EIO))
         with pytest.raises(
-            rekindle.SwapFailed, match=r"aten::sin could not be read back: .* nor can"
+            rekindle.SwapFailed, match=r"aten::sin could not be read back: .* cannot be recomputed"
         ):
             torch.autograd.grad(loss, weight)
         del loss
@@ -278,7 +287,7 @@ def test_lost_value_without_recipe_raises_swap_failed(
 
 @pytest.fixture
 def sluggish(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk on which everything is always under way."""
+    """Make a disk on which every copy is still in progress when the program continues."""
     write, read = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda *call: (time.sleep(0.003), write(*call))[1])
     monkeypatch.setattr(os, "preadv", lambda *call: (time.sleep(0.003), read(*call))[1])
@@ -286,7 +295,7 @@ def sluggish(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("sluggish")
 @pytest.mark.parametrize("vectors", [9, 14, 20])
-def test_memory_counts_until_its_write_ends(vectors: int, tmp_path: Path) -> None:
+def test_evicted_memory_counts_until_its_swap_write_ends(vectors: int, tmp_path: Path) -> None:
     weight = vector(True)
     wanted = gradient(weight)
     with Tracker() as tracker, swapping(tmp_path, vectors * VECTOR) as run:
@@ -299,8 +308,8 @@ def test_memory_counts_until_its_write_ends(vectors: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("sluggish")
-def test_dropped_value_counts_until_its_copy_ends(tmp_path: Path) -> None:
-    """A copy ahead of a resident value has not ended when the value is dropped."""
+def test_deleted_value_counts_until_its_swap_write_ends(tmp_path: Path) -> None:
+    """The value is resident and copied early; the program deletes it before the copy has ended."""
     weight = vector(True)
     swap = Swap(out_bytes_per_s=10**12, in_bytes_per_s=10**12)
     with Tracker() as tracker, swapping(tmp_path, swap=swap) as run:
@@ -308,7 +317,8 @@ def test_dropped_value_counts_until_its_copy_ends(tmp_path: Path) -> None:
             gradient(weight, 12)
             loss = deeply(weight).sum()
             del loss
-            rows = [weight.detach() * 2 for _ in range(15)]  # at once, before anything was written
+            # immediately, before any byte was written
+            rows = [weight.detach() * 2 for _ in range(15)]
             del rows
     assert tracker.peak <= TIGHT
     assert swapped(run).out > 0
@@ -316,7 +326,7 @@ def test_dropped_value_counts_until_its_copy_ends(tmp_path: Path) -> None:
 
 
 class Scribbler(torch.autograd.Function):
-    """Overwrite the saved tensor in the backward pass, as is allowed after its last use."""
+    """A function whose backward pass overwrites its saved tensor after the last use."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -331,7 +341,7 @@ class Scribbler(torch.autograd.Function):
 
 
 @pytest.mark.usefixtures("sluggish")
-def test_value_under_copy_is_not_overwritten(tmp_path: Path) -> None:
+def test_value_is_not_overwritten_while_it_is_written_to_disk(tmp_path: Path) -> None:
     def slope(weight: Tensor) -> Tensor:
         x = weight
         for _ in range(12):
@@ -349,8 +359,8 @@ def test_value_under_copy_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("sluggish")
 @pytest.mark.parametrize("nth", range(0, 90, 9))
-def test_an_exception_at_any_time(nth: int, tmp_path: Path) -> None:
-    """Memory under way is neither lost nor kept; the next steps are the same."""
+def test_step_after_exception_during_swap_matches_pytorch(nth: int, tmp_path: Path) -> None:
+    """Memory that is being copied is neither lost nor kept; the next steps are the same."""
 
     class Bang(Exception):
         pass
@@ -376,8 +386,10 @@ def test_an_exception_at_any_time(nth: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sampled(range(12), 4))
-def test_random_faults(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways fail, now and then, under hybrid decisions: never a wrong bit, never over."""
+def test_random_swap_faults_match_pytorch_within_budget(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes and reads fail at random, while values are both swapped and recomputed."""
     generator = torch.Generator().manual_seed(seed)
     write, read = os.pwrite, os.preadv
 

@@ -1,6 +1,6 @@
-"""Tests of swapping if memory for reads is refused or cannot be pinned.
+"""Tests of swapping if memory for swap-ins is refused or host memory cannot be page-locked.
 
-A file stands in for the device's store. The tests show which request is tried again.
+A file stands in for the device's store. The tests show which requests are tried again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FULL = "out of memory. Tried to allocate 4.00 KiB"
 
 
 class _Operators(TorchDispatchMode):
-    """Counts those of the program."""
+    """A mode that counts the program's operators."""
 
     count = 0
 
@@ -34,7 +34,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Reads:
-    """Reads are refused with `error`: of each value the first one, as `refuses` says by number."""
+    """Swap-ins that fail with `error`: the first one of each value that `refuses` selects."""
 
     def __init__(
         self,
@@ -43,8 +43,9 @@ class _Reads:
         error: Callable[[], Exception],
         refuses: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        self.refused: dict[int, int] = {}  # by value: operators that had run
-        #: Values asked for again at once, and those asked for only when more operators had run.
+        self.refused: dict[int, int] = {}  # by value: number of operators that had run
+        #: Numbers of values that were requested again immediately, and after more operators had
+        #: run.
         self.at_once: list[int] = []
         self.later: list[int] = []
         read = Copies.read
@@ -61,10 +62,10 @@ class _Reads:
         patch.setattr(Copies, "read", reading)
 
 
-def test_a_refused_read_is_retried_or_left_for_later(
+def test_swap_in_without_device_memory_is_retried_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A value that was asked for is read again at once, one that was to come early when it is."""
+    """This holds for a value that an operator reads and for one that is swapped in early."""
     weight = vector(True)
     wanted = gradient(weight)
     with _Operators() as operators, swapping(tmp_path, 20 * VECTOR) as run:
@@ -73,17 +74,17 @@ def test_a_refused_read_is_retried_or_left_for_later(
             assert torch.equal(gradient(weight), wanted)
         check(run)
     assert reads.at_once
-    assert reads.later
-    assert len(reads.refused) == len({*reads.at_once, *reads.later})
+    assert not reads.later
+    assert len(reads.refused) == len({*reads.at_once})
     assert run.recomputations == 0
     assert swapped(run).back > 0
 
 
 @pytest.mark.parametrize("nth", range(6))
-def test_another_error_is_not_taken_for_a_full_device(
+def test_swap_in_error_other_than_oom_is_not_retried(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a value that was asked for, and of one that was to come early (as the test above sees)."""
+    """This holds for a value that an operator reads and for one that is swapped in early."""
     weight = vector(True)
     wanted = gradient(weight)
     reads = 0
@@ -100,7 +101,7 @@ def test_another_error_is_not_taken_for_a_full_device(
     with swapping(tmp_path, 20 * VECTOR) as run:
         with pytest.raises(RuntimeError, match="illegal memory access"):
             gradient(weight)
-        assert reads == nth + 1  # no second try
+        assert reads == nth + 1  # no second attempt
         check(run)
         assert torch.equal(gradient(weight), wanted)
         check(run)
@@ -114,7 +115,7 @@ def test_another_error_is_not_taken_for_a_full_device(
         (RuntimeError("CUDA error: device-side assert triggered"), False),
     ],
 )
-def test_failed_pinning_recomputes_or_raises(
+def test_page_locking_error_other_than_oom_reaches_program(
     error: Exception, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(nbytes: int) -> torch.Tensor:
@@ -126,7 +127,7 @@ def test_failed_pinning_recomputes_or_raises(
     store = PinnedStore(1 << 20, cpu, Streams(cpu))
     home = torch.ones(1000).untyped_storage()
     if full:
-        assert store.write(home) is None  # it is computed again
+        assert store.write(home) is None  # the value will be recomputed
         return
     with pytest.raises(RuntimeError, match="CUDA error"):
         store.write(home)

@@ -1,4 +1,4 @@
-"""Pinned memory and side streams, with stand-ins for the device, and on one where there is one."""
+"""Tests of page-locked memory and side streams, with a simulated device and on CUDA."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rekindle.pytorch.swap._pinned_store import PinnedStore
 from rekindle.pytorch.swap._streams import Streams
 from tests.pytorch.online.test_cuda import train_on_device, train_plainly
 
-CPU = torch.device("cpu")  # the stand-in's memory
+CPU = torch.device("cpu")  # memory of the simulated device
 
 
 class Queue:
-    """A stream that writes down what is put in it. `now` is the one in use."""
+    """A stream that records its commands. `now` is the current stream."""
 
     log: list[str] = []  # noqa: RUF012 - emptied by each test
     now: Queue
@@ -39,7 +39,7 @@ class Queue:
 
 
 class Event:
-    """An event of a device that is reached on request."""
+    """An event of a device that completes on request."""
 
     reached = False
     clock = 0.0
@@ -101,7 +101,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
     return PinnedStore(100_000, CPU, Streams(CPU))
 
 
-def test_value_survives_copy_to_pinned_memory(store: PinnedStore) -> None:
+def test_page_locked_copy_keeps_value_alive_until_it_ends(store: PinnedStore) -> None:
     tensor = torch.randn(1000)
     home = tensor.untyped_storage()
     begun = store.write(home)
@@ -113,7 +113,7 @@ def test_value_survives_copy_to_pinned_memory(store: PinnedStore) -> None:
     del tensor, home
     gc.collect()
     assert gone() is not None, "its copy may not have been made"
-    way.wait()  # on the device: the host would have failed in `synchronize`
+    way.wait()  # waits on the device: the host would have failed in `synchronize`
     assert Queue.log[2:] == ["program waits for the copy in out"]
     assert gone() is None
     assert not way.ended()
@@ -130,21 +130,24 @@ def test_value_survives_copy_to_pinned_memory(store: PinnedStore) -> None:
     assert torch.empty(0).set_(back).tolist() == wanted
     Event.reached = True
     assert way.ended()
-    assert (way.ns, way.waiting_ns) == (250_000, 250_000)  # an event of the stand-in a quarter ms
+    # an event of the simulated device takes a quarter of a ms
+    assert (way.ns, way.waiting_ns) == (250_000, 250_000)
     assert store.used == 4096
     store.release(key)
     assert store.used == 0
 
 
-def test_pinned_memory_is_limited(store: PinnedStore) -> None:
-    assert store.limit == 65_536  # the allocator gives powers of two
+def test_page_locked_memory_stays_within_its_limit(store: PinnedStore) -> None:
+    assert store.limit == 65_536  # the allocator of page-locked memory returns powers of two
     assert store.write(torch.ones(16_384).untyped_storage()) is not None
     assert store.write(torch.ones(1).untyped_storage()) is None
     assert store.pinned == 65_536
 
 
-def test_values_share_pinned_blocks(store: PinnedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block for each value would take a power of two: nearly twice as much."""
+def test_several_values_share_one_page_locked_block(
+    store: PinnedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block for each value would have the next power of two: nearly twice as many bytes."""
     given: list[int] = []
 
     def pinned(nbytes: int) -> torch.Tensor:
@@ -152,7 +155,8 @@ def test_values_share_pinned_blocks(store: PinnedStore, monkeypatch: pytest.Monk
         return torch.empty(nbytes, dtype=torch.uint8)
 
     monkeypatch.setattr(accelerator, "pinned", pinned)
-    values = [torch.full((9_000,), float(number)) for number in range(40)]  # 36 KB: 64 KiB each
+    # each value has 36 KB, for which a power of two is 64 KiB
+    values = [torch.full((9_000,), float(number)) for number in range(40)]
     store = PinnedStore(2 << 20, CPU, Streams(CPU))
     keys = [begun[0] for each in values if (begun := store.write(each.untyped_storage()))]
     assert len(keys) == len(values)
@@ -164,10 +168,12 @@ def test_values_share_pinned_blocks(store: PinnedStore, monkeypatch: pytest.Monk
         store.release(key)
     again = [store.write(each.untyped_storage()) for each in values[::2]]
     assert None not in again
-    assert sum(given) == 2 << 20  # in the places of those that left
+    assert sum(given) == 2 << 20  # in the memory of the values that were freed
 
 
-def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_is_not_swapped_if_page_locking_fails(
+    store: PinnedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(nbytes: int) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory")
 
@@ -178,7 +184,7 @@ def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.Mon
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_swapping_on_a_device() -> None:
+def test_swapping_on_cuda_matches_pytorch() -> None:
     wanted, weights, budget = train_plainly()
     swap = rekindle.policies.Swap(only=True)
     with rekindle.budget(budget, device="cuda", swap=swap) as run:
@@ -196,6 +202,6 @@ def test_swapping_on_a_device() -> None:
 @pytest.mark.parametrize(
     ("device", "message"), [("mps", "on CUDA and on the CPU"), ("cuda", 'swap="32GiB"')]
 )
-def test_other_devices(device: str, message: str) -> None:
+def test_swap_on_device_other_than_cpu_and_cuda_is_refused(device: str, message: str) -> None:
     with pytest.raises(rekindle.Unsupported, match=message):
         host_memory("1GiB", "x", torch.device(device))

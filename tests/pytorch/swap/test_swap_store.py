@@ -1,4 +1,4 @@
-"""Tests of the store of swapped bytes: the space in a file, the file, and its failures."""
+"""Tests of the file store of swapped bytes: free space, reads and writes, and failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def written(store: FileStore, tensor: torch.Tensor) -> object:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4 * PAGE), st.integers(0, 9)), max_size=60))
-def test_blocks_never_overlap_and_are_all_returned(steps: list[tuple[int, int]]) -> None:
+def test_file_store_blocks_never_overlap_and_are_all_reusable(steps: list[tuple[int, int]]) -> None:
     space = Space(10 * PAGE)
     taken: list[tuple[int, int]] = []
     for nbytes, give_back in steps:
@@ -74,14 +74,14 @@ def test_blocks_never_overlap_and_are_all_returned(steps: list[tuple[int, int]])
     assert space.take(10 * PAGE) == 0
 
 
-def test_a_limit_below_a_page_is_no_room() -> None:
+def test_file_store_with_limit_below_one_page_stores_no_value() -> None:
     assert Space(PAGE - 1).take(1) is None
 
 
 # -- the file --------------------------------------------------------------------------------------
 
 
-def test_read_bytes_equal_written_bytes(tmp_path: Path) -> None:
+def test_bytes_read_from_file_store_equal_written_bytes(tmp_path: Path) -> None:
     store = FileStore(1_000 * KIB, tmp_path)
     for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.complex64):
         tensor = torch.randn(33, 7).to(dtype)
@@ -89,7 +89,7 @@ def test_read_bytes_equal_written_bytes(tmp_path: Path) -> None:
     store.close()
 
 
-def test_store_reuses_room_of_released_values(tmp_path: Path) -> None:
+def test_file_store_reuses_blocks_of_released_values(tmp_path: Path) -> None:
     store = FileStore(40 * KIB, tmp_path)
     rows = [torch.full((2 * KIB,), float(number)) for number in range(5)]  # 8 KiB each
     keys = [written(store, row) for row in rows]
@@ -104,15 +104,15 @@ def test_store_reuses_room_of_released_values(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_file_has_no_name(tmp_path: Path) -> None:
+def test_swap_file_is_unlinked_so_that_it_has_no_name(tmp_path: Path) -> None:
     store = FileStore(KIB * KIB, tmp_path)
     written(store, torch.ones(1000))
     assert list(tmp_path.iterdir()) == []
     store.close()
 
 
-def test_missing_directory_is_refused_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(rekindle.Unsupported, match=r'swap="32GiB", swap_directory="/path"\)'):
+def test_file_store_in_missing_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(rekindle.Unsupported, match=r'swap="32GiB", swap_directory="/path"$'):
         FileStore(KIB, tmp_path / "nowhere")
 
 
@@ -126,7 +126,9 @@ def refuse(error: int) -> Callable[..., int]:
     return call
 
 
-def test_full_disk_raises_and_keeps_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_to_full_disk_raises_and_keeps_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, tensor = FileStore(KIB * KIB, tmp_path), torch.randn(1000)
     before = tensor.clone()
     monkeypatch.setattr(os, "pwrite", refuse(errno.ENOSPC))
@@ -138,7 +140,7 @@ def test_full_disk_raises_and_keeps_memory(tmp_path: Path, monkeypatch: pytest.M
     store.close()
 
 
-def test_short_writes_and_reads_are_continued(
+def test_short_writes_and_reads_of_file_are_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, read = os.pwrite, os.preadv
@@ -150,7 +152,7 @@ def test_short_writes_and_reads_are_continued(
 
 
 @pytest.mark.parametrize("call", ["pwrite", "preadv"])
-def test_call_that_moves_no_bytes_raises(
+def test_read_or_write_of_file_that_moves_no_bytes_raises(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, call, lambda *arguments: 0)
@@ -160,26 +162,26 @@ def test_call_that_moves_no_bytes_raises(
     store.close()
 
 
-def test_a_file_that_was_cut_off(tmp_path: Path) -> None:
+def test_read_from_truncated_swap_file_raises(tmp_path: Path) -> None:
     store = FileStore(KIB * KIB, tmp_path)
     key = written(store, torch.randn(1000))
     os.ftruncate(store._file, 100)
-    with pytest.raises(Lost, match="the file ends"):
+    with pytest.raises(Lost, match="the swap file is shorter"):
         store.read(key, store.new_home(4000)).wait()
     store.close()
 
 
-def test_a_page_that_the_system_lost(tmp_path: Path) -> None:
+def test_read_of_changed_page_of_swap_file_raises(tmp_path: Path) -> None:
     store = FileStore(KIB * KIB, tmp_path)
     key = written(store, torch.randn(10_000))
     os.pwrite(store._file, bytes(4096), 8192)
-    with pytest.raises(Lost, match="not what was written"):
+    with pytest.raises(Lost, match="differ from those written"):
         store.read(key, store.new_home(40_000)).wait()
     store.close()
 
 
 @pytest.mark.parametrize("nbytes", [1, 7, 8, 9, 8 * 2**14, 8 * 2**14 + 3, 3 * 8 * 2**14])
-def test_every_byte_counts(tmp_path: Path, nbytes: int) -> None:
+def test_checksum_of_swapped_value_covers_every_byte(tmp_path: Path, nbytes: int) -> None:
     store, tensor = FileStore(4 * KIB * KIB, tmp_path), torch.ones(nbytes, dtype=torch.uint8)
     assert torch.equal(there_and_back(store, tensor), tensor)
     for position in {0, nbytes // 2, nbytes - 1}:
@@ -190,12 +192,12 @@ def test_every_byte_counts(tmp_path: Path, nbytes: int) -> None:
     store.close()
 
 
-def test_collected_store_does_not_wait_for_writes(
+def test_garbage_collected_file_store_does_not_wait_for_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collector may run during the start of a thread, where no other thread can end.
+    """The garbage collector may run while a thread starts, and then no other thread can end.
 
-    A write in progress then has its file and its memory until it is done.
+    A write in progress keeps its file and its memory until it has ended.
     """
     write, started, go_on = os.pwrite, threading.Event(), threading.Event()
     wrote: list[bytes] = []
@@ -217,7 +219,7 @@ def test_collected_store_does_not_wait_for_writes(
     del store, home, found
     gc.collect()
     assert there() is not None
-    os.fstat(file)  # it is open
+    os.fstat(file)  # the file is still open
     go_on.set()
     assert future.result(10) > 0
     assert wrote == [torch.ones(1000).numpy().tobytes()]
@@ -229,19 +231,19 @@ def test_collected_store_does_not_wait_for_writes(
         os.fstat(file)
 
 
-def test_writing_thread_does_not_wait_for_own_work(
+def test_file_store_freed_in_writing_thread_does_not_deadlock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The garbage collector may free an ended budget in the writing thread."""
     store = FileStore(100 * KIB, tmp_path)
-    write, told, all_begun = os.pwrite, list[str](), threading.Event()
+    write, reported, all_begun = os.pwrite, list[str](), threading.Event()
 
     def waiting(*arguments: Any) -> int:
         all_begun.wait()
-        for way in ways[len(told) :]:
+        for way in ways[len(reported) :]:
             with pytest.raises(Lost) as lost:
                 way.wait()
-            told.append(str(lost.value))
+            reported.append(str(lost.value))
         return write(*arguments)
 
     monkeypatch.setattr(os, "pwrite", waiting)
@@ -249,11 +251,13 @@ def test_writing_thread_does_not_wait_for_own_work(
     ways = [each[1] for each in begun if each is not None]
     all_begun.set()
     ways[1].wait()
-    assert told == ["it was on its way when it was not needed any more"] * 2
+    assert reported == ["the value was freed during the transfer"] * 2
     store.close()
 
 
-def test_close_waits_for_started_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_of_file_store_waits_for_started_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, order = os.pwrite, list[str]()
 
     def slow(*arguments: object) -> int:
@@ -263,7 +267,7 @@ def test_close_waits_for_started_writes(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "pwrite", slow)
     store = FileStore(KIB * KIB, tmp_path)
-    found = store.write(home_of(torch.ones(1000)))  # only the store has the memory
+    found = store.write(home_of(torch.ones(1000)))  # only the store holds the memory
     assert found is not None
     store.close()
     assert order == ["written"]
@@ -272,14 +276,14 @@ def test_close_waits_for_started_writes(tmp_path: Path, monkeypatch: pytest.Monk
         store.read(found[0], store.new_home(4000))
 
 
-def test_only_files_of_ended_processes_are_removed(tmp_path: Path) -> None:
+def test_only_swap_files_of_ended_processes_are_removed(tmp_path: Path) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     me, since = os.getpid(), _file_store._started(os.getpid())
     names = {
         f"rekindle-swap-{gone.stdout.strip()}-5-{'a' * 16}": False,
         f"rekindle-swap-{me}-{since}-{'b' * 16}": True,
-        f"rekindle-swap-{me}-{since - 1}-{'c' * 16}": False,  # the number was given out again
+        f"rekindle-swap-{me}-{since - 1}-{'c' * 16}": False,  # an earlier process with the same id
         f"rekindle-swap-{me}-{since}-{'c' * 16}.txt": True,
         "rekindle-swap-notes": True,
     }
@@ -303,7 +307,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("kind", "left"), [("unnamed", 0), ("named", 1)])
-def test_file_of_killed_process_is_removed_by_next_store(
+def test_swap_file_of_killed_process_is_removed_by_next_store(
     kind: str, left: int, tmp_path: Path
 ) -> None:
     subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), kind], check=False)
@@ -312,7 +316,7 @@ def test_file_of_killed_process_is_removed_by_next_store(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fork_neither_reads_nor_writes(tmp_path: Path) -> None:
+def test_forked_file_store_neither_reads_nor_writes(tmp_path: Path) -> None:
     store = FileStore(KIB * KIB, tmp_path)
     tensor = torch.ones(1000)
     key = written(store, tensor)

@@ -1,4 +1,7 @@
-"""`python -m tests.pytorch.sweep DATABASE`, see its --help; `scripts/sweep` calls it."""
+"""Run a test database of PyTorch: `python -m tests.pytorch.sweep DATABASE` (see --help).
+
+`scripts/sweep` calls this program.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ PROGRESS_SECONDS = 10
 
 @dataclass(frozen=True)
 class Job:
-    """One entry of a database, in a process of its own choosing."""
+    """One entry of a database, which a worker process runs."""
 
     database: str
     entry: str
@@ -46,7 +49,7 @@ def entries_of(database: str) -> Entries:
 
 
 def sweep(jobs: list[Job], processes: int) -> Tally:
-    """Runs all of it; says how far it is every few seconds."""
+    """Run all entries; print the progress every few seconds."""
     total = Tally()
     said = time.monotonic()
     with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
@@ -89,7 +92,7 @@ def main(
     processes: int,
     save: bool,
 ) -> None:
-    """PyTorch's own operators, modules or optimizers against the runtime, bit for bit."""
+    """Run PyTorch's own operators, modules or optimizers within a budget, and compare all bits."""
     names = list(entries_of(database))
     if unknown := [name for name in only if name not in names]:
         raise click.BadParameter(f"{unknown[0]} is no entry of {database}", param_hint="--only")

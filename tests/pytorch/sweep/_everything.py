@@ -1,4 +1,4 @@
-"""Set up the harshest setting: after each operator everything that may be evicted is evicted."""
+"""Evict everything evictable after each operator."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.pytorch import Run
-from rekindle.pytorch.native import NativeDriver
+from rekindle import Run
+from rekindle.pytorch.native import Driver
 
-AMPLE = 1 << 40  #: bytes: nothing is evicted for lack of room
-evict: Literal["saved", "auto", "anything"] = "saved"  #: as in `rekindle.budget`
-
-
-def let_go(run: Run) -> None:
-    """Evicts every storage that may be evicted now."""
-    run._driver.core.let_go_now(run._driver.handle)
+AMPLE = 1 << 40  #: budget in bytes, so large that it causes no evictions itself
+evict: Literal["saved", "auto", "anything"] = "saved"  #: argument `evict` of `rekindle.budget`
 
 
-class _LetGo(TorchDispatchMode):
+def evict_all(run: Run) -> None:
+    """Evict every storage that may be evicted now."""
+    run._driver.core.evict_all(run._driver.handle)
+
+
+class _EvictAll(TorchDispatchMode):
     """Evict everything after each operator of the program, inside a budget.
 
     Recomputations run below every mode, so nothing is evicted after them.
@@ -35,31 +35,33 @@ class _LetGo(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        let_go(self._run)
+        evict_all(self._run)
         return result
 
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Which operators run again, and how often; filled in at the end."""
+    """Return the operators that are recomputed, with counts; filled in at the end."""
     again: Counter[str] = Counter()
-    make = NativeDriver.__init__
-    made: list[NativeDriver] = []
+    make = Driver.__init__
+    made: list[Driver] = []
 
-    def making(driver: NativeDriver, *args: Any) -> None:
+    def making(driver: Driver, *args: Any) -> None:
         make(driver, *args)
-        driver.core.count_again(driver.handle)
+        driver.core.list_recomputed_ops(driver.handle)
         made.append(driver)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeDriver, "__init__", making)
+        patch.setattr(Driver, "__init__", making)
         yield again
     for driver in made:
-        again.update(name.removeprefix("aten::") for name in driver.core.again(driver.handle))
+        again.update(
+            name.removeprefix("aten::") for name in driver.core.recomputed_ops(driver.handle)
+        )
 
 
 @contextmanager
 def everything_recomputed() -> Iterator[tuple[Run, Counter[str]]]:
-    """A budget that lets everything go at once, and which operators ran again how often."""
-    with counted() as again, rekindle.budget(AMPLE, evict=evict) as run, _LetGo(run):
+    """Enter a budget that evicts everything at once; count recomputations by operator."""
+    with counted() as again, rekindle.budget(AMPLE, evict=evict) as run, _EvictAll(run):
         yield run, again

@@ -1,6 +1,7 @@
-"""List checks that are not made for some samples, with reasons. An unneeded entry fails.
+"""List samples that may differ, with reasons; an entry that is not needed fails.
 
-Each exception has one case that shows it: tests run it, and it must have the listed outcome.
+Each exception names one case that shows it. Tests run that case, and it must have the listed
+outcome.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import torch
 
 
 class Exempt(NamedTuple):
-    """Cases of an entry may go as `kind` says, not "same"."""
+    """Cases of an entry whose outcome may be `kind` instead of "same"."""
 
     kind: str
     shown_by: str  #: name of a case with this outcome
     reason: str
 
 
-#: Memory without content is not the same twice; PyTorch has a switch to fill it.
+#: Uninitialized memory differs from run to run; PyTorch has a setting that fills it.
 WITHOUT_CONTENT = {
     "empty",
     "empty_like",
@@ -35,7 +36,7 @@ WITHOUT_CONTENT = {
 
 @contextmanager
 def filled(entry: str) -> Iterator[None]:
-    """Where `entry` makes memory without content, it is filled."""
+    """Fill the uninitialized memory that an entry makes."""
     if entry not in WITHOUT_CONTENT:
         yield
         return
@@ -62,7 +63,7 @@ _NO_TENSOR = "its result is no tensor, and it saves nothing"
 _ZEROS = "zeros that are read before a write seen are kept: a kernel may have added to them"
 _EMPTY = "memory without content is kept: a kernel may have filled it"
 
-#: Entries of which no sample has anything to recompute, where the first is differentiated twice.
+#: Entries without a sample that recomputes anything, if only the first one is differentiated twice.
 NOTHING_TO_RECOMPUTE = {
     "allclose": _NO_TENSOR,
     "broadcast_shapes": _NO_TENSOR,
@@ -86,9 +87,9 @@ _ANY_MODE = "as in any mode"
 _COMPOSED = "its gradient is composed of other operators while any dispatch mode is active"
 _CHUNKED = "other kernels multiply its chunks while any dispatch mode is active"
 
-#: PyTorch itself takes another way while any dispatch mode is active, and one lets everything go
-#: here after each operator. The last bits (of `ormqr` the strides) are those of a mode that does
-#: nothing, which is what "as in any mode" says. `linalg.eigh` fails in both.
+#: PyTorch itself uses another code path while any dispatch mode is active, and a mode evicts
+#: everything here after each operator. The last bits (of `ormqr` the strides) are those of a mode
+#: that does nothing: the verdict "as in any mode". `linalg.eigh` fails in both.
 OPINFO: dict[str, Exempt] = {
     "cumprod": Exempt(_ANY_MODE, "float64 sample 0 twice", _COMPOSED),
     "linalg.det": Exempt(_ANY_MODE, "complex128 sample 2 twice", _COMPOSED),

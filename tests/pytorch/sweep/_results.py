@@ -14,13 +14,13 @@ RESULTS = f"benchmarks/results/{NAME}.json"
 
 
 def results() -> dict[str, Any]:
-    """Return the written results, by database."""
+    """Return the stored results, by database."""
     path = Path(_common.ROOT) / RESULTS
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def write_results(database: str, counts: dict[str, Any], seconds: float) -> None:
-    """Puts `counts` in the place of what was there for `database`."""
+    """Replace the stored results of `database` by `counts`."""
     conditions = _common.conditions()
     command = " ".join(["scripts/sweep", *(word for word in sys.argv[1:] if word != "--save")])
     entry = {**conditions, "command": command, "seconds": round(seconds), **counts}

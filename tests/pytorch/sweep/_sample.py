@@ -1,4 +1,4 @@
-"""A call and its arguments, run plainly and with everything recomputed."""
+"""Run a call with its arguments plainly and with everything recomputed, and compare."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rekindle.pytorch import Run
+from rekindle import Run
 from tests.pytorch.bits import differing
-from tests.pytorch.sweep._everything import everything_recomputed, let_go
+from tests.pytorch.sweep._everything import everything_recomputed, evict_all
 from tests.pytorch.sweep._exceptions import filled
 from tests.pytorch.sweep._verdict import SEED, Case, Verdict, copies, in_words, versions
 
 
 class _Nothing(TorchDispatchMode):
-    """Does nothing; but while any mode is active, PyTorch itself takes other ways in places."""
+    """A dispatch mode that does nothing, because an active mode changes code paths of PyTorch."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -28,20 +28,20 @@ class _Nothing(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Program:
-    """The callable of one run, newly made, and the module whose state it uses, if any."""
+    """The callable of one run, and the module whose state it uses, if any."""
 
     call: Callable[..., Any]
-    arguments: tuple[Any, ...]  #: tensors in any nesting
+    arguments: tuple[Any, ...]  #: arguments: tensors in any nesting
     module: nn.Module | None = None
 
 
 @final
 @dataclass(frozen=True)
 class Sample(Case):
-    """Runs plainly and with everything recomputed; where they differ, finds out why."""
+    """A case that runs plainly and with everything recomputed, and explains a difference."""
 
     build: Callable[[], Program]
-    twice: bool = False  #: differentiated twice
+    twice: bool = False  #: True if the sample is differentiated twice
 
     def judge(self) -> Verdict:
         with warnings.catch_warnings():
@@ -52,7 +52,7 @@ class Sample(Case):
     def _judge(self) -> Verdict:
         try:
             wanted = self.outcome(None)
-        except Exception as error:  # not ours to answer for
+        except Exception as error:  # PyTorch's own error
             return Verdict("refused", in_words(error))
         try:
             with everything_recomputed() as (run, again):
@@ -118,13 +118,13 @@ class Sample(Case):
         return found
 
 
-def anew(values: Any) -> Any:
-    """Leaves like the tensors in `values`, in memory of their own."""
+def copy_leaves(values: Any) -> Any:
+    """Return `values` with a copy of each tensor, as a leaf in its own memory."""
     return pytree.tree_map_only(Tensor, _copy, values)
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Also where `tensor` has gaps or is expanded."""
+    """Copy `tensor` with its strides, even if it has gaps or is expanded."""
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         copy = tensor.detach().clone()
     else:
@@ -135,7 +135,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _made_by_an_operator(leaf: Any) -> Any:
-    """A clone; where `leaf` has gaps or is expanded, with the same ones."""
+    """Return a clone; if `leaf` has gaps or is expanded, the clone has the same strides."""
     if not isinstance(leaf, Tensor) or isinstance(leaf, nn.Parameter):
         return leaf
     if leaf.layout is not torch.strided or torch.ops.aten.is_non_overlapping_and_dense(leaf):
@@ -173,7 +173,7 @@ def _gradients(
     if not ends:
         return []
     if run is not None:
-        let_go(run)
+        evict_all(run)
     directions = [_direction(end, draw) for end in ends]
     return list(
         torch.autograd.grad(ends, sources, directions, allow_unused=True, create_graph=create_graph)

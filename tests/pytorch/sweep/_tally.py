@@ -13,14 +13,16 @@ from tests.pytorch.sweep._verdict import Case
 
 @dataclass
 class Tally:
-    """Of one entry, or of many."""
+    """The counts of one entry of a database, or of several entries."""
 
-    kinds: Counter[str] = field(default_factory=Counter)  #: of verdicts
-    again: Counter[str] = field(default_factory=Counter)  #: operators that ran again
-    recomputed: int = 0  #: cases in which something ran again
+    kinds: Counter[str] = field(default_factory=Counter)  #: number of each verdict
+    #: number of recomputations of each operator
+    again: Counter[str] = field(default_factory=Counter)
+    recomputed: int = 0  #: number of cases in which an operator was recomputed
     failures: list[str] = field(default_factory=list)
-    refused: set[str] = field(default_factory=set)  #: entries of which PyTorch refuses every case
-    idle: set[str] = field(default_factory=set)  #: entries of which nothing ever ran again
+    #: entries whose cases are all refused by PyTorch
+    refused: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)  #: entries in which no operator was ever recomputed
 
     def __iadd__(self, other: Tally) -> Tally:
         self.kinds += other.kinds
@@ -33,7 +35,7 @@ class Tally:
 
     @property
     def tried(self) -> int:
-        """Cases that run in plain PyTorch."""
+        """Return the number of cases that run in plain PyTorch."""
         return self.kinds.total() - self.kinds["refused"]
 
     def as_data(self) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class Tally:
         }
 
     def table(self) -> Iterator[str]:
-        """Lines to print."""
+        """Return lines to print."""
         for kind, number in self.as_data().items():
             yield f"{kind.replace('_', ' '):32} {_text(number)}"
 
@@ -75,7 +77,7 @@ def tally(
     every: bool = True,
     evict: str = "saved",
 ) -> Tally:
-    """Runs the cases of one entry; are they `every` one?"""
+    """Run the cases of one entry; `every`: True if these are all of its cases."""
     found = Tally()
     allowed = exempt[entry].kind if entry in exempt else "same"
     for case in cases:
@@ -96,7 +98,7 @@ def tally(
 
 
 def _unlisted(entry: str, found: Tally, every: bool, evict: str) -> Iterator[str]:
-    """A sample that does not run, or in which nothing is recomputed, shows nothing."""
+    """Return a complaint about an unlisted entry without a case that recomputes anything."""
     if found.refused and every and entry not in NOT_HERE:
         yield "PyTorch refuses every sample"
     if found.tried and entry in NOT_HERE:

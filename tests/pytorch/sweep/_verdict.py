@@ -1,4 +1,4 @@
-"""Define a sample, its possible outcomes, and equality to the last bit."""
+"""Define a case, its possible outcomes, and equality to the last bit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a case went, and how often which operator ran again."""
+    """The outcome of a case, and how often which operator was recomputed."""
 
-    kind: str  #: same, different, as in any mode, undetermined (in plain PyTorch), refused (there)
+    #: "same", "different", "as in any mode", "undetermined" (plain PyTorch is random), or "refused"
+    #: (by plain PyTorch)
+    kind: str
     detail: str = ""
     again: Counter[str] = field(default_factory=Counter)
 
@@ -36,21 +38,21 @@ class Case(abc.ABC):
 
     @abc.abstractmethod
     def judge(self) -> Verdict:
-        """Runs it plainly and with recomputation."""
+        """Run the case plainly and with recomputation, and return the verdict."""
 
     def __str__(self) -> str:
         return f"{self.entry}: {self.name}"
 
 
-#: The cases of each entry, by its name; with so `few` samples of each kind, or with all.
+#: The cases of each entry, by its name; with at most `few` samples of each kind, or all.
 Entries = dict[str, Callable[[int | None], Iterator[Case]]]
-AMONG = 16  #: few samples are drawn from the first of them: making all takes long
+AMONG = 16  #: samples are drawn from the first so many, because making all takes long
 
 
 def drawn(samples: Iterable[T], few: int | None, *seeds: object) -> Iterator[tuple[int, T]]:
-    """So `few` of the samples with their numbers, the same ones each time, or all.
+    """Return at most `few` of the samples with their numbers, the same ones each time, or all.
 
-    They are made at once, before anything else draws random numbers.
+    They are made before any other code draws random numbers.
     """
     known = list(enumerate(itertools.islice(samples, None if few is None else AMONG)))
     if few is not None and few < len(known):
@@ -63,11 +65,11 @@ def in_words(error: Exception) -> str:
 
 
 def copies(name: str, values: list[Any]) -> dict[str, Any]:
-    """Content and geometry, taken past every mode."""
+    """Copy contents and geometry, below every mode."""
     found: dict[str, Any] = {}
     for value in values:
         if isinstance(value, Tensor) and value.layout is torch.strided:
-            value.untyped_storage()  # pinned from here on
+            value.untyped_storage()  # this access pins the storage
     unseen: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
     with unseen, torch.no_grad():
         for index, value in enumerate(values):
@@ -81,7 +83,10 @@ def copies(name: str, values: list[Any]) -> dict[str, Any]:
 
 
 def versions(name: str, values: list[Any]) -> dict[str, int]:
-    """Of what was there before: those of new tensors depend on whether any mode is active."""
+    """Return the version counters of the tensors in `values`.
+
+    Pass only tensors that existed before: those of new tensors depend on active modes.
+    """
     tensors = ((index, value) for index, value in enumerate(values) if isinstance(value, Tensor))
     return {f"version of {name} {index}": value._version for index, value in tensors}
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 
-from tests.pytorch.sweep._sample import Program, Sample, anew
+from tests.pytorch.sweep._sample import Program, Sample, copy_leaves
 from tests.pytorch.sweep._verdict import SEED, Case, Entries, drawn
 
 DTYPES = (torch.float64, torch.float32, torch.complex128)
 
 
 def entries() -> Entries:
-    """The cases of each module, with so `few` inputs of each dtype and mode."""
+    """Yield the cases of each module, with at most `few` inputs of each dtype and mode."""
     return {info.name: lambda few, info=info: _cases(info, few) for info in module_db}
 
 
@@ -28,7 +28,7 @@ def _cases(info: ModuleInfo, few: int | None) -> Iterator[Case]:
             inputs = info.module_inputs_func(
                 info, device="cpu", dtype=dtype, requires_grad=True, training=training
             )
-            again = training and info.supports_gradgrad  # the first of them is enough
+            again = training and info.supports_gradgrad  # the first dtype is enough
             for index, given in drawn(inputs, few, info.name, dtype, training):
                 mode = "training" if training else "evaluation"
                 name = f"{dtype} {mode} input {index}".removeprefix("torch.")
@@ -49,6 +49,8 @@ def _built(
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return module(*args, **kwargs)
 
-        return Program(call, anew((given.forward_input.args, given.forward_input.kwargs)), module)
+        return Program(
+            call, copy_leaves((given.forward_input.args, given.forward_input.kwargs)), module
+        )
 
     return build

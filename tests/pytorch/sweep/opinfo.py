@@ -9,15 +9,15 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-from tests.pytorch.sweep._sample import Program, Sample, anew
+from tests.pytorch.sweep._sample import Program, Sample, copy_leaves
 from tests.pytorch.sweep._verdict import SEED, Case, Entries, drawn
 
 DTYPES = (torch.float64, torch.float32, torch.complex128, torch.complex64)
-OTHERS = (torch.int64, torch.bool)  #: for operators that know neither of those
+OTHERS = (torch.int64, torch.bool)  #: other dtypes, for operators that support none of these
 
 
 def entries() -> Entries:
-    """The cases of each operator, with so `few` samples of each dtype."""
+    """Yield the cases of each operator, with at most `few` samples of each dtype."""
     return {_name(op): lambda few, op=op: _cases(op, few) for op in op_db}
 
 
@@ -36,7 +36,7 @@ def _cases(op: OpInfo, few: int | None) -> Iterator[Case]:
         differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
         torch.manual_seed(SEED)
         samples = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
-        again = differentiable and op.supports_gradgrad  # the first of them is enough
+        again = differentiable and op.supports_gradgrad  # the first dtype is enough
         for index, sample in drawn(samples, few, _name(op), dtype):
             name = f"{dtype} sample {index}".removeprefix("torch.")
             yield Sample(_name(op), name, _built(op.op, sample))
@@ -51,4 +51,4 @@ def _built(function: Callable[..., Any], sample: SampleInput) -> Callable[[], Pr
     def call(argument: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return sample.output_process_fn_grad(function(argument, *args, **kwargs))
 
-    return lambda: Program(call, anew((sample.input, sample.args, sample.kwargs)))
+    return lambda: Program(call, copy_leaves((sample.input, sample.args, sample.kwargs)))

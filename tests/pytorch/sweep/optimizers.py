@@ -20,11 +20,11 @@ from tests.pytorch.sweep._verdict import SEED, Case, Entries, Verdict, drawn, in
 from tests.pytorch.tracker import measure
 
 STEPS = 3
-SHARE = 0.4  #: of the activation memory
+SHARE = 0.4  #: budget as a share of the activation memory
 
 
 def entries() -> Entries:
-    """The cases of each optimizer: its sets of options, and with each of its implementations."""
+    """Yield the cases of each optimizer: its sets of options with each of its implementations."""
     return {info.optim_cls.__name__: lambda few, info=info: _cases(info, few) for info in optim_db}
 
 
@@ -41,11 +41,11 @@ def _cases(info: OptimizerInfo, few: int | None) -> Iterator[Case]:
 @final
 @dataclass(frozen=True)
 class Training(Case):
-    """Trained plainly, and within a part of the activation memory."""
+    """A model trained plainly, and within a part of the activation memory."""
 
     info: OptimizerInfo
     options: dict[str, Any]
-    way: str  #: of its implementations
+    way: str  #: arguments that select the implementation
 
     def judge(self) -> Verdict:
         with warnings.catch_warnings():
@@ -67,11 +67,12 @@ class Training(Case):
             try:
                 with counted() as again, rekindle.budget(budget):
                     return everything(step()), again
-            except rekindle.OutOfBudget as error:  # the optimizer's state does not fit
+            # the optimizer's state does not fit into the budget
+            except rekindle.OutOfBudget as error:
                 step, budget = self.trained(), error.smallest_budget
 
     def trained(self) -> Callable[[], Any]:
-        """A step function that trains a new model and returns all that is left of it."""
+        """Return a step function that trains a new model and returns its final state."""
         torch.manual_seed(SEED)
         if self.info.only_supports_sparse_grads:
             model: nn.Module = _Words()
@@ -88,7 +89,7 @@ _budgets: dict[tuple[str, str], int] = {}
 
 
 def _budget(training: Training) -> int:
-    """SHARE of what the optimizer's first set of options takes; measuring all takes long."""
+    """Return SHARE of the memory with the first set of options; measuring all is slow."""
     key = (training.entry, training.way)
     if key not in _budgets:
         _budgets[key] = measure(training.trained()).budget(SHARE)
@@ -96,7 +97,7 @@ def _budget(training: Training) -> int:
 
 
 class _Words(nn.Module):
-    """Gradients of the weights are sparse, those of the layers behind are not asked for."""
+    """A model with sparse gradients of its weights, and a gradient that is not requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ def _train(model: nn.Module, batch: Tensor, info: OptimizerInfo, options: dict[s
 def _unrolled(
     model: nn.Module, batch: Tensor, info: OptimizerInfo, options: dict[str, Any]
 ) -> object:
-    """Differentiated through the optimizer's steps, as for learning to learn."""
+    """Differentiate through the optimizer's steps, as in learning to learn."""
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
     optimizer = info.optim_cls(list(weights.values()), **options)
     for _ in range(STEPS):

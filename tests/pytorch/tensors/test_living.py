@@ -1,4 +1,4 @@
-"""Tests of finding living tensors and their memory."""
+"""Tests of finding existing tensors and their storages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from rekindle.pytorch.tensors import homes_of
 
 
-def test_escaped_transform_wrapper_has_no_own_memory() -> None:
+def test_storage_of_leaked_torch_func_wrapper_counts_once() -> None:
     left: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:

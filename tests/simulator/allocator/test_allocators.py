@@ -1,4 +1,4 @@
-"""Tests of the models of PyTorch's caching allocator: rules by hand, invariants at random."""
+"""Tests of the simulated caching allocators of PyTorch: single rules, and random requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def given_out(allocator: CachingAllocator, nbytes: int) -> Block:
     return block
 
 
-# Consequences of the constants and conditions of c10/cuda/CUDACachingAllocator.cpp.
+# These cases follow from constants and conditions in c10/cuda/CUDACachingAllocator.cpp.
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def given_out(allocator: CachingAllocator, nbytes: int) -> Block:
         (1, 512, 2 * MIB),
         (512, 512, 2 * MIB),
         (513, 1024, 2 * MIB),
-        (MIB, MIB, 2 * MIB),  # the largest small one: size <= kSmallSize
+        (MIB, MIB, 2 * MIB),  # the largest small request: size <= kSmallSize
         (MIB + 1, MIB + 512, 20 * MIB),
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),  # size < kMinLargeAlloc
         (10 * MIB - 511, 10 * MIB, 10 * MIB),  # the pool is chosen by the rounded size
@@ -47,7 +47,7 @@ def given_out(allocator: CachingAllocator, nbytes: int) -> Block:
         (25 * MIB, 25 * MIB, 26 * MIB),
     ],
 )
-def test_a_request_is_rounded_and_gets_a_segment_of_its_class(
+def test_allocator_rounds_request_and_reserves_segment_of_class(
     nbytes: int, block: int, segment: int
 ) -> None:
     assert rounded(nbytes) == block
@@ -55,12 +55,12 @@ def test_a_request_is_rounded_and_gets_a_segment_of_its_class(
     native = Native()
     found = given_out(native, nbytes)
     assert native.reserved == segment
-    # A large segment keeps a rest of 1 MiB or less with the block (should_split).
+    # In a large segment, a remainder of 1 MiB or less stays part of the block (should_split).
     whole = segment > 2 * MIB and segment - block <= MIB
     assert found.nbytes == (segment if whole else block)
 
 
-def test_small_and_large_requests_never_share_a_segment() -> None:
+def test_allocator_puts_small_and_large_requests_apart() -> None:
     for allocator in (Native(), Expandable()):
         small, large = given_out(allocator, MIB), given_out(allocator, MIB + 512)
         assert small.pool is allocator.small
@@ -68,31 +68,32 @@ def test_small_and_large_requests_never_share_a_segment() -> None:
         assert allocator.reserved == 22 * MIB
 
 
-def test_best_fit_takes_smallest_then_lowest_block() -> None:
+def test_allocator_chooses_smallest_then_lowest_fitting_block() -> None:
     native = Native()
     first = [given_out(native, 3 * MIB) for _ in range(6)]
     for block in first[0], first[2], first[3]:
         native.free(block)
         native.check()
     assert given_out(native, 2 * MIB + 512).address == first[0].address
-    # 3 MiB go: the hole of 6 MiB remains, and the 2 MiB at the end are too small.
+    # Freeing 3 MiB is not enough: the hole has 6 MiB, and the 2 MiB at the end are too small.
     assert given_out(native, 4 * MIB).address == first[2].address
 
 
-def test_only_expandable_splits_large_block_for_one_mebibyte() -> None:
+def test_expandable_allocator_splits_off_remainder_of_1_mib() -> None:
     for allocator, nbytes in (Native(), 3 * MIB), (Expandable(), 2 * MIB):
         blocks = [given_out(allocator, 3 * MIB), given_out(allocator, 3 * MIB)]
         allocator.free(blocks[0])
         assert given_out(allocator, 2 * MIB).nbytes == nbytes
 
 
-def test_failing_request_releases_free_segments_first() -> None:
+def test_allocator_releases_free_segments_before_it_fails() -> None:
     native = Native(limit=44 * MIB)
     kept, freed = given_out(native, 12 * MIB), given_out(native, 32 * MIB)
     native.free(freed)
-    assert native.reserved == 44 * MIB  # cached
-    assert given_out(native, 20 * MIB).address == freed.address  # 12 MiB of it are left
-    assert native.allocate(14 * MIB) is None  # though as much is free on the device and in it
+    assert native.reserved == 44 * MIB  # the freed segment stays reserved
+    assert given_out(native, 20 * MIB).address == freed.address  # 12 MiB of the segment are left
+    # although the device and the segment together have as much free
+    assert native.allocate(14 * MIB) is None
     native.check()
     native.free(kept)
     assert given_out(native, 8 * MIB).address == kept.address
@@ -100,7 +101,9 @@ def test_failing_request_releases_free_segments_first() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_can_move_and_halves_of_segments_cannot(kind: type[Native | Expandable]) -> None:
+def test_only_expandable_allocator_joins_freed_pages_elsewhere(
+    kind: type[Native | Expandable],
+) -> None:
     allocator = kind(limit=80 * MIB)
     for block in [given_out(allocator, 40 * MIB) for _ in range(2)]:
         allocator.free(block)
@@ -111,15 +114,15 @@ def test_pages_can_move_and_halves_of_segments_cannot(kind: type[Native | Expand
     allocator.check()
 
 
-def test_expandable_maps_pages_of_its_pool_at_the_lowest_gap() -> None:
+def test_expandable_allocator_maps_pages_at_lowest_gap() -> None:
     expandable = Expandable(limit=80 * MIB)
     first = given_out(expandable, 30 * MIB)
     assert expandable.reserved == 40 * MIB
-    second = given_out(expandable, 10 * MIB)  # the rest of the second page
+    second = given_out(expandable, 10 * MIB)  # the remainder of the second page
     assert (expandable.reserved, second.address) == (40 * MIB, first.end)
     third = given_out(expandable, 35 * MIB)
     assert (expandable.reserved, third.address) == (80 * MIB, second.end)
-    expandable.free(first)  # one page of it is wholly free, half of the other one
+    expandable.free(first)  # frees one page completely, and half of the other one
     assert expandable.allocate(31 * MIB) is None
     expandable.check()
     assert expandable.reserved == 60 * MIB
@@ -127,16 +130,20 @@ def test_expandable_maps_pages_of_its_pool_at_the_lowest_gap() -> None:
     assert expandable.reserved == 80 * MIB
 
 
-def test_expandable_prefers_the_block_that_can_grow_less() -> None:
-    """Of two that are large enough the last, before the unmapped rest, counts as endless."""
+def test_expandable_allocator_prefers_block_that_cannot_grow() -> None:
+    """The last of two large blocks can grow into unmapped memory, so it counts as endless."""
     expandable = Expandable()
     blocks = [given_out(expandable, nbytes * MIB) for nbytes in (9, 5, 4)]
-    expandable.free(blocks[0])  # 9 MiB; at the end are 2, and all that can be mapped
+    # 9 MiB; the block at the end has 2 MiB and all memory that can be mapped
+    expandable.free(blocks[0])
     assert given_out(expandable, 2 * MIB).address == blocks[0].address
 
 
-def test_cheapest_separate_pages_are_chosen() -> None:
-    """Four pages of one block each: a request for two may have any, for they can move."""
+def test_eviction_for_expandable_allocator_frees_cheapest_pages() -> None:
+    """Four pages of one block each.
+
+    A request for two pages may use any two, because pages can move.
+    """
     losses = (1.0, 5.0, 2.0, 6.0)
     expandable = Expandable(limit=80 * MIB)
     blocks = [given_out(expandable, 20 * MIB) for _ in losses]
@@ -187,7 +194,9 @@ def _does_not_merge(allocator: Native) -> None:
         (_does_not_merge, "are not merged"),
     ],
 )
-def test_check_finds_spoiled_state(spoil: Callable[[Native], None], complaint: str) -> None:
+def test_allocator_check_finds_corrupted_state(
+    spoil: Callable[[Native], None], complaint: str
+) -> None:
     native = Native()
     given_out(native, 2 * MIB)
     spoil(native)
@@ -212,7 +221,10 @@ SIZES = st.one_of(
 def test_allocator_keeps_invariants_on_random_requests(
     kind: type[Native | Expandable], steps: list[int], limit: int | None
 ) -> None:
-    """A positive step is a request, a negative one frees the block that came so many before."""
+    """A positive number is a request.
+
+    A negative number frees the block made so many requests before.
+    """
     allocator = kind(limit)
     living: list[Block] = []
     for step in steps:
@@ -245,7 +257,7 @@ def test_allocator_keeps_invariants_on_random_requests(
 
 
 def _nowhere(allocator: CachingAllocator, nbytes: int) -> bool:
-    """No free block is large enough, and the device has not as much left in one piece."""
+    """Return True if neither a free block nor the rest of the device is large enough."""
     pool = allocator.pool_for(nbytes)
     none_free = all(block.nbytes < rounded(nbytes) for block in pool.free())
     if isinstance(allocator, Native):

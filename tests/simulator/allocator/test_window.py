@@ -1,4 +1,4 @@
-"""Tests of the cheapest window: by hand, and against a search through all windows."""
+"""Tests of the search for adjacent blocks with the least eviction cost ("window")."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rekindle.simulator.allocator import Block, Pool, cheapest_release, cheapest_window
 from tests.strategies import examples
 
-Piece = tuple[int, float | None, str]  # bytes, loss (None: it stays), what it is
+Piece = tuple[int, float | None, str]  # bytes, cost of eviction (None: pinned), kind
 
 
 def blocks_of(pieces: list[Piece]) -> tuple[list[Block], dict[Block, float | None]]:
@@ -22,7 +22,7 @@ def blocks_of(pieces: list[Piece]) -> tuple[list[Block], dict[Block, float | Non
     return blocks, dict(zip(blocks, (loss for _, loss, _ in pieces), strict=True))
 
 
-def test_window_with_least_loss_is_chosen_and_free_is_zero() -> None:
+def test_cheapest_window_has_least_cost_and_free_blocks_cost_0() -> None:
     pieces: list[Piece] = [
         (4, 1.0, "used"), (4, 9.0, "used"), (6, None, "free"), (2, 2.0, "used"), (4, 3.0, "used"),
     ]  # fmt: skip
@@ -32,7 +32,7 @@ def test_window_with_least_loss_is_chosen_and_free_is_zero() -> None:
     assert cheapest_window(blocks, 21, losses.__getitem__) is None
 
 
-def test_pinned_or_unmapped_block_ends_window() -> None:
+def test_cheapest_window_contains_no_pinned_or_unmapped_block() -> None:
     pieces: list[Piece] = [
         (4, 1.0, "used"), (4, None, "used"), (4, 1.0, "used"), (4, None, "unmapped"),
         (4, 7.0, "used"), (4, 7.0, "used"),
@@ -54,7 +54,7 @@ def test_pinned_or_unmapped_block_ends_window() -> None:
     nbytes=st.integers(1, 20),
 )
 @examples(300)
-def test_found_window_is_cheapest_of_all(pieces: list[Piece], nbytes: int) -> None:
+def test_cheapest_window_equals_search_of_all_windows(pieces: list[Piece], nbytes: int) -> None:
     blocks, losses = blocks_of(pieces)
 
     def stays(block: Block) -> bool:
@@ -73,7 +73,7 @@ def test_found_window_is_cheapest_of_all(pieces: list[Piece], nbytes: int) -> No
         assert found[0] == min(sums) == sum(losses[block] or 0.0 for block in found[1])
 
 
-def test_segments_with_least_loss_per_byte_are_released() -> None:
+def test_cheapest_release_chooses_segments_by_cost_per_byte() -> None:
     one, of_one = blocks_of([(4, 1.0, "used"), (4, None, "free")])
     two, of_two = blocks_of([(20, 2.0, "used")])
     stays, of_stays = blocks_of([(4, None, "used"), (16, 0.0, "used")])
@@ -85,7 +85,7 @@ def test_segments_with_least_loss_per_byte_are_released() -> None:
     assert cheapest_release(segments, 0, losses.__getitem__) == (0.0, [])
 
 
-def test_block_on_several_pages_counts_once() -> None:
+def test_cheapest_release_counts_block_on_two_pages_once() -> None:
     (wide, other), losses = blocks_of([(16, 6.0, "used"), (4, 4.0, "used")])
     pages = [(10, [wide]), (10, [wide, other])]
     assert cheapest_release(pages, 10, losses.__getitem__) == (6.0, [wide])

@@ -49,25 +49,28 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     auto mark = static_cast<Event*>(e)->mark;
     auto* q = queue_of(s);
     TORCH_CHECK(!capturing || mark->queue == q, "a stream waits for another while a graph is captured");
-    if (mark->queue != q) q->push([mark] { mark->wait(); });
+    if (mark->queue != q) q->push([mark, q] { mark->wait(); q->us = std::max(q->us.load(), mark->us); });
   }
   bool queryEvent(void* e) const override {
     asked.event_query++;
     TORCH_CHECK(failing_query == 0 || --failing_query != 0, "standin device: unspecified launch failure");
-    return !e || static_cast<Event*>(e)->mark->query();
+    if (!e) return true;
+    auto& mark = static_cast<Event*>(e)->mark;
+    // By the virtual clock, what other streams did later than the default stream's time is not over.
+    return mark->query() && (bytes_per_us == 0 || mark->synchronized || mark->us <= queue_of(mark->queue->device, 0)->us);
   }
   DeviceIndex deviceCount() const noexcept override { return DEVICES; }
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
   bool isStreamCapturing(const Stream&) const override { asked.capturing++; return capturing; }
   bool queryStream(const Stream& s) const override { return queue_of(s)->idle(); }
   void synchronizeStream(const Stream& s) const override { queue_of(s)->drain(); raise_errors(); }
-  void synchronizeEvent(void* e) const override { if (e) { static_cast<Event*>(e)->mark->wait(); raise_errors(); } }
+  void synchronizeEvent(void* e) const override { if (e) { auto& mark = static_cast<Event*>(e)->mark; mark->wait(); mark->synchronized = true; raise_errors(); } }
   void synchronizeDevice(const DeviceIndex d) const override { drain_device(d < 0 ? this_device : d); raise_errors(); }
   void recordDataPtrOnStream(const DataPtr& p, const Stream& s) const override { memory().recordStream(p, s); }
   double elapsedTime(void* a, void* b, const DeviceIndex) const override {
     auto &x = static_cast<Event*>(a)->mark, &y = static_cast<Event*>(b)->mark;
     TORCH_CHECK(x->query() && y->query(), "both events must have happened");
-    return y->ms - x->ms;
+    return bytes_per_us != 0 ? (y->us - x->us) / 1000 : y->ms - x->ms;
   }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);

@@ -26,6 +26,7 @@ struct Block {
   bool small, used = false;
   Block *before = nullptr, *after = nullptr;
   std::set<Queue*> others;  // other streams that use it (record_stream)
+  size_t requested = 0;      // the bytes that were asked for
 };
 struct BySize {
   bool operator()(const Block* a, const Block* b) const { return a->size != b->size ? a->size < b->size : a->ptr < b->ptr; }
@@ -106,6 +107,7 @@ struct Allocator final : c10::DeviceAllocator {
     change(s.allocation, small, 1); change(s.active, small, 1);
     change(s.allocated_bytes, small, b->size); change(s.active_bytes, small, b->size);
     change(s.requested_bytes, small, n);
+    b->requested = n;
     return b->ptr;
   }
   void put(void* p) {
@@ -115,6 +117,7 @@ struct Allocator final : c10::DeviceAllocator {
     auto& s = stats[b->device];
     change(s.allocation, b->small, -1);
     change(s.allocated_bytes, b->small, -(int64_t)b->size);
+    change(s.requested_bytes, b->small, -(int64_t)b->requested);
     if (b->others.empty()) return give(b);
     std::vector<std::shared_ptr<Mark>> marks;
     for (auto* q : b->others) marks.push_back(mark_on(q));

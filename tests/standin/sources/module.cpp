@@ -57,6 +57,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using release = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.def("late", [](bool first, bool others) { default_late = first; others_late = others; for (int d = 0; d < DEVICES; d++) for (auto* q : all_on(d)) q->poke(); }, release());
   m.def("delay_us", [](int64_t us) { delay_us = us; });
+  m.def("clock", [](double bytes, double flops, double copied) { bytes_per_us = bytes; flops_per_us = flops; copied_bytes_per_us = copied; });
+  m.def("us", [](int d) { drain_device(d); raise_errors(); return queue_of(d, 0)->us.load(); }, release());
   m.def("fail_query", [](int64_t n) { failing_query = n; });
   m.def("poison", [](bool on) { poison = on; });
   m.def("limit", [](int d, size_t bytes) { memory().limit[d] = bytes; });

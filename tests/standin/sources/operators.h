@@ -97,6 +97,16 @@ inline void on_cpu(const c10::OperatorHandle& op, Ops& values) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &values);
 }
 
+// What a kernel takes by the virtual clock, in us.
+inline double us_of(const std::string& name, const Ops& args, const Ops& results) {
+  if (bytes_per_us == 0) return 0;
+  double bytes = 0, flops = 0;
+  for (auto* all : {&args, &results}) for (auto& v : *all) visit(v, [&](const Tensor& t) { bytes += here(t) ? t.nbytes() : 0; });
+  static const std::map<std::string, size_t> products{{"aten::mm", 0}, {"aten::bmm", 0}, {"aten::addmm", 1}};
+  if (auto p = products.find(name); p != products.end()) flops = 2. * results[0].toTensor().numel() * args[p->second].toTensor().size(-1);
+  return 3 + std::max(bytes / bytes_per_us, flops / flops_per_us);
+}
+
 inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = called.schema();
   Ops args(stack->end() - schema.arguments().size(), stack->end());
@@ -166,8 +176,10 @@ inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, tor
       outs[i] = mapped(results[i], [](const Tensor& t) { return as_cpu(t); });
     }
     bool differs = by_atomics(name);
-    q->push([op, values = std::move(values), outs = std::move(outs), name, differs]() mutable {
+    double us = us_of(name, args, results);
+    q->push([op, q, us, values = std::move(values), outs = std::move(outs), name, differs]() mutable {
       if (delay_us) std::this_thread::sleep_for(std::chrono::microseconds(delay_us.load()));
+      q->us = q->us + us;
       double nudge = differs ? nudge_of(name, values) : 1;
       on_cpu(op, values);
       if (nudge != 1) for (auto& v : values) visit(v, [&](const Tensor& t) {
@@ -216,7 +228,9 @@ inline Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking
   bool later = non_blocking && pin;
   Tensor from = here(self) ? as_cpu(self) : later ? as_cpu(self) : self.clone();
   Tensor to = as_cpu(dst);
-  q->push([from, to]() mutable {
+  double us = bytes_per_us == 0 ? 0 : here(self) && here(dst) ? 2 * self.nbytes() / bytes_per_us : self.nbytes() / copied_bytes_per_us;
+  q->push([from, to, q, us]() mutable {
+    q->us = q->us + us;
     if (delay_us) std::this_thread::sleep_for(std::chrono::microseconds(delay_us.load()));
     at::AutoDispatchBelowADInplaceOrView below;
     to.copy_(from);

@@ -34,6 +34,10 @@ inline std::atomic<bool> default_late{false};  // the default streams
 inline std::atomic<bool> others_late{false};   // all others
 inline std::atomic<int64_t> delay_us{0};      // otherwise: sleep so long before every kernel
 inline std::atomic<bool> poison{true};
+// A virtual clock, which is on if `bytes_per_us` is not 0: each stream has a time, which kernels and
+// copies advance by what their bytes and products would take, and which waits bring to the time of
+// the event. Events then tell this time. The host takes none.
+inline std::atomic<double> bytes_per_us{0}, flops_per_us{0}, copied_bytes_per_us{0};
 inline std::atomic<int64_t> queued{0}, at_once{0}, strides_differ{0};
 inline int64_t overridden = 0;
 inline std::mutex names_mutex;
@@ -51,6 +55,7 @@ struct Queue {
   std::condition_variable cv;
   std::deque<std::pair<int64_t, std::function<void()>>> tasks;
   int64_t pushed = 0, done = 0, wanted = 0;
+  std::atomic<double> us{0};  // the virtual time; only tasks of the queue change it
   int device = 0;
   const bool is_default;
   Queue(int d, bool first) : device(d), is_default(first) { std::thread([this] { work(); }).detach(); }
@@ -124,7 +129,8 @@ struct Mark {  // one recording of an event in a queue
   std::mutex m;
   std::condition_variable cv;
   bool set = false;
-  double ms = 0;
+  double ms = 0, us = 0;
+  bool synchronized = false;  // the host has waited for it
   Queue* queue = nullptr;
   int64_t seq = 0;
   bool query() { Lock l(m); return set; }
@@ -140,6 +146,7 @@ inline std::shared_ptr<Mark> mark_on(Queue* q) {
   mark->seq = INT64_MAX;
   mark->seq = q->push([mark] {
     Lock l(mark->m);
+    mark->us = mark->queue->us;
     mark->ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
     mark->set = true;
     mark->cv.notify_all();

@@ -1,4 +1,4 @@
-"""Tests of graphs in Checkmate's format: round trips, and faults of a file with their place."""
+"""Tests of graphs in Checkmate's JSON format: save and load, and errors that name the node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rekindle._errors import InvalidTrace, Unsupported
+from rekindle import InvalidTrace, Unsupported
 from rekindle.trace import TraceBuilder, keep_all_peak
 from rekindle.trace.formats.checkmate import graph_to_trace, read, read_checkmate, recognizes, write
 
@@ -27,7 +27,7 @@ def _with(at: int, **change: object) -> dict:
     return GRAPH | {"nodes": nodes}
 
 
-def test_graph_survives_round_trip(tmp_path) -> None:
+def test_checkmate_graph_is_equal_after_saving_and_loading(tmp_path) -> None:
     path = tmp_path / "small.json"
     path.write_text(json.dumps(GRAPH))
     trace = read_checkmate(path)
@@ -38,7 +38,7 @@ def test_graph_survives_round_trip(tmp_path) -> None:
     assert recognizes("".join(write(trace)))
 
 
-def test_is_output_survives_round_trip() -> None:
+def test_checkmate_is_output_flag_is_kept_after_saving() -> None:
     trace = graph_to_trace(_with(0, is_output=True))
     assert json.loads("".join(write(trace)))["nodes"][0]["is_output"] is True
 
@@ -53,31 +53,31 @@ def test_is_output_survives_round_trip() -> None:
         (_with(1, mem=1.5), r"node 1 \(b\) has 1.5 bytes, wanted a whole number"),
         (_with(1, cost="much"), r"node 1 \(b\) has cost 'much'"),
         (_with(1, cost=float("nan")), r"node 1 \(b\) has cost nan"),
-        (_with(2, deps=[7]), r"node 2 \(c\) depends on 7, which is no node"),
+        (_with(2, deps=[7]), r"node 2 \(c\) depends on 7, but no node has this id"),
         (_with(2, deps=None), r"node 2 \(c\) has deps None"),
         (_with(2, id=1), "two nodes have the id 1"),
         (_with(2, id=[]), r"node 2 has the id \[\]"),
-        ({"name": "x"}, 'a graph is an object with a list "nodes"'),
+        ({"name": "x"}, 'wanted a JSON object with a list "nodes"'),
         ({"nodes": {}}, '"nodes" is dict, wanted a list'),
-        ({"nodes": [1]}, "node 0 is no object: 1"),
+        ({"nodes": [1]}, "node 0 is 1, wanted a JSON object"),
         (
             GRAPH | {"nodes": [GRAPH["nodes"][1] | {"deps": [0]}, GRAPH["nodes"][0]]},
             r"node 0 \(b\) comes before node 1 \(a\), on which it depends",
         ),
     ],
 )
-def test_wrong_graph_is_refused_with_place(graph: dict, complaint: str) -> None:
+def test_wrong_checkmate_graph_is_refused_with_name_of_node(graph: dict, complaint: str) -> None:
     with pytest.raises(InvalidTrace, match=complaint):
         graph_to_trace(graph)
 
 
-def test_text_that_is_no_json_is_refused() -> None:
-    with pytest.raises(InvalidTrace, match="this is no JSON"):
+def test_checkmate_file_other_than_json_is_refused() -> None:
+    with pytest.raises(InvalidTrace, match="the file is not JSON"):
         read(["{"])
 
 
-def test_trace_that_graph_cannot_hold_is_refused() -> None:
+def test_trace_that_checkmate_graph_cannot_hold_is_refused() -> None:
     builder = TraceBuilder()
     builder.call("two", 1, [], [1, 1])
-    with pytest.raises(Unsupported, match=r"op 0 \(two\) has 2 outputs"):
+    with pytest.raises(Unsupported, match=r"op 0 \(two\), which has 2 outputs"):
         list(write(builder.build()))

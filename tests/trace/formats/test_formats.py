@@ -1,4 +1,4 @@
-"""Tests of every trace format: round trips, and errors with line and field."""
+"""Tests of every trace format: save and load, and errors with line and field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from rekindle._errors import InvalidFile, InvalidTrace, Unsupported
+from rekindle import InvalidFile, InvalidTrace, Unsupported
 from rekindle._types import ValueId
 from rekindle.trace import Pin, Release, Trace, TraceBuilder, chain, keep_all_peak
 from rekindle.trace.formats import dtr, load, native, save
@@ -36,16 +36,17 @@ LOG = """\
 """
 
 
-def test_log_of_paper_is_read_as_authors_define() -> None:
+def test_dtr_log_is_read_as_its_authors_define() -> None:
     trace = dtr.read(LOG.splitlines())
-    assert trace.storages == (8, 4, 8)  # w, a, and the fresh copy of all of w that add_ writes
+    assert trace.storages == (8, 4, 8)  # w, a, and the new copy of all of w that add_ writes
     assert [(op.name, op.cost, op.is_backward) for op in trace.ops] == [
         ("constant", 0, False),
         ("split", 5, False),
         ("add_", 7, True),
     ]
     assert trace.values == (0, 1, 0, 2)
-    # The output condition: w, and a under the names b and v; not the new v, whose name went to a.
+    # The log ends by reading w, and a under the names b and v, but not the new v, whose name a
+    # has.
     assert [event.value for event in trace.events if isinstance(event, Pin)] == [0, 1]
     assert keep_all_peak(trace) == 20
     released = [event.value for event in trace.events if isinstance(event, Release)]
@@ -75,7 +76,7 @@ def test_log_of_paper_is_read_as_authors_define() -> None:
         (16, '{"INSTRUCTION":"CALL","NAME":"f","ARGS":[],"TIME":"1"}', "RESULT", "missing"),
     ],
 )
-def test_a_malformed_log_is_refused_with_line_and_field(
+def test_malformed_dtr_log_is_refused_with_line_and_field(
     line: int, replacement: str, field: str, complaint: str
 ) -> None:
     lines = LOG.splitlines()
@@ -86,7 +87,7 @@ def test_a_malformed_log_is_refused_with_line_and_field(
     assert complaint in str(caught.value)
 
 
-def test_a_log_that_was_cut_off_is_refused() -> None:
+def test_truncated_dtr_log_is_refused() -> None:
     with pytest.raises(InvalidFile, match="expected MEMORY of w, got the end"):
         dtr.read(LOG.splitlines()[:5])
     with pytest.raises(InvalidFile, match="a log of operators"):
@@ -95,18 +96,18 @@ def test_a_log_that_was_cut_off_is_refused() -> None:
 
 @given(trace=traces())
 @examples(60)
-def test_trace_survives_native_format(trace: Trace) -> None:
+def test_trace_is_equal_after_saving_in_native_format(trace: Trace) -> None:
     assert native.read(native.write(trace)) == trace
 
 
-def test_chain_survives_dtr_log() -> None:
+def test_chain_trace_is_equal_after_saving_as_dtr_log() -> None:
     trace = chain(5, nbytes=7, cost=3)
     last = Pin(ValueId(len(trace.values) - 1))
     kept = dataclasses.replace(trace, events=(*trace.events, last), name="chain")
     assert dtr.read(dtr.write(kept), "chain") == kept
 
 
-def test_trace_that_log_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
+def test_trace_that_dtr_log_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, (), [4])
     builder.use(x)
@@ -116,7 +117,7 @@ def test_trace_that_log_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_format_is_recognized_by_content(tmp_path: Path, name: str) -> None:
+def test_trace_format_is_recognized_by_content(tmp_path: Path, name: str) -> None:
     trace = chain(4)
     save(trace, tmp_path / name)
     assert load(tmp_path / name) == trace
@@ -135,7 +136,7 @@ def test_format_is_recognized_by_content(tmp_path: Path, name: str) -> None:
         (b"\x1f\x8bnonsense", "expected a gzip file"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_file_in_no_trace_format_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(InvalidFile, match=complaint) as caught:
@@ -156,7 +157,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, compl
         (-1, {"end": 2}, "the number of events before it"),
     ],
 )
-def test_a_malformed_native_file_is_refused(line: int, change: dict, complaint: str) -> None:
+def test_malformed_native_trace_is_refused(line: int, change: dict, complaint: str) -> None:
     lines = list(native.write(chain(3)))
     at = line - 1 if line > 0 else len(lines) - 1
     lines[at] = json.dumps(json.loads(lines[at]) | change)
@@ -166,7 +167,7 @@ def test_a_malformed_native_file_is_refused(line: int, change: dict, complaint: 
     assert complaint in str(caught.value)
 
 
-def test_truncated_or_invalid_native_file_is_refused() -> None:
+def test_truncated_or_invalid_native_trace_is_refused() -> None:
     lines = list(native.write(chain(3)))
     with pytest.raises(InvalidFile, match="it was cut off"):
         native.read(lines[:-1])

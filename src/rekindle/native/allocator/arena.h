@@ -32,19 +32,20 @@ public:
     // Report how many bytes of CPU memory the program holds, from all allocators.
     void note_counted(Bytes memory) noexcept { blocks_.note_counted(memory); }
 
-    // Return `nbytes` of memory; null if no budget is active or the system has no memory.
+    // Return `nbytes` of memory; null if no budget is active on the CPU, or if the system has no
+    // memory.
     void* take(std::size_t nbytes);
     // Free memory that `take` returned, in this budget or an earlier one. Return false if `address`
     // is not from `take`.
     bool give(void* address);
 
-    // Return true if a budget was ever active, so that memory may be from this arena.
+    // Return true if a budget was ever active on the CPU, so that memory may come from this arena.
     bool was_open() const noexcept { return was_open_.load(std::memory_order_relaxed); }
 
     // Return the bytes of mapped memory that the program does not use.
     Bytes cached() const noexcept { return blocks_.cached(); }
 
-    // Return the bytes of the blocks that the program uses at least in part.
+    // Return the bytes of the blocks that the program uses, free parts included.
     Bytes live() const noexcept { return blocks_.live(); }
 
 private:

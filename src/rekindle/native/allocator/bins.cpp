@@ -11,11 +11,12 @@ namespace rekindle {
 namespace {
 
 constexpr std::size_t GRAIN = 64;  // PyTorch's alignment in bytes.
-// Number of sizes that are multiples of `GRAIN`; larger sizes grow by eighths.
+// Number of piece sizes that are multiples of `GRAIN`. Larger sizes grow by an eighth of a power of
+// two.
 constexpr std::size_t FINE = 8;
 
-// Round `address` down to a multiple of `length`. If `before`, return the multiple that comes
-// before.
+// Round `address` down to a multiple of `length`. With `before`, return the multiple before that
+// one.
 const void* part_of(const void* address, std::size_t length, bool before = false) noexcept {
     const auto beyond = reinterpret_cast<std::uintptr_t>(address) % length;
     return static_cast<const char*>(address) - beyond - (before ? length : 0);

@@ -27,7 +27,7 @@ public:
     void* take(std::size_t nbytes);
     // Free a piece that `take` returned. Return false if `address` is not such a piece.
     bool give(void* address);
-    // Return true if `address` came from `take` and was not freed.
+    // Return true if `take` returned `address` and it was not freed since.
     bool has(const void* address) noexcept;
     // If `keeps`, keep one empty slab of each piece size from now on. Otherwise free all empty
     // slabs.
@@ -43,7 +43,8 @@ private:
         std::size_t piece = 0;  // Size of each piece in bytes.
         std::size_t kind = 0;
         std::size_t live = 0;
-        std::size_t cut = 0;  // Number of pieces that were handed out at least once.
+        // Number of pieces that were handed out at least once; those after them are unused.
+        std::size_t cut = 0;
         // Last freed piece. Its first word holds the address of the piece freed before it.
         void* freed = nullptr;
 
@@ -59,7 +60,7 @@ private:
 
     Blocks& blocks_;
     SpinLock& lock_ = leaf(Leaf::arena);
-    std::array<List, KINDS> open_;  // Slabs with a free piece, by piece size.
+    std::array<List, KINDS> open_;  // Slabs with a free piece, one list per piece size.
     List full_;
     // Slabs by the part of the address space in which they begin. Parts are `SLAB` bytes long and
     // aligned.

@@ -52,6 +52,9 @@ void move_pages(
 // Up to 1/16 of the limit is not charged for such bytes. Otherwise a full budget would leave no
 // room for free blocks, and each eviction would cost new pages.
 constexpr Bytes UNCHARGED = 16;
+// Free and live blocks together may exceed the limit by this many bytes. Otherwise a full budget of
+// a few MiB would leave no room for free blocks, and most requests would map new pages.
+constexpr Bytes SPARE = Bytes{4} << 20;
 constexpr std::size_t LEAST = std::size_t{16} << 10;  // Smallest block worth keeping, in bytes.
 
 }  // namespace
@@ -82,7 +85,7 @@ void* Blocks::take(std::size_t nbytes, std::size_t asked) {
     return found == nullptr ? map_new(size, asked) : found;
 }
 
-// Return the smallest free block that is large enough, or a part of it; null if there is none.
+// Return the smallest free block of at least `size` bytes, or a part of it; null if there is none.
 void* Blocks::reuse(std::size_t size, std::size_t asked) {
     const std::scoped_lock guard(lock_);
     const auto fit = by_size_.lower_bound(size);
@@ -163,6 +166,7 @@ void Blocks::limit(Bytes most) {
     {
         const std::scoped_lock guard(lock_);
         limit_ = most;
+        spare_ = most == 0 ? 0 : SPARE;
         evict(evicted);
     }
 }
@@ -170,7 +174,7 @@ void Blocks::limit(Bytes most) {
 Bytes Blocks::room() const noexcept {
     const Bytes unused = mapped_ - asked_;
     const Bytes live = mapped_ - std::min(unused, limit_ / UNCHARGED);
-    return limit_ - outside_.load(std::memory_order_relaxed) - live - cached_;
+    return limit_ + spare_ - outside_.load(std::memory_order_relaxed) - live - cached_;
 }
 
 // If `size` new bytes exceed the limit, move the largest free blocks to `pieces`, so that the new
@@ -189,7 +193,7 @@ void Blocks::take_pieces(std::size_t size, List& pieces) {
     }
 }
 
-// Add a live block to the totals (`times` = 1), or subtract it (-1).
+// Add the bytes of a live block to the totals (`times` = 1), or subtract them (-1).
 void Blocks::charge(const Block& block, int times) noexcept {
     mapped_ += times * static_cast<Bytes>(block.size);
     asked_ += times * static_cast<Bytes>(block.asked);
@@ -239,8 +243,8 @@ void Blocks::split(List::iterator block, std::size_t size) {
     note_free(block);
 }
 
-// Move free blocks to `evicted`, the oldest first, until the limit holds. The last one may be
-// split.
+// Move free blocks to `evicted`, the oldest first, until the limit holds. Of the last one, only a
+// part may be moved.
 void Blocks::evict(Evicted& evicted) {
     for (Bytes over = -room(); over > 0 && !free_.empty(); over = -room()) {
         split(free_.begin(), std::max(in_pages(static_cast<std::size_t>(over)), LEAST));

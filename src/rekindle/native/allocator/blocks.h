@@ -2,9 +2,9 @@
 //
 // A freed block stays mapped and merges with its free neighbors, so that the next request causes no
 // page faults. A request gets the smallest free block that is large enough, or a part of it. Live
-// and free blocks together stay within a limit: the oldest free blocks are unmapped first. If no
-// free block is large enough and the limit is near, the pages of several free blocks are moved into
-// a new one. Fresh pages would cost more time, because the system clears each.
+// and free blocks together stay within a limit plus 4 MiB: the oldest free blocks are unmapped
+// first. If no free block is large enough and the limit is near, the pages of several free blocks
+// are moved into a new one. Fresh pages would cost more time, because the system clears each.
 //
 // `Bins` cuts small pieces from blocks. Only `Arena` and `Bins` call this, in any thread, without
 // holding a leaf lock.
@@ -29,10 +29,10 @@ public:
     void* take(std::size_t nbytes, std::size_t asked);
     // Free a block that `take` returned. Return false if `address` is not such a block.
     bool give(void* address);
-    // Return true if `address` came from `take` and was not freed.
+    // Return true if `take` returned `address` and it was not freed since.
     bool has(const void* address) noexcept;
-    // Set the limit in bytes for live and free blocks together. With 0, free blocks are unmapped
-    // now, and live blocks as soon as they are freed.
+    // Set the limit in bytes for live and free blocks together, which they may exceed by 4 MiB.
+    // With 0, free blocks are unmapped now, and live blocks as soon as they are freed.
     void limit(Bytes most);
 
     // Report how many bytes of CPU memory the program holds. Memory from other allocators reduces
@@ -42,7 +42,7 @@ public:
         outside_.store(outside > 0 ? outside : 0, std::memory_order_relaxed);
     }
 
-    // Add `nbytes` to the bytes that the program requested within live blocks.
+    // Add `nbytes` to the count of bytes that the program requested and that lie in live blocks.
     void note_asked(Bytes nbytes) noexcept { asked_.fetch_add(nbytes, std::memory_order_relaxed); }
 
     // Return the bytes of free blocks, which are still mapped.
@@ -86,9 +86,10 @@ private:
     AddressMap<List::iterator> by_start_;    // Free blocks by first address.
     AddressMap<List::iterator> by_end_;      // Free blocks by the address right after them.
     Bytes limit_ = 0;
-    std::atomic<Bytes> mapped_ = 0;   // Bytes of `live_`.
-    std::atomic<Bytes> cached_ = 0;   // Bytes of `free_`.
-    std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested within `live_`.
+    Bytes spare_ = 0;  // Bytes by which live and free blocks together may exceed `limit_`.
+    std::atomic<Bytes> mapped_ = 0;   // Bytes of all live blocks.
+    std::atomic<Bytes> cached_ = 0;   // Bytes of all free blocks.
+    std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested within live blocks.
     std::atomic<Bytes> outside_ = 0;  // Bytes that the program holds from other allocators.
 };
 

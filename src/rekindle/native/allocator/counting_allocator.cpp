@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 
 #include "../base/mutex.h"
@@ -19,12 +21,13 @@ namespace rekindle {
 
 namespace {
 
-// Allocations since a measurement began, with their requested sizes. Sizes after the allocator's
-// rounding would differ from run to run.
+// The allocations since a measurement began. Counts requested sizes, because sizes that the
+// allocator has rounded differ from run to run.
 struct Watch final {
     struct Piece final {
         Bytes bytes;
-        // Number of the measured operator that allocated the piece; 0 if none was measured.
+        // Number of the operator that was being measured when the piece was allocated; 0 if none
+        // was.
         std::uint64_t during;
     };
 
@@ -34,8 +37,21 @@ struct Watch final {
     std::uint64_t operators = 0;  // Number of operators measured so far.
     bool watching = false;        // True while an operator is measured.
     bool tallying = false;
-    GivenOutInside given;  // Bytes allocated while the measured operator runs.
-    GivenOutInside tally;  // Bytes allocated since the tally began (tests only).
+    Bytes limit = UNLIMITED;  // Largest value that `given.now` may have.
+    std::thread::id limited;  // The limit refuses allocations of this thread only.
+    GivenOutInside given;     // Bytes allocated while the measured operator runs.
+    GivenOutInside tally;     // Bytes allocated since the tally began (tests only).
+
+    // Throw `std::bad_alloc` if an allocation of `bytes` by this thread would exceed the limit.
+    // Other threads are never refused: they may run code of a library that cannot fail.
+    void check_limit(Bytes bytes) {
+        const std::scoped_lock guard(mutex);
+        if (!watching || bytes <= limit - given.now || limited != std::this_thread::get_id()) {
+            return;
+        }
+        given.refused = given.now + bytes;
+        throw std::bad_alloc();
+    }
 
     void takes(const void* piece, Bytes bytes) {
         const std::scoped_lock guard(mutex);
@@ -63,7 +79,7 @@ struct Watch final {
         pieces.erase(found);
     }
 
-    // Turn the measurement of operators and the tally on or off.
+    // Turn the measurement of operators (`watches`) and the tally for tests (`tallies`) on or off.
     void set(bool watches, bool tallies) {
         watching = watches;
         tallying = tallies;
@@ -89,6 +105,9 @@ public:
     explicit CountingAllocator(c10::Allocator& counted) : counted_(counted) {}
 
     c10::DataPtr allocate(std::size_t bytes) override {
+        if (the_watch().on.load(std::memory_order_relaxed)) {
+            the_watch().check_limit(static_cast<Bytes>(bytes));
+        }
         c10::DataPtr piece = from_arena(bytes);
         if (piece == nullptr) {
             piece = counted_.allocate(bytes);
@@ -130,7 +149,8 @@ private:
     c10::Allocator& counted_;
 };
 
-// Return the counting allocator. It is never destroyed: tensors keep its deleter.
+// Return the pointer to the counting allocator. The allocator is never destroyed: tensors keep its
+// deleter.
 CountingAllocator*& the_counting() {
     static CountingAllocator* made = nullptr;
     return made;
@@ -171,37 +191,39 @@ c10::DeleterFnPtr counting_ones_own() noexcept {
     return &CountingAllocator::give_back;
 }
 
-void watch_allocations() {
-    Watch& hook_deleter = the_watch();
-    const std::scoped_lock guard(hook_deleter.mutex);
-    if (!hook_deleter.tallying) {
-        hook_deleter.pieces.clear();
+void watch_allocations(Bytes limit) {
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    if (!watch.tallying) {
+        watch.pieces.clear();
     }
-    ++hook_deleter.operators;
-    hook_deleter.given = {};
-    hook_deleter.set(true, hook_deleter.tallying);
+    ++watch.operators;
+    watch.given = {};
+    watch.limit = limit;
+    watch.limited = std::this_thread::get_id();
+    watch.set(true, watch.tallying);
 }
 
 GivenOutInside watched_allocations() noexcept {
-    Watch& hook_deleter = the_watch();
-    const std::scoped_lock guard(hook_deleter.mutex);
-    hook_deleter.set(false, hook_deleter.tallying);
-    return hook_deleter.given;
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    watch.set(false, watch.tallying);
+    return watch.given;
 }
 
 void tally_allocations(bool tallies) {
-    Watch& hook_deleter = the_watch();
-    const std::scoped_lock guard(hook_deleter.mutex);
-    hook_deleter.pieces.clear();
-    hook_deleter.tally = {};
-    hook_deleter.set(hook_deleter.watching, tallies);
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    watch.pieces.clear();
+    watch.tally = {};
+    watch.set(watch.watching, tallies);
 }
 
 GivenOutInside tallied_allocations() noexcept {
-    Watch& hook_deleter = the_watch();
-    const std::scoped_lock guard(hook_deleter.mutex);
-    const GivenOutInside found = hook_deleter.tally;
-    hook_deleter.tally.most = hook_deleter.tally.now;
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    const GivenOutInside found = watch.tally;
+    watch.tally.most = watch.tally.now;
     return found;
 }
 

@@ -40,6 +40,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "assert.h"
+
 namespace rekindle {
 
 // Leaf lock (see NOTE [Lock discipline]). Hold a leaf lock only for a few instructions, and take no
@@ -89,7 +91,7 @@ public:
         Opening& operator=(Opening&&) = delete;
         virtual ~Opening() = default;
 
-        // Return true if any thread, this one included, took the mutex meanwhile.
+        // Return true if any thread, this one included, took the mutex since this scope began.
         bool visited() const noexcept { return visited_; }
 
     protected:
@@ -118,8 +120,8 @@ public:
         if (!taken(other)) {
             if (other == pthread_self()) {
                 throw std::logic_error(
-                    "a thread asked the native core for something while the core ran in it; please "
-                    "report this"
+                    "the native core was called again by a thread in which it was already running; "
+                    "please report this"
                 );
             }
             wait();
@@ -136,14 +138,14 @@ public:
     }
 
     void unlock() noexcept {
-        // A plain store could be reordered after the check for waiting threads in notify_one(), so
-        // this is an exchange.
+        // Use an exchange: the compiler or the processor could move a plain store behind the check
+        // for waiting threads in notify_one().
         owner_.exchange({});
         owner_.notify_one();
     }
 
-    // Take the mutex to read state, or to change state that no event depends on. An `Opening` does
-    // not record this as a visit.
+    // Take the mutex to read state, or to change state that no event of the engine depends on. An
+    // `Opening` does not record this as a visit.
     void lock_to_look() noexcept {
         pthread_t other{};
         if (!taken(other, false)) {
@@ -181,11 +183,17 @@ private:
     Opening* first_opening_ = nullptr;  // Guarded by the mutex.
 };
 
-// Return the session mutex; the process has one. One is enough: budgets do not nest, and sessions
-// that have ended do little.
+// Return the session mutex; the process has one. One suffices, because only one budget is active at
+// a time.
 inline Mutex& the_mutex() noexcept {
     static constinit Mutex made;
     return made;
+}
+
+// Abort in builds with REKINDLE_CHECKED (scripts/sanitize) unless this thread holds the session
+// mutex.
+inline void assert_locked() noexcept {
+    REKINDLE_ASSERT(the_mutex().mine());
 }
 
 // Prepare for fork(): take the session mutex, unless this thread holds it. Otherwise another thread

@@ -16,7 +16,8 @@ namespace rekindle {
 template <class T>
 class DeferredDeletes;
 
-// Base class of reference-counted objects. A new object has count 0 and is not dead.
+// Base class of reference-counted objects. A new object has count 0, but is not in a list of dead
+// objects.
 template <class T>
 struct Counted {
     explicit Counted(DeferredDeletes<T>& storage_impl) : graveyard(&storage_impl) {}
@@ -27,9 +28,10 @@ struct Counted {
     Counted& operator=(Counted&&) = delete;
 
     union {
-        // List to enter when the count drops to zero. Used while the object is alive.
+        // List that the object joins when its count drops to zero. The pointer is valid while the
+        // object lives.
         DeferredDeletes<T>* graveyard;
-        T* next_dead;  // Next object in that list. Used once the object is dead.
+        T* next_dead;  // Next object in that list, once this object is in it.
     };
 
     std::uint32_t count = 0;

@@ -63,7 +63,7 @@ private:
         alignas(T) std::array<std::byte, sizeof(T)> memory;
     };
 
-    // Prefetch a slot into the processor's cache, because the next object is made there.
+    // Load a slot into the processor's cache ahead of time, because the next object is made there.
     static void fetch(const Slot* slot) noexcept {
         if (slot == nullptr) {
             return;

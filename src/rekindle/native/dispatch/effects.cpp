@@ -51,11 +51,11 @@ Effects::Effects(Driver& driver, std::span<const StoragePtr> inputs) : driver_(d
             checksums_.emplace_back(storage_impl, checksum_of(storage_impl, driver.device));
         }
     }
-    ++driver_.watched;
+    ++driver_.in_progress.observed;
 }
 
 Effects::~Effects() {
-    --driver_.watched;
+    --driver_.in_progress.observed;
 }
 
 void Effects::run(
@@ -65,7 +65,7 @@ void Effects::run(
     torch::jit::Stack& stack,
     Locked& lock
 ) {
-    if (facts.composed) {  // the operators that it consists of arrive separately
+    if (facts.composed) {  // the inner operators that this one consists of arrive separately
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, &stack);
         return;
@@ -89,13 +89,13 @@ void Effects::run(
 
 void Effects::look_at(const Facts& facts, const torch::jit::Stack& stack) {
     if (facts.talks || facts.unseen || facts.has(Traits::COLLECTIVE)) {
-        found_ = "it talks to other processes";
+        found_ = "it communicates with other processes";
     }
     ParsedCall call(facts);
     call.take(stack);
     if (const at::Generator given = given_generator(call.unkeyed_args);
         given.defined() && given != default_generator(given.device())) {
-        found_ = "it draws from a generator of its own";
+        found_ = "it draws from a random number generator of its own";
     }
     for (const std::uint32_t position : call.written) {
         about_to_write(*call.tensors[position]);
@@ -106,8 +106,8 @@ void Effects::look_at(const Facts& facts, const torch::jit::Stack& stack) {
     }
 }
 
-// Handle a write to `tensor` by an inner operator. If the kernel did not make the memory, note the
-// side effect, and treat the write like one without a recipe.
+// Handle a write to `tensor` by an inner operator. If the kernel did not make this memory, note the
+// side effect, and register a write that has no recipe.
 void Effects::about_to_write(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return;
@@ -116,9 +116,9 @@ void Effects::about_to_write(const c10::TensorImpl& tensor) {
     if (made_.contains(&storage_impl)) {
         return;
     }
-    found_ = "it writes memory that it did not make";
+    found_ = "it writes to memory that it did not allocate";
     driver_.process_pending();
-    const Driver::AddressEntry* there = driver_.find_by_address(storage_impl);
+    const AddressEntry* there = driver_.find_by_address(storage_impl);
     StorageRecord* record = there == nullptr ? nullptr : there->record;
     if (record == nullptr) {
         return;
@@ -141,7 +141,7 @@ const char* Effects::found() const {
     const auto differs = [&](const auto& input) {
         return checksum_of(input.first, driver_.device) != input.second;
     };
-    return std::ranges::any_of(checksums_, differs) ? "it writes its arguments" : nullptr;
+    return std::ranges::any_of(checksums_, differs) ? "it writes to its arguments" : nullptr;
 }
 
 }  // namespace rekindle

@@ -20,9 +20,9 @@ namespace rekindle {
 // Observes one call of an operator whose kernel is not trusted yet. While this object lives, every
 // inner operator (one that the kernel calls) goes through `run`. Inner operators get no recipe.
 // Three kinds of side effects are noted: writes to memory that was not made inside the kernel,
-// random numbers from a generator of the program, and communication with other processes. Such a
-// write is also registered like a write without a recipe, so that other values stay correct (R3,
-// R4).
+// random numbers from a generator of the program, and communication with other processes. Each of
+// those writes is also registered as a write that has no recipe, so that other values stay correct
+// (R3, R4).
 class Effects final {
 public:
     // inputs: storages that the operator reads and must not write. Their checksums reveal writes by
@@ -35,8 +35,8 @@ public:
     // Must be called with the session mutex.
     ~Effects();
 
-    // Scope in which the operators that this thread calls go through `effects`; null: they are not
-    // observed.
+    // Scope in which the operators that this thread calls go through `effects`. If it is null, they
+    // run unobserved.
     class Watching final {
     public:
         explicit Watching(Effects* effects) noexcept;
@@ -62,8 +62,8 @@ public:
         Locked& lock
     );
 
-    // Return the side effect that the kernel had, as text, or null. Must be called after the kernel
-    // has run.
+    // Return a side effect that the kernel had, as text, or null if it had none. Must be called
+    // after the kernel has run.
     const char* found() const;
 
 private:

@@ -22,9 +22,10 @@ namespace rekindle {
 
 namespace {
 
-// Number of references to a gradient without another owner, while an operator of its node runs. One
-// is `grads` of the node's `apply`, into which autograd's engine moved the gradient. The other is
-// the boxed argument of the operator. tests/pytorch/online/test_in_place.py counts them.
+// Reference count of a gradient that has no other owner, while an operator of its autograd node
+// runs. One reference is `grads` of the node's `apply`, into which autograd's engine moved the
+// gradient. The other is the boxed argument of the operator. tests/pytorch/online/test_in_place.py
+// counts them.
 constexpr std::size_t REFERENCES = 2;
 
 // The saved tensor that autograd unpacked last on this thread, and the node that saved it.
@@ -38,7 +39,8 @@ Unpacked& unpacked() noexcept {
     return last;
 }
 
-const c10::StorageImpl* home_in(const at::Tensor& tensor) noexcept {
+// Return the storage of `tensor`, or null if it has none.
+const c10::StorageImpl* storage_or_null(const at::Tensor& tensor) noexcept {
     const bool has = tensor.defined() && has_memory(*tensor.unsafeGetTensorImpl());
     return has ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
@@ -54,15 +56,16 @@ bool unpacks_without_hooks(const torch::autograd::Node& node) {
     return found != nullptr && !found->other_.has_hooks();
 }
 
-// Return true if `node` multiplies or divides by a tensor that was saved without hooks. Autograd
-// saves Python numbers like that.
+// Return true if `node` multiplies or divides by a tensor that autograd saved without hooks.
+// Autograd saves Python numbers that way.
 bool unpacks_without_hooks(const torch::autograd::Node& node) {
     return unpacks_without_hooks<torch::autograd::generated::MulBackward0>(node) ||
            unpacks_without_hooks<torch::autograd::generated::DivBackward0>(node);
 }
 
-// Return true if the operator of `entry` is the formula of `node` for its first input, and no other
-// input requires a gradient. Then the operator is the last use of the incoming gradient.
+// Return true if `node` computes the gradient of its first input by the operator of `entry` alone,
+// and no other input requires a gradient. Then the operator is the last use of the incoming
+// gradient.
 bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
     const auto leads_on = [](const torch::autograd::Edge& edge) { return edge.is_valid(); };
     const auto& edges = node.next_edges();
@@ -78,7 +81,7 @@ bool is_called_by(
     const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
 ) {
     const auto is_unpacked = [&](const c10::IValue& value) {
-        return value.isTensor() && home_in(value.toTensor()) == last.storage_impl;
+        return value.isTensor() && storage_or_null(value.toTensor()) == last.storage_impl;
     };
     return (last.node == &node && last.storage_impl != nullptr &&
             std::ranges::any_of(given.subspan(1), is_unpacked)) ||
@@ -87,8 +90,8 @@ bool is_called_by(
 
 // -- the gradient and the other arguments ---------------------------------------------------------
 
-// Return true if the tensor is contiguous, with the strides that a new one would have.
-bool is_in_order(const c10::TensorImpl& tensor) {
+// Return true if the tensor has the strides that a new contiguous tensor of its sizes would have.
+bool has_contiguous_strides(const c10::TensorImpl& tensor) {
     std::int64_t expected = 1;
     for (std::int64_t i = tensor.dim() - 1; i >= 0; --i) {
         if (tensor.stride(i) != expected) {
@@ -99,13 +102,15 @@ bool is_in_order(const c10::TensorImpl& tensor) {
     return true;
 }
 
-// Return true if a new result would have the strides of the gradient and fill its storage.
-bool lies_as_a_result(const c10::TensorImpl& gradient, bool pointwise) {
+// Return true if a newly allocated result would have the strides of `gradient` and fill as many
+// bytes as the storage of `gradient`.
+bool has_geometry_of_result(const c10::TensorImpl& gradient, bool pointwise) {
     const auto one = [](std::int64_t size) { return size == 1; };
     const bool dense = pointwise && gradient.is_non_overlapping_and_dense() &&
                        std::ranges::none_of(gradient.sizes(), one);
     const auto nbytes = static_cast<std::size_t>(gradient.numel()) * gradient.itemsize();
-    return nbytes != 0 && gradient.storage_offset() == 0 && (dense || is_in_order(gradient)) &&
+    return nbytes != 0 && gradient.storage_offset() == 0 &&
+           (dense || has_contiguous_strides(gradient)) &&
            gradient.unsafe_storage().nbytes() == nbytes;
 }
 
@@ -113,9 +118,9 @@ bool has_tangent(const at::Tensor& tensor) {
     return tensor._fw_grad(0).defined();
 }
 
-// Return true if `tensor` has the dtype, sizes and strides of the gradient, or is a real scalar, so
-// that the result has the gradient's dtype, sizes and strides.
-bool lies_beside(const at::Tensor& tensor, const at::Tensor& gradient) {
+// Return true if operand `tensor` lets the result have the dtype, sizes and strides of the
+// gradient: it has the same ones, or is a real scalar.
+bool keeps_geometry(const at::Tensor& tensor, const at::Tensor& gradient) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (impl.dim() == 0 && gradient.dim() != 0) {
         return is_plain(impl) && !tensor.is_complex() && !has_tangent(tensor);
@@ -123,18 +128,18 @@ bool lies_beside(const at::Tensor& tensor, const at::Tensor& gradient) {
     return is_plain(impl) && !impl.is_conj() && !impl.is_neg() && !has_tangent(tensor) &&
            impl.dtype() == gradient.dtype() && impl.device() == gradient.device() &&
            impl.sizes() == gradient.sizes() && impl.strides() == gradient.strides() &&
-           home_in(tensor) != home_in(gradient);
+           storage_or_null(tensor) != storage_or_null(gradient);
 }
 
-// Return true if the arguments other than the gradient give the result the gradient's dtype, sizes
-// and strides.
-bool fit(const Facts& facts, std::span<const c10::IValue> given) {
+// Return true if all operands but the gradient let the result have the gradient's dtype, sizes and
+// strides.
+bool operands_keep_geometry(const Facts& facts, std::span<const c10::IValue> given) {
     const at::Tensor& gradient = given[0].toTensor();
     for (std::size_t i = 1; i < given.size(); ++i) {
         const c10::IValue& value = given[i];
-        const bool fits =
-            value.isTensor() ? value.toTensor().defined() && lies_beside(value.toTensor(), gradient)
-                             : !value.isComplexDouble() && !value.isList();
+        const bool fits = value.isTensor() ? value.toTensor().defined() &&
+                                                 keeps_geometry(value.toTensor(), gradient)
+                                           : !value.isComplexDouble() && !value.isList();
         if (!fits ||
             (std::cmp_equal(facts.dtype, i) &&
              (!value.isInt() || value.toInt() != static_cast<int>(gradient.scalar_type())))) {
@@ -146,17 +151,18 @@ bool fit(const Facts& facts, std::span<const c10::IValue> given) {
 
 // -- owners of the gradient -----------------------------------------------------------------------
 
-// Return true if a recipe, autograd, the swapper or a kernel in flight may read the value.
-bool is_wanted(const StorageRecord& record) noexcept {
-    return record.consumed() || record.references != 0 || record.pinned || record.external ||
-           record.flags != 0 || record.leaving || record.on_host || record.placeholder ||
-           record.shares_version_counter || record.keeper || record.successor ||
-           record.locks != 0 || record.read_unseen;
+// Return true if anything may still read the value of `record`: a recipe, autograd, the swapper or
+// a kernel in flight.
+bool may_be_read(const StorageRecord& record) noexcept {
+    return record.consumed() || record.references != 0 || record.pinned ||
+           record.special.is_external() || record.flags != 0 || record.leaving || record.on_host ||
+           record.placeholder || record.shares_version_counter || record.keeper ||
+           record.successor || record.locks != 0 || record.read_unseen;
 }
 
 // Return true if `tensor` has exactly `references` references, no Python object, and no weak
 // reference except that of `record`.
-bool has_just(const at::Tensor& tensor, std::size_t references, const StorageRecord* record) {
+bool has_only(const at::Tensor& tensor, std::size_t references, const StorageRecord* record) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     const std::size_t ours =
         record != nullptr && record->origin._unsafe_get_target() == impl ? 1 : 0;
@@ -164,10 +170,10 @@ bool has_just(const at::Tensor& tensor, std::size_t references, const StorageRec
            impl->pyobj_slot()->load_pyobj() == nullptr;
 }
 
-// Return true if only `gradient` refers to its storage, or only `gradient` and its base, of which
-// it is the only view.
+// Return true if only `gradient` refers to its storage, or if only `gradient` and its base do and
+// the base has no other view.
 bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
-    const c10::StorageImpl* storage_impl = home_in(gradient);
+    const c10::StorageImpl* storage_impl = storage_or_null(gradient);
     const auto* view = torch::autograd::impl::get_view_autograd_meta(gradient);
     if (view == nullptr) {
         return gradient.storage().use_count() == 1;
@@ -177,22 +183,22 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
     }
     const auto& info = view->get_backward_view();
     const at::Tensor& base = info.base_;
-    return !info.has_view_fn() && home_in(base) == storage_impl && !base.requires_grad() &&
-           has_just(base, 1, record) && gradient.storage().use_count() == 2;
+    return !info.has_view_fn() && storage_or_null(base) == storage_impl && !base.requires_grad() &&
+           has_only(base, 1, record) && gradient.storage().use_count() == 2;
 }
 
-// Return true if nothing else owns the storage of `gradient`. The fence makes sure that reads by
-// earlier owners, who released their references, happened before.
-bool dies(Driver& driver, const at::Tensor& gradient) {
+// Return true if nothing but `gradient` owns its storage. The fence orders the reads of earlier
+// owners, who have released their references, before our write.
+bool is_only_used_here(Driver& driver, const at::Tensor& gradient) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
-    const Driver::AddressEntry* found = driver.find_by_address(storage_impl);
+    const AddressEntry* found = driver.find_by_address(storage_impl);
     if (found == nullptr || is_placeholder(storage_impl) || !storage_impl.resizable() ||
         storage_impl.pyobj_slot()->load_pyobj() != nullptr ||
         c10::impl::cow::is_cow_data_ptr(storage_impl._mutable_data_ptr_no_checks())) {
         return false;
     }
     const StorageRecord* record = found->record;
-    if (record != nullptr && is_wanted(*record)) {
+    if (record != nullptr && may_be_read(*record)) {
         return false;
     }
     if (!is_only_owner(gradient, record)) {
@@ -200,7 +206,7 @@ bool dies(Driver& driver, const at::Tensor& gradient) {
     }
     const auto references = static_cast<std::int64_t>(gradient.use_count());
     driver.taking_over.fewest = std::min(driver.taking_over.fewest, references);
-    if (!has_just(gradient, REFERENCES, record)) {
+    if (!has_only(gradient, REFERENCES, record)) {
         return false;
     }
     std::atomic_thread_fence(std::memory_order_acquire);
@@ -209,7 +215,7 @@ bool dies(Driver& driver, const at::Tensor& gradient) {
 
 // Return true if nothing outside this backward pass sees its gradients: the pass builds no graph
 // (`create_graph`), anomaly detection is off, and no kernel may run on another stream.
-bool is_unseen(const Driver& driver) {
+bool gradients_are_private(const Driver& driver) {
     return !c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
            !torch::autograd::AnomalyMode::is_enabled() && !driver.device.streams.are_several() &&
            !driver.records_streams;
@@ -218,15 +224,15 @@ bool is_unseen(const Driver& driver) {
 bool may_be_written(const at::Tensor& gradient, bool pointwise) {
     const c10::TensorImpl& impl = *gradient.unsafeGetTensorImpl();
     return gradient.defined() && is_plain(impl) && !impl.is_conj() && !impl.is_neg() &&
-           !impl.requires_grad() && !gradient.is_inference() && lies_as_a_result(impl, pointwise) &&
-           !has_tangent(gradient) &&
+           !impl.requires_grad() && !gradient.is_inference() &&
+           has_geometry_of_result(impl, pointwise) && !has_tangent(gradient) &&
            gradient.is_floating_point();  // dividing complex numbers in place gives other bits
 }
 
 }  // namespace
 
 void note_unpacked(const at::Tensor& saved) {
-    unpacked() = {torch::autograd::get_current_node().get(), home_in(saved)};
+    unpacked() = {torch::autograd::get_current_node().get(), storage_or_null(saved)};
 }
 
 void forget_unpacked() noexcept {
@@ -237,18 +243,18 @@ TakesOver takes_over(
     Driver& driver, const Facts& facts, bool pointwise, std::span<const c10::IValue> given
 ) {
     const Unpacked last = std::exchange(unpacked(), {});
-    if (!driver.taking_over.allowed || !is_unseen(driver) || !given[0].isTensor() ||
+    if (!driver.taking_over.allowed || !gradients_are_private(driver) || !given[0].isTensor() ||
         !may_be_written(given[0].toTensor(), pointwise)) {
         return TakesOver::no;
     }
     const NodePointer node = torch::autograd::get_current_node();
-    if (!node || !ends_formula(*node, *facts.in_place) || !fit(facts, given)) {
+    if (!node || !ends_formula(*node, *facts.in_place) || !operands_keep_geometry(facts, given)) {
         return TakesOver::no;
     }
-    // If the handler of a dispatch mode makes this call, the mode is not active here. But then the
-    // gradient has a Python object, so `dies` returns false.
+    // If the handler of a dispatch mode makes this call, `any_modes_set` is false in spite of the
+    // mode. But then the gradient has a Python object, so `is_only_used_here` returns false.
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && is_called_by(*node, last, given) &&
-        dies(driver, given[0].toTensor())) {
+        is_only_used_here(driver, given[0].toTensor())) {
         return TakesOver::yes;
     }
     return driver.taking_over.predicted ? TakesOver::without_modes : TakesOver::no;

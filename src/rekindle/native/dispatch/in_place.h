@@ -17,21 +17,23 @@
 
 namespace rekindle {
 
-// Note that autograd unpacked `saved` on this thread, for the current node.
+// Record that autograd unpacked the tensor `saved` on this thread, for the node that runs.
 void note_unpacked(const at::Tensor& saved);
-// Forget the tensor that `note_unpacked` noted, because another operator runs on this thread.
+// Forget the tensor of `note_unpacked`, because another operator ran on this thread after the
+// unpacking.
 void forget_unpacked() noexcept;
 
-// Answers to the question: is the result of this call written over the first argument?
+// Answers to the question: does a call write its result over its first argument?
 enum class TakesOver : std::uint8_t {
     no,
     yes,
-    // No; yes if rekindle's own dispatch mode were off and nothing else used the argument.
+    // No, but it would if rekindle's own dispatch mode were off and nothing else used the argument.
     without_modes,
 };
 
-// Decide for a call of an operator in the list of such operators, described by `facts`, with the
-// arguments `given`. Must be called once per call, with the session mutex.
+// Decide if a call of the operator `facts` with the arguments `given` writes its result over its
+// first argument. `facts.in_place` must be set. Must be called once per call, with the session
+// mutex.
 TakesOver takes_over(
     Driver& driver, const Facts& facts, bool pointwise, std::span<const c10::IValue> given
 );

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../memory/recipe.h"
+#include "../memory/swapper.h"
 #include "../ops/sizes.h"
 #include "../ops/workspaces.h"
 #include "../torch/geometry.h"
@@ -47,7 +48,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
 }
 
 void Operation::run_as_it_may() {
-    if (driver_.evict_before_every_op) {
+    if (driver_.tests.evict_before_every_op) {
         evict_for_tests();
     }
     if (driver_.held_eviction && driver_.held_eviction->open) {
@@ -80,7 +81,8 @@ void Operation::run_with_inputs() {
     }
     prune_history();
     retry_evicting_held([&] { know_inputs(); });
-    // The operator may read its inputs after it has returned.
+    // The operator may read its inputs after it has returned, so do not evict them while the
+    // program holds them.
     if (facts_.opaque) {
         keep_inputs_there();
     }
@@ -91,16 +93,17 @@ void Operation::run_with_inputs() {
     retry_evicting_held([&] { save_what_is_overwritten(); });
     predict();
     if (foreign_ && recording_) {
-        recording_ = take_private_inputs();
+        retry_evicting_held([&] { recording_ = take_private_inputs(); });
     }
     try {
         retry_evicting_held([&] { make_room(); });
-    } catch (const OutOfBudgetError&) {
+    } catch (OutOfBudgetError& shortage) {
         if (!guessed_) {
+            shortage.inside = inside_;
             throw;
         }
-        // Everything evictable has been evicted. The operator still runs, because `needed_` is only
-        // an upper bound.
+        // No candidate for eviction is left. Run the operator anyway, because `needed_` is only an
+        // upper bound.
         needed_ = 0;
     }
     driver_.refuse_for_tests(facts_.name.c_str());
@@ -126,11 +129,15 @@ void Operation::enforce_budget() {
         try {
             or_without_copies(driver_, lock_, [&] { driver_.make_room(0, facts_.name.c_str()); });
         } catch (OutOfBudgetError& shortage) {
-            // Report the bytes that the operator made, not the predicted bytes.
+            // In the error, name the bytes that the operator has made instead of the predicted
+            // bytes.
             shortage.needed = shortage.memory - shortage.budget;
             shortage.memory = shortage.budget;
             throw;
         }
+    }
+    if (driver_.swapper != nullptr) {
+        swap_ahead(driver_);
     }
 }
 
@@ -145,18 +152,25 @@ bool Operation::may_only_count() {
     if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {
         return false;
     }
+    // The next written tensor. An optimizer step writes hundreds, so no search is made for each.
+    const std::uint32_t* written = parsed_.written.begin();
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
+        const bool is_written = written != parsed_.written.end() && *written == i;
+        written += is_written ? 1 : 0;
         const c10::TensorImpl& tensor = *parsed_.tensors[i];
-        Driver::AddressEntry* found =
+        const AddressEntry* found =
             driver_.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
-        StorageRecord* record = found == nullptr ? driver_.find_or_register(tensor) : found->record;
+        StorageRecord* record = found == nullptr ? nullptr : found->record;
+        if (found == nullptr) {
+            retry_evicting_held([&] { record = driver_.find_or_register(tensor); });
+        }
         if (record == nullptr) {
             continue;
         }
         if (record->flags != 0) {
             return false;
         }
-        if (is_written(i)) {
+        if (is_written) {
             if (record->replayable || record->consumed()) {
                 return false;
             }
@@ -170,7 +184,7 @@ bool Operation::may_only_count() {
 void Operation::only_count() {
     register_tensor();
     needed_ = parsed_.signature->needed;
-    inside_ = driver_.stepping ? 0 : parsed_.signature->workspace;
+    inside_ = driver_.reserves_for_operators() ? parsed_.signature->workspace : 0;
     if (!fits()) {
         retry_evicting_held([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
     }
@@ -198,6 +212,9 @@ void Operation::only_count() {
         );
     }
     driver_.count(parsed_.signature->cost, made, parsed_.signature->workspace);
+    if (driver_.swapper != nullptr) {
+        swap_ahead(driver_);
+    }
     enforce_budget();
 }
 
@@ -206,7 +223,7 @@ void Operation::order_counted() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
             *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const Driver::AddressEntry* found = driver_.find_by_address(storage_impl);
+        const AddressEntry* found = driver_.find_by_address(storage_impl);
         if (found != nullptr && found->record != nullptr) {
             order(i, storage_impl, *found->record);
         }
@@ -223,10 +240,10 @@ void Operation::order(
     }
 }
 
-// Note that this stream was the last to write the operands that the call writes in place.
+// Record that this stream was the last to write the operands that the call writes in place.
 void Operation::note_writer() {
     for (const std::uint32_t position : parsed_.written) {
-        const Driver::AddressEntry* found = driver_.find_by_address(
+        const AddressEntry* found = driver_.find_by_address(
             *parsed_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
         );
         if (found != nullptr && found->record != nullptr) {
@@ -235,8 +252,9 @@ void Operation::note_writer() {
     }
 }
 
-// Note which streams wrote and read `after`, the new version in the memory of `before`. Streams
-// that read `before` count as readers of this memory, so a later free waits for them.
+// Record which streams wrote and read `after`, the new version of the value `before` in the same
+// memory. Streams that read `before` count as readers of this memory, so a later free waits for
+// them.
 void Operation::note_written(const StorageRecord& before, const StorageRecord& after) {
     Streams& streams = driver_.device.streams;
     if (!streams.has_order(before.id)) {
@@ -264,13 +282,13 @@ void Operation::prune_history() {
     }
 }
 
-// Set the predicted bytes of the results from `need`.
+// Store `need`, the predicted bytes of the results.
 void Operation::need(Need need) {
     needed_ = need.nbytes;
     guessed_ = !need.known;
 }
 
-// Predict the bytes of the results, from the signature or from the arguments.
+// Predict the bytes of the results from the signature if it knows them, else from the arguments.
 void Operation::predict() {
     need({parsed_.signature->needed, !parsed_.signature->bound});
     if (needed_ < 0) {
@@ -294,14 +312,14 @@ void Operation::predict() {
     }
 }
 
-// Return true if the predicted results and workspace fit without evicting.
+// Return true if the predicted results and the workspace fit into the budget without evicting.
 bool Operation::fits() const {
     const Engine& engine = driver_.engine;
     const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
     return wanted <= engine.budget - engine.memory - engine.in_flight;
 }
 
-// Find free blocks for each result and for the workspace.
+// On the device, find free blocks for each result and for the workspace.
 void Operation::find_places() {
     if (const auto& pieces = parsed_.signature->pieces) {
         for (const Bytes nbytes : *pieces) {
@@ -313,11 +331,11 @@ void Operation::find_places() {
     driver_.reserved.find_place(inside_);
 }
 
-// Make room for results and workspace. A workspace that was not measured yet is estimated, if this
-// call will measure it.
+// Evict until the results and the workspace fit. A workspace that was not measured yet is
+// estimated, if this call will measure it.
 void Operation::make_room() {
-    const Signature& signature = *parsed_.signature;
-    inside_ = driver_.stepping ? 0 : signature.workspace;
+    Signature& signature = *parsed_.signature;
+    inside_ = driver_.reserves_for_operators() ? signature.workspace : 0;
     driver_.about_to_peak(needed_);
     if (!fits()) {
         if (facts_.dynamic) {
@@ -333,11 +351,11 @@ void Operation::make_room() {
         find_places();
     }
     if (signature.watched == 0 && !signature.priced && WorkspaceProbe::possible(driver_.device)) {
-        driver_.clear(needed_ + guess_workspace(signature, driver_.device));
+        driver_.clear(guess_need(signature, needed_, driver_.device));
     }
 }
 
-// Note the states of the random generators that the operator draws from (R5, randomness). On a
+// Record the states of the random generators that the operator draws from (R5, randomness). On a
 // device they are also noted for a retry after a device OOM.
 void Operation::draw() {
     if (!facts_.random || !(recording_ || driver_.device.queues())) {
@@ -363,9 +381,9 @@ void Operation::draw() {
     }
 }
 
-// Return the device of the results: the one that the call names, else the device of the arguments.
-// A CPU argument counts only if no argument is on another device, because it may be a single
-// number.
+// Return the device of the results: the one that an argument names, else the device of the tensor
+// arguments. A CPU tensor decides only if no argument is on another device, because it may be a
+// single number.
 c10::Device Operation::where() const {
     if (facts_.device >= 0) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
@@ -382,9 +400,9 @@ c10::Device Operation::where() const {
     return c10::DeviceType::CPU;
 }
 
-// -- afterwards -----------------------------------------------------------------------------------
+// -- after the operator has run -------------------------------------------------------------------
 
-// Collect the results whose storages are not in the address table yet.
+// Return the results whose storages are not in the address table yet: the newly made ones.
 Operation::Results Operation::gather_results() {
     Results results;
     each_memory(
@@ -423,7 +441,8 @@ void Operation::register_results() {
     Signature& signature = *parsed_.signature;
     if (!signature.fresh) {
         signature.learn(positions, nbytes, non_strided_result);
-        // `find_places` runs only where a device queues its work.
+        // Only `find_places` reads the sizes of the single results, on a device that queues its
+        // work.
         if (driver_.device.queues()) {
             signature.pieces.emplace();
             for (const Made& each : made) {
@@ -433,6 +452,7 @@ void Operation::register_results() {
     }
     Nanoseconds cost = signature.cost;
     recording_ = recording_ && inputs_can_be_had();
+    own_inputs();  // the inputs may have lost their recipes while the operator ran
     if (!parsed_.written.empty()) {
         if (written_over(recording_, nbytes)) {
             cost = 0;  // `written_over` has reported the cost to the engine
@@ -441,8 +461,8 @@ void Operation::register_results() {
         recording_ = recording_ && facts_.has(Traits::STATISTICS);
         // NOLINTNEXTLINE(bugprone-unchecked-optional-access): learned by now
     } else if (!std::ranges::equal(positions, *signature.fresh)) {
-        // The results differ from those of the last call, so they depend on more than the
-        // arguments.
+        // The operator made other results than its last call with this signature, so they depend on
+        // more than the arguments.
         recording_ = false;
     }
     recording_ = recording_ && !non_strided_result && !external;
@@ -452,7 +472,7 @@ void Operation::register_results() {
     if (driver_.held_eviction ? quantized : non_strided_result) {
         keep_inputs_there();
     }
-    if (parsed_.takes_over) {  // only the result still refers to the memory
+    if (parsed_.takes_over) {  // only the result still refers to the memory of the first argument
         const at::Tensor& result = torch::jit::last(stack_, 1)[0].toTensor();
         Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
     }
@@ -466,15 +486,15 @@ void Operation::register_results() {
     }
 }
 
-// Return true if every input is resident or can be restored. An input is lost if another thread
-// wrote it, or passed its address to other code, while the operator ran.
+// Return true if every input is resident or can be restored. An input is lost if, while the
+// operator ran, another thread wrote it or passed its address to other code.
 bool Operation::inputs_can_be_had() const {
     return std::ranges::all_of(inputs_, [](const Ref<Storage>& each) {
         return each && each->listed && (each->resident || each->restorable());
     });
 }
 
-// Return true if `storage_impl` is the storage of an input that the operator resized.
+// Return true if the operator resized `storage_impl`, the storage of one of its inputs.
 bool Operation::has_moved(const c10::StorageImpl& storage_impl) {
     if (!facts_.resizes) {
         return false;
@@ -485,7 +505,7 @@ bool Operation::has_moved(const c10::StorageImpl& storage_impl) {
     });
 }
 
-// Create the records of new results, with a recipe if `recording_`.
+// Create the records of the new results `made`, with a recipe if `recording_`.
 void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     Recipe& call = driver_.new_call(&facts_, cost, recording_);
     const Ref<Call> kept(&call);
@@ -499,7 +519,8 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.flags = facts_.content & (UNWRITTEN | ZEROED);
         Driver::remember(record, *each.tensor);
         if (!parsed_.written.empty()) {
-            // The result may be written through `out=`: autograd bumps its version afterwards.
+            // The program may have passed this result as `out=`: autograd bumps its version
+            // afterwards.
             record.version.expected = -1;
         }
         if (facts_.has(Traits::ROUTING) &&
@@ -507,7 +528,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
             record.pinned = true;  // never recompute values that decide a shape (R8, routing)
         }
         const auto suitable = driver_.held_eviction ? &HeldEviction::is_returnable : &is_returnable;
-        record.returnable = recording_ && suitable(*each.tensor);
+        record.suits_held_eviction = recording_ && suitable(*each.tensor);
         driver_.bind_storage(record, StoragePtr::reclaim_copy(each.storage_impl));
     }
     if (would_take_over_ && inputs_[0]) {
@@ -516,7 +537,8 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     driver_.admit(call, parsed_.signature->workspace + stand_ins());
 }
 
-// Return the bytes of the scratch tensors that a replay passes instead of running statistics.
+// Return the bytes of the scratch tensors that a replay passes to the operator instead of the
+// running statistics.
 Bytes Operation::stand_ins() {
     Bytes nbytes = 0;
     if (recording_ && facts_.written != 0) {
@@ -527,15 +549,16 @@ Bytes Operation::stand_ins() {
     return nbytes;
 }
 
-// Register new versions of the values that were written in place (R3). A source that no recipe
-// reads keeps its record. Autograd's handles of an old version then refer to the new one; each
-// handle's version check decides if unpacking raises (R7). A replay also makes the results again,
-// `results` bytes that nothing needs, so they count as its workspace. Return true if a call was
-// recorded.
+// Register new versions of the values that the operator wrote in place (R3). A source (no recipe)
+// that no recipe reads keeps its record. Autograd's handles of an old version then refer to the new
+// one; each handle's version check decides if unpacking raises (R7). A replay also makes the
+// operator's results again: `results` bytes that nothing needs, so they count as its workspace.
+// Return true if a call was recorded.
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<StorageRecord*, 2> changed;
-    for (const std::uint32_t position : parsed_.written) {  // positions of arguments, ascending
+    // positions of the written arguments, ascending
+    for (const std::uint32_t position : parsed_.written) {
         StorageRecord* record = input(position);
         if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
             continue;

@@ -60,7 +60,7 @@ public:
         }
     }
 
-    // Run the operator on the stream `now`, if the device has streams.
+    // Run the operator. `now`: the current stream, on a device that has streams.
     void run(const std::optional<c10::Stream>& now);
     void note_read(StorageList& read) const override;
 
@@ -93,10 +93,12 @@ private:
     void bring_inputs();
     void evict_for_tests();
 
-    // Run `step`. If it does not fit, run it once more while user-held values may be evicted.
+    // Run `step`. If its memory does not fit, run it once more while user-held values may be
+    // evicted.
     template <class Step>
     void retry_evicting_held(Step&& step) {
-        if (driver_.held_eviction) {  // `run_touching` has called `about_to_let_go`
+        // `run_touching` has called `about_to_let_go`, which does the same
+        if (driver_.held_eviction) {
             or_without_copies(driver_, lock_, [&] { driver_.held_eviction->attempt(step); });
             return;
         }
@@ -127,6 +129,9 @@ private:
     c10::Device where() const;
     void own_inputs();
     void call();
+    bool may_be_refused() const;
+    bool find_room_inside(Bytes nbytes);
+    Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& arguments);
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     void redispatch();
     void run_kernel();
@@ -161,7 +166,7 @@ private:
     const std::size_t below_;  // size of `stack_` without the operator's arguments
     ParsedCall parsed_;
     c10::SmallVector<Ref<Storage>, 6> inputs_;  // records of the tensor arguments; null: no memory
-    // Sources that the operator writes and that recipes read.
+    // Storages without a recipe that the operator writes, and that recipes of other values read.
     c10::SmallVector<StorageRecord*, 1> fixed_;
     // Inputs held in memory until the recipe exists.
     c10::SmallVector<StorageRecord*, 4> owned_here_;
@@ -169,14 +174,18 @@ private:
     StreamIndex stream_ = 0;                   // stream that the operator runs on
     bool begun_ = false;                       // this operation is registered as a `Reader`
     bool recording_ = false;
-    bool tried_ = false;              // a recipe is recorded only if a trial passes
-    std::optional<Effects> effects_;  // side effects of a unit that is not trusted
-    // Without our dispatch mode the result would be written over an argument.
+    // the results get a recipe only if a trial replay gives the same bits
+    bool tried_ = false;
+    // side effects of an autograd.Function whose recomputation is not trusted yet
+    std::optional<Effects> effects_;
+    // For traces: the result would be written over an argument if rekindle's dispatch mode were
+    // off.
     bool would_take_over_ = false;
     bool foreign_ = false;  // other code than PyTorch may write some input
     Bytes needed_ = 0;      // predicted bytes of the results
     bool guessed_ = false;  // `needed_` is only an upper bound
-    Bytes inside_ = 0;      // predicted bytes of the workspace
+    // predicted bytes of the workspace: what the kernel allocates and frees itself
+    Bytes inside_ = 0;
     RngCheckpoints random_;
 };
 

@@ -30,42 +30,100 @@ Nanoseconds now_ns() {
 
 }  // namespace
 
-// Report this operator to the learner, which follows learned plans.
+// Report this operator to the learner, which compares the step with its learned plans.
 void Operation::register_tensor() {
     Learner* following = learner_of(driver_);
     if (following == nullptr || !following->watches()) {
         return;
     }
     Learner& learner = *following;
-    const std::int64_t met = op_id_of(parsed_);
-    if (learner.asks(met)) {
+    const std::int64_t op_id = op_id_of(parsed_);
+    if (learner.asks(op_id)) {
         {
             const Unlocked others(lock_);
-            request_plans(driver_, met);
+            request_plans(driver_, op_id);
         }
         driver_.drain_free_queue();
     }
-    learner.meets(met, parsed_);
+    learner.observe(op_id, parsed_);
 }
 
-// Run the kernel with the session mutex released. After a device OOM, evict values and run the
-// kernel again if possible.
+// Return true if the budget may refuse memory to the running kernel: its workspace is unknown, and
+// it can run again, because it writes nothing, draws no random numbers and runs no code of the
+// program.
+bool Operation::may_be_refused() const {
+    return !driver_.device.queues() && driver_.device.guesses && driver_.reserves_for_operators() &&
+           parsed_.signature->watched == 0 && driver_.engine.budget != UNLIMITED &&
+           facts_.name.starts_with("aten::") && !facts_.writes && !facts_.random &&
+           !facts_.opaque && !parsed_.signature->takes_over;
+}
+
+// After the budget refused memory to the running call, make room for the `nbytes` that it needs at
+// least. If there is none, throw `OutOfBudgetError` with the bytes that it probably needs, or
+// return false if hardly any bytes are missing.
+bool Operation::find_room_inside(Bytes nbytes) {
+    try {
+        retry_evicting_held([&] { driver_.make_room(nbytes, facts_.name.c_str()); });
+        return true;
+    } catch (OutOfBudgetError& shortage) {
+        if (shortage.memory + nbytes < shortage.budget + NOTICED) {
+            return false;
+        }
+        shortage.inside = nbytes - needed_;
+        shortage.likely = likely_need(*parsed_.signature, needed_, nbytes, driver_.device);
+        interrupted(shortage);
+        throw;
+    } catch (std::exception& error) {
+        interrupted(error);
+        throw;
+    }
+}
+
+// Run the kernel with the session mutex released. If the budget or the device refuses memory to it,
+// evict values and run the kernel again if possible.
 void Operation::call() {
-    // Copies for a retry: the kernel may have moved some arguments before it fails.
+    const bool refusable = may_be_refused();
+    // Copies of the arguments for a retry: the kernel may have moved some before it fails.
     c10::SmallVector<c10::IValue, 6> arguments;
-    if (driver_.device.queues() && facts_.retryable_after_oom) {
+    if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
         arguments.append(given.begin(), given.end());
     }
-    // Measures the workspace; only while no other operator runs.
+    // The loop ends: an attempt has a limit only if the attempt before got past an earlier refusal.
+    Bytes ignored = 0;
+    Bytes before = 0;
+    for (bool limited = refusable;;) {
+        const Engine& engine = driver_.engine;
+        const Bytes room = engine.budget - engine.memory - engine.in_flight + ignored;
+        const std::uint64_t begun = driver_.in_progress.started + 1;
+        const Bytes refused = attempt(limited ? room : UNLIMITED, arguments);
+        if (refused == 0) {
+            return;
+        }
+        // Limit the next attempt only if no other operator's memory was counted in `refused`.
+        limited = driver_.in_progress.started == begun && refused > before;
+        before = refused;
+        ++driver_.repeated_calls;
+        if (limited && !find_room_inside(refused)) {
+            ignored = NOTICED;
+        }
+        stack_.resize(below_);
+        stack_.insert(stack_.end(), arguments.begin(), arguments.end());
+    }
+}
+
+// Run the kernel once. If it would use more than `limit` bytes, return the bytes that it would use;
+// otherwise 0.
+Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& arguments) {
+    // Measures the workspace, if no other operator runs at the same time.
     std::optional<WorkspaceProbe> watched;
-    if (!parsed_.signature->priced && driver_.running == 0) {
-        watched.emplace(driver_.device);
+    if (!parsed_.signature->priced && driver_.in_progress.operators == 0) {
+        watched.emplace(driver_.device, limit);
     }
     if (driver_.uses_arena) {
         the_arena().note_counted(driver_.engine.memory);
     }
-    const std::uint64_t begun = ++driver_.begun;
+    const std::uint64_t begun = ++driver_.in_progress.started;
     const KernelOperands operands(std::span(parsed_.tensors.data(), parsed_.tensors.size()));
     try {
         const bool reads_anything = !facts_.name.starts_with("aten::");
@@ -74,21 +132,26 @@ void Operation::call() {
         redispatch();
     } catch (std::exception& error) {
         driver_.drain_free_queue();
+        if (const Bytes refused = watched ? watched->refused() : 0; refused > 0) {
+            return refused;
+        }
         if (!rescued(error, {arguments.data(), arguments.size()})) {
             interrupted(error);
             throw;
         }
-        return;
+        return 0;
     }
+    arguments.clear();
     driver_.drain_free_queue();
-    if (watched && driver_.begun == begun) {
+    if (watched && driver_.in_progress.started == begun) {
         if (const std::optional<WorkspaceUsed> used = watched->end()) {
             learn_workspace(*parsed_.signature, *used, driver_.device);
         }
     }
+    return 0;
 }
 
-// Return true if `error` was a device OOM and a retry after evicting succeeded.
+// Return true if `error` was a device OOM, and the kernel ran when repeated after evicting values.
 bool Operation::rescued(const std::exception& error, std::span<const c10::IValue> arguments) {
     if (arguments.empty() || !is_device_oom(error)) {
         return false;
@@ -211,8 +274,8 @@ bool Operation::may_differ() const {
     return true;
 }
 
-// Register the writes that an operator may have made before it failed, and release its inputs. The
-// program gets `error`.
+// After the operator failed: register the writes that it may have made before, and let its inputs
+// be evicted again. The program gets `error`.
 void Operation::interrupted(std::exception& error) {
     after(error, [&] {
         if (!inputs_.empty() && !parsed_.written.empty()) {

@@ -1,8 +1,11 @@
-// Prepares the operands of an operator: restores, registers and protects them.
+// Prepares the operands of an operator: makes them resident, looks up their records, and protects
+// their contents from writes.
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 
+#include "../memory/gathered.h"
+#include "../memory/swapper.h"
 #include "operation.h"
 
 namespace rekindle {
@@ -13,7 +16,7 @@ void Operation::note_read(StorageList& read) const {
     }
 }
 
-// Restore the inputs that were evicted although the program holds them.
+// Restore the inputs that were evicted while variables of the program refer to them.
 void Operation::bring_inputs() {
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
         retry_evicting_held([&] {
@@ -22,11 +25,11 @@ void Operation::bring_inputs() {
     }
 }
 
-// Evict everything evictable before the operator, for tests.
+// For tests: evict everything that may be evicted before the operator runs.
 void Operation::evict_for_tests() {
     about_to_let_go(driver_, lock_);
     driver_.evict_all();
-    lending(driver_, lock_, [&] { driver_.evict_all(); });
+    with_held_evictable(driver_, lock_, [&] { driver_.evict_all(); });
 }
 
 // Look up the records of all tensor arguments, and note their version counters for recipes.
@@ -39,10 +42,15 @@ void Operation::know_inputs() {
             recording_ = false;
             continue;
         }
+        const auto position = static_cast<std::uint32_t>(inputs_.size() - 1);
+        if (record->special.is_gathered() && recording_ && !is_written(position)) {
+            record = &settle(driver_, *record, *tensor);
+            inputs_.back() = Ref<Storage>(record);
+        }
         // Get the version counter now, because the tensor may be destroyed by the time the operator
         // has run.
         record->find_version_counter(*tensor);
-        foreign_ = foreign_ || record->external;
+        foreign_ = foreign_ || record->special.is_external();
     }
     const bool ordered = driver_.device.streams.are_several();
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
@@ -56,7 +64,7 @@ void Operation::know_inputs() {
     }
 }
 
-// Do not evict the inputs while the program holds them.
+// Exclude the inputs from eviction as long as the program holds them.
 void Operation::keep_inputs_there() {
     for (const Ref<Storage>& each : inputs_) {
         if (each) {
@@ -86,7 +94,8 @@ void Operation::resolve_content_flags(std::uint32_t position) {
     record.flags = 0;
 }
 
-// Pin masks and indices that decide the shape of a result: they are never recomputed (R8, routing).
+// Pin the masks and indices among the inputs that decide the shape of a result: they are never
+// recomputed (R8, routing).
 void Operation::keep_indices() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const auto dtype = c10::typeMetaToScalarType(parsed_.tensors[i]->dtype());
@@ -104,16 +113,21 @@ void Operation::save_what_is_overwritten() {
     fixed_.clear();
     for (const std::uint32_t position : parsed_.written) {
         StorageRecord* record = input(position);
-        if (record != nullptr && !record->replayable && record->consumed()) {
+        if (record != nullptr) {
+            finish_swap_out(driver_, *record);
+        }
+        // FSDP gathers a parameter again by writing to its storage: compare the contents when a
+        // recipe reads them.
+        if (record != nullptr && !record->replayable && record->consumed() && !record->absent) {
             fixed_.push_back(record);
             driver_.forget(*record);
         }
     }
 }
 
-// Let the recipe read private copies of inputs that other code may write. Return false if keeping
-// the results in memory takes fewer bytes than the copies. Weights are not copied, but get a
-// checksum (R4, sources).
+// Let the recipe read private copies of those inputs that other code may write. Return false if the
+// copies would take more bytes than keeping the results in memory. Weights are not copied, but get
+// a checksum (R4, sources).
 bool Operation::take_private_inputs() {
     if (driver_.device.queues()) {
         return false;  // the device may still be writing the buffer
@@ -124,11 +138,11 @@ bool Operation::take_private_inputs() {
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
         StorageRecord& record = *input(i);
         const bool written = is_written(i);
-        if (record.external && written) {
+        if (record.special.is_external() && written) {
             return false;
         }
         kept += written ? record.nbytes : 0;
-        if (!record.external || is_weight(*parsed_.tensors[i]) ||
+        if (!record.special.is_external() || is_weight(*parsed_.tensors[i]) ||
             std::ranges::find(copied, &record) != copied.end()) {
             continue;
         }
@@ -140,7 +154,7 @@ bool Operation::take_private_inputs() {
     }
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
         StorageRecord& record = *input(i);
-        if (!record.external) {
+        if (!record.special.is_external()) {
             continue;
         }
         if (is_weight(*parsed_.tensors[i])) {
@@ -155,8 +169,8 @@ bool Operation::take_private_inputs() {
     return true;
 }
 
-// Hold references to source inputs while the operator runs, because the program may free them
-// meanwhile.
+// Hold references to those inputs that are sources (no recipe) while the operator runs, because the
+// program may free them meanwhile.
 void Operation::own_inputs() {
     if (!recording_) {
         return;

@@ -22,8 +22,8 @@ void Operation::run_touching() {
     let_results_return();
 }
 
-// Return true if the operator may need an eviction. Then Python is asked first if unknown threads
-// may read user-held values.
+// Return true if values may have to be evicted for the operator. Then Python is asked first if
+// threads that it does not know may read user-held values.
 bool Operation::may_let_go() {
     const Signature& signature = *parsed_.signature;
     if (signature.needed < 0 || !signature.priced || facts_.dynamic || driver_.steps) {
@@ -33,15 +33,16 @@ bool Operation::may_let_go() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
             *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const Driver::AddressEntry* found = driver_.find_by_address(storage_impl);
+        const AddressEntry* found = driver_.find_by_address(storage_impl);
         if (found == nullptr) {
             more += static_cast<Bytes>(storage_impl.nbytes());
             continue;
         }
         const StorageRecord* record = found->record;
-        if (record != nullptr && (record->external || (is_written(i) && record->consumed()))) {
-            // The input gets a private copy, or values that need its contents are recomputed: both
-            // need room.
+        if (record != nullptr &&
+            (record->special.is_external() || (is_written(i) && record->consumed()))) {
+            // The input gets a private copy, or values computed from it are recomputed. Both need
+            // room.
             return true;
         }
     }
@@ -49,7 +50,7 @@ bool Operation::may_let_go() {
     return more > engine.budget - engine.memory - engine.in_flight;
 }
 
-// Make results and written operands evictable while the program holds them.
+// Let results and written operands be evicted while the program holds them.
 void Operation::let_results_return() {
     HeldEviction& held_eviction = *driver_.held_eviction;
     each_memory(

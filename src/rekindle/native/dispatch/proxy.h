@@ -8,7 +8,7 @@
 
 namespace rekindle {
 
-// Install the proxy. Further calls do nothing.
+// Install the proxy in front of autograd's engine. Calls after the first do nothing.
 void install_engine_proxy();
 
 }  // namespace rekindle

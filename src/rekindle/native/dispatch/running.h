@@ -1,4 +1,4 @@
-// Marks that an operator of the program runs.
+// Marks the time in which an operator of the program runs.
 #pragma once
 
 #include "../memory/driver.h"
@@ -13,11 +13,11 @@ public:
     Running(Driver& driver, Bytes nbytes, bool reads_anything)
         : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
         driver_.engine.in_flight += nbytes_;
-        ++driver_.running;
+        ++driver_.in_progress.operators;
         if (reads_anything_) {
-            ++driver_.reading_anything;
-            if (driver_.lending != 0 || driver_.replaying != 0) {
-                driver_.stops_lending();
+            ++driver_.in_progress.reading_anything;
+            if (!driver_.resorts.empty() || driver_.in_progress.recomputations != 0) {
+                driver_.stop_evicting_held();
             }
         }
     }
@@ -29,9 +29,9 @@ public:
 
     ~Running() {
         driver_.engine.in_flight -= nbytes_;
-        --driver_.running;
+        --driver_.in_progress.operators;
         if (reads_anything_) {
-            --driver_.reading_anything;
+            --driver_.in_progress.reading_anything;
         }
     }
 

@@ -49,7 +49,7 @@ void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     op.redispatchBoxed(keys & BELOW_KEY, stack);
 }
 
-// Restore the operands of `set_`, and do not evict them while `set_` runs.
+// Restore the tensor arguments of `set_`, and do not evict them while `set_` runs.
 void bring_operands(
     Driver& driver,
     const Facts& facts,
@@ -92,7 +92,7 @@ void set_memory(
     const at::Tensor target = torch::jit::last(*stack, facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
-        if (StorageRecord* record = driver.find_or_register(*target.unsafeGetTensorImpl())) {
+        if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
             // `set_` bumps the version counter, but does not change the contents.
             record->version.expected = -1;
         }
@@ -103,7 +103,7 @@ void set_memory(
     }
     driver.process_pending();
     if (plain) {
-        if (StorageRecord* record = driver.find_or_register(*target.unsafeGetTensorImpl())) {
+        if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
             // Autograd bumps the version counter for this write afterwards.
             record->version.expected = -1;
         }
@@ -113,8 +113,8 @@ void set_memory(
     }
 }
 
-// Register the first argument of a view. Its memory counts from now on, because the view may be
-// read and may not have memory of its own.
+// Register the first argument of a view, so that its memory is counted: the program may read it
+// through the view. Not every such tensor has memory.
 void register_first_argument(
     Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock
 ) {
@@ -124,7 +124,7 @@ void register_first_argument(
     }
 }
 
-// Run an operator that makes no memory and does no work.
+// Run an operator that returns a view: it allocates no memory and launches no kernel.
 void view(
     Driver& driver,
     const Facts& facts,
@@ -136,7 +136,7 @@ void view(
     const auto given = torch::jit::last(*stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
         const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
-        if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`
+        if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`, which returns nothing
             driver.records_streams = true;
             if (is_placeholder(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
                 // `record_stream` has no effect on an evicted tensor.
@@ -146,7 +146,7 @@ void view(
         }
     }
     register_first_argument(driver, facts, *stack, lock);
-    const bool tells = facts.marks && driver.tell_ranges;
+    const bool tells = facts.marks && driver.due.tell_ranges;
     lock.unlock();
     if (tells) {
         notify_range(driver, facts.ends);
@@ -198,8 +198,8 @@ void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit
     );
 }
 
-// Run the operator. Return false if notifications to Python must wait, because nothing may be
-// thrown here.
+// Run the operator. Return false if notifications to Python must wait, because an exception of
+// theirs would end the process.
 bool run(
     Driver& driver,
     const c10::OperatorHandle& op,
@@ -211,7 +211,7 @@ bool run(
     if (facts.in_place == nullptr) {
         forget_unpacked();
     }
-    if (driver.watched != 0) {
+    if (driver.in_progress.observed != 0) {
         if (Effects* effects = Effects::current()) {
             effects->run(facts, op, keys, *stack, lock);
             return false;
@@ -220,14 +220,14 @@ bool run(
     const std::optional<c10::Stream> now = driver.device.stream_if_any();
     // During CUDA graph capture operators are neither counted nor recorded.
     if (driver.device.is_capturing(now)) {
-        if (driver.lends || driver.held_eviction) {
+        if (driver.evicts_held_last || driver.held_eviction) {
             keep_operands_of_graph(driver, facts, *stack);
         }
         lock.unlock();
         pass(op, keys, stack);
         return false;
     }
-    // PyTorch calls these operators where an exception would end the process.
+    // PyTorch calls these operators in places where an exception would end the process.
     if (facts.has(Traits::QUERY)) {
         query(driver, facts, op, keys, stack, lock);
         return false;
@@ -270,11 +270,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 const char* register_fallback() {
     const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    // Without `PYTHON_COMES_FIRST` a Python key is refused with an error by `run`.
+    // Without `PYTHON_COMES_FIRST`, `run` refuses operators that have a Python dispatch key.
     if (PYTHON_COMES_FIRST && *why_not == '\0') {
         register_view_kernels(library_at_key("aten"));
     }
-    see_removals();
+    watch_removed_operators();
     return why_not;
 }
 

@@ -47,7 +47,7 @@ SavedTensorHandle::~SavedTensorHandle() {
             process_pending_late();
         }
     }
-    let_go(std::move(driver_));
+    release_without_waiting(std::move(driver_));
 }
 
 void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
@@ -71,7 +71,7 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     Driver& driver = *driver_;
     driver.process_pending_if_needed();
     bring_back(driver, lock, tensor);
-    StorageRecord* record = driver.find_or_register(tensor);
+    StorageRecord* record = find_or_register(driver, lock, tensor);
     if (record == nullptr) {
         return false;
     }
@@ -95,11 +95,7 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     version_.counter = tensor.version_counter();
     version_.look();
     if (!by_its_own_node) {
-        saved_ = WeakTensor(
-            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
-                const_cast<c10::TensorImpl*>(&tensor)
-            )
-        );
+        saved_ = weak(tensor);
     }
     return true;
 }
@@ -118,8 +114,8 @@ void SavedTensorHandle::keep_as_it_is(const at::Tensor& tensor) {
 namespace {
 
 // Return true if the node that is running is one of PyTorch's own, which read saved tensors by
-// operators only. The names of generated nodes end in a digit, such as `MulBackward0`. A node of
-// the program may launch kernels of its own on any stream.
+// operators only. Names of generated nodes end in a digit, such as `MulBackward0`. A node of the
+// program may launch kernels of its own on any stream.
 bool is_read_by_operators() {
     const auto node = torch::autograd::get_current_node();
     if (!node) {
@@ -164,7 +160,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         Driver& driver = *driver_;
         if (!driver.device.is_capturing()) {
             driver.process_pending_if_needed();
-            if (driver.evict_before_every_op) {
+            if (driver.tests.evict_before_every_op) {
                 driver.evict_all();
             }
         }
@@ -250,15 +246,15 @@ at::Tensor SavedTensorHandle::moved(const StorageRecord& record) const {
         return {};
     }
     const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
-    const StoragePtr storage_impl = record.at();
-    if (storage_impl.get() == there) {  // `tensor` still has the saved memory
+    if (record.is_in(*there)) {  // `tensor` still has the memory that was saved
         return {};
     }
     return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
 }
 
 // Return the tensor that the program saved, if it is alive and unchanged. Autograd uses this tensor
-// only if it requires no gradient; otherwise autograd makes a new tensor, where no hook sees it.
+// only if it requires no gradient; otherwise autograd makes a new tensor, which hooks of the
+// program do not see.
 at::Tensor SavedTensorHandle::own_tensor() const {
     const auto tensor = saved_.lock();
     const bool same = tensor && !tensor->requires_grad() && tensor->key_set() == keys_ &&
@@ -268,7 +264,8 @@ at::Tensor SavedTensorHandle::own_tensor() const {
     return same ? tensor_of(tensor) : at::Tensor();
 }
 
-// Return how many bytes of its storage the tensor spans; 0 for a tensor without elements.
+// Return how many bytes the tensor spans in its storage, from the storage's start; 0 for a tensor
+// without elements.
 std::int64_t SavedTensorHandle::bytes_reached() const {
     std::int64_t last = offset_;
     for (std::size_t i = 0; i < geometry_.size(); ++i) {
@@ -285,7 +282,8 @@ at::Tensor SavedTensorHandle::in(const StoragePtr& storage_impl) const {
     const std::int64_t reach = bytes_reached();
     TORCH_CHECK(
         std::cmp_less_equal(reach, storage_impl->nbytes()),
-        "a tensor that autograd saved has lost memory since: its storage was resized to ",
+        "a tensor that autograd saved for the backward pass was shrunk: its storage was resized "
+        "to ",
         storage_impl->nbytes(),
         " bytes, and ",
         reach,

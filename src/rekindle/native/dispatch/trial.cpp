@@ -1,6 +1,6 @@
 // Tries operators that may give other bits when they are recomputed. A trial runs the operator a
-// second time while its first results are in memory, and compares both. Then the first results are
-// registered: with a recipe if the operator passed, else without one.
+// second time while its first results are in memory, and compares both. Only if they are equal do
+// the first results get a recipe.
 #include "trial.h"
 
 #include <ATen/ops/equal.h>
@@ -66,7 +66,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }
 
 bool same_bits(const at::Tensor& one, const at::Tensor& other) {
-    // The program's profiler shows only operators that the program runs.
+    // The program's profiler must not show the second run.
     const at::DisableRecordFunctionGuard unseen;
     const ReplayDispatchGuard guard(false);
     return one.numel() == 0 || at::equal(bytes_of(one), bytes_of(other));
@@ -79,8 +79,8 @@ const char* difference(
     std::span<const c10::IValue> again,
     std::span<const StoragePtr> inputs
 ) {
-    constexpr const char* others = "it gives other results when it runs again";
-    constexpr const char* elsewhere = "it returns memory that it keeps";
+    constexpr const char* others = "it gives other results when it is recomputed";
+    constexpr const char* elsewhere = "it returns memory that it also keeps for itself";
     const std::vector<at::Tensor> before = tensors_in(first);
     const std::vector<at::Tensor> now = tensors_in(again);
     if (before.size() != now.size()) {
@@ -110,7 +110,7 @@ const char* difference(
             return elsewhere;
         }
         if (!given && !same_bits(before[i], now[i])) {
-            return "its bits differ when it runs again";
+            return "the bits of its results differ when it is recomputed";
         }
     }
     return nullptr;
@@ -124,11 +124,11 @@ const Probation& last_unit() noexcept {
     return of_last_unit();
 }
 
-// -- what is tried --------------------------------------------------------------------------------
+// -- deciding which calls are tried ---------------------------------------------------------------
 
-// Return true if a call that may give other bits gets a recipe, or is tried first. Calls that write
-// their arguments or advance a random state of their own are never tried, because a second run
-// would be a side effect.
+// Return true if a call that may give other bits gets a recipe anyway, or will be tried first.
+// Calls that write their arguments or advance a random state of their own are never tried, because
+// a second run would be a side effect.
 bool Operation::is_trusted_or_tried() {
     if (!parsed_.written.empty() || facts_.writes || facts_.rng_state_args != 0) {
         return false;
@@ -136,7 +136,7 @@ bool Operation::is_trusted_or_tried() {
     Probation& probation = parsed_.signature->probation;
     if (probation.is_kept()) {
         const Bytes nbytes = std::max<Bytes>(0, parsed_.signature->needed);
-        driver_.note_kept(facts_, probation.why(), nbytes);
+        driver_.kept_calls.add(facts_, probation.why(), nbytes);
         return false;
     }
     tried_ = !probation.is_trusted() && probation.is_due();
@@ -158,8 +158,8 @@ void Operation::look_for_effects() {
     effects_.emplace(driver_, storages);
 }
 
-// After the first run, look for side effects and run the trial, if there is one. The call gets a
-// recipe only if its signature is trusted then.
+// After the first run, look for side effects, and run the trial if one is due. The call gets a
+// recipe only if its signature is trusted after that.
 void Operation::stand_trial() {
     if (!tried_ && !effects_) {
         return;
@@ -171,7 +171,7 @@ void Operation::stand_trial() {
         probation.failed(why);
     } else if (tried_ && recording_ && inputs_can_be_had()) {
         if (results.non_strided_result || results.external) {
-            probation.failed("its results are no plain tensors");
+            probation.failed("its results are not plain tensors");
         } else if (find_room_for_trial(results.nbytes)) {
             try_again();
         } else {
@@ -179,7 +179,7 @@ void Operation::stand_trial() {
         }
     }
     if (tried_ && probation.is_kept()) {
-        driver_.note_kept(facts_, probation.why(), results.nbytes);
+        driver_.kept_calls.add(facts_, probation.why(), results.nbytes);
     }
     recording_ = recording_ && probation.is_trusted();
 }
@@ -203,12 +203,12 @@ void Operation::try_again() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const StoragePtr storage_impl = input(i)->at();
         if (!storage_impl) {
-            return;  // the program has freed this input: a later call is tried
+            return;  // the program has freed this input, so a later call is tried instead
         }
         storages.push_back(storage_impl);
         tensors.push_back(signature.geometries[i].in(storage_impl));
     }
-    ++driver_.begun;
+    ++driver_.in_progress.started;
     torch::jit::Stack again;
     try {
         const KernelOperands operands{std::span<const StoragePtr>(storages)};
@@ -239,7 +239,7 @@ void Operation::try_again() {
     const char* why = effects_ ? effects_->found() : nullptr;
     if (why == nullptr) {
         {
-            const Unlocked others(lock_);  // the program may have replaced the kernel of `equal`
+            const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
             why = difference(
                 torch::jit::last(stack_, facts_.returns),
                 torch::jit::last(again, facts_.returns),

@@ -21,10 +21,10 @@ const char* difference(
     std::span<const StoragePtr> inputs
 );
 
-// Note the state of trials of an autograd.Function, whose forward pass this thread ran as one
-// operator (a unit).
+// Record in this thread the state of the trials of an autograd.Function whose forward pass just ran
+// as one operator (a unit).
 void note_unit(const Probation& probation);
-// Return the state that `note_unit` noted last in this thread.
+// Return the state that this thread last passed to `note_unit`.
 const Probation& last_unit() noexcept;
 
 }  // namespace rekindle

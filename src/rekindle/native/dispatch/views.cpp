@@ -32,17 +32,17 @@ namespace rekindle {
 void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
     if (has_memory(whole)) {
         driver.process_pending_if_needed();
-        if (driver.held_eviction &&
-            driver.find_by_address(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
-            about_to_let_go(driver, lock);
+        if (driver.find_by_address(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+            find_or_register(driver, lock, whole);
         }
-        driver.register_tensor(whole);
+        driver.note_shared_version_counter(whole);
     }
 }
 
 namespace {
 
-// Unboxed kernel for the core's dispatch key, of the same type as the operator's own kernel.
+// Kernel for rekindle's dispatch key. It has the C++ type of the operator's own kernel, so that
+// arguments are not boxed.
 template <auto redispatch>
 struct View;
 
@@ -67,7 +67,7 @@ struct View<redispatch> final {
 };
 
 template <class Op>
-void see(torch::Library& aten) {
+void register_kernel(torch::Library& aten) {
     constexpr auto kernel = &View<&Op::redispatch>::run;
     std::string name = Op::name;
     if (*Op::overload_name != '\0') {
@@ -79,21 +79,21 @@ void see(torch::Library& aten) {
 }  // namespace
 
 void register_view_kernels(torch::Library& aten) {
-    see<at::_ops::alias>(aten);
-    see<at::_ops::as_strided>(aten);
-    see<at::_ops::detach>(aten);
-    see<at::_ops::expand>(aten);
-    see<at::_ops::permute>(aten);
-    see<at::_ops::select_int>(aten);
-    see<at::_ops::slice_Tensor>(aten);
-    see<at::_ops::split_Tensor>(aten);
-    see<at::_ops::split_with_sizes>(aten);
-    see<at::_ops::squeeze_dim>(aten);
-    see<at::_ops::t>(aten);
-    see<at::_ops::transpose_int>(aten);
-    see<at::_ops::unbind_int>(aten);
-    see<at::_ops::unsqueeze>(aten);
-    see<at::_ops::view>(aten);
+    register_kernel<at::_ops::alias>(aten);
+    register_kernel<at::_ops::as_strided>(aten);
+    register_kernel<at::_ops::detach>(aten);
+    register_kernel<at::_ops::expand>(aten);
+    register_kernel<at::_ops::permute>(aten);
+    register_kernel<at::_ops::select_int>(aten);
+    register_kernel<at::_ops::slice_Tensor>(aten);
+    register_kernel<at::_ops::split_Tensor>(aten);
+    register_kernel<at::_ops::split_with_sizes>(aten);
+    register_kernel<at::_ops::squeeze_dim>(aten);
+    register_kernel<at::_ops::t>(aten);
+    register_kernel<at::_ops::transpose_int>(aten);
+    register_kernel<at::_ops::unbind_int>(aten);
+    register_kernel<at::_ops::unsqueeze>(aten);
+    register_kernel<at::_ops::view>(aten);
 }
 
 }  // namespace rekindle

@@ -44,7 +44,7 @@ Bytes AdvisedChooser::spare_beside(std::span<const Edge> inputs, std::uint64_t m
 
 void AdvisedChooser::make_ready(Storage& storage) {
     if (storage.standing.ready_at == 0) {
-        close_gaps();
+        remove_null_entries();
         ready_.push_back(&storage);
         storage.standing.ready_at = static_cast<std::uint32_t>(ready_.size());
         ++n_ready_;
@@ -63,7 +63,7 @@ void AdvisedChooser::unready(Storage& storage) noexcept {
 
 // Remove the null entries of `ready_` once they outnumber its storages, so that the vector does not
 // grow with each mark.
-void AdvisedChooser::close_gaps() {
+void AdvisedChooser::remove_null_entries() {
     if (ready_.size() < 2 * n_ready_ + 16) {
         return;
     }

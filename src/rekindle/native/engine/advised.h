@@ -22,7 +22,7 @@ public:
     void mark(Storage& storage);
     // Remove the mark of `storage`, because the plan needs its value from now on.
     void unmark(Storage& storage);
-    // Remove all marks. If marks decided evictions since the policy was last asked, the policy
+    // Remove all marks. If marks have decided evictions since the policy's last choice, the policy
     // first processes the updates that it deferred.
     void clear(Nanoseconds now);
     // Return the bytes of all marked candidates except those that `inputs` read. `mark` is a new
@@ -54,18 +54,19 @@ public:
 private:
     void make_ready(Storage& storage);
     void unready(Storage& storage) noexcept;
-    void close_gaps();
+    void remove_null_entries();
 
     std::unique_ptr<Chooser> chooser_;
-    // A storage is marked if its `standing.marked` equals this. Incremented to remove all marks at
-    // once.
+    // A storage is marked if its `standing.marked` equals this number. Incrementing the number
+    // removes all marks at once.
     std::uint32_t age_ = 1;
-    // Marked candidates, in the order in which they are evicted; null where one was removed.
+    // Marked candidates in the order in which they are evicted. An entry is null if its storage was
+    // removed.
     std::vector<Storage*> ready_;
     std::size_t first_ready_ = 0;  // All entries before this index are null.
     std::size_t n_ready_ = 0;
     Bytes spare_ = 0;      // Bytes of the storages in `ready_`.
-    bool behind_ = false;  // True if marks decided an eviction since the policy was last asked.
+    bool behind_ = false;  // True if marks have decided an eviction since the policy's last choice.
 };
 
 }  // namespace rekindle

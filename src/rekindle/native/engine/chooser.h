@@ -33,18 +33,18 @@ public:
     // Return the storage to evict at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;
 
-    // Process the updates that are deferred until the next `choose`. Called when evictions were
-    // decided without `choose` for a while.
+    // Process the updates that the policy deferred to its next `choose`. Called if evictions were
+    // decided without calling `choose` for a while.
     virtual void catch_up(Nanoseconds now) { choose(now); }
 
     // Return the estimated time (ns) to recompute `storage`.
     virtual Nanoseconds recompute_ns(Storage& storage) { return storage.cost; }
 
-    // Return the loss from evicting `storage` at clock `now`: its score, but regardless of its
+    // Return what is lost by evicting `storage` at clock `now`: its score without regard to its
     // size.
     virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
-    // A call in progress will make `storage`, which counts as evicted until the call has run.
+    // A call in progress will make `storage` resident. Until then `storage` counts as evicted.
     // Reported only with `Rules::quirks`.
     virtual void expected(Storage& /*storage*/) {}
 
@@ -74,8 +74,8 @@ protected:
     }
 };
 
-// Costs that a policy's score includes besides the storage's own, as in
-// rekindle.policies._neighborhood. This core does not implement `classes`.
+// Which costs of other storages a policy's score includes in addition to the storage's own, as in
+// rekindle.policies._neighborhood. The native core does not implement `classes`.
 enum class Costs : std::uint8_t { nothing, local, classes, exact, ancestors, capped };
 
 // Policy with the score cost / (bytes * staleness), or a variant of it that leaves a factor out.

@@ -27,16 +27,16 @@ namespace rekindle {
 
 namespace {
 
-// Largest number of restarts of one climb, per call in the graph. A climb that makes progress never
-// needs as many.
+// How often one climb may restart, per call in the graph. A climb that makes progress needs fewer
+// restarts.
 constexpr std::size_t MOST_BEGUN = 100;
 
 }  // namespace
 
 // -- first runs -----------------------------------------------------------------------------------
 
-// Visit the outputs of `call`, with `wanted` (or the first output) last, so that it becomes a
-// candidate last.
+// Visit the outputs of `call`. `wanted` (the output to recompute, else the first) comes last, so
+// that it becomes a candidate for eviction last.
 template <class F>
 void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     if (call.n_outputs == 0) {
@@ -106,7 +106,7 @@ void Engine::link(Call& call) {
             value->storage->replayable = call.replayable;
         }
     }
-    if (call.views()) {  // A view belongs to a storage that existed before this call.
+    if (call.views()) {  // A view adds to the cost of a storage that existed before this call.
         const std::uint64_t mark = graph.new_mark();
         for (Value* value : call.outputs()) {
             Storage& storage = *value->storage;
@@ -131,7 +131,7 @@ void Engine::link(Call& call) {
     }
 }
 
-// -- interludes -----------------------------------------------------------------------------------
+// -- interludes: events of other threads ----------------------------------------------------------
 
 Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
     : engine_(engine),
@@ -175,8 +175,8 @@ void Engine::Interlude::give_back(const Call& call) {
     }
 }
 
-// Treat the storages that `call` is overwriting as evicted. Only `call` needs them; an event of
-// another thread that needs one meanwhile must recompute it.
+// Mark the storages that `call` is overwriting as evicted. Only `call` may use them now; an event
+// of another thread that needs one must recompute it.
 void Engine::lend(const Call& call) {
     for (const Overwrite& pair : call.overwrites()) {
         Storage& storage = *pair.source->storage;
@@ -212,8 +212,8 @@ void Engine::require_quietly(Value& value) {
     } while (!value.defined && visits != visits_);
 }
 
-// Return true if `value` is not in memory and can be recomputed. Other threads may have changed
-// both.
+// Return true if `value` is not in memory and can be recomputed. Checked again after visits,
+// because other threads may change both.
 bool Engine::is_missing(const Value& value) noexcept {
     return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
@@ -233,7 +233,7 @@ void Engine::materialize(Call& call, Value* wanted, bool held) {
         climb(call, wanted, held, Locks::early);
         return;
     } catch (const NoRoom&) {
-        if (rules.quirks) {  // The DTR authors' simulator gives up here.
+        if (rules.quirks) {  // The DTR authors' simulator does not try again.
             throw;
         }
     }
@@ -263,8 +263,8 @@ public:
         }
     }
 
-    // Remove all calls in progress and unlock their inputs. Free the inputs that nothing needs any
-    // more.
+    // Remove all calls in progress from the stacks, and unlock their inputs. Free those inputs that
+    // nothing needs any more.
     void undo_and_prune() {
         std::vector<Ref<Storage>> had;
         had.reserve(engine_.locked_.size());
@@ -278,8 +278,8 @@ public:
         }
     }
 
-    // Restart the climb, because other threads may have changed which values are resident and how
-    // the others are computed. Return false if `wanted` need not be recomputed any more.
+    // Restart the climb, because visits may have changed which values are resident and how to
+    // recompute the others. Return false if `wanted` need not be recomputed any more.
     bool begin_again(Call& call, Value* wanted, Locks locks) {
         undo_and_prune();
         if (wanted == nullptr || !is_missing(*wanted)) {
@@ -351,10 +351,10 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     }
 }
 
-// Push `call` on the stack of calls in progress. With early locks, lock its resident inputs. Add
-// the other inputs to `pending_`.
+// Push `call` on the stack of calls in progress. Add its missing inputs to `pending_`. With early
+// locks, lock the resident ones; with late locks, add them to `pending_` as well.
 void Engine::open(Call& call, Value* wanted, Locks locks) {
-    // More calls are in progress than exist, so one depends on itself.
+    // More calls are in progress than exist, so some call depends on its own output.
     if (frames_.size() > graph.n_calls()) {
         throw Cyclic();
     }
@@ -390,10 +390,10 @@ Value* Engine::next_missing() {
     return nullptr;
 }
 
-// Unlock the inputs of a call that left the stack. If all inputs are locked, unlock them in the
-// order of the arguments, because they become candidates in the order of unlocking.
+// Unlock the inputs of a call that left the stack. If all of them are locked, unlock them in the
+// order of the arguments, because inputs become candidates in the order of unlocking.
 void Engine::close(const Frame& frame) {
-    // A call that an event of another thread removed from the graph has no inputs any more.
+    // If an event of another thread removed the call from the graph, `n_inputs` is 0.
     if (pending_.size() == frame.pending && frame.call->n_inputs == locked_.size() - frame.locked) {
         for (const Edge& edge : frame.call->inputs()) {
             unlock_quietly(*edge.value->storage);
@@ -407,7 +407,7 @@ void Engine::close(const Frame& frame) {
     locked_.resize(frame.locked);
 }
 
-// Return true if nothing but this call needs the inputs that it overwrites.
+// Return true if nothing but the topmost call needs the inputs that it overwrites.
 bool Engine::may_consume(const Frame& frame) const {
     for (const Overwrite& pair : frame.call->overwrites()) {  // NOLINT(readability-use-anyofallof)
         const Storage& storage = *pair.source->storage;
@@ -421,8 +421,7 @@ bool Engine::may_consume(const Frame& frame) const {
     return true;
 }
 
-// Return the bytes that `call` needs while it runs, in addition to those already counted in
-// `memory`.
+// Return the bytes that `call` needs while it runs: those that are not yet counted in `memory`.
 Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     Bytes taken_over = 0;
     if (in_place) {
@@ -450,7 +449,7 @@ void Engine::run(const Frame& frame, bool held) {
     const std::uint64_t visits = visits_;
     make_room(bytes_beside(call, in_place), &call);
     if (visits != visits_ && call.ran) {
-        // Other threads may need the input that this call would overwrite.
+        // Do not overwrite an input that other threads may need.
         if (in_place && !may_consume(frame)) {
             in_place = false;
             make_room(bytes_beside(call, in_place), &call);
@@ -476,7 +475,7 @@ void Engine::run(const Frame& frame, bool held) {
         return;
     }
     // Other outputs of this call that have a copy on the host. They are evicted again below,
-    // because no event asked for them.
+    // because no event needs them.
     std::vector<Storage*> copied;
     for (const Value* value : call.outputs()) {
         Storage& storage = *value->storage;
@@ -534,8 +533,8 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
     });
 }
 
-// Free outputs that were recomputed together with the wanted one although they already left the
-// graph.
+// Free the outputs that were recomputed together with the wanted one, although nothing can use them
+// any more.
 void Engine::drop_unasked(Call& call) {
     for (Value* value : call.outputs()) {
         if (is_root(*value) && !value->storage->listed) {
@@ -551,7 +550,7 @@ void Engine::drop_unasked(Call& call) {
 Bytes Engine::take_over(const Overwrite& overwrite) {
     Storage& old = *overwrite.source->storage;
     Storage& made = *overwrite.output->storage;
-    // The program may already hold `made`, although it was evicted.
+    // The program may hold the evicted output already, through a placeholder.
     made.held = made.held || old.held;
     old.held = false;
     made.pinned = old.pinned;

@@ -9,7 +9,7 @@ namespace rekindle {
 
 namespace {
 
-// Return the position of `value` among the values of its storage; the root is 0.
+// Return the position of `value` in its storage's list of values; 0 is the first value.
 std::int64_t index_of(const Value& value) {
     std::int64_t index = 0;
     for (const Value* at = &value.storage->root; at != &value; at = at->next) {
@@ -91,7 +91,7 @@ void Engine::release(Storage& storage) {
     const Event event(*this);
     --storage.references;
     if (storage.dead()) {
-        let_go(storage);
+        evict_or_remove(storage);
     }
 }
 
@@ -101,7 +101,7 @@ void Engine::drop(Storage& storage) {
     storage.held = false;
     classify(storage);
     if (storage.dead()) {
-        let_go(storage);
+        evict_or_remove(storage);
     }
 }
 
@@ -109,7 +109,8 @@ void Engine::gone(Storage& storage) {
     note_event(Entry::Kind::gone, storage.id);
     const Event event(*this);
     storage.held = false;
-    if (!storage.resident || !storage.consumed()) {  // The engine may have evicted it already.
+    // The engine may have evicted `storage` already.
+    if (!storage.resident || !storage.consumed()) {
         prune(storage);
     } else {
         memory -= storage.nbytes;
@@ -153,12 +154,11 @@ private:
     std::vector<Storage*> storages_;
 };
 
-// Make the values that can only be computed from `storage` resident, if they are referenced, and
-// lock them.
+// Make the referenced values that can only be computed from `storage` resident, and lock them.
 void Engine::save_from(Storage& storage, Saved& saved) {
     std::vector<Storage*> needy;
     graph.made_through(storage, needy);
-    // Lock the resident ones first: restoring one value could evict another.
+    // Lock the values that are resident before restoring one, which could evict another of them.
     for (Storage* made : needy) {
         if (made->resident) {
             saved.save(*made);
@@ -180,7 +180,8 @@ void Engine::forget_quietly(Storage& storage) {
     {
         Saved saved(*this);
         std::uint64_t visits = 0;
-        do {  // Meanwhile other threads may have computed more values from `storage`.
+        // Repeat, because other threads may have computed more values from `storage` meanwhile.
+        do {
             visits = visits_;
             save_from(storage, saved);
         } while (visits != visits_);
@@ -222,7 +223,7 @@ void Engine::spoil(Storage& storage) {
     note_event(Entry::Kind::spoil, storage.id);
     const Event event(*this);
     if (lent_) {
-        if (!storage.resident) {  // If it is resident, another thread has recomputed it.
+        if (!storage.resident) {  // If `storage` is resident, another thread has recomputed it.
             free(storage);
         }
         prune(storage);

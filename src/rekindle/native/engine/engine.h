@@ -55,11 +55,11 @@ public:
         Interlude& operator=(Interlude&&) = delete;
         ~Interlude();
 
-        // Report that another event ran during this scope.
+        // Count an event that ran during this scope, so that the interrupted event notices it.
         void visited() noexcept { ++engine_.visits_; }
 
-        // Report that the call failed before it wrote anything and without visits. The storages
-        // that it was to overwrite become resident again.
+        // Undo the start of `call`, which failed without writing anything and without visits: the
+        // storages that it was to overwrite become resident again.
         void give_back(const Call& call);
 
     private:
@@ -85,26 +85,26 @@ public:
     void use(Value& value);
     // Restore `value`, and pin it: it stays resident while it is referenced.
     void pin(Value& value);
-    // Add a reference to `storage` that permits eviction.
+    // Add a reference to `storage`, such as one of autograd, that permits its eviction.
     void retain(Storage& storage);
     // Remove a reference that `retain` added.
     void release(Storage& storage);
-    // The program's variables no longer hold `storage`.
+    // Report that no variable of the program holds `storage` any more.
     void drop(Storage& storage);
-    // The program freed the memory of `storage`, and no other reference to it exists. Also frees
-    // the storages that nothing but `storage` needed.
+    // The program freed the memory of `storage`, to which nothing else refers. Also frees the
+    // storages that only served to recompute `storage`.
     void gone(Storage& storage);
     // The program is about to overwrite the source `storage`. Recomputes and pins the evicted
     // values that depend on its contents (R4, sources).
     void forget(Storage& storage);
-    // Forget the recipe of the resident `storage`, because its contents were written in an unknown
-    // way. It is a source (a storage without a recipe) from now on.
+    // Drop the recipe of the resident `storage`, because an unknown write changed its contents.
+    // From now on it is a source (a storage without a recipe).
     void seal(Storage& storage);
-    // A call failed while it was overwriting the dead `storage`, whose contents are lost. Called
-    // inside `Performer::compute`, or as an event.
+    // The contents of the dead `storage` are lost, because a call failed while it overwrote them.
+    // Called inside `Performer::compute`, or as an event.
     void spoil(Storage& storage);
-    // An operator ran whose results are not in the graph. `nbytes` is the change of memory that is
-    // counted by size only; it may be negative.
+    // An operator ran whose results are not in the graph. `nbytes` is the change of the memory that
+    // is only counted; it may be negative.
     void account(Nanoseconds cost, Bytes nbytes = 0, Bytes workspace = 0);
     // The program resized `storage`, which its variables hold.
     void resize(Storage& storage, Bytes nbytes);
@@ -117,10 +117,13 @@ public:
     // The copy is forgotten. Return true if `storage` can be recomputed. Otherwise its value is
     // lost, and the performer should throw.
     bool swap_in_failed(Storage& storage);
-    // A host copy that the performer had reported as started was never completed. Call this between
-    // any two actions. If `storage` is not resident, it must be recomputed. The host's current
-    // usage becomes its limit, as after `swap_out_failed`.
+    // The copy of `storage` to the host, which the performer had started, failed later. Call this
+    // between any two actions. If `storage` is not resident, it must be recomputed. The host's
+    // current usage becomes its limit, as after `swap_out_failed`.
     void copy_lost(Storage& storage);
+    // Swap in the evicted `storage` ahead of its use, because a plan says so. Does nothing if
+    // `storage` has no copy on the host.
+    void fetch(Storage& storage);
     // Swap in values before they are needed, the most recently used first, while the budget has
     // room. Called after an operator of a backward pass, which needs the values in that order. Uses
     // at most `room` bytes, evicts nothing, and leaves some room for the next operators. A
@@ -154,7 +157,7 @@ private:
     static bool is_missing(const Value& value) noexcept;
     bool copies(const Value& value) const;
     Nanoseconds climb_ns(const Value& value, Nanoseconds limit) const;
-    void swap_in(Storage& storage);
+    void swap_in(Storage& storage, bool early = false);
     bool forget_copy(Storage& storage);
     std::vector<Storage*> open_anew(std::size_t at);
     bool give_up(std::size_t first);
@@ -165,10 +168,10 @@ private:
     template <class F>
     void outputs_but_last(Call& call, const Value* wanted, F&& visit);
 
-    std::vector<Frame> frames_;     // Calls in progress.
-    std::vector<Value*> pending_;   // Inputs of those calls that are not locked yet.
-    std::vector<Storage*> locked_;  // Storages locked for those calls.
-    // True if the last `Interlude` treated the overwritten storages as evicted.
+    std::vector<Frame> frames_;     // One entry for each call in progress.
+    std::vector<Value*> pending_;   // Inputs of the calls in progress that are not locked yet.
+    std::vector<Storage*> locked_;  // Storages that are locked for the calls in progress.
+    // True if the last `Interlude` marked the storages that its call overwrites as evicted.
     bool lent_ = false;
 };
 

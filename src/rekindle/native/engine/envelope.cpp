@@ -4,17 +4,21 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 
 namespace rekindle {
 
 namespace {
 
 // Twice the worst relative rounding error of a benefit, which is a product and a quotient of
-// integers. With this margin, a line stays on top as long as predicted, even among lines that
-// differ only by rounding.
+// integers. With this margin, the line of a benefit stays on top as long as predicted, even among
+// lines that differ by rounding errors only.
 constexpr double ERROR = 4 * std::numeric_limits<double>::epsilon();
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();
+
+// Stands for the ceiling of a node whose top is known.
+constexpr double KNOWN = -NEVER;
 
 }  // namespace
 
@@ -58,10 +62,8 @@ void Envelope::remove(Slot slot) {
     cost_[at] = 1.0;
     order_[at] = -1;
     for (std::size_t level = 0, i = at / WIDTH; level < levels_.size(); ++level, i /= WIDTH) {
-        if (levels_[level][i].top == slot) {
-            mark(at, level);
-            break;
-        }
+        Node& node = levels_[level][i];
+        node.dirty = node.dirty || node.top == slot;
     }
     vacant_.push_back(slot);
 }
@@ -84,37 +86,38 @@ void Envelope::reprice(Slot slot, double cost, Nanoseconds now_ns) {
     change(at, static_cast<double>(now_ns));
 }
 
-// The line in `slot` changed. A node whose top line is still greater need not be searched again;
-// only the time at which the changed line may overtake that top becomes earlier.
+// Update the nodes above `slot`, whose line changed. A node whose top line is still greater need
+// not be searched again; only the time at which the changed line may overtake that top becomes
+// earlier.
 void Envelope::change(std::size_t slot, double now) {
-    double until = NEVER;
     const double here = benefit(slot, now);
+    const double slope = moving_ ? slope_[slot] : 0.0;
+    bool below = false;  // The line is below a top, so it is below the tops of all nodes above.
+    double until = NEVER;
     for (std::size_t level = 0, i = slot / WIDTH; level < levels_.size(); ++level, i /= WIDTH) {
         Node& node = levels_[level][i];
-        const auto top = static_cast<std::size_t>(node.top);
-        if (until == NEVER) {
+        if (!below && !node.is_over(now)) {
+            const auto top = static_cast<std::size_t>(node.top);
             const double greatest = benefit(top, now);
-            if (node.is_over(now) || top == slot || here >= greatest) {
-                mark(slot, level);
-                return;
-            }
-            until = moving_ ? now + overtakes(slot, top, greatest, now) : NEVER;
-            if (until == NEVER) {
-                return;
+            below = top != slot && here < greatest;
+            if (below) {
+                until = moving_ ? now + overtakes(slot, top, greatest, now) : NEVER;
+                if (until == NEVER) {
+                    return;
+                }
             }
         }
-        node.until = std::min(node.until, until);
-    }
-}
-
-// Let the next search visit all nodes above the line in `slot`, from `level` on.
-void Envelope::mark(std::size_t slot, std::size_t level) noexcept {
-    std::size_t i = slot / WIDTH;
-    for (std::size_t below = 0; below < level; ++below) {
-        i /= WIDTH;
-    }
-    for (; level < levels_.size(); ++level, i /= WIDTH) {
-        levels_[level][i].dirty = true;
+        if (below) {
+            node.until = std::min(node.until, until);
+        } else {
+            node.dirty = true;
+        }
+        const double ceiling = node.ceiling(now);
+        if (here > ceiling || slope > node.slope) {
+            node.height = std::max(here, ceiling);
+            node.since = now;
+            node.slope = std::max(slope, node.slope);
+        }
     }
 }
 
@@ -127,54 +130,100 @@ Envelope::Slot Envelope::best(Nanoseconds now_ns) {
     return root.top;
 }
 
-// NOLINTNEXTLINE(misc-no-recursion): as deep as the tree
-void Envelope::find_top(std::size_t level, std::size_t index, double now) {
-    const std::size_t first = index * WIDTH;
-    std::array<std::size_t, WIDTH> tops{};
+// Find the top of the node with children `first` to `first + WIDTH` among the lines.
+void Envelope::find_top_line(Node& node, std::size_t first, double now) const noexcept {
     std::array<double, WIDTH> benefits{};
-    std::size_t count = WIDTH;
-    double until = NEVER;
-    if (level == 0) {
-        for (std::size_t i = 0; i < WIDTH; ++i) {
-            tops[i] = first + i;
-        }
-    } else {
-        const std::vector<Node>& below = levels_[level - 1];
-        count = std::min(WIDTH, below.size() - first);
-        for (std::size_t i = 0; i < count; ++i) {
-            const Node& child = below[first + i];
-            if (child.is_over(now)) {
-                find_top(level - 1, first + i, now);
-            }
-            tops[i] = static_cast<std::size_t>(child.top);
-            until = std::min(until, child.until);
-        }
-    }
     std::size_t found = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        benefits[i] = benefit(tops[i], now);
-        if (is_above(tops[i], benefits[i], tops[found], benefits[found])) {
+    for (std::size_t i = 0; i < WIDTH; ++i) {
+        benefits[i] = benefit(first + i, now);
+    }
+    for (std::size_t i = 1; i < WIDTH; ++i) {
+        if (is_above(first + i, benefits[i], first + found, benefits[found])) {
             found = i;
         }
     }
-    Node& node = levels_[level][index];
-    node.top = static_cast<Slot>(tops[found]);
-    node.dirty = false;
-    for (std::size_t i = 0; i < count && moving_; ++i) {
-        until = std::min(until, now + overtakes(tops[i], tops[found], benefits[found], now));
+    double until = NEVER;
+    double slope = 0;
+    for (std::size_t i = 0; i < WIDTH && moving_; ++i) {
+        until = std::min(until, now + overtakes(first + i, first + found, benefits[found], now));
+        slope = std::max(slope, slope_[first + i]);
     }
-    node.until = until;
+    node = {static_cast<Slot>(first + found), false, until, benefits[found], now, slope};
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as deep as the tree
+void Envelope::find_top(std::size_t level, std::size_t index, double now) {
+    const std::size_t first = index * WIDTH;
+    if (level == 0) {
+        find_top_line(levels_[0][index], first, now);
+        return;
+    }
+    const std::span below(levels_[level - 1]);
+    const std::span children = below.subspan(first, std::min(WIDTH, below.size() - first));
+    std::array<double, WIDTH> benefits{};  // Of the tops of the children.
+    std::array<double, WIDTH> ceilings{};  // Of the children whose top is unknown; else `KNOWN`.
+    std::size_t best = 0;
+    double greatest = -NEVER;
+    const auto compare = [&](std::size_t i) {
+        const auto line = static_cast<std::size_t>(children[i].top);
+        ceilings[i] = KNOWN;
+        benefits[i] = benefit(line, now);
+        if (is_above(line, benefits[i], best, greatest)) {
+            best = line;
+            greatest = benefits[i];
+        }
+    };
+    for (std::size_t i = 0; i < children.size(); ++i) {
+        if (children[i].is_over(now)) {
+            ceilings[i] = children[i].ceiling(now) * (1 + ERROR);
+        } else {
+            compare(i);
+        }
+    }
+    for (;;) {
+        const std::span all = std::span(ceilings).first(children.size());
+        const auto highest = std::ranges::max_element(all);
+        if (*highest == KNOWN || *highest < greatest) {
+            break;
+        }
+        const auto i = static_cast<std::size_t>(highest - all.begin());
+        find_top(level - 1, first + i, now);
+        compare(i);
+    }
+    double until = NEVER;
+    double slope = 0;
+    for (std::size_t i = 0; i < children.size(); ++i) {
+        const Node& child = children[i];
+        slope = std::max(slope, child.slope);
+        if (!moving_) {
+            continue;
+        }
+        if (ceilings[i] == KNOWN) {
+            const double line_slope = slope_[static_cast<std::size_t>(child.top)];
+            const double overtaken = overtakes(line_slope, benefits[i], best, greatest);
+            until = std::min({until, child.until, now + overtaken});
+        } else {
+            until = std::min(until, now + overtakes(child.slope, ceilings[i], best, greatest));
+        }
+    }
+    levels_[level][index] = {static_cast<Slot>(best), false, until, greatest, now, slope};
 }
 
 double Envelope::overtakes(
     std::size_t slot, std::size_t top, double greatest, double now
 ) const noexcept {
-    const double slope = slope_[slot];
+    return overtakes(slope_[slot], benefit(slot, now), top, greatest);
+}
+
+// Return the time until a line that is at `here` and grows by `slope` overtakes the line `top`.
+double Envelope::overtakes(
+    double slope, double here, std::size_t top, double greatest
+) const noexcept {
     if (slope <= slope_[top]) {
         return NEVER;
     }
     const double error = ERROR * std::abs(greatest);
-    const double lead = std::max(greatest - benefit(slot, now) - error, 0.0);
+    const double lead = std::max(greatest - here - error, 0.0);
     return lead / (slope - slope_[top] + ERROR * slope);
 }
 

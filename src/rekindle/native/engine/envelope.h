@@ -4,20 +4,23 @@
 // The benefit of an eviction, bytes * (now - last) / cost, is a line in time. Lines are the leaves
 // of a tree whose nodes have few children. Each node stores the top line below it, and the time
 // until which that line surely stays on top. As in a kinetic heap, that is the first time at which
-// a steeper line can overtake it. A search visits only nodes below which a line changed or whose
-// time is over.
+// a steeper line can overtake it. Each node also stores a line that no line below it exceeds (its
+// ceiling). A search visits only nodes below which a line changed or whose time is over, and whose
+// ceiling is not below a known top. So thousands of small storages cost nothing while larger ones
+// are evicted.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "../base/types.h"
 
 namespace rekindle {
 
-// Set of lines in numbered slots. Among equal benefits, the line with the greatest `order` comes
-// first.
+// The benefits of all candidates over time, as lines in numbered slots: finds the greatest benefit
+// at a given time. Among equal benefits, the line with the greatest `order` comes first.
 class Envelope final {
 public:
     using Slot = std::int32_t;
@@ -25,11 +28,12 @@ public:
     // `moving`: benefits grow with time. Otherwise the benefit is bytes / cost.
     explicit Envelope(bool moving) : moving_(moving) {}
 
-    // Add a line and return its slot. Searches ignore the line until the first `renew`.
+    // Add the benefit line of a storage with this cost, and return its slot. Searches ignore the
+    // line until the first `renew`.
     Slot add(double cost);
     void remove(Slot slot);
-    // Set the bytes, last access and order of a line. Here and in the functions below, `now_ns`
-    // must not decrease from call to call.
+    // Set the bytes, last access and order of the storage whose line is in `slot`. Here and in the
+    // functions below, `now_ns` must not decrease from call to call.
     void renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order, Nanoseconds now_ns);
     void reprice(Slot slot, double cost, Nanoseconds now_ns);
     // Return the slot of the line with the greatest benefit at `now_ns`. There must be at least one
@@ -41,10 +45,16 @@ private:
 
     struct Node final {
         Slot top = 0;
-        double until = 0;  // Time until which no other line can overtake `top`.
         bool dirty = true;
+        double until = 0;  // Time until which no other line below the node can overtake `top`.
+        // The ceiling: `height` at time `since`, and `slope` more per nanosecond from then on.
+        double height = std::numeric_limits<double>::infinity();
+        double since = 0;
+        double slope = 0;
 
         bool is_over(double now) const noexcept { return dirty || until <= now; }
+
+        double ceiling(double now) const noexcept { return height + slope * (now - since); }
     };
 
     double benefit(std::size_t slot, double now) const noexcept {
@@ -58,14 +68,15 @@ private:
 
     void grow();
     void change(std::size_t slot, double now);
-    void mark(std::size_t slot, std::size_t level) noexcept;
     void find_top(std::size_t level, std::size_t index, double now);
+    void find_top_line(Node& node, std::size_t first, double now) const noexcept;
     double overtakes(std::size_t slot, std::size_t top, double greatest, double now) const noexcept;
+    double overtakes(double slope, double here, std::size_t top, double greatest) const noexcept;
 
     const bool moving_;
     std::vector<Slot> vacant_;
     std::size_t used_ = 0;
-    std::vector<double> nbytes_;  // Bytes of each line; negative for an empty slot.
+    std::vector<double> nbytes_;  // Bytes of each line's storage; negative for an empty slot.
     std::vector<double> cost_;
     std::vector<double> slope_;  // Slope of each line: bytes / cost.
     std::vector<double> last_;

@@ -6,8 +6,8 @@ namespace rekindle {
 
 Exact::~Exact() {
     // The storages may outlive this object, so release the references to them first.
-    back_.clear();
-    back_parents_.clear();
+    returned_.clear();
+    returned_parents_.clear();
     lost_.clear();
 }
 
@@ -54,8 +54,8 @@ void Exact::walk_children(Storage& storage) {
     each_child(storage, [&](const Storage& child) { walk_from(child); });
 }
 
-// Add all evicted storages that can be reached from `found_` in direction `way` to `found_`. Return
-// the sum of their costs; stop once it reaches `most`.
+// Add to `found_` all evicted storages that can be reached from those in `found_` in direction
+// `way` (ancestors or descendants). Return the sum of their costs; stop once it reaches `most`.
 Nanoseconds Exact::walk(Way way, Nanoseconds most) {
     Nanoseconds total = 0;
     for (std::size_t i = 0; i < found_.size() && total < most; ++i) {
@@ -74,9 +74,12 @@ Nanoseconds Exact::walk(Way way, Nanoseconds most) {
     return total;
 }
 
-Nanoseconds Exact::cost(Storage& storage) {
+Nanoseconds Exact::cost(Storage& storage, Span& span) {
     ++asked_;
     const Nanoseconds total = again(storage);
+    for (const Neighbor* member : found_) {
+        span.add(member->storage->id);
+    }
     return descendants_ == Costs::ancestors ? total : total + cost_below(storage);
 }
 
@@ -114,8 +117,8 @@ void Exact::expected(Storage& storage) {
     evicted(storage);
 }
 
-// From now on, let the cost of each storage that has `storage` among its evicted descendants
-// include expected storages.
+// Make the costs of all storages that have `storage` among their evicted descendants include
+// expected storages from now on.
 void Exact::notice(Storage& storage) {
     neighbor(storage).noticed = age_;
     begin_walk();
@@ -134,7 +137,7 @@ void Exact::evicted(Storage& storage) {
     if (own.noticed == age_) {
         notice(storage);
     }
-    const bool seen = own.back_at != 0;
+    const bool seen = own.returned_at != 0;
     remove_back(own);
     if (!own.evicted) {
         own.since = seen ? -1 : asked_;
@@ -169,27 +172,27 @@ void Exact::returned(Storage& storage) {
     if (own.expected) {
         own.expected = false;
         if (--n_expected_ == 0) {
-            ++age_;  // Invalidates the `noticed` of all storages.
+            ++age_;  // Makes the `noticed` of all storages outdated.
         }
     } else if (n_expected_ != 0) {
         notice(storage);
     }
-    // If no cost was computed while `storage` was evicted, no computed cost contains the cost of
+    // If no cost was computed while `storage` was evicted, no computed cost includes that of
     // `storage`.
     if (own.evicted && remove(own) < asked_) {
-        add_back(own);
+        add_returned(own);
     }
 }
 
 void Exact::forgotten(Storage& storage) {
     Neighbor& own = neighbor(storage);
     double lost = static_cast<double>(storage.cost) + remove_lost(own);
-    // `storage` connected its descendants to its parents, so their costs fall by an unknown amount
-    // as well.
+    // While it was evicted, `storage` connected its descendants with its parents, so their costs
+    // fall by an unknown amount as well.
     if (own.down != nullptr) {
         lost = std::numeric_limits<double>::infinity();
         for (const Link* link = own.down; link != nullptr; link = link->next_down) {
-            add_back(*link->lower);
+            add_returned(*link->lower);
         }
     }
     remove(own);
@@ -202,7 +205,7 @@ void Exact::repriced(Storage& storage) {
     }
 }
 
-// -- links ----------------------------------------------------------------------------------------
+// -- the graph of evicted storages ----------------------------------------------------------------
 
 // Link two evicted storages, of which `lower` needs `upper` to be recomputed.
 void Exact::connect(Neighbor& lower, Neighbor& upper) {
@@ -247,23 +250,23 @@ std::int64_t Exact::remove(Neighbor& gone) noexcept {
 // -- cost decreases -------------------------------------------------------------------------------
 
 // Record that a storage became resident again, together with its current parents.
-void Exact::add_back(Neighbor& back) {
-    const std::size_t first = back_parents_.size();
-    each_parent(*back.storage, [&](Storage& parent) { back_parents_.emplace_back(&parent); });
-    if (back.back_at == 0) {
-        back_.push_back({Ref<Storage>(back.storage), 0, 0});
-        back.back_at = static_cast<std::uint32_t>(back_.size());
+void Exact::add_returned(Neighbor& back) {
+    const std::size_t first = returned_parents_.size();
+    each_parent(*back.storage, [&](Storage& parent) { returned_parents_.emplace_back(&parent); });
+    if (back.returned_at == 0) {
+        returned_.push_back({Ref<Storage>(back.storage), 0, 0});
+        back.returned_at = static_cast<std::uint32_t>(returned_.size());
     }
-    back_[back.back_at - 1].first = first;
-    back_[back.back_at - 1].last = back_parents_.size();
+    returned_[back.returned_at - 1].first = first;
+    returned_[back.returned_at - 1].last = returned_parents_.size();
 }
 
 void Exact::remove_back(Neighbor& back) noexcept {
-    if (back.back_at != 0) {
-        back_.back().storage->standing.neighbor->back_at = back.back_at;
-        std::swap(back_[back.back_at - 1], back_.back());
-        back_.pop_back();
-        back.back_at = 0;
+    if (back.returned_at != 0) {
+        returned_.back().storage->standing.neighbor->returned_at = back.returned_at;
+        std::swap(returned_[back.returned_at - 1], returned_.back());
+        returned_.pop_back();
+        back.returned_at = 0;
     }
 }
 
@@ -290,20 +293,21 @@ double Exact::remove_lost(Neighbor& lost) noexcept {
     return lost.lost;
 }
 
-// When a storage becomes resident again, the costs of its evicted ancestors and descendants fall by
-// at most the costs on its other side. In a tight budget a long evicted chain lies below each
-// recomputed value. If a visit of that chain would exceed `most` storages, every candidate is
-// assumed to have lost that much.
-double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most) {
-    if (back_.empty() && lost_.empty()) {
+// When a storage becomes resident again, it no longer connects its evicted ancestors with its
+// evicted descendants. The costs on either side fall by at most the sum of the costs on the other.
+// In a tight budget a long evicted chain lies below each recomputed value. If visiting that chain
+// would take more than `most` storages, every candidate whose cost may have included the recomputed
+// value is assumed to have lost that much, and nothing is known of the costs above the chain.
+double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most, Span& span) {
+    if (returned_.empty() && lost_.empty()) {
         return 0;
     }
     double fell = 0;
     begin_walk();
-    for (const Back& back : back_) {
+    for (const Returned& back : returned_) {
         fell += static_cast<double>(back.storage->cost);
         for (std::size_t i = back.first; i < back.last; ++i) {
-            walk_from(*back_parents_[i]);
+            walk_from(*returned_parents_[i]);
         }
     }
     for (const Ref<Storage>& lost : lost_) {
@@ -313,20 +317,24 @@ double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most)
     const double loss_below = fell + static_cast<double>(walk(Way::up));
     above_.swap(found_);
     begin_walk();
-    for (const Back& back : back_) {
+    for (const Returned& back : returned_) {
         walk_children(*back.storage);
     }
-    const bool all = descendants_ != Costs::exact && !walk_down_within(most);
-    if (descendants_ == Costs::exact) {
+    const bool many = !walk_down_within(most);
+    if (descendants_ == Costs::exact && !many) {
         add_above(fell + static_cast<double>(walk(Way::down)), found);
-    } else if (descendants_ == Costs::capped) {
+    } else if (descendants_ != Costs::ancestors) {
         add_above(std::numeric_limits<double>::infinity(), found);
     }
-    if (!all) {
+    if (many) {
+        for (const Returned& back : returned_) {
+            span.add(back.storage->id);
+        }
+    } else {
         add_below(loss_below, found);
     }
     clear_fallen();
-    return all ? loss_below : 0;
+    return many ? loss_below : 0;
 }
 
 // Add all evicted descendants of `found_` to `found_`. Return false, and stop, if there are more
@@ -354,9 +362,9 @@ void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
             found.push_back({&storage, capped ? std::min(loss, static_cast<double>(cap)) : loss});
         }
     };
-    for (const Back& back : back_) {
+    for (const Returned& back : returned_) {
         for (std::size_t i = back.first; i < back.last; ++i) {
-            add(*back_parents_[i]);
+            add(*returned_parents_[i]);
         }
     }
     for (const Neighbor* member : above_) {
@@ -377,7 +385,7 @@ void Exact::add_below(double loss, std::vector<CostDecrease>& found) {
             found.push_back({&storage, loss});
         }
     };
-    for (const Back& back : back_) {
+    for (const Returned& back : returned_) {
         each_child(*back.storage, add);
     }
     for (const Neighbor* member : found_) {
@@ -386,14 +394,14 @@ void Exact::add_below(double loss, std::vector<CostDecrease>& found) {
 }
 
 void Exact::clear_fallen() noexcept {
-    for (const Back& back : back_) {
-        back.storage->standing.neighbor->back_at = 0;
+    for (const Returned& back : returned_) {
+        back.storage->standing.neighbor->returned_at = 0;
     }
     for (const Ref<Storage>& lost : lost_) {
         lost->standing.neighbor->lost_at = 0;
     }
-    back_.clear();
-    back_parents_.clear();
+    returned_.clear();
+    returned_parents_.clear();
     lost_.clear();
 }
 

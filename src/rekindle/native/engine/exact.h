@@ -25,13 +25,14 @@ struct Link final {
     Link* next_down = nullptr;
 };
 
-// State of a storage that was evicted at least once, or that has such a neighbor. In the comments
-// below, "it" is the storage.
+// State of a storage that was evicted at least once, or that is a parent or child of such a
+// storage. In the comments below, "it" is the storage.
 struct Neighbor final {
     Storage* storage = nullptr;
-    Link* up = nullptr;      // Links to the evicted storages that it is computed from.
-    Link* down = nullptr;    // Links to the evicted storages that are computed from it.
-    std::int64_t since = 0;  // Value of `Exact::asked_` when it was evicted.
+    Link* up = nullptr;    // Links to the evicted storages that it is computed from.
+    Link* down = nullptr;  // Links to the evicted storages that are computed from it.
+    // Number of costs that were computed before it was evicted (`Exact::asked_`).
+    std::int64_t since = 0;
     // Upper bound of the amount by which its cost, and the costs of storages that depend on it,
     // fell since the last `cost_decreases`.
     double lost = 0;
@@ -39,14 +40,15 @@ struct Neighbor final {
     // (`Chooser::expected`).
     std::uint64_t noticed = 0;
     std::uint32_t lost_at = 0;  // Position in `Exact::lost_`, from 1; 0 if it is not in that list.
-    std::uint32_t back_at = 0;  // Position in `Exact::back_`, from 1; 0 if it is not in that list.
+    std::uint32_t returned_at =
+        0;  // Position in `Exact::returned_`, from 1; 0 if it is not in that list.
     bool evicted = false;
     bool expected = false;
 };
 
 // Keeps the graph of evicted storages. When a storage is recomputed, the cost of each storage that
-// was connected to it may fall. It falls at most by the cost of the part of the graph on the other
-// side of the recomputed storage.
+// was connected with it may fall, at most by the cost of the part of the graph on the other side of
+// the recomputed storage.
 class Exact final : public Neighborhood {
 public:
     // `costs` says which evicted descendants count: with `exact` all, with `ancestors` none, with
@@ -59,9 +61,9 @@ public:
     Exact& operator=(Exact&&) = delete;
     ~Exact() override;
 
-    Nanoseconds cost(Storage& storage) override;
+    Nanoseconds cost(Storage& storage, Span& span) override;
     Nanoseconds again(Storage& storage) override;
-    double cost_decreases(std::vector<CostDecrease>& found, std::size_t most) override;
+    double cost_decreases(std::vector<CostDecrease>& found, std::size_t most, Span& span) override;
     void expected(Storage& storage) override;
     void evicted(Storage& storage) override;
     void returned(Storage& storage) override;
@@ -69,7 +71,7 @@ public:
     void repriced(Storage& storage) override;
     void disposed(Storage& storage) noexcept override;
 
-    std::size_t put_off() const override { return back_.size() + lost_.size(); }
+    std::size_t n_deferred() const override { return returned_.size() + lost_.size(); }
 
 private:
     enum class Way : std::uint8_t { up, down };
@@ -77,9 +79,9 @@ private:
     // A storage that became resident again since the last `cost_decreases`, or a child of one that
     // left the graph. Its parents are stored here, because the storage itself may leave the graph
     // before the next `cost_decreases`.
-    struct Back final {
+    struct Returned final {
         Ref<Storage> storage;
-        std::size_t first;  // Its parents are `back_parents_[first:last]`.
+        std::size_t first;  // Its parents are `returned_parents_` from this index up to `last`.
         std::size_t last;
     };
 
@@ -101,7 +103,7 @@ private:
     void connect(Neighbor& lower, Neighbor& upper);
     void disconnect(Link& link) noexcept;
     std::int64_t remove(Neighbor& gone) noexcept;
-    void add_back(Neighbor& back);
+    void add_returned(Neighbor& back);
     void remove_back(Neighbor& back) noexcept;
     void add_lost(Storage& storage, double lost);
     double remove_lost(Neighbor& lost) noexcept;
@@ -113,14 +115,14 @@ private:
     Graph& graph_;
     Slab<Neighbor> neighbors_;
     Slab<Link> links_;
-    std::vector<Back> back_;
-    std::vector<Ref<Storage>> back_parents_;
+    std::vector<Returned> returned_;
+    std::vector<Ref<Storage>> returned_parents_;
     std::vector<Ref<Storage>> lost_;
     std::size_t n_expected_ = 0;
-    std::uint64_t age_ = 1;         // Incremented each time the last expected storage was made.
+    std::uint64_t age_ = 1;         // Incremented when no expected storage is left.
     std::int64_t asked_ = 0;        // Number of calls of `cost` so far.
-    std::uint64_t mark_ = 0;        // Graph mark of the walk in progress.
-    std::vector<Neighbor*> found_;  // Evicted storages found by the walk in progress.
+    std::uint64_t mark_ = 0;        // Graph mark of the current walk.
+    std::vector<Neighbor*> found_;  // Evicted storages that the current walk has found.
     // Used by `cost_decreases`: evicted ancestors of the storages that became resident again.
     std::vector<Neighbor*> above_;
 };

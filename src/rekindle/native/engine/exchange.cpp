@@ -16,7 +16,7 @@ void Ledger::swap_with(const Swap& swap) {
 void Ledger::measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s) {
     const std::int64_t flags = nesting_ != 0 ? Entry::NESTED : 0;
     note(Entry::Kind::measured, out_bytes_per_s, in_bytes_per_s, flags);
-    host->ways.measured(out_bytes_per_s, in_bytes_per_s);
+    host->link.measured(out_bytes_per_s, in_bytes_per_s);
 }
 
 // -- swapping out ---------------------------------------------------------------------------------
@@ -27,9 +27,9 @@ void Ledger::send_until(Bytes nbytes) {
         if (Storage* victim = choose(); victim != nullptr) {
             send(*victim);
         } else if (!host->saving.empty() || !host->coming.empty()) {
-            // Only storages that a transfer locks are left to evict.
-            land(true);
-            arrived(true);
+            // Only storages that a transfer locks are left to evict, so wait for the transfers.
+            unlock_saved(true);
+            unlock_prefetched(true);
         } else {
             return;
         }
@@ -53,15 +53,16 @@ void Ledger::send(Storage& victim) {
     }
 }
 
-// Return true if swapping `victim` out is cheaper than recomputing it.
+// Return true if swapping `victim` out now is cheaper than recomputing it later.
 bool Ledger::pays(Storage& victim) {
     if (host->only || !victim.replayable) {
         return true;
     }
-    return host->waiting(victim, clock) < chooser_->recompute_ns(victim);
+    return !planned_ && host->waiting(victim, clock) < chooser_->recompute_ns(victim);
 }
 
-// Discard host copies of resident storages, if `nbytes` more fit on the host afterwards.
+// Make room for `nbytes` on the host by discarding copies of resident storages. Discard none if
+// that does not suffice.
 void Ledger::make_host_room(Bytes nbytes) {
     discard_all();
     std::vector<Storage*> spare;
@@ -77,7 +78,7 @@ void Ledger::swap_out(Storage& storage) {
     memory -= storage.nbytes;
     vanish(storage);
     host->take(storage);
-    host->ways.send(storage.nbytes, clock);
+    host->link.send(storage.nbytes, clock);
     reprice(storage);
     chooser_->evicted(storage);
     copy(storage, false);
@@ -94,12 +95,16 @@ void Ledger::copy(Storage& storage, bool keep) {
 
 bool Ledger::swap_out_failed(Storage& storage) {
     note(Entry::Kind::swap_out_failed, storage.id, 0, nesting_ != 0 ? Entry::NESTED : 0);
-    // The storage is still resident; it was only copied ahead of an eviction.
+    // The copy ahead of an eviction failed; the storage is still resident.
     if (storage.resident) {
-        host->saving.take(storage);
+        const bool locked = host->saving.take(storage);
         host->failed(storage);
         reprice(storage);
-        unlock_quietly(storage);
+        if (locked) {
+            unlock_quietly(storage);
+        } else {
+            classify(storage);
+        }
         return true;
     }
     chooser_->returned(storage);
@@ -115,8 +120,8 @@ bool Ledger::swap_out_failed(Storage& storage) {
     return true;
 }
 
-// `storage` has no recipe, and the host has no room for it. Exclude it from the candidates until
-// the host has room.
+// Exclude `storage` from the candidates until the host has room: it has no recipe, and the host has
+// no room for its copy now.
 void Ledger::refuse(Storage& storage) {
     if (!host->refuses(storage)) {
         host->refused.push_back(&storage);
@@ -132,9 +137,9 @@ void Ledger::ahead() {
     }
     note_event(Entry::Kind::ahead, -1);
     const Event event(*this);
-    land(false);
-    while (budget != UNLIMITED && memory > budget / 2 && host->ways.idle_out(clock)) {
-        Storage* victim = worthiest();
+    unlock_saved(false);
+    while (!planned_ && budget != UNLIMITED && memory > budget / 2 && host->link.idle_out(clock)) {
+        Storage* victim = most_worth_copying();
         if (victim == nullptr) {
             break;
         }
@@ -144,17 +149,42 @@ void Ledger::ahead() {
         }
         lock_quietly(*victim);
         host->take(*victim);
-        host->saving.put(*victim, host->ways.send(victim->nbytes, clock));
+        host->saving.put(*victim, host->link.send(victim->nbytes, clock));
         reprice(*victim);
         copy(*victim, true);
     }
-    host->ways.asked(clock);
+    host->link.asked(clock);
     host->turn = clock;
 }
 
-// Return the candidate for which a copy on the host saves most per byte: the most expensive one to
-// recompute. With `only`, return the least recently used one.
-Storage* Ledger::worthiest() const noexcept {
+void Ledger::follow_plan(bool follow) {
+    if (host == nullptr || host->only) {
+        return;
+    }
+    note_event(Entry::Kind::planned, -1, follow ? 1 : 0);
+    planned_ = follow;
+}
+
+void Ledger::save(Storage& storage) {
+    if (host == nullptr || storage.on_host || !storage.resident || storage.nbytes == 0) {
+        return;
+    }
+    note_event(Entry::Kind::save, storage.id);
+    const Event event(*this);
+    make_host_room(storage.nbytes);
+    if (host->lacks(storage.nbytes) > 0) {
+        return;
+    }
+    host->take(storage);
+    host->link.send(storage.nbytes, clock);
+    reprice(storage);
+    classify(storage);  // it may have been excluded before, when the host had no room
+    copy(storage, true);
+}
+
+// Return the candidate that most needs a copy on the host: the one most expensive to recompute per
+// byte. With `only`, return the least recently used one.
+Storage* Ledger::most_worth_copying() const noexcept {
     const auto worth = [](const Storage& storage) {
         return static_cast<double>(storage.cost) / static_cast<double>(storage.nbytes);
     };
@@ -170,9 +200,9 @@ Storage* Ledger::worthiest() const noexcept {
     return found;
 }
 
-// Unlock the storages whose copies to the host are complete. If `all_of_them`, do not wait for
-// completion.
-void Ledger::land(bool all_of_them) {
+// Unlock the storages whose copies to the host are complete. With `all_of_them`, also those whose
+// copies are in progress.
+void Ledger::unlock_saved(bool all_of_them) {
     std::vector<Storage*> landed;
     for (const auto& [storage, end] : host->saving) {
         if (all_of_them || end <= clock) {
@@ -183,14 +213,14 @@ void Ledger::land(bool all_of_them) {
         host->saving.take(*storage);
         unlock_quietly(*storage);
         if (storage->dead()) {
-            let_go(*storage);
+            evict_or_remove(*storage);
         }
     }
 }
 
-// Unlock the prefetched storages that the program has used (or all of them), so that they can be
-// evicted again.
-void Ledger::arrived(bool all_of_them) {
+// Unlock the prefetched storages that the program has used since, so that they can be evicted
+// again. With `all_of_them`, unlock all prefetched storages.
+void Ledger::unlock_prefetched(bool all_of_them) {
     std::vector<Storage*> used;
     for (const auto& [storage, since] : host->coming) {
         if (all_of_them || storage->last_access > since || storage->dead()) {
@@ -201,7 +231,7 @@ void Ledger::arrived(bool all_of_them) {
         host->coming.take(*storage);
         unlock_quietly(*storage);
         if (storage->dead()) {
-            let_go(*storage);
+            evict_or_remove(*storage);
         }
     }
 }
@@ -269,7 +299,7 @@ bool Ledger::abandon_copy(Storage& storage) {
     return storage.locks == 0;
 }
 
-// `storage` left the graph: schedule its host copy for discarding.
+// Let the host copy of `storage`, which left the graph, be discarded later.
 void Ledger::left(Storage& storage) const {
     if (host != nullptr) {
         std::erase(host->refused, &storage);
@@ -279,8 +309,8 @@ void Ledger::left(Storage& storage) const {
     }
 }
 
-// Update the cost of `storage`. The cost may have decreased, so remove the storage from the policy
-// and add it again.
+// Update the cost of `storage` in the policy. The cost may have decreased, so the storage is
+// removed from the policy and added again.
 void Ledger::renew(Storage& storage) {
     if (host != nullptr) {
         reprice(storage);

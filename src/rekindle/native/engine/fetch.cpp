@@ -22,7 +22,7 @@ bool Engine::copies(const Value& value) const {
     if (host->only || !storage.replayable) {
         return true;
     }
-    const Nanoseconds waiting = host->ways.waiting_now(storage.nbytes, clock);
+    const Nanoseconds waiting = host->link.waiting_now(storage.nbytes, clock);
     return waiting <= climb_ns(value, waiting);
 }
 
@@ -42,7 +42,7 @@ Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
             }
             calls.push_back(source.call);
             if (source.storage->on_host) {
-                total += host->ways.in_ns(source.storage->nbytes);
+                total += host->link.in_ns(source.storage->nbytes);
             } else {
                 total += source.call->cost;
                 stack.push_back(source.call);
@@ -52,21 +52,22 @@ Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
     return total;
 }
 
-// Swap `storage` in. If the performer fails, the storage counts as evicted.
-void Engine::swap_in(Storage& storage) {
+// Swap `storage` in; `early`: before anything reads it. If the performer fails, the storage counts
+// as evicted.
+void Engine::swap_in(Storage& storage, bool early) {
     const std::uint64_t visits = visits_;
     make_room(storage.nbytes, storage.root.call);
     const bool comes = storage.on_host && !storage.resident && !storage.dissolved;
-    if (visits != visits_ && !comes) {  // Another thread swapped it in or freed it.
+    if (visits != visits_ && !comes) {  // Another thread swapped the storage in or freed it.
         return;
     }
     note(Entry::Kind::swap_in, storage.id);
-    performer_.swap_in(storage);
+    performer_.swap_in(storage, early);
     if (!storage.on_host) {
         return;
     }
     host->swapped_in += storage.nbytes;
-    host->ways.fetch(storage.nbytes, clock);
+    host->link.fetch(storage.nbytes, clock);
     memory += storage.nbytes;
     raise_peak();
     appear(storage);
@@ -97,8 +98,10 @@ void Engine::copy_lost(Storage& storage) {
     }
     note(Entry::Kind::copy_lost, storage.id, 0, nesting_ != 0 ? Entry::NESTED : 0);
     const Event event(*this);
-    if (host->saving.take(storage)) {
-        unlock_quietly(storage);
+    for (Moves* moves : {&host->saving, &host->coming}) {
+        if (moves->take(storage)) {
+            unlock_quietly(storage);
+        }
     }
     const auto is_it = [&](const Ref<Storage>& each) { return each.get() == &storage; };
     if (std::ranges::any_of(host->discarded, is_it)) {
@@ -113,14 +116,24 @@ void Engine::copy_lost(Storage& storage) {
     host->limit = host->nbytes;
 }
 
+void Engine::fetch(Storage& storage) {
+    if (!storage.on_host || storage.resident) {
+        return;
+    }
+    note_event(Entry::Kind::fetch, storage.id);
+    const Event event(*this);
+    touch(storage);
+    swap_in(storage, true);
+}
+
 void Engine::prefetch(Bytes room) {
     if (host == nullptr) {
         return;
     }
     note_event(Entry::Kind::prefetch, -1, room);
     const Event event(*this);
-    arrived(false);
-    while (host->ways.idle_in(clock)) {
+    unlock_prefetched(false);
+    while (!planned_ && host->link.idle_in(clock)) {
         Storage* storage = host->next_back(clock);
         if (storage == nullptr) {
             return;
@@ -137,7 +150,7 @@ void Engine::prefetch(Bytes room) {
             return;
         }
         touch(*storage);
-        swap_in(*storage);
+        swap_in(*storage, true);
         if (storage->resident) {
             lock_quietly(*storage);
             host->coming.put(*storage, storage->last_access);
@@ -145,8 +158,8 @@ void Engine::prefetch(Bytes room) {
     }
 }
 
-// Make the call in progress at position `at` (not the topmost) lock all its inputs again. Return
-// the storages that it had locked.
+// Make the call in progress at position `at` (not the topmost) lock all its inputs again, one after
+// the other. Return the storages that it had locked.
 std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const auto place = [](auto& stack, std::size_t index) {
         return stack.begin() + static_cast<std::ptrdiff_t>(index);
@@ -169,9 +182,9 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
     return locked;
 }
 
-// Swap out the locked inputs of the calls in progress from `first` on, except for the topmost. That
-// makes room for the input that the topmost call computes or needs. Each call gives up its inputs
-// only once. Return true if a call did.
+// Swap out the inputs that the calls in progress from position `first` on have locked, except for
+// the topmost call. That makes room for what the topmost call computes or needs. Each call gives up
+// its inputs only once. Return true if some call did so now.
 bool Engine::give_up(std::size_t first) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {
@@ -185,7 +198,7 @@ bool Engine::give_up(std::size_t first) {
         for (Storage* storage : locked) {
             unlock_quietly(*storage);
         }
-        // A storage that is in `locked` twice is no candidate any more the second time.
+        // A storage may be in `locked` twice. The second time it is no candidate any more.
         for (Storage* storage : locked) {
             if (storage->order >= 0 && !storage->on_host && host->lacks(storage->nbytes) <= 0) {
                 swap_out(*storage);

@@ -12,19 +12,33 @@
 
 namespace rekindle {
 
-// A plan in a form that is fast to follow. `moves[stops[i - 1]:stops[i]]` are the moves between the
-// first runs of operators i - 1 and i. A negative move ~s says that storage s is not needed until
-// the plan restores it. A move m >= 0 restores the storages `restored[restores[m]:restores[m + 1]]`
-// with one operator.
+// A plan in a form that is fast to follow: a list of `moves` (steps of the plan). `moves[stops[i -
+// 1]:stops[i]]` come between the first runs of operators i - 1 and i. A negative move ~s says that
+// storage s is not needed until the plan restores it. A move m >= 0 restores the storages
+// `restored[restores[m]:restores[m + 1]]` with one operator. If there are only n such groups, a
+// move m >= n begins the copy `copies[m - n]`.
 struct Route final {
     std::vector<std::int64_t> stops;
     std::vector<std::int64_t> moves;
     // Bounds of the groups in `restored`: one entry more than there are groups.
     std::vector<std::int64_t> restores;
     std::vector<std::int64_t> restored;
-    // Numbers of the storages that the follower keeps alive after the program drops them, because
-    // the plan reuses them.
+    // Numbers of the storages that the follower keeps alive when the program no longer holds them,
+    // because the plan uses them again.
     std::vector<std::int64_t> kept;
+    // Copies to the host and back: s copies storage s to the host, ~s swaps it in.
+    std::vector<std::int64_t> copies;
+
+    // Return the number of groups of storages in `restored`.
+    std::int64_t n_restores() const noexcept {
+        return static_cast<std::int64_t>(restores.size()) - 1;
+    }
+
+    // Return the copy that `move` begins, or null.
+    const std::int64_t* copy_of(std::int64_t move) const noexcept {
+        const std::int64_t index = move - n_restores();
+        return index < 0 ? nullptr : &copies[static_cast<std::size_t>(index)];
+    }
 };
 
 // Interface of the owner of the memory, as far as a follower uses it.
@@ -41,7 +55,7 @@ public:
     virtual void poll() = 0;
     // Return the storage that replaced `storage`; `storage` itself if none did.
     virtual Storage& current(Storage& storage) = 0;
-    // Keep the memory of `storage` after the program drops it.
+    // Keep the memory of `storage` even if the program no longer holds it.
     virtual void own(Storage& storage) = 0;
     // Stop keeping the memory of `storage` (undo `own`).
     virtual void disown(Storage& storage) = 0;
@@ -60,17 +74,18 @@ public:
     Follower& operator=(Follower&&) = delete;
     ~Follower() = default;
 
-    // Return the number of moves of the plan taken so far.
+    // Return the number of steps of the plan (evictions and restores) performed so far.
     std::int64_t position() const noexcept { return position_; }
 
     // The program made `storage`, whose number in the plan is `number`.
     void made(std::int64_t number, Storage& storage);
-    // Take the moves before the first run of `op`, but without restoring any storage.
+    // Advance past the plan's steps before the first run of `op`, without restoring any storage.
     void skip(std::int64_t op);
-    // Take the moves of the plan that come before the first run of `op`.
+    // Perform the plan's evictions and restores that come before the first run of `op`.
     void before(std::int64_t op);
-    // The program needs `storage` before `op`. Takes moves of the plan until `storage` is resident.
-    void wanting(const Storage& storage, std::int64_t op);
+    // The program needs `storage`, which is evicted, before `op`. Performs the plan's evictions and
+    // restores until `storage` is resident.
+    void about_to_access(const Storage& storage, std::int64_t op);
     // Stop following: the plan ended, or the program ran another operator than planned. From now on
     // the policy decides alone.
     void end();
@@ -81,13 +96,15 @@ private:
         Ref<Storage> storage;
         bool named = false;
         bool to_keep = false;
-        bool kept = false;  // True if the follower holds a reference to it.
+        bool kept = false;  // True if the follower holds a reference to the storage.
     };
 
     Stop& stop(std::int64_t number) { return stops_[static_cast<std::size_t>(number)]; }
 
     void name(std::int64_t number);
     void move();
+    void save(std::int64_t number);
+    void fetch_late();
     void mark(std::int64_t number);
     void unmark(std::int64_t move);
     void give_up(std::int64_t number);
@@ -101,6 +118,8 @@ private:
     std::vector<Stop> stops_;  // The storages of the plan, by number.
     // Numbers of the storages kept so far, in the order in which they were made.
     std::vector<std::int64_t> kept_;
+    // Numbers of the storages whose swap-in is due but did not fit yet, in the plan's order.
+    std::vector<std::int64_t> late_;
 };
 
 }  // namespace rekindle

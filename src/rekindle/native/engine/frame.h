@@ -43,11 +43,12 @@ struct Cyclic final : std::exception {
     }
 };
 
-// Other threads keep evicting the inputs of a recomputation, so that it makes no progress.
+// Other threads evict the inputs of a recomputation again and again, so that it makes no progress.
 struct Starved final : std::exception {
     const char* what() const noexcept override {
-        return "a value cannot be recomputed, because its inputs are taken away again and again: "
-               "another thread, which the operator waits for, writes it or hands it out (as "
+        return "a value cannot be recomputed, because its inputs become unavailable again and "
+               "again: "
+               "another thread, for which the operator waits, writes to them or exports them (as "
                "tensor.numpy() does). Do that in the thread that runs the operator, or write "
                "rekindle.never_recompute() around the operator";
     }

@@ -101,7 +101,8 @@ void Graph::consume(Call& call) {
             continue;
         }
         if (storage.last_consumer != nullptr && storage.last_consumer->call == &call) {
-            continue;  // The call is already listed for another value of this storage.
+            // The list has the call already, because it reads another value of this storage, too.
+            continue;
         }
         edge.previous = storage.last_consumer;
         (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = &edge;
@@ -113,7 +114,7 @@ void Graph::consume(Call& call) {
 void Graph::unlink(Edge& edge) noexcept {
     Storage& storage = *edge.value->storage;
     if (edge.previous == nullptr && storage.first_consumer != &edge) {
-        return;  // The edge is not in the list of consumers.
+        return;  // This edge is not in the list of consumers.
     }
     (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = edge.next;
     (edge.next != nullptr ? edge.next->previous : storage.last_consumer) = edge.previous;
@@ -163,7 +164,7 @@ void Graph::dissolve(Storage& storage) noexcept {
 }
 
 void Graph::clean(Storage& storage) noexcept {
-    // A storage that has a call here was never linked into the graph.
+    // A storage whose root has a call, but was not dissolved, never was linked into the graph.
     if (!storage.dissolved && storage.root.call != nullptr) {
         dissolve(storage);
     }
@@ -176,7 +177,8 @@ void Graph::clean(Storage& storage) noexcept {
 }
 
 void Graph::clean(Call& call) noexcept {
-    // Keeps the call from entering the list of dead objects again while it is taken apart.
+    // Hold a reference, so that `call` is not added to the list of unreferenced objects again while
+    // its links are removed.
     call.count = 1;
     dissolve(call);
 }

@@ -53,12 +53,13 @@ struct Standing final {
     enum class News : std::uint8_t { none, candidate, removed };
 
     Neighbor* neighbor = nullptr;
-    // Slot of the storage's line in the `Envelope`; negative if it has none.
+    // Index of the storage's entry in the `Envelope`; negative if it has none.
     std::int32_t slot = -1;
     std::uint32_t news_at = 0;  // Position in `ScoredChooser::news_`.
     // Position in `AdvisedChooser::ready_`, from 1; 0 if it is not in that list.
     std::uint32_t ready_at = 0;
-    std::uint32_t marked = 0;  // Value of `AdvisedChooser::age_` if the plan marked it.
+    // Equals `AdvisedChooser::age_` if the plan marked the storage as not needed.
+    std::uint32_t marked = 0;
     News news = News::none;
 };
 
@@ -72,35 +73,42 @@ struct Storage : Counted<Storage> {
     std::int32_t locks = 0;
     StorageId id;
     Bytes nbytes;
-    // Total cost (ns) of the calls that made it, views included. If it has a copy on the host, cost
-    // of the transfer.
+    // Cost (ns) of restoring this storage: of the calls that made it and its views, or of the
+    // transfer if it has a copy on the host.
     Nanoseconds cost = 0;
     Nanoseconds last_access = 0;
     // Sequence number among the candidates for eviction; negative if it is not a candidate.
     std::int64_t order = -1;
-    std::int32_t references = 0;  // Number of references that permit eviction (`Engine::retain`).
-    bool held = false;            // True if the program's variables hold it.
-    // True if it may be evicted while it is held, because an access restores it.
-    bool returns = false;
-    // True if it may be evicted while it is held, but only if nothing else can be evicted.
+    // Number of references, such as autograd's, that permit eviction (`Engine::retain`).
+    std::int32_t references = 0;
+    bool held = false;  // True if the program's variables hold it.
+    // True if it may be evicted even while the program holds it, because an access restores it.
+    bool evictable_while_held = false;
+    // True if it may be evicted while the program holds it, but only if nothing else can be
+    // evicted.
     bool reserved = false;
     bool pinned = false;  // True if it must stay resident while it is referenced.
     bool resident = false;
-    // True if it has a copy on the host, from which it can be restored without its calls.
+    // True if the storage has a copy on the host, from which it can be restored without its calls.
     bool on_host = false;
+    // True if the program has freed this source, and may bring the same contents back later. Until
+    // then nothing can be recomputed from it.
+    bool absent = false;
     bool replayable = true;  // True if all calls that made it can run again.
     bool listed = false;     // True while it is in the graph.
-    bool dissolved = false;  // True after it left the graph, which is final.
-    Value root;              // First value. `Value::next` leads to its views.
-    // Replayable calls that read it, without those that only make a view of it.
+    bool dissolved = false;  // True after it left the graph; it never returns.
+    Value root;              // First value of the storage. `Value::next` leads to its views.
+    // First edge of the calls that read this storage and can be replayed, without those that only
+    // make a view of it.
     Edge* first_consumer = nullptr;
     Edge* last_consumer = nullptr;
     Storage* previous = nullptr;  // Neighbor in the list of all storages in the graph.
     Storage* next = nullptr;
-    std::uint64_t mark = 0;  // Mark of the last walk over the graph that visited it.
+    // Number of the last walk over the graph that visited it (`Graph::new_mark`).
+    std::uint64_t mark = 0;
     Standing standing;
 
-    // Return the root, whose `next` leads to the views; null if the storage left the graph.
+    // Return the first value, whose `next` leads to the views; null if the storage left the graph.
     Value* first_value() noexcept { return dissolved ? nullptr : &root; }
 
     bool consumed() const noexcept { return first_consumer != nullptr; }
@@ -108,8 +116,8 @@ struct Storage : Counted<Storage> {
     // Return true if the storage can be restored after an eviction.
     bool restorable() const noexcept { return replayable || on_host; }
 
-    // Return true if the program has no reference to the storage any more. Other storages may still
-    // need it to be recomputed.
+    // Return true if neither the program nor autograd refers to the storage any more. Other
+    // storages may still need it to be recomputed.
     bool dead() const noexcept { return references == 0 && !held; }
 
 protected:
@@ -123,7 +131,7 @@ struct Call : Counted<Call> {
     std::uint32_t n_inputs = 0;
     OpId id;
     Nanoseconds cost;
-    Bytes nbytes = 0;  // Bytes of the storages that the call made (their root is an output).
+    Bytes nbytes = 0;  // Bytes of the new storages that the call made.
     Edge* edges = nullptr;
 
     union {
@@ -133,7 +141,8 @@ struct Call : Counted<Call> {
 
     Overwrite* overwritten = nullptr;
     std::uint32_t n_outputs = 0;
-    std::uint32_t n_made = 0;  // Number of outputs that are the root of their storage.
+    // Number of outputs that are the root (first value) of a new storage.
+    std::uint32_t n_made = 0;
     std::uint16_t n_overwrites = 0;
     bool replayable;
     bool ran = false;
@@ -182,10 +191,11 @@ public:
     Value& makes(Call& call, Storage& storage);
     // Add an output to `call`: a view of `storage`.
     Value& views(Call& call, Storage& storage);
-    // Set the outputs of `call` that take over the memory of inputs. Called once.
+    // Set which outputs of `call` take over the memory of which inputs. Called once.
     void overwrites(Call& call, std::span<const Overwrite> pairs);
 
-    // -- for the ledger -------------------------------------------------------------------------
+    // -- called by the ledger only
+    // --------------------------------------------------------------------
 
     // Let the outputs of `call` hold it by counted references.
     void link(Call& call);
@@ -198,21 +208,23 @@ public:
     void dissolve(Call& call) noexcept;
     // Release the calls that made `storage`, because it left the graph.
     void dissolve(Storage& storage) noexcept;
-    // Release the memory that the graph still holds for an object that is about to be destroyed.
+    // Release the memory that the graph's bookkeeping holds for an object that is about to be
+    // destroyed.
     void clean(Storage& storage) noexcept;
     void clean(Call& call) noexcept;
 
-    // Add to `found`, oldest first, the storages whose recomputation needs `storage`. A resident
-    // value on the way ends the search.
+    // Add to `found`, oldest first, the evicted storages that cannot be recomputed without
+    // `storage`. The search does not pass a resident value.
     void made_through(Storage& storage, std::vector<Storage*>& found);
     // Add to `found` the referenced storages that can be recomputed from the source `storage`. Adds
-    // them only if all of them are resident and only the program holds them.
+    // none unless all of them are resident and held by the program only.
     void ends(Storage& storage, std::vector<Ref<Storage>>& found);
-    // Return true if `storage` is a dead source, and only values that the program holds anyway can
-    // be recomputed from it.
+    // Return true if `storage` is a source (no recipe) without references that only serves to
+    // recompute values that the program holds anyway.
     bool useless(Storage& storage);
 
-    // Return a mark that no storage has yet. A walk marks each storage that it visits.
+    // Return the number of a new walk over the graph. A walk sets `mark` of each storage that it
+    // visits.
     std::uint64_t new_mark() noexcept { return ++marks_; }
 
     // Return the number of linked calls.
@@ -241,7 +253,7 @@ template <class F>
 void each_maker(Storage& storage, F&& visit) {
     const Call* last = nullptr;
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
-        // A call makes its values consecutively, so this skips duplicates.
+        // The values of one call follow one another, so this visits each call once.
         if (value->call != last) {
             last = value->call;
             visit(*value->call);
@@ -249,7 +261,8 @@ void each_maker(Storage& storage, F&& visit) {
     }
 }
 
-// Return the total cost (ns) of the calls that made `storage`, even if it has a copy on the host.
+// Return the total cost (ns) of the calls that made `storage`, also if a copy on the host could
+// restore it.
 inline Nanoseconds recipe_ns(Storage& storage) {
     Nanoseconds total = 0;
     each_maker(storage, [&](const Call& call) { total += call.cost; });

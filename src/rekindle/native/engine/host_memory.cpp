@@ -12,7 +12,7 @@ namespace {
 constexpr double MOST_HIDDEN = 0.9;
 
 // Duration of a backward pass relative to its forward pass: it computes two matrix products for
-// each one.
+// each product of the forward pass.
 constexpr Nanoseconds BACKWARD = 2;
 
 }  // namespace
@@ -75,7 +75,7 @@ Storage* HostMemory::next_back(Nanoseconds now) const noexcept {
             continue;
         }
         const Nanoseconds wanted = turn + BACKWARD * (turn - storage->last_access);
-        const bool late = wanted < now + ways.in_ns(storage->nbytes);
+        const bool late = wanted < now + link.in_ns(storage->nbytes);
         if (late && storage->replayable && !only) {
             continue;
         }
@@ -87,19 +87,19 @@ Storage* HostMemory::next_back(Nanoseconds now) const noexcept {
 }
 
 Nanoseconds HostMemory::cost(Storage& storage) const noexcept {
-    const Nanoseconds back = ways.in_ns(storage.nbytes);
+    const Nanoseconds back = link.in_ns(storage.nbytes);
     if (!storage.on_host) {
-        return back + ways.out_ns(storage.nbytes);
+        return back + link.out_ns(storage.nbytes);
     }
     return storage.replayable ? std::min(back, recipe_ns(storage)) : back;
 }
 
 bool HostMemory::worth_copying(const Storage& storage, Nanoseconds now) const noexcept {
     const Nanoseconds unused = now - storage.last_access;
-    if (storage.on_host || unused < ways.out_ns(storage.nbytes)) {
+    if (storage.on_host || unused < link.out_ns(storage.nbytes)) {
         return false;
     }
-    const auto back = static_cast<double>(ways.in_ns(storage.nbytes));
+    const auto back = static_cast<double>(link.in_ns(storage.nbytes));
     return only || !storage.replayable ||
            back * (1 - MOST_HIDDEN) <= static_cast<double>(storage.cost);
 }
@@ -111,8 +111,8 @@ Nanoseconds HostMemory::waiting(const Storage& storage, Nanoseconds now) const n
             before += other->nbytes;
         }
     }
-    return ways.waiting_in(storage.nbytes, before, now - storage.last_access) +
-           ways.waiting_out(storage.nbytes, now);
+    return link.waiting_in(storage.nbytes, before, now - storage.last_access) +
+           link.waiting_out(storage.nbytes, now);
 }
 
 }  // namespace rekindle

@@ -7,12 +7,12 @@
 
 #include "../base/types.h"
 #include "graph.h"
-#include "ways.h"
+#include "host_link.h"
 
 namespace rekindle {
 
-// Storages with a transfer in progress, in insertion order and with a time each. Linear search
-// suffices: only large storages are copied, so there are few.
+// Storages with a transfer in progress and a time for each, in the order of insertion. Linear
+// search suffices: only large storages are copied, so there are few.
 class Moves final {
 public:
     using Move = std::pair<Storage*, Nanoseconds>;
@@ -37,7 +37,7 @@ private:
 class HostMemory final {
 public:
     explicit HostMemory(const Swap& swap) noexcept
-        : limit(swap.host), only(swap.only), ways(swap) {}
+        : limit(swap.host), only(swap.only), link(swap) {}
 
     HostMemory(const HostMemory&) = delete;
     HostMemory& operator=(const HostMemory&) = delete;
@@ -51,22 +51,23 @@ public:
     Bytes peak = 0;
     Bytes swapped_out = 0;  // Total bytes swapped out.
     Bytes swapped_in = 0;   // Total bytes swapped in.
-    Ways ways;
-    Nanoseconds turn = 0;  // Clock when an operator of a forward pass last ran.
+    HostLink link;
+    // Clock when an operator of a forward pass ran last: the time at which the pass turns backward.
+    Nanoseconds turn = 0;
     std::vector<Storage*> copies;
-    // Storages that are being copied ahead of eviction, with the time at which each copy ends.
+    // Storages that are being copied before their eviction, with the time at which each copy ends.
     Moves saving;
     // Storages that were prefetched and not used since, with the time of the prefetch.
     Moves coming;
-    std::vector<Storage*> refused;  // Storages without a recipe, for which the host had no room.
+    // Storages without a recipe whose copies the host had no room for.
+    std::vector<Storage*> refused;
     std::vector<Ref<Storage>> discarded;  // Storages whose host copies are not needed any more.
 
     // Count a host copy of `storage`.
     void take(Storage& storage);
     // Remove the host copy of `storage` from the counts.
     void drop(Storage& storage) noexcept;
-    // Undo the `take` of `storage`, because its copy failed. The host's current usage becomes the
-    // limit.
+    // Undo `take(storage)`, because the copy failed. The bytes now on the host become the limit.
     void failed(Storage& storage) noexcept;
     bool refuses(const Storage& storage) const noexcept;
 
@@ -76,8 +77,8 @@ public:
         return limit == UNLIMITED ? 0 : nbytes + more - limit;
     }
 
-    // Add to `found`, oldest copy first, resident storages whose copies can be discarded to make
-    // room for `more` bytes. Add none if those do not suffice.
+    // Add to `found`, oldest copy first, resident storages whose host copies can be discarded to
+    // make room for `more` bytes. Add none if all of these copies do not suffice.
     void spare(Bytes more, std::vector<Storage*>& found) const;
     // Return the swapped-out storage to prefetch next, whose swap-in should end before the program
     // needs it; null if there is none.

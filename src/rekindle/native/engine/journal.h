@@ -24,7 +24,7 @@ struct Entry final {
         makes,       // number: bytes
         views,       // number: position of the value
         overwrites,  // number: storage whose memory `id` takes over
-        takes,       // id: operator; number: bytes of its workspace, if it has one
+        takes,       // id: operator; number: bytes of workspace, if the operator has one
         call,        // id: operator; number: cost; flags: `REPLAYABLE`, `HELD`
         admit,       // as `call`
         use,         // number: position of the value
@@ -36,29 +36,32 @@ struct Entry final {
         forget,
         seal,
         spoil,
-        account,     // id: cost; number: change of memory in bytes; flags: bytes of workspace
-        resize,      // number: bytes
-        require,     // number: position of the value
-        make_room,   // id: none; number: bytes
-        shrink,      // as `make_room`
-        evict,       // evict exactly this storage (`Ledger::evict_these`)
-        let_return,  // flags: 0 not while held, 1 while held, 2 only as a last resort
+        account,    // id: cost; number: change of memory in bytes; flags: bytes of workspace
+        resize,     // number: bytes
+        require,    // number: position of the value
+        make_room,  // id: none; number: bytes
+        shrink,     // as `make_room`
+        evict,      // evict exactly this storage (`Ledger::evict_these`)
+        set_evictable_while_held,  // flags: 0 not while held, 1 while held, 2 only as a last resort
         lock,
         unlock,
         mark,    // the plan does not need the storage for now
         unmark,  //
         clear,   // removes all marks
         listen,
-        uncounted,  // memory outside any storage that the recorded driver counts; number: bytes
+        uncounted,  // change of the memory that belongs to no storage in the graph; number: bytes
         // Events of host copies. Entries with flags may be part of another event.
         ahead,
         prefetch,  // number: bytes
+        planned,   // number: 1 if a plan decides from now on what to copy, 0 if the engine does
+        save,
+        fetch,
         discards,  //
         measured,  // id, number: bytes/s of swap-out and swap-in; 0: unchanged; flags: `NESTED`
         swap_out_failed,  // flags: `NESTED`
         swap_in_failed,   // flags: `NESTED`
         copy_lost,        // flags: `NESTED`
-        // Actions of the engine.
+        // Actions that the engine takes. The comments give the fields of the entry, as above.
         compute,  // id: operator; flags: 1 if in place
         free,
         swap_out,  // flags: `KEPT` if the storage also stays resident

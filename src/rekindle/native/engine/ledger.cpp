@@ -5,7 +5,7 @@
 
 #include "../base/assert.h"
 #include "advised.h"
-#include "asleep.h"
+#include "null_chooser.h"
 
 namespace rekindle {
 
@@ -30,8 +30,8 @@ Ledger::Ledger(
     }
     chooser_ = policy_.get();
     if (!(remembers || rules.quirks)) {
-        asleep_ = std::make_unique<NullChooser>();
-        chooser_ = asleep_.get();
+        null_chooser_ = std::make_unique<NullChooser>();
+        chooser_ = null_chooser_.get();
     }
 }
 
@@ -86,7 +86,8 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
         const std::uint64_t visits = visits_;
         shrink(budget_beside(nbytes));
         if (memory <= budget_beside(nbytes) || visits != visits_) {
-            continue;  // Other threads may have taken or freed memory while the policy ran.
+            // Other threads may have taken or freed memory while the policy ran, so compare again.
+            continue;
         }
         if (reserve_.empty()) {
             throw NoRoom(nbytes + in_flight, memory, budget, Ref<Call>(call));
@@ -148,11 +149,11 @@ Storage* Ledger::choose() {
 }
 
 void Ledger::listen() {
-    if (asleep_ == nullptr) {
+    if (null_chooser_ == nullptr) {
         return;
     }
     note_event(Entry::Kind::listen, -1);
-    asleep_.reset();
+    null_chooser_.reset();
     chooser_ = policy_.get();
     std::vector<Storage*> candidates;
     for (Storage* storage = first_; storage != nullptr; storage = storage->next) {
@@ -177,15 +178,15 @@ void Ledger::take_unrecomputable(std::vector<Storage*>& found) {
     unrecomputable_.clear();
 }
 
-void Ledger::let_return(Storage& storage, bool returns) {
-    note_event(Entry::Kind::let_return, storage.id, 0, returns ? 1 : 0);
-    storage.returns = returns;
+void Ledger::set_evictable_while_held(Storage& storage, bool evictable) {
+    note_event(Entry::Kind::set_evictable_while_held, storage.id, 0, evictable ? 1 : 0);
+    storage.evictable_while_held = evictable;
     classify(storage);
 }
 
-void Ledger::let_return_last(Storage& storage) {
-    note_event(Entry::Kind::let_return, storage.id, 0, 2);
-    storage.returns = true;
+void Ledger::set_evictable_last(Storage& storage) {
+    note_event(Entry::Kind::set_evictable_while_held, storage.id, 0, 2);
+    storage.evictable_while_held = true;
     if (!storage.reserved) {
         storage.reserved = true;
         reserve_.push_back(&storage);
@@ -211,7 +212,7 @@ void Ledger::unlock(Storage& storage) {
     const Event event(*this);
     unlock_quietly(storage);
     if (storage.dead() && storage.locks == 0) {
-        let_go(storage);
+        evict_or_remove(storage);
     }
 }
 
@@ -270,7 +271,7 @@ void Ledger::vanish(Storage& storage) {
     }
 }
 
-void Ledger::let_go(Storage& storage) {
+void Ledger::evict_or_remove(Storage& storage) {
     const bool useful = storage.consumed() || rules.quirks;
     const bool free = storage.resident && storage.locks == 0 && !storage.pinned;
     if (useful && free && storage.restorable() && rules.dead == Dead::evict) {
@@ -287,7 +288,7 @@ void Ledger::prune(Storage& start) {
         return;
     }
     if (rules.quirks) {
-        return;  // In the DTR authors' simulator nothing leaves the graph.
+        return;  // In the DTR authors' simulator (`rules.quirks`) nothing leaves the graph.
     }
     std::vector<Storage*>& unneeded = unneeded_;
     unneeded.push_back(&start);
@@ -372,8 +373,8 @@ bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
     return false;
 }
 
-// Free the dead storage `start` for good once no evicted value needs it, and then its inputs
-// likewise. The values computed from them can never be evicted from then on.
+// Remove the recipes that read the dead storage `start`, once no evicted value needs it, and free
+// it. Do the same with its inputs. Values computed from them can never be evicted from then on.
 void Ledger::banish(Storage& start) {
     std::vector<Storage*> unneeded{&start};
     while (!unneeded.empty()) {
@@ -395,7 +396,7 @@ void Ledger::banish(Storage& start) {
         const std::size_t known = unneeded.size();
         leave_graph(storage, unneeded);
         if (rules.quirks) {
-            unneeded.resize(known);  // The DTR authors' simulator does not banish inputs.
+            unneeded.resize(known);  // The DTR authors' simulator does not do this with the inputs.
         }
     }
 }
@@ -446,8 +447,8 @@ void Ledger::touch(Storage& storage) {
         return;
     }
     storage.last_access = clock;
-    // A storage that is read is usually locked and no candidate. It can still be one if the read
-    // value is an evicted view, or if it is locked later (`Locks::late`).
+    // A storage that a call reads is usually locked, thus no candidate. It can still be one if the
+    // call reads an evicted view, or if it is locked later (`Locks::late`).
     if (storage.order >= 0) {
         chooser_->touched(storage);
     }
@@ -476,7 +477,8 @@ void Ledger::hold_by_program(Storage& storage) {
 
 bool Ledger::is_candidate(const Storage& storage) const noexcept {
     return storage.resident && (storage.replayable || swappable(storage)) && storage.locks == 0 &&
-           (!storage.held || (storage.returns && !storage.reserved)) && !storage.pinned &&
+           (!storage.held || (storage.evictable_while_held && !storage.reserved)) &&
+           !storage.pinned &&
            // The DTR authors' simulator evicts empty storages, too.
            (storage.nbytes > 0 || rules.quirks);
 }

@@ -1,5 +1,5 @@
-// Counts memory against the budget, evicts storages, and frees those that left the graph. Twin of
-// rekindle.engine._ledger and ._exchange.
+// The engine's accounts: counts memory against the budget, evicts storages, and frees those that
+// left the graph. Twin of rekindle.engine._ledger and ._exchange.
 #pragma once
 
 #include <algorithm>
@@ -44,14 +44,14 @@ public:
     Bytes budget;
     Bytes memory = 0;
     Bytes unlisted = 0;  // Part of `memory` that belongs to no storage of the graph.
-    // Bytes, not counted in `memory`, that calls in progress use, in all threads.
+    // Bytes that calls in progress in all threads use; not part of `memory`.
     Bytes in_flight = 0;
     Bytes peak = 0;
     Nanoseconds clock = 0;
-    Nanoseconds compute_ns = 0;    // Total cost of first executions.
+    Nanoseconds compute_ns = 0;    // Total cost of all first executions of calls.
     Nanoseconds recompute_ns = 0;  // Total cost of recomputations.
     Graph graph;
-    std::unique_ptr<HostMemory> host;  // Null if swapping is off.
+    std::unique_ptr<HostMemory> host;  // The copies on the host; null if swapping is off.
     // User-held storages from which no storage in the graph is computed.
     std::vector<Ref<Storage>> idle;
     Journal journal;
@@ -66,8 +66,8 @@ public:
 
     // -- for drivers ----------------------------------------------------------------------------
 
-    // Return how often events of other threads ran in the middle of an event, and may have changed
-    // the graph.
+    // Return how often other events ran in the middle of an event, from other threads or from code
+    // of the program. They may have changed the graph.
     std::uint64_t visits() const noexcept { return visits_; }
 
     // Return the bytes that `call` needs in addition to its outputs while it runs.
@@ -85,19 +85,20 @@ public:
     // Evict `storages`, for a driver that needs free memory at certain addresses. Storages that are
     // not candidates (any more) are skipped.
     void evict_these(std::span<const Ref<Storage>> storages);
-    // Return the policy's loss from evicting the candidate `storage` now: its score, but regardless
-    // of its size.
+    // Return what the policy loses by evicting the candidate `storage` now: its score without
+    // regard to its size.
     double loss(Storage& storage);
-    // Activate the policy now, instead of at the first eviction.
+    // Build the policy's state now, instead of at the first eviction, so that it sees all later
+    // events.
     void listen();
-    // Add to `found` the resident storages that lost their recipe since the last call and from
-    // which others are computed.
+    // Add to `found` the resident storages that lost their recipe since the last call of this
+    // method, if other values are computed from them.
     void take_unrecomputable(std::vector<Storage*>& found);
     // Set whether `storage` may be evicted while the program holds it.
-    void let_return(Storage& storage, bool returns);
+    void set_evictable_while_held(Storage& storage, bool evictable);
     // Let `storage` be evicted while the program holds it, but only if nothing else can be evicted.
-    void let_return_last(Storage& storage);
-    // Empty the list of storages passed to `let_return_last`.
+    void set_evictable_last(Storage& storage);
+    // Empty the list of storages passed to `set_evictable_last`.
     void clear_reserve() noexcept;
     // Keep `storage`, which is resident and which the program reads, in memory until `unlock`.
     void lock(Storage& storage);
@@ -115,8 +116,19 @@ public:
     // nothing while at most half of the budget is in use, because perhaps no eviction will be
     // needed.
     void ahead();
-    // Discard host copies that are not needed any more. Without this call, they are discarded when
-    // a new copy needs room.
+    // Let a plan decide from now on what to copy (`follow`), or the engine. With `Swap::only` the
+    // engine always decides.
+    void follow_plan(bool follow);
+
+    // Return true while a plan decides what to copy.
+    bool is_planned() const noexcept { return planned_; }
+
+    // Begin to copy `storage` to the host, because a plan says so. The storage stays resident and,
+    // unlike after `ahead`, it may be evicted at once. Does nothing if `storage` is not resident or
+    // is copied already, or if the host has no room.
+    void save(Storage& storage);
+    // Discard host copies that are not needed any more, instead of waiting until a new copy needs
+    // their room.
     void discards();
     // Report that a `swap_out` of `storage` failed after the performer had started it (for example
     // because the disk is full). The host's current usage becomes its limit. Return true if the
@@ -132,7 +144,7 @@ public:
     void unmark(Storage& storage);
     // Remove all marks. From now on the policy decides alone.
     void clear_marks();
-    // Return the bytes of all marked candidates except those that `inputs` read.
+    // Return the bytes of all candidates that the plan marked, except those that `inputs` read.
     Bytes spare_beside(std::span<const Edge> inputs);
 
 protected:
@@ -179,9 +191,9 @@ protected:
     // Free the memory of the storages in `freed_`.
     void free_all();
     void vanish(Storage& storage);
-    // Evict the dead `storage` if recomputations may still need it, otherwise remove it from the
-    // graph.
-    void let_go(Storage& storage);
+    // Handle that nothing refers to `storage` any more (it is dead): evict it if recomputations may
+    // still need it, otherwise remove it from the graph.
+    void evict_or_remove(Storage& storage);
     // Remove `start` from the graph if no event can need it any more, and then the storages that
     // only its recomputation needed. Adds the resident ones to `freed_`.
     void prune(Storage& start);
@@ -201,7 +213,7 @@ protected:
     void renew(Storage& storage);
     void reprice(Storage& storage);
     static void appear(Storage& storage);
-    void arrived(bool all_of_them);
+    void unlock_prefetched(bool all_of_them);
 
     void note(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
@@ -220,7 +232,7 @@ protected:
         }
     }
 
-    // Return how many bytes may be in use so that `nbytes` more fit into the budget.
+    // Return how many bytes may be in use now so that `nbytes` more fit into the budget.
     Bytes budget_beside(Bytes nbytes) const noexcept {
         return budget == UNLIMITED ? UNLIMITED : budget - nbytes - in_flight;
     }
@@ -232,10 +244,13 @@ protected:
     // Storages that lost their recipe while they were resident or on the host.
     std::vector<Ref<Storage>> unrecomputable_;
     std::vector<Storage*> freed_;
-    int depth_ = 0;  // Events in progress in all threads.
-    // Events in progress that an event beginning now would be part of.
+    int depth_ = 0;  // Number of events in progress in all threads.
+    // Number of events in progress that an event which begins now would be a part of.
     int nesting_ = 0;
-    std::uint64_t visits_ = 0;  // Number of interludes in which other events ran.
+    // True while a plan decides what to copy to the host. The engine itself then copies only values
+    // without a recipe.
+    bool planned_ = false;
+    std::uint64_t visits_ = 0;  // Number of `Interlude` scopes in which other events ran.
 
 private:
     Storage* choose();
@@ -245,8 +260,8 @@ private:
     void make_host_room(Bytes nbytes);
     void copy(Storage& storage, bool keep);
     void refuse(Storage& storage);
-    Storage* worthiest() const noexcept;
-    void land(bool all_of_them);
+    Storage* most_worth_copying() const noexcept;
+    void unlock_saved(bool all_of_them);
     void discard_all();
     void discard(Storage& storage);
     bool abandon_copy(Storage& storage);
@@ -272,7 +287,8 @@ private:
     std::optional<Fault> fault_of_host() const;
 
     std::unique_ptr<Chooser> policy_;
-    std::unique_ptr<Chooser> asleep_;  // Stand-in for the policy until the first eviction.
+    // Policy that does nothing, used until the first eviction.
+    std::unique_ptr<Chooser> null_chooser_;
     AdvisedChooser* advice_ = nullptr;
     // Storages that may be evicted while the program holds them, if nothing else can be evicted.
     std::vector<Storage*> reserve_;

@@ -9,6 +9,7 @@
 #include "../base/types.h"
 #include "chooser.h"
 #include "graph.h"
+#include "spans.h"
 
 namespace rekindle {
 
@@ -31,8 +32,9 @@ public:
 
     virtual bool remembers() const { return false; }
 
-    // Return the cost (ns) of evicting the resident `storage` now.
-    virtual Nanoseconds cost(Storage& storage) = 0;
+    // Return the cost (ns) of evicting the resident `storage` now. Add the ids of the evicted
+    // ancestors that the cost includes to `span`.
+    virtual Nanoseconds cost(Storage& storage, Span& span) = 0;
 
     // Return the estimated time (ns) to recompute `storage`.
     virtual Nanoseconds again(Storage& storage) { return storage.cost; }
@@ -41,15 +43,17 @@ public:
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
 
     // Add to `found` the storages whose cost may have decreased since the last call. If that would
-    // visit more than `most` evicted storages, return a decrease that every storage may have had in
-    // addition; otherwise return 0.
-    virtual double cost_decreases(std::vector<CostDecrease>& /*found*/, std::size_t /*most*/) {
+    // visit more than `most` evicted storages, return a decrease that other storages may have had:
+    // those whose cost included an evicted ancestor whose id is in `span`. Otherwise return 0.
+    virtual double cost_decreases(
+        std::vector<CostDecrease>& /*found*/, std::size_t /*most*/, Span& /*span*/
+    ) {
         return 0;
     }
 
-    // Return the number of changes that `cost_decreases` has not processed yet. Each keeps a
-    // storage alive.
-    virtual std::size_t put_off() const { return 0; }
+    // Return the number of changes that wait for the next `cost_decreases`. Each keeps a storage
+    // alive.
+    virtual std::size_t n_deferred() const { return 0; }
 
     virtual void expected(Storage& /*storage*/) {}
 
@@ -67,7 +71,7 @@ public:
 // Neighborhood that gives every storage the same cost.
 class Nothing final : public Neighborhood {
 public:
-    Nanoseconds cost(Storage& /*storage*/) override { return 1; }
+    Nanoseconds cost(Storage& /*storage*/, Span& /*span*/) override { return 1; }
 
     Nanoseconds least(const Storage& /*storage*/) const override { return 1; }
 };
@@ -75,7 +79,7 @@ public:
 // Neighborhood that counts only the storage's own cost c0.
 class Local final : public Neighborhood {
 public:
-    Nanoseconds cost(Storage& storage) override { return storage.cost; }
+    Nanoseconds cost(Storage& storage, Span& /*span*/) override { return storage.cost; }
 };
 
 std::unique_ptr<Neighborhood> bind(Costs costs, Graph& graph);

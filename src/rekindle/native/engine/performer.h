@@ -34,8 +34,9 @@ public:
     virtual bool swap_out(Storage& storage, bool keep) = 0;
 
     // Restore `storage` from its host copy, or report the failure to the engine
-    // (`Engine::swap_in_failed`).
-    virtual void swap_in(Storage& storage) = 0;
+    // (`Engine::swap_in_failed`). `early`: nothing reads the value yet, so that the performer need
+    // not wait for the transfer.
+    virtual void swap_in(Storage& storage, bool early) = 0;
 
     // Discard the host copy of `storage`. Must not call the engine.
     virtual void discard(Storage& storage) = 0;

@@ -17,7 +17,8 @@ using Sample = std::array<std::int64_t, 3>;
 
 class Samples final {
 public:
-    // Record a sample if one is due. Called after each operator.
+    // Record the memory and recomputation time of `ledger`, if a sample is due. Called after each
+    // operator.
     void look(const Ledger& ledger) {
         if (ledger.clock >= next_) {
             taken_.push_back({ledger.clock, ledger.memory, ledger.recompute_ns});

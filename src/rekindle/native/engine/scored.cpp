@@ -19,10 +19,11 @@ constexpr double LEAST = 1e-9;
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 
 // Largest number of evicted storages that are visited to find out whose cost decreased. If there
-// are more, all costs are assumed to have decreased.
+// are more, `Spans` finds the candidates whose cost may have decreased. If there are more of these,
+// all costs are assumed to have decreased.
 constexpr std::size_t FEW = 32;
 
-// Fraction by which a price is lowered in advance, where all costs decrease again and again.
+// Fraction of a price by which it is lowered in advance when all costs decrease again and again.
 constexpr double SLACK = 1.0 / 16;
 
 double or_least(Nanoseconds cost) {
@@ -44,7 +45,7 @@ std::unique_ptr<Chooser> Policy::bind(Graph& graph) const {
 
 // -- events ---------------------------------------------------------------------------------------
 
-void ScoredChooser::hear(Storage& storage, Standing::News news) {
+void ScoredChooser::enqueue_update(Storage& storage, Standing::News news) {
     if (storage.standing.news == Standing::News::none) {
         storage.standing.news_at = static_cast<std::uint32_t>(news_.size());
         news_.push_back(&storage);
@@ -54,7 +55,7 @@ void ScoredChooser::hear(Storage& storage, Standing::News news) {
 
 // Remove the pending update of `storage`. The order of updates does not matter, so the last one
 // takes its place.
-void ScoredChooser::unhear(Storage& storage) noexcept {
+void ScoredChooser::dequeue_update(Storage& storage) noexcept {
     if (storage.standing.news != Standing::News::none) {
         news_.back()->standing.news_at = storage.standing.news_at;
         news_[storage.standing.news_at] = news_.back();
@@ -65,9 +66,9 @@ void ScoredChooser::unhear(Storage& storage) noexcept {
 
 void ScoredChooser::remove(Storage& storage) {
     if (storage.standing.slot >= 0) {
-        hear(storage, Standing::News::removed);
+        enqueue_update(storage, Standing::News::removed);
     } else {
-        unhear(storage);
+        dequeue_update(storage);
     }
 }
 
@@ -78,10 +79,11 @@ void ScoredChooser::expected(Storage& storage) {
 
 void ScoredChooser::evicted(Storage& storage) {
     neighborhood_->evicted(storage);
-    // Remove its line from the `Envelope`: the line will differ when the storage is resident again.
+    // Remove the storage's line from the `Envelope`: its line will differ when it is resident
+    // again.
     if (storage.standing.slot >= 0) {
         take_out(storage);
-        unhear(storage);
+        dequeue_update(storage);
     }
     ++changes_;
 }
@@ -99,14 +101,14 @@ void ScoredChooser::forgotten(Storage& storage) {
 }
 
 void ScoredChooser::catch_up() {
-    if (neighborhood_->put_off() > MOST_PUT_OFF) {
+    if (neighborhood_->n_deferred() > MOST_PUT_OFF) {
         lower();
     }
 }
 
 void ScoredChooser::repriced(Storage& storage) {
     neighborhood_->repriced(storage);
-    // The cost may have decreased, so start again from its lower bound.
+    // The cost may have decreased, so begin with a lower bound as the price.
     if (storage.standing.slot >= 0) {
         reprice(member(storage), least(storage));
     }
@@ -114,7 +116,7 @@ void ScoredChooser::repriced(Storage& storage) {
 }
 
 void ScoredChooser::disposed(Storage& storage) noexcept {
-    unhear(storage);
+    dequeue_update(storage);
     if (storage.standing.slot >= 0) {
         take_out(storage);
     }
@@ -122,7 +124,8 @@ void ScoredChooser::disposed(Storage& storage) noexcept {
 }
 
 double ScoredChooser::loss(Storage& storage, Nanoseconds now) {
-    const auto cost = static_cast<double>(neighborhood_->cost(storage));
+    Span span;
+    const auto cost = static_cast<double>(neighborhood_->cost(storage, span));
     if (!by_staleness_) {
         return cost;
     }
@@ -130,7 +133,7 @@ double ScoredChooser::loss(Storage& storage, Nanoseconds now) {
     return cost / (root_ ? std::sqrt(staleness) : staleness);
 }
 
-// -- choices --------------------------------------------------------------------------------------
+// -- choosing the victim --------------------------------------------------------------------------
 
 Storage* ScoredChooser::choose(Nanoseconds now) {
     now_ = now;
@@ -145,7 +148,9 @@ Storage* ScoredChooser::choose(Nanoseconds now) {
             return best.storage;
         }
         best.priced = changes_;
-        const double price = or_least(neighborhood_->cost(*best.storage));
+        Span span;
+        const double price = or_least(neighborhood_->cost(*best.storage, span));
+        spans_.set(best.storage->standing.slot, span);
         if (price > least(*best.storage)) {
             expect_fall(best, all_fell_);
         }
@@ -173,7 +178,7 @@ void ScoredChooser::listen() {
                 members_.resize(needed);
             }
             Member& added = member(*storage);
-            added = {storage, price, added.due};  // an entry of `due_` belongs to the slot
+            added = {storage, price, added.due};  // an entry of `due_` still belongs to this slot
             ++n_lines_;
         }
         const double size = by_size_ ? power(static_cast<double>(storage->nbytes)) : 1.0;
@@ -184,6 +189,7 @@ void ScoredChooser::listen() {
 
 void ScoredChooser::take_out(Storage& storage) {
     lines_.remove(storage.standing.slot);
+    spans_.set(storage.standing.slot, {});
     member(storage).storage = nullptr;
     storage.standing.slot = -1;
     --n_lines_;
@@ -201,17 +207,36 @@ void ScoredChooser::reprice(Member& member, double price) {
 // Lower the price of each storage whose cost may have decreased, so that it is a lower bound again.
 void ScoredChooser::lower() {
     cost_decreases_.clear();
-    const double all = neighborhood_->cost_decreases(cost_decreases_, FEW);
+    Span span;
+    const double others = neighborhood_->cost_decreases(cost_decreases_, FEW, span);
     for (const auto& [storage, fall] : cost_decreases_) {
         if (storage->standing.slot >= 0 && fall != 0) {
             lower(member(*storage), fall);
         }
     }
-    if (all == std::numeric_limits<double>::infinity()) {
+    if (others == std::numeric_limits<double>::infinity()) {
         lower_all();
-        return;
+    } else if (others != 0 && !lower_within(span, others)) {
+        all_fell_ += others;
+        lower_due();
     }
-    all_fell_ += all;
+}
+
+// Lower the prices that include evicted storages with ids in `span`. Return false, and lower none,
+// if there are too many.
+bool ScoredChooser::lower_within(const Span& span, double fall) {
+    reached_.clear();
+    if (!spans_.find(span, FEW, reached_)) {
+        return false;
+    }
+    for (const Spans::Slot slot : reached_) {
+        lower(members_[static_cast<std::size_t>(slot)], fall);
+    }
+    return true;
+}
+
+// Lower the prices that are no lower bounds any more since `all_fell_` increased.
+void ScoredChooser::lower_due() {
     while (!due_.empty() && due_.front().at < all_fell_) {
         std::ranges::pop_heap(due_, std::ranges::greater(), &Due::at);
         const Due due = due_.back();
@@ -245,8 +270,8 @@ void ScoredChooser::lower(Member& fell, double fall) {
     fell.priced = -1;
 }
 
-// Lower the price of `member` by more than its cost may have decreased so far. So the price stays a
-// lower bound for a while.
+// Lower the price of `member` by more than its cost may have decreased so far, so that the price
+// stays a lower bound for a while.
 void ScoredChooser::give_slack(Member& member, double due) {
     const double fell = all_fell_ - due;
     const double slack = SLACK * member.price;
@@ -256,8 +281,9 @@ void ScoredChooser::give_slack(Member& member, double due) {
     }
 }
 
-// Record that the price of `member` is a lower bound until `all_fell_` exceeds `due`. Where no cost
-// decreases, a slot has one entry, however many storages stand in it one after the other.
+// Record that the price of `member` is a lower bound until `all_fell_` exceeds `due`. If no cost
+// decreases, a slot has one entry in `due_`, however many storages use the slot one after the
+// other.
 void ScoredChooser::expect_fall(Member& member, double due) {
     if (member.due == due) {
         return;

@@ -9,6 +9,7 @@
 #include "chooser.h"
 #include "envelope.h"
 #include "neighborhood.h"
+#include "spans.h"
 
 namespace rekindle {
 
@@ -20,9 +21,9 @@ public:
 
     bool remembers() const override { return neighborhood_->remembers(); }
 
-    void add(Storage& storage) override { hear(storage, Standing::News::candidate); }
+    void add(Storage& storage) override { enqueue_update(storage, Standing::News::candidate); }
 
-    void touched(Storage& storage) override { hear(storage, Standing::News::candidate); }
+    void touched(Storage& storage) override { enqueue_update(storage, Standing::News::candidate); }
 
     void remove(Storage& storage) override;
     Storage* choose(Nanoseconds now) override;
@@ -47,7 +48,8 @@ private:
         double price = 0;
         double due =
             NOT_DUE;  // `price` is a lower bound of the cost until `all_fell_` exceeds this.
-        // Value of `changes_` when `price` was computed; negative if `price` is only a lower bound.
+        // Value of `changes_` when `price` was computed exactly; negative if `price` is only a
+        // lower bound.
         std::int64_t priced = -1;
     };
 
@@ -63,12 +65,14 @@ private:
     double power(double number) const noexcept { return root_ ? number * number : number; }
 
     double least(const Storage& storage) const;
-    void hear(Storage& storage, Standing::News news);
-    void unhear(Storage& storage) noexcept;
+    void enqueue_update(Storage& storage, Standing::News news);
+    void dequeue_update(Storage& storage) noexcept;
     void listen();
     void lower();
     void lower(Member& fell, double fall);
     void lower_all();
+    bool lower_within(const Span& span, double fall);
+    void lower_due();
     void give_slack(Member& member, double due);
     void expect_fall(Member& member, double due);
     void catch_up();
@@ -83,14 +87,16 @@ private:
     std::size_t n_lines_ = 0;
     std::vector<Member> members_;
     std::int64_t changes_ = 0;
-    // Storages with updates deferred until the next `choose`: they became candidates, were
-    // accessed, or are no candidates any more. Most storages that an operator locks are candidates
-    // again before the next `choose`, and their costs stay valid.
+    // Storages whose updates wait for the next `choose`: they became candidates, were accessed, or
+    // ceased to be candidates. Most storages that an operator locks are candidates again before the
+    // next `choose`, and their costs stay valid.
     std::vector<Storage*> news_;
     std::vector<CostDecrease> cost_decreases_;
+    Spans spans_;  // Ids of the evicted ancestors that each stored cost includes.
+    std::vector<Spans::Slot> reached_;
     Nanoseconds now_ = 0;  // Clock of the last `choose`.
-    // `all_fell_`: upper bound of the decrease of every cost since the start. `due_`: values of
-    // `all_fell_` from which on a price is no lower bound any more; a heap with the smallest first,
+    // `all_fell_`: how much every cost may have fallen since the start, at most. `due_`: values of
+    // `all_fell_` from which on a price is no longer a lower bound; a heap with the smallest first,
     // which may contain outdated entries.
     double all_fell_ = 0;
     std::vector<Due> due_;

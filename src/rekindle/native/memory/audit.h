@@ -10,19 +10,19 @@
 
 namespace rekindle {
 
-// Return the checksum of all bytes in `storage_impl`, on whatever device.
+// Return the checksum of all bytes in `storage_impl`, which may be on a CPU or a device.
 std::uint64_t checksum_of(const StoragePtr& storage_impl, Device& device);
 
 // Takes a checksum of every result when it is made, and again each time it is recomputed.
 class Audit final {
 public:
-    // An operator call whose result differed when it was recomputed.
+    // An operator call one of whose results differed after a recomputation.
     struct Difference final {
         const Facts* facts;
         OpId op;
     };
 
-    // Note the checksums of the results of `call` after its first run. The results are resident.
+    // Record the checksums of the results of `call` after its first run. The results are resident.
     void made(const Recipe& call, Device& device);
     // Compare the results of `call`, which was recomputed, with the noted checksums. The results
     // are resident.
@@ -34,7 +34,8 @@ public:
     const std::vector<Difference>& different() const noexcept { return different_; }
 
 private:
-    std::unordered_map<const Storage*, std::uint64_t> first_;  // checksums of the first results
+    // checksums of the results of first runs
+    std::unordered_map<const Storage*, std::uint64_t> first_;
     std::vector<Difference> different_;
 };
 

@@ -16,14 +16,14 @@ namespace rekindle {
 
 class BudgetBackoff final {
 public:
-    // Return how many allocations failed although the budget had room.
+    // Return how many allocations failed although they fit into the budget.
     int times() const noexcept { return times_; }
 
-    // Return how many of those failures evicting neighbors in memory did not resolve.
+    // Return how many of those failures remained after evicting values that lie next to each other.
     int by_sum() const noexcept { return by_sum_; }
 
-    // Return the bytes to evict first, out of `memory` bytes in use, for an operator that lacked
-    // `needed` bytes. Doubles with each call, up to half of `memory`.
+    // Return how many of the `memory` bytes in use to evict for an operator that lacked `needed`
+    // bytes. The result doubles with each call, up to half of `memory`.
     Bytes step(Bytes needed, Bytes memory) noexcept {
         const Bytes half = memory / 2;
         ++by_sum_;
@@ -32,7 +32,8 @@ public:
         return least > half >> doubled ? half : least << doubled;
     }
 
-    // Lower `budget` to `nbytes`, the number of bytes that did fit.
+    // Record that an allocation failed, and lower `budget` to `nbytes`, the bytes that did fit on
+    // the device.
     void fitted(Bytes nbytes, Bytes& budget) noexcept {
         ++times_;
         if (lowers && !insists_ && nbytes < budget) {
@@ -48,7 +49,7 @@ public:
         return less > 0;
     }
 
-    // Forget all lowering: the program was given another budget.
+    // Forget by how much the budget was lowered, because the program set another budget.
     void forget() noexcept { lowered_ = 0; }
 
     // Scope in which the budget is not lowered. Without it, a retried event could lower and restore
@@ -70,7 +71,7 @@ public:
         const bool before_;
     };
 
-    bool lowers = true;  // false only in a test
+    bool lowers = true;  // false only in a test: the budget stays as it is
 
 private:
     int times_ = 0;

@@ -13,7 +13,7 @@ Consulting::Consulting(Driver& driver)
 Consulting::~Consulting() {
     close();
     driver_.drain_free_queue();
-    // The program freed a storage that the interrupted event may have looked up.
+    // The program has freed a storage that the interrupted event may use.
     const bool dropped = driver_.any_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });
@@ -26,7 +26,7 @@ Consulting::~Consulting() {
     }
 }
 
-// Called by another thread that enters, with the session mutex held.
+// The first other thread that takes the session mutex calls this, with the mutex held.
 void Consulting::is_visited() noexcept {
     if (driver_.swapper != nullptr) {
         driver_.swapper->pause();

@@ -22,7 +22,7 @@ DeferredReleases& parked() {
 
 }  // namespace
 
-void let_go(c10::intrusive_ptr<Driver> driver) noexcept {
+void release_without_waiting(c10::intrusive_ptr<Driver> driver) noexcept {
     if (driver.use_count() > 1 || the_mutex().mine()) {
         return;
     }

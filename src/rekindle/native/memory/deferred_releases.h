@@ -9,10 +9,10 @@
 
 namespace rekindle {
 
-// Drop the reference to `driver` without waiting for the session mutex. If the mutex is taken,
-// `release_deferred` drops the reference later.
-void let_go(c10::intrusive_ptr<Driver> driver) noexcept;
-// Drop the deferred references. Must be called without the session mutex.
+// Release the reference to `driver` without waiting for the session mutex. If another thread holds
+// the mutex, `release_deferred` releases the reference later.
+void release_without_waiting(c10::intrusive_ptr<Driver> driver) noexcept;
+// Release the references that were deferred. Must be called without the session mutex.
 void release_deferred() noexcept;
 
 }  // namespace rekindle

@@ -1,5 +1,5 @@
-// Core of the driver: the active driver of the process, making room, processing of freed storages,
-// and the engine's actions. driver.h lists the other files.
+// The central part of the driver: the active driver of the process, evicting for new memory,
+// processing of freed storages, and the engine's actions. driver.h lists the other files.
 #include "driver.h"
 
 #include <pthread.h>
@@ -33,8 +33,9 @@ std::vector<Driver*>& drivers() {
 struct Active final {
     SpinLock& flag = leaf(Leaf::active);
     c10::intrusive_ptr<Driver> driver;
-    pthread_t entered_in{};          // thread that opened the budget
-    bool trained_elsewhere = false;  // a thread started inside has run a backward pass
+    pthread_t entered_in{};  // thread that opened the budget
+    // a thread that the program started inside the budget has run a backward pass
+    bool trained_elsewhere = false;
 };
 
 Active& the_active() {
@@ -42,8 +43,8 @@ Active& the_active() {
     return made;
 }
 
-// Sequence number of the driver that this thread joined. 0 for threads that joined none, such as
-// those of autograd: they work for the active driver.
+// Return the sequence number of the driver that this thread joined. It is 0 for threads that joined
+// none, such as those of autograd: they work for the active driver.
 std::uint64_t& joined() noexcept {
     thread_local std::uint64_t which = 0;
     return which;
@@ -60,7 +61,8 @@ bool is_started_inside() noexcept {
     return joined() != 0 && pthread_self() != the_active().entered_in;
 }
 
-// Needs the session mutex or the spin lock of `Active`.
+// Return the active driver if this thread works for it, else null. Needs the session mutex or the
+// spin lock of `Active`.
 c10::intrusive_ptr<Driver> active_for_this_thread() {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
     const std::uint64_t which = driver ? joined() : 0;
@@ -78,8 +80,8 @@ c10::intrusive_ptr<Driver> active() {
 }
 
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
-    // This thread already holds the mutex if Python code runs inside the core, such as a weak
-    // reference callback of a storage.
+    // If this thread already holds the session mutex, Python code runs inside the core, such as a
+    // weak reference callback of a storage. Its operators are not the program's.
     if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
         return {};
     }
@@ -144,26 +146,26 @@ Driver::~Driver() {
     without_throwing([&] { swapper.reset(); });
     const auto lock = locked_if_not_mine();
     std::erase(drivers(), this);
-    free_queue.take(dead_addresses_, dead_handles_);
-    for (StorageRecord* record : dead_handles_) {
+    pending_.take(free_queue);
+    for (StorageRecord* record : pending_.handles) {
         let(static_cast<Storage&>(*record));
     }
     steps.reset();
     held_eviction.reset();
-    gone_.clear();
+    pending_.clear();
     untracked_.clear();
     outside_ = {};
     resizing_ = {};
     emptied_.clear();
     tracking_suspended_.clear();
-    back_.clear();
 }
 
 // -- memory ---------------------------------------------------------------------------------------
 
 void Driver::make_room(Bytes needed, const char* who) {
+    assert_locked();
     needed += kept_back(needed);
-    lose([&] {
+    lost.add([&] {
         if (swapper == nullptr) {
             evict_for(needed, who);
         } else {
@@ -189,12 +191,23 @@ void Driver::evict_for(Bytes needed, const char* who) {
     }
 }
 
+OutOfBudgetError out_of_budget(const NoRoom& shortage, const char* who) {
+    OutOfBudgetError error{shortage.needed, shortage.memory, shortage.budget, who};
+    if (*who == '\0' && shortage.call) {
+        const Recipe& recipe = recipe_of(*shortage.call);
+        error.who = recipe.name();
+        error.inside = recipe.aside ? recipe.aside->workspace : 0;
+    }
+    return error;
+}
+
 void Driver::clear(Bytes wanted) {
+    assert_locked();
     const Bytes most = engine.budget - engine.in_flight - wanted;
     if (engine.memory <= most) {
         return;
     }
-    lose([&] {
+    lost.add([&] {
         poll();
         perform([&] { engine.shrink(most); });
         if (engine.memory > most && release_recompute_sources()) {
@@ -212,6 +225,7 @@ void Driver::evict_all() {
 }
 
 void Driver::poll() {
+    assert_locked();
     poll_untracked(device.queues());
     if (device.queues()) {
         process_pending();
@@ -222,25 +236,23 @@ void Driver::poll() {
     poll_held();
 }
 
-// Poll all storages without a deleter hook, and process the freed ones.
+// Poll all storages without a deleter hook (untracked storages), and process the freed ones.
 void Driver::look_at_all() {
     poll_untracked();
     process_pending();
 }
 
-// Report to the engine those records of the list at `first_held_` that the program no longer holds.
+// Report to the engine those records that the program no longer holds.
 void Driver::poll_held() {
-    for (StorageRecord* record = first_held_; record != nullptr;) {
-        StorageRecord* next = record->held_after;
-        if (may_drop(*record) && !record->is_held()) {
-            not_held(*record);
-            perform([&] { engine.drop(*record); });
+    held_list_.each([&](StorageRecord& record) {
+        if (may_drop(record) && !record.is_held()) {
+            held_list_.remove(record);
+            perform([&] { engine.drop(record); });
         }
-        record = next;
-    }
+    });
 }
 
-// Update `outside_`, the count of device memory that no operator made. Return false if the
+// Update `outside_`, the count of device memory that no operator reported. Return false if the
 // allocator has given out less than the engine counts. Memory freed while another stream may read
 // it (`record_stream`) stays allocated until that stream is done.
 bool Driver::ask_allocator() {
@@ -253,133 +265,98 @@ bool Driver::ask_allocator() {
     return beside >= 0;
 }
 
-// Add `record` to the list at `first_held_` of values that the program may hold.
-void Driver::maybe_held(StorageRecord& record) {
-    if (record.maybe_held) {
-        return;
-    }
-    record.maybe_held = true;
-    record.held_before = last_held_;
-    (last_held_ == nullptr ? first_held_ : last_held_->held_after) = &record;
-    last_held_ = &record;
-}
-
-// Remove `record` from the list at `first_held_`.
-void Driver::not_held(StorageRecord& record) noexcept {
-    if (!record.maybe_held) {
-        return;
-    }
-    record.maybe_held = false;
-    StorageRecord* before = std::exchange(record.held_before, nullptr);
-    StorageRecord* after = std::exchange(record.held_after, nullptr);
-    (before == nullptr ? first_held_ : before->held_after) = after;
-    (after == nullptr ? last_held_ : after->held_before) = before;
-}
-
 // Only the address table is updated here. The next `process_pending` reports the freed storages to
 // the engine.
 void Driver::drain_free_queue() {
+    assert_locked();
     if (!free_queue.any()) {
         return;
     }
-    free_queue.take(dead_addresses_, dead_handles_);
-    for (const void* address : dead_addresses_) {
-        if (const AddressEntry* found = table_.find(address)) {  // otherwise it was evicted
+    pending_.take(free_queue);
+    for (const void* address : pending_.addresses) {
+        // no entry: the storage was evicted, not freed by the program
+        if (const AddressEntry* found = table_.find(address)) {
             drop_address(address, *found);
         }
     }
-    dead_addresses_.clear();
+    pending_.addresses.clear();
 }
 
-// Most freed storages were made recently. So it suffices to poll the youngest where it matters, and
-// all storages from time to time.
 void Driver::poll_untracked(bool youngest) {
-    const std::size_t n = untracked_.size();
-    const std::size_t first = youngest && n > YOUNGEST ? n - YOUNGEST : 0;
-    const auto dead = std::remove_if(
-        untracked_.begin() + static_cast<std::ptrdiff_t>(first),
-        untracked_.end(),
-        [&](const UntrackedStorage& each) {
-            if (!each.storage_impl.expired()) {
-                return false;
-            }
-            const AddressEntry* found = table_.find(each.address);
-            if (found != nullptr && found->storage_impl == each.storage_impl._unsafe_get_target()) {
-                drop_address(each.address, *found);
-                late_frees_found_ = true;
-            }  // otherwise it was evicted
-            return true;
-        }
-    );
-    untracked_.erase(dead, untracked_.end());
-    if (first == 0) {
-        poll_untracked_at_ = untracked_.size() + std::max(YOUNGEST, untracked_.size() / 2);
-    }
+    untracked_.poll(youngest, [&](const UntrackedStorage& each) {
+        const AddressEntry* found = table_.find(each.address);
+        if (found != nullptr && found->storage_impl == each.storage_impl._unsafe_get_target()) {
+            drop_address(each.address, *found);
+            pending_.found_by_polling = true;
+        }  // no entry: the storage was evicted, not freed by the program
+    });
 }
 
-// Remove `address`, whose memory was freed, from the address table.
+// Remove `address`, whose memory the program freed, from the address table.
 void Driver::drop_address(const void* address, AddressEntry resident) {
     if (resident.record == nullptr) {
         note_freed_counted(address, resident.nbytes);
-        freed_counted_ += resident.nbytes;
+        pending_.counted += resident.nbytes;
     } else {
         resident.record->address = nullptr;
-        gone_.emplace_back(resident.record);
+        pending_.storages.emplace_back(resident.record);
     }
     table_.take(address);
 }
 
 void Driver::process_pending() {
-    // On a device `poll` polls untracked storages, before every eviction.
+    assert_locked();
+    // On a CPU, poll untracked storages (without a deleter hook) at every 64th call. On a device
+    // `poll` does it before every eviction.
     const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
-    if (now_and_then || untracked_.size() > poll_untracked_at_) {
+    if (now_and_then || untracked_.are_due()) {
         poll_untracked();
     }
     drain_free_queue();
     std::size_t handles = 0;
     std::size_t memories = 0;
-    while (handles < dead_handles_.size() || memories < gone_.size() || !back_.empty()) {
-        if (handles < dead_handles_.size()) {
-            StorageRecord& record = *dead_handles_[handles++];
+    while (handles < pending_.handles.size() || memories < pending_.storages.size() ||
+           !pending_.restored.empty()) {
+        if (handles < pending_.handles.size()) {
+            StorageRecord& record = *pending_.handles[handles++];
             release(record);
-        } else if (memories < gone_.size()) {
-            const Ref<Storage> record = gone_[memories++];
+        } else if (memories < pending_.storages.size()) {
+            const Ref<Storage> record = pending_.storages[memories++];
             gone(record_of(*record));
         } else {
-            const Ref<Storage> record = std::move(back_.back());
-            back_.pop_back();
+            const Ref<Storage> record = std::move(pending_.restored.back());
+            pending_.restored.pop_back();
             hand_back(record_of(*record));
         }
         let_go_of_idle();
-        // The calls above may have freed storages, which queues their addresses.
+        // The calls above may have freed storages, whose addresses are now in the queue.
         drain_free_queue();
     }
-    dead_handles_.clear();
-    gone_.clear();
-    if (freed_counted_ != 0) {
-        engine.account(0, -std::exchange(freed_counted_, 0));
+    pending_.handles.clear();
+    pending_.storages.clear();
+    if (pending_.counted != 0) {
+        engine.account(0, -std::exchange(pending_.counted, 0));
     }
-    if (std::exchange(late_frees_found_, false)) {
-        // Query the allocator again: at the last query it had already subtracted these freed
-        // storages.
+    if (std::exchange(pending_.found_by_polling, false)) {
+        // Query the allocator again: its last answer had already subtracted the storages that are
+        // now reported to the engine as freed.
         ask_allocator();
     }
-    // Freeing copies on the host waits for transfers, which is impossible during CUDA graph
-    // capture.
+    // Freeing host copies waits for transfers, which is impossible during CUDA graph capture.
     if (has_discarded() && !device.is_capturing()) {
         perform([&] { engine.discards(); });
     }
 }
 
-// Update `record`, which has lost its memory: the program has freed the memory, or has moved the
-// value.
+// Report to the engine that `record` has lost its memory: the program freed it or moved the value
+// to another storage.
 void Driver::gone(StorageRecord& record) {
     if (record.address != nullptr) {
         return;
     }
     if (record.placeholder) {
         static_cast<void>(detach_placeholder(record));
-        not_held(record);
+        held_list_.remove(record);
         perform([&] { record.references != 0 ? engine.drop(record) : engine.gone(record); });
         return;
     }
@@ -390,11 +367,11 @@ void Driver::gone(StorageRecord& record) {
         resized(record);
         return;
     }
-    not_held(record);
+    held_list_.remove(record);
     perform([&] { engine.gone(record); });
 }
 
-// Process the destruction of a handle of autograd that referred to `record`.
+// Release the reference to `record` of a handle of autograd that was destroyed.
 void Driver::release(StorageRecord& record) {
     StorageRecord& now = current(record);
     const Ref<Storage> kept(&now);
@@ -406,8 +383,11 @@ void Driver::release(StorageRecord& record) {
 void Driver::close() {
     bring_all_back();
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (Gathered* source = record_of(*each).special.gathered()) {
+            source->unwatched = true;
+        }
         if (each->references == 0 && !each->consumed()) {
-            // `swap_tensors` refuses tensors with weak references.
+            // Drop the weak reference, because `swap_tensors` refuses tensors that have one.
             record_of(*each).origin = no_tensor();
         }
     }
@@ -428,18 +408,47 @@ void process_pending_late() noexcept {
     the_mutex().unlock();
 }
 
+const char* Driver::fault() {
+    if (pending_.any()) {
+        return "a free is not reported to the engine";
+    }
+    std::size_t listed = 0;
+    bool is_held = true;
+    held_list_.each([&](const StorageRecord& record) {
+        ++listed;
+        is_held = is_held && record.maybe_held && (record.resident || record.placeholder);
+    });
+    if (!is_held) {
+        return "the list of held values has a record that is evicted or not marked";
+    }
+    std::size_t marked = 0;
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        const StorageRecord& record = record_of(*each);
+        marked += record.maybe_held ? 1U : 0U;
+        const AddressEntry* entry =
+            record.address == nullptr ? nullptr : table_.find(record.address);
+        if (record.address != nullptr && (entry == nullptr || entry->record != &record)) {
+            return "a record's address leads to another entry of the address table, or to none";
+        }
+        if (!record.resident && !record.placeholder && record.address != nullptr) {
+            return "an evicted record has an address";
+        }
+    }
+    return marked == listed ? nullptr : "a record marked as held is not in the list";
+}
+
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
     return records_.alive() * sizeof(StorageRecord) + recipes_.alive() * sizeof(Recipe) +
-           module_tensors_.capacity() * sizeof(ModuleTensor) + engine.graph.nbytes() +
-           bytes_of_positions() + static_cast<std::size_t>(device.streams.nbytes());
+           module_tensors_.nbytes() + engine.graph.nbytes() + bytes_of_positions() +
+           static_cast<std::size_t>(device.streams.nbytes());
 }
 
 // -- actions --------------------------------------------------------------------------------------
 
-// Drop our reference to the memory of `record`, which is evicted. The allocator does not reuse the
-// memory before the streams that still read it are done.
+// Evict `record`: drop our reference to its memory. The allocator does not reuse the memory before
+// the streams that still read it are done.
 void Driver::vacate(StorageRecord& record) {
-    if (poisons() && record.keeper && !record.leaving && !record.is_held()) {
+    if (poisons() && record.keeper && !record.leaving && !record.coming && !record.is_held()) {
         device.in_order([&] { poison(record.keeper); });
     }
     if (device.queues()) {
@@ -448,10 +457,7 @@ void Driver::vacate(StorageRecord& record) {
             device.keep_until_read(*storage_impl, record.id);
         }
     }
-    if (record.address != nullptr) {
-        table_.take(record.address);
-        record.address = nullptr;
-    }
+    table_.take(record);
     record.storage_impl = no_storage();
     record.keeper.reset();
 }
@@ -464,7 +470,7 @@ Bytes Driver::workspace(const Call& call) const noexcept {
 void Driver::free(Storage& storage) {
     evictions += storage.dead() ? 0 : 1;
     if (!evict_keeping_placeholder(record_of(storage))) {
-        not_held(record_of(storage));
+        held_list_.remove(record_of(storage));
         vacate(record_of(storage));
         if (swapper != nullptr) {
             swapper->gone(record_of(storage));
@@ -474,7 +480,8 @@ void Driver::free(Storage& storage) {
 
 namespace {
 
-// Raise if the operator was removed or redefined since it ran first.
+// Raise if the operator was removed or redefined after its first call, so that its recipes cannot
+// run.
 void check_that_it_is_still_there(const Facts& facts) {
     TORCH_CHECK(
         !was_removed(facts),
@@ -527,12 +534,10 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     return here;
 }
 
-// Run `recipe` again, and put the memory of its outputs into `storages`. Return the recomputation's
-// position in the order of its stream.
+// Run `recipe` again, and put the memory of its outputs into `storages`. Return where the
+// recomputation stands in the order of its stream's work.
 Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages) {
-    const bool now = interrupt_in == 0;
-    interrupt_in -= interrupt_in >= 0 ? 1 : 0;
-    TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
+    const bool interrupted = tests.interrupts();
     refuse_for_tests(recipe.name());
     check_that_it_is_still_there(*recipe.facts);
     const auto call = [&](std::span<const StoragePtr> operands, Kernel kernel) {
@@ -558,11 +563,11 @@ Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>
     } else {
         storages = run_again(recipe, in_place, call);
     }
-    TORCH_CHECK(!now, "interrupted after a replay");
+    TORCH_CHECK(!interrupted, "interrupted after a replay");
     return order;
 }
 
-// Make free blocks for the outputs and the workspace of a recomputation.
+// Free blocks on the device for the outputs and the workspace of a recomputation.
 void Driver::find_places(const Recipe& recipe, bool in_place) {
     if (!reserved.limited()) {
         return;
@@ -582,10 +587,11 @@ void Driver::compute_now(Call& call, bool in_place) {
     c10::SmallVector<StoragePtr, 2> storages;
     Order order;
     try {
-        const Counted counted(replaying);
+        const Counted counted(in_progress.recomputations);
         order = run(recipe, in_place, storages);
     } catch (std::exception& error) {
-        // The kernel may have written a part of the input.
+        // The failed kernel may have written a part of the input that it overwrites, so the input
+        // is lost.
         if (in_place) {
             after(error, [&] {
                 for (const Overwrite& pair : call.overwrites()) {
@@ -596,10 +602,8 @@ void Driver::compute_now(Call& call, bool in_place) {
         throw;
     }
     ++recomputations;
-    if (count_again) {
-        again.push_back(recipe.facts);
-    }
-    // Meanwhile another thread has dropped the recipe.
+    tests.recomputed(recipe.facts);
+    // Another thread has dropped the recipe while it ran.
     if (!call.replayable || !call.linked) {
         return;
     }
@@ -609,8 +613,8 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
 }
 
-// Raise during CUDA graph capture: the recomputation would be captured, and the value would exist
-// only when the graph is replayed.
+// Raise if a CUDA graph is being captured: the recomputation would become part of the graph, and
+// the value would exist only when the graph is replayed.
 void Driver::refuse_in_a_graph(const char* site) const {
     if (device.is_capturing()) {
         throw RecomputeDuringCaptureError(site);
@@ -639,10 +643,8 @@ void Driver::settle_results(
 
 void Driver::dispose(Storage& storage) noexcept {
     StorageRecord& record = record_of(storage);
-    not_held(record);
-    if (record.address != nullptr) {
-        table_.take(record.address);
-    }
+    held_list_.remove(record);
+    table_.take(record);
     if (audit) {
         audit->forget(record);
     }

@@ -25,10 +25,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,7 +35,6 @@
 #include <utility>
 #include <vector>
 
-#include "../base/address_map.h"
 #include "../base/slab.h"
 #include "../engine/engine.h"
 #include "../engine/frame.h"
@@ -50,13 +47,24 @@
 #include "../torch/rng_history.h"
 #include "../torch/storage_ptr.h"
 #include "budget_backoff.h"
+#include "held_list.h"
+#include "in_progress.h"
+#include "kept_calls.h"
+#include "lost_time.h"
+#include "module_tensors.h"
+#include "notifications.h"
+#include "peak_watch.h"
+#include "pending_frees.h"
 #include "readers.h"
 #include "recipe.h"
 #include "reserved.h"
 #include "snapshot.h"
 #include "step_observer.h"
 #include "storage_record.h"
+#include "storage_table.h"
+#include "test_hooks.h"
 #include "transcript.h"
+#include "untracked_storages.h"
 
 namespace rekindle {
 
@@ -87,72 +95,28 @@ public:
     Driver& operator=(Driver&&) = delete;
     ~Driver() override;
 
-    // Entry of the address table for one storage. Without a record, only the storage's bytes count
-    // against the budget: it can be neither evicted nor recomputed.
-    struct AddressEntry final {
-        StorageRecord* record = nullptr;
-        Bytes nbytes = 0;
-        const Facts* maker = nullptr;
-        const c10::StorageImpl* storage_impl = nullptr;  // set if it lacks our deleter hook
-        AllocationId allocation = 0;
-    };
-
-    // A storage without our deleter hook. The driver polls the weak pointer to notice when PyTorch
-    // frees the storage.
-    struct UntrackedStorage final {
-        const void* address;
-        WeakStorage storage_impl;
-    };
-
-    // Operator calls whose results are never evicted, because a trial run gave other bits or had
-    // side effects. Grouped by operator and reason.
-    struct Kept final {
-        const Facts* facts;
-        std::string why;
-        std::int64_t calls;
-        Bytes nbytes;  // bytes of the results of these calls
-    };
-
 private:
     // Allocators of records and recipes. Declared before the engine, because the engine's
     // destructor returns its records and recipes to them.
     Slab<StorageRecord> records_;
     Slab<Recipe> recipes_;
-    AddressMap<AddressEntry> table_;            // the address table: storages by address
-    std::vector<const void*> dead_addresses_;   // buffer of `drain_free_queue`
-    std::vector<StorageRecord*> dead_handles_;  // their handle was destroyed; not processed yet
-    std::vector<Ref<Storage>> gone_;            // their memory was freed; not processed yet
-    std::vector<UntrackedStorage> untracked_;   // the storage seen last is at the end
-    std::size_t poll_untracked_at_ = YOUNGEST;  // size of `untracked_` at its next poll
-    // Polling found freed storages, and the device's allocator was not queried since.
-    bool late_frees_found_ = false;
-    // Freed bytes of storages without a record, not yet reported to the engine.
-    Bytes freed_counted_ = 0;
-    // Linked list of records with a recipe that variables of the program may hold (R1, ownership).
-    StorageRecord* first_held_ = nullptr;
-    StorageRecord* last_held_ = nullptr;
-    std::vector<Storage*> unrecomputable_;  // buffer of `perform`
+    StorageTable table_;
+    PendingFrees pending_;
+    UntrackedStorages untracked_;
+    HeldList held_list_;
+    // buffer of `perform`: values that have lost their recipe
+    std::vector<Storage*> unrecomputable_;
     OpId next_op_ = 0;
     Ref<Storage> resizing_;              // storage that the program is resizing now
     std::vector<Ref<Storage>> emptied_;  // resized to zero bytes by the program
     // Records that do not follow their tensor during `torch.utils.swap_tensors`, with that tensor.
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> tracking_suspended_;
-    // Values restored into the program's own storage. The driver still holds a reference to that
-    // storage, which `hand_back` drops.
-    std::vector<Ref<Storage>> back_;
     // A pseudo storage for bytes that the device's allocator gave out in addition to known
     // storages: no operator reported them, or the allocator rounded sizes up.
     Ref<Storage> outside_;
-    std::vector<c10::Device> devices_met_;  // devices whose memory the program used
-    bool assumed_;                          // the user did not name the device
-    AllocationId allocations_ = 0;          // number of the last allocation
-    // Once more bytes than this are in use, `peak_snapshot` must be taken again.
-    Bytes peak_threshold_ = 0;
-    // From this many bytes on, every new peak gets a snapshot.
-    Bytes exact_from_ = std::numeric_limits<Bytes>::max();
-    std::vector<ModuleTensor> module_tensors_;  // parameters and buffers of modules
-    // When `module_tensors_` has grown to this size, entries of destroyed tensors are removed.
-    std::size_t module_tensors_at_most_ = 64;
+    std::vector<c10::Device> devices_used_;  // devices whose memory the program used
+    bool assumed_;                           // the user did not name the device
+    ModuleTensors module_tensors_;
 
 public:
     PythonChooser* const own_policy;  // owned by the engine; null: a built-in policy decides
@@ -171,8 +135,8 @@ public:
         // Traces name results that would be written over a gradient if rekindle's own dispatch mode
         // were off.
         bool predicted = false;
-        std::int64_t taken_over = 0;  // calls whose result was written over a gradient
-        // For tests: smallest reference count seen of a gradient whose storage had no other owner.
+        std::int64_t taken_over = 0;  // number of calls whose result was written over a gradient
+        // For tests: smallest reference count of a gradient whose storage had no other owner.
         std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
     };
 
@@ -180,77 +144,56 @@ public:
     bool records_streams = false;  // the program called `record_stream`
     std::int64_t evictions = 0;  // values evicted so far, without those that nothing can use again
     std::int64_t recomputations = 0;
-    Nanoseconds lost_ns = 0;  // time spent choosing, evicting and recomputing
-    int losing = 0;           // nesting depth of `lose`
-    std::chrono::steady_clock::time_point losing_since;  // start of the outermost `lose`
-    // Number of recomputations at which Python next checks whether they take too much time.
-    std::int64_t look_at_losses_at = 10'000;
+    std::int64_t repeated_calls = 0;  // first calls that the budget refused memory
+    LostTime lost;                    // time spent choosing, evicting and recomputing
     std::int64_t storages_made = 0;
     // Longest permitted chain of recipes. The value at the end of a longer chain loses its recipe
     // and stays in memory as a source.
     std::int32_t longest_chain = 1'000;
-    std::vector<Kept> kept_calls;     // by operator and reason
-    bool count_again = false;         // tests: list recomputed operators in `again`
-    std::vector<const Facts*> again;  // operators recomputed so far, if tests set `count_again`
-    int never_recompute = 0;          // nesting depth of `rekindle.never_recompute()`
-    Samples samples;                  // memory in use over time
-    int watched = 0;           // running operators whose side effects are observed (`Effects`)
-    int running = 0;           // operators that run now, as first run or as recomputation
-    std::uint64_t begun = 0;   // operators started so far
-    int reading_anything = 0;  // running operators that may read any memory of the program
-    int lending = 0;           // threads that may evict user-held values now, as a last resort
-    int replaying = 0;         // recomputations that run now
+    KeptCallsByReason kept_calls;
+    int never_recompute = 0;  // nesting depth of `rekindle.never_recompute()`
+    Samples samples;          // memory in use over time
+    InProgress in_progress;   // the operators that run now
     Readers readers;
-    // Reads by Python code and by the program's own functions. The key is the number that Python
-    // got for the read.
+    // Reads that Python code and the program's own functions announced. Python ends a read by its
+    // key.
     std::map<std::int64_t, std::unique_ptr<Reading>> noted;
-    std::int64_t notes = 0;  // number of the last read in `noted`
-    Snapshot peak_snapshot;
-    bool peak_snapshot_due = false;  // memory in use is 2 % above that at `peak_snapshot`
-    bool samples_due = false;        // `samples` is full: Python should fetch the samples
-    bool owners_due = false;         // `met` is not empty: Python should look up the owning models
-    std::vector<const void*> met;    // storages of weights that were seen for the first time
-    bool tell_ranges = false;        // an optimizer step that can be undone runs: report ranges
-    bool stepping = false;           // an optimizer step runs: evict nothing for workspaces
+    std::int64_t notes = 0;  // key of the last read in `noted`
+    PeakWatch peak_watch;
+    Notifications due;
+    bool stepping = false;  // true during an optimizer step
     // Value of `storages_made` at which `prune_history` runs next.
     std::int64_t next_history_check = 1'000;
-    bool evict_before_every_op = false;  // for tests
-    bool lends = false;    // user-held values may be evicted as a last resort (`evict="auto"`)
-    int placeholders = 0;  // user-held values that are evicted now
+    bool evicts_held_last = false;  // user-held values may be evicted last (`evict="auto"`)
+    int placeholders = 0;           // user-held values that are evicted now
 
     std::unique_ptr<Audit> audit;  // compares recomputed values with the first ones; null: off
-    std::vector<EvictHeldLast*> resorts;  // active scopes that permit evicting user-held values
+    std::vector<EvictHeldLast*> resorts;  // active scopes in which user-held values may be evicted
     std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
-    std::unique_ptr<StepObserver> steps;          // null: the steps of the program are not followed
-    std::unique_ptr<Swapper> swapper;             // null: nothing is swapped
-    // While a recording is active, every storage gets a record.
+    std::unique_ptr<StepObserver> steps;          // follows the program's steps; null: nothing does
+    // swaps values to the host; null: nothing is swapped
+    std::unique_ptr<Swapper> swapper;
+    // Writes events into traces. While it records, every storage gets a record.
     Transcriber transcriber{engine.journal};
-    std::map<std::int64_t, Transcript> transcripts;  // recordings that Python started, by number
-    // The whole run is recorded. Recipes are never dropped then, because a trace has no event for
-    // that.
+    // traces whose recording Python started, by number
+    std::map<std::int64_t, Transcript> transcripts;
+    // True if the whole run is recorded. Recipes are never dropped then, because a trace has no
+    // event for that.
     bool recorded = false;
     bool uses_arena = false;  // PyTorch's CPU allocations come from rekindle's arena
-    // Report every operator to Python, which notes the current line of the program.
-    bool notes_places = false;
-    bool places_due = false;  // operators ran that Python was not notified of yet
+    TestHooks tests;
 
-    // For tests: number of operators, recomputations and optimizer steps until one fails with
-    // `OutOfBudget`; negative: never. Operators inside an optimizer step do not fail, because room
-    // for the step is made at its start. In steps that can be undone operators do fail.
-    std::int64_t refuse_in = -1;
+    // Return true if operators make room for their own workspace, and may be refused. At the start
+    // of an optimizer step that cannot be undone, room is made for the whole step instead.
+    bool reserves_for_operators() const noexcept { return !stepping || due.tell_ranges; }
 
+    // For tests: raise `OutOfBudget` if this is the operator that a test has chosen to fail. `who`:
+    // name of the operator.
     void refuse_for_tests(const char* who) {
-        if (refuse_in < 0 || (stepping && !tell_ranges)) {
-            return;
-        }
-        --refuse_in;
-        if (refuse_in < 0) {
+        if (reserves_for_operators() && tests.refuses()) {
             throw OutOfBudgetError{1, engine.memory, engine.budget, who};
         }
     }
-
-    int interrupt_in = -1;  // for tests: recomputations until one fails; negative: never
-    bool interrupt_before = false;
 
     // The id by which Python knows this driver.
     std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
@@ -260,7 +203,8 @@ public:
 
     // Start swapping values to the host. `copies` is the Python object that stores them.
     void swap_with(const Swap& swap, struct _object* copies);
-    // Bind the evicted `record` to `storage_impl`, which has the contents of the value.
+    // Bind the evicted `record` to `storage_impl`, which has the same contents as the evicted
+    // value.
     void attach_storage(StorageRecord& record, const StoragePtr& storage_impl);
 
     // -- storages -------------------------------------------------------------------------------
@@ -274,21 +218,21 @@ public:
     bool counts(const c10::StorageImpl& storage_impl);
 
     // Return the devices whose memory the program has used so far.
-    const std::vector<c10::Device>& devices_met() const noexcept { return devices_met_; }
+    const std::vector<c10::Device>& devices_used() const noexcept { return devices_used_; }
 
     // Create the engine's entry for an operator call. `facts` is null if no operator of the program
-    // made the values.
+    // made the call's outputs.
     Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
     // Create the record of a storage that `call` makes, or of the new version of a storage that it
     // writes.
     StorageRecord& new_storage(Call& call, Bytes nbytes);
     // Report to the engine that `call` ran, using `workspace` bytes internally.
     void admit(Recipe& call, Bytes workspace = 0);
-    // Report to the engine an operator that made no storage.
+    // Report to the engine an operator that made no storage: its cost and its workspace.
     void account(const Facts& facts, Nanoseconds cost, Bytes workspace);
     // Report to the engine an operator whose results are counted but get no record.
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
-    // Note that the program refers to the value of `record` by `tensor`.
+    // Remember that the program refers to the value of `record` by `tensor`.
     static void remember(StorageRecord& record, const c10::TensorImpl& tensor);
     // Return the entry for the address of `storage_impl`, or null.
     AddressEntry* find_by_address(const c10::StorageImpl& storage_impl) noexcept;
@@ -296,18 +240,12 @@ public:
     // Return null if the tensor has no memory.
     StorageRecord* find_or_register(const c10::TensorImpl& tensor);
 
-    // Call `visit(address, nbytes)` for each storage that has no record.
+    // Call `visit(address, entry)` for each storage that has no record.
     template <class F>
     void each_counted(F&& visit) {
-        table_.each([&](const void* address, const AddressEntry& resident) {
-            if (resident.record == nullptr) {
-                visit(address, resident.nbytes);
-            }
-        });
+        table_.each_counted(std::forward<F>(visit));
     }
 
-    // Count one more call of an operator whose results are never evicted because of its trial.
-    void note_kept(const Facts& facts, const std::string& why, Bytes nbytes);
     // Count the bytes of `storage_impl` without giving it a record. Return the bytes, or 0 if they
     // were counted before.
     Bytes count(c10::StorageImpl& storage_impl, const Facts* maker);
@@ -329,22 +267,23 @@ public:
     void retain(StorageRecord& record, const StoragePtr& storage_impl);
     // Make `record` resident for the program, recomputing it if necessary.
     void use(StorageRecord& record);
-    // Make `record` resident and never evict it again.
+    // Make `record` resident, recomputing it if necessary, and never evict it again.
     void pin(StorageRecord& record);
     // Drop the recipe of `record`, which is resident: it becomes a source.
     void seal(StorageRecord& record);
     // Before a write to the source `record`: recompute and pin the evicted values that need its
     // current contents (R4, sources).
     void forget(StorageRecord& record);
-    // Update the size and address of `record`: the program may have resized its storage.
+    // Update the size and the address in `record`: the program may have resized its storage.
     void resized(StorageRecord& record);
     // Pin the storage of `tensor`.
     void keep(const c10::TensorImpl& tensor);
-    // Count the memory of `tensor` from now on, unless it is counted already.
-    void register_tensor(const c10::TensorImpl& tensor);
-    // Note that `tensor`, a view, shares its version counter with other memory. After `view.data =
-    // other` the view still has the counter of its base, so a bump no longer implies a write to the
-    // base.
+    // Count the memory of each of `tensors` against the budget from now on, unless it is counted
+    // already. Throws `OutOfBudgetError` before any is counted, if they do not fit together.
+    void register_tensors(const std::vector<const c10::TensorImpl*>& tensors);
+    // Record that `tensor`, a view, shares its version counter with other memory. After
+    // `view.data = other` the view still has the counter of its base, so a bump no longer implies a
+    // write to the base.
     void note_shared_version_counter(const c10::TensorImpl& tensor);
 
     // Make `tensor`, which an optimizer writes in every step, a source and pin it (R4). With a
@@ -352,28 +291,30 @@ public:
     void pin_as_constant(const c10::TensorImpl& tensor);
     // Recompute and pin all values that need the current contents of `tensor` (R4, sources).
     void save_what_needs(const c10::TensorImpl& tensor);
-    // Prepare for a resize of `storage_impl` to `nbytes`. Return true if `storage_impl` has a
+    // Prepare for a resize of `storage_impl` to `nbytes`. newest: see `leave` in gathered.h;
+    // negative if the program will not restore the contents. Return true if `storage_impl` has a
     // record.
-    bool about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes);
+    bool about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::int64_t newest);
     // Finish the resize that `about_to_resize` announced.
     void has_been_resized();
-    // Protect recipes that read `storage_impl` from writes by other code (R4), because its address
-    // leaves PyTorch.
+    // Protect recipes that read `storage_impl` (R4): its address leaves PyTorch, so code that the
+    // runtime does not see may write there.
     void mark_externally_writable(c10::StorageImpl& storage_impl);
-    // Return the private copy of the external memory of `record` if the contents are unchanged,
-    // else null.
+    // Return the record of the private copy of the external memory of `record`, if that memory is
+    // unchanged since, else null.
     StorageRecord* copy_still(StorageRecord& record);
     // Make a private copy of the external memory of `record`. `storage_impl` keeps the copy alive
     // until a recipe refers to it.
     StorageRecord& copy_now(StorageRecord& record, StoragePtr& storage_impl);
-    // Note the checksum of the weight `record`, which recipes start to read. A recomputation
-    // compares it.
+    // Store the checksum of the weight `record` when recipes start to read it. Each recomputation
+    // compares the weight with the checksum.
     static void note_checksum(StorageRecord& record);
     // Drop our weak reference to `tensor` until `resume_origin_tracking`, because
     // `torch.utils.swap_tensors` refuses tensors with weak references.
     void suspend_origin_tracking(const c10::TensorImpl& tensor);
     void resume_origin_tracking();
-    // Find freed storages among those without a deleter hook, or only among the `youngest` of them.
+    // Find the freed ones among the storages without a deleter hook, or only among the `youngest`
+    // of these.
     void poll_untracked(bool youngest = false);
     // Drop the recipes of values that the program carries from one autograd graph to the next.
     void prune_history();
@@ -383,22 +324,22 @@ public:
     // Return true if the recipe of `record` may be dropped: every other output of the same calls is
     // resident, or nothing can use it again.
     bool may_forget(StorageRecord& record);
-    // Make the user-held values that are not being read candidates for eviction. Return those
-    // values.
+    // Let user-held values be evicted, except those that are being read. Return the values.
     std::vector<Ref<Storage>> select_held();
-    // Return true if `select_held` may make `record` a candidate. `read`: storages that are being
+    // Return true if `select_held` may let `record` be evicted. `read`: storages that are being
     // read; `but_saved`: values that autograd saved may be read as well.
-    static bool can_be_lent(const StorageRecord& record, const StorageList& read, bool but_saved);
+    static bool is_evictable(const StorageRecord& record, const StorageList& read, bool but_saved);
     // Add all storages that are being read to `read`. Return true if some reader may also read
     // values that autograd saved.
     bool note_all_read(StorageList& read) const;
-    // Register `reader`, and exclude the storages that it reads from eviction, until `ends`.
+    // Register `reader`, and exclude the storages that it reads from eviction until `ends`.
     void begins(Reader& reader);
 
     void ends(Reader& reader) noexcept { readers.remove(reader); }
 
-    // Exclude all user-held values from eviction: an operator begins that may read any of them.
-    void stops_lending();
+    // Exclude all user-held values from eviction, because an operator begins that may read any of
+    // them.
+    void stop_evicting_held();
 
     // Scope in which the counter `count` is one higher.
     class Counted final {
@@ -416,12 +357,12 @@ public:
         int& count_;
     };
 
-    // Restore the contents of `storage_impl` if it is a placeholder.
+    // Restore the contents of `storage_impl` if it is a placeholder (its value was evicted).
     void bring_back(const c10::StorageImpl& storage_impl);
     // Restore `storage_impl` and keep it resident while the program holds it, because its address
     // leaves PyTorch.
     void pin_exposed_address(c10::StorageImpl& storage_impl);
-    // Do not evict the resident `record` while the program holds it.
+    // Exclude the resident `record` from eviction while the program holds it.
     void pin_while_held(StorageRecord& record);
     // Restore all placeholders, at the end of the budget.
     void bring_all_back();
@@ -442,14 +383,12 @@ public:
         return keeps ? std::min(most, engine.budget >> 10) : 0;
     }
 
-    // Run `events` and add its duration to `lost_ns`.
-    template <class F>
-    void lose(F&& events);
-    // Evict until `needed` bytes fit. Throws `OutOfBudgetError` if that is impossible.
+    // Evict until `needed` bytes fit. Throws `OutOfBudgetError`, which names the operator `who`, if
+    // that is impossible.
     void make_room(Bytes needed, const char* who);
-    // Evict until `wanted` bytes fit or nothing evictable is left.
+    // Evict until `wanted` more bytes fit, or until no candidate for eviction is left.
     void clear(Bytes wanted);
-    // Wait until no copy to the host is in flight.
+    // Wait until all copies to the host are complete.
     void wait_for_copies() const;
     // Evict every value that may be evicted.
     void evict_all();
@@ -462,56 +401,51 @@ public:
     // lowered to the bytes that did fit.
     template <class F>
     void rescue(Bytes needed, const std::exception& out, F&& attempt);
-    // Evict the cheapest neighbors in memory to free `nbytes` in one piece on the device. Return
-    // true if something was evicted.
+    // Evict the cheapest values that lie next to each other in device memory, to free `nbytes` in
+    // one piece. Return true if something was evicted.
     bool evict_neighbors(Bytes nbytes);
     // Free a block of `nbytes` on the device in the cheaper of two ways: evict neighbors, or evict
     // whole segments of `missing` bytes in all. The caller returns whole segments to the device.
     Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
 
-    // Call `visit(address, nbytes)` for each storage without a deleter hook on the device.
+    // Call `visit(address, nbytes)` for each untracked storage (one without a deleter hook) on the
+    // device.
     template <class F>
     void each_on_device(F&& visit) const {
-        for (const UntrackedStorage& each : untracked_) {
-            const StoragePtr storage_impl = each.storage_impl.lock();
-            if (storage_impl && storage_impl->device() == device.which() &&
-                storage_impl->data() != nullptr) {
-                const auto address = reinterpret_cast<std::uintptr_t>(storage_impl->data());
+        untracked_.each([&](const c10::StorageImpl& storage_impl) {
+            if (storage_impl.device() == device.which() && storage_impl.data() != nullptr) {
+                const auto address = reinterpret_cast<std::uintptr_t>(storage_impl.data());
                 visit(
                     static_cast<Bytes>(address),
-                    device.rounded(static_cast<Bytes>(storage_impl->nbytes()))
+                    device.rounded(static_cast<Bytes>(storage_impl.nbytes()))
                 );
             }
-        }
+        });
     }
 
     // Drain the queue of freed storages: remove their addresses from the address table.
     // `process_pending` reports them to the engine later. Must be called before a look-up in the
     // table.
     void drain_free_queue();
-    // Process everything that happened since the last call: dead handles, freed memory.
+    // Process everything that happened since the last call: destroyed handles of autograd, freed
+    // memory.
     void process_pending();
 
     void process_pending_if_needed() {
-        const bool collected = !dead_handles_.empty() || !gone_.empty() || freed_counted_ != 0;
-        const bool more =
-            !back_.empty() || untracked_.size() > poll_untracked_at_ || has_discarded();
-        if (free_queue.any() || collected || more) {
+        const bool more = untracked_.are_due() || has_discarded();
+        if (free_queue.any() || pending_.any() || more) {
             process_pending();
         }
     }
 
-    // Return true if `drain_free_queue` found freed memory that was not yet reported to the engine.
-    bool any_gone() const noexcept { return !gone_.empty(); }
+    // Return true if `drain_free_queue` found freed memory that is not yet reported to the engine.
+    bool any_gone() const noexcept { return !pending_.storages.empty(); }
 
     // Return true if some of that freed memory belonged to a value that is locked in the engine.
-    bool any_locked_is_gone() const noexcept {
-        return std::ranges::any_of(gone_, [](const Ref<Storage>& each) {
-            return each->locks != 0;
-        });
-    }
+    bool any_locked_is_gone() const noexcept { return pending_.any_locked(); }
 
-    // Prepare for an operator of the program on the stream `now`. Return the index of that stream.
+    // Prepare for an operator that the program runs on the stream `now`. Return the index of that
+    // stream.
     StreamIndex about_to_run(const std::optional<c10::Stream>& now) {
         const StreamIndex here = device.see(now);
         process_pending_if_needed();
@@ -521,8 +455,8 @@ public:
         return here;
     }
 
-    // Before `needed` more bytes make a new peak, process freed storages, so that they do not
-    // count.
+    // If `needed` more bytes make a new peak, process freed storages first, so that the peak does
+    // not include them.
     void about_to_peak(Bytes needed) {
         if (device.queues() && needed > engine.peak - engine.memory) {
             poll_untracked(true);
@@ -537,33 +471,36 @@ public:
     void begin(Transcript& transcript);
     // Write into `snapshot` which storages hold memory. Visits every storage, so it is expensive.
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
-    // Take `peak_snapshot` again if more memory is in use than at the last snapshot.
+    // Take the snapshot of the peak again if it is outdated.
     void take_peak_snapshot(ProgramLine line);
-    // Take a snapshot of the peak now, and again at each new peak of `nbytes` or more.
+    // Take a snapshot now, and again at each new peak of memory of `nbytes` or more.
     void expect_peak(Bytes nbytes, ProgramLine line);
     // Return tensors of the program that refer to resident values with a record, the oldest first.
     std::vector<at::Tensor> program_tensors();
-    // Return the bytes of evicted values that the program or autograd still refers to.
+    // Return the bytes of the evicted values to which the program or autograd still refers.
     Bytes evicted_bytes() const;
-    // Note in `snapshot` that `tensor` is of `kind`, if it has memory.
+    // Record in `snapshot` that the memory of `tensor` is of `kind`, if the tensor has memory.
     void add_owned(
         Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
     );
-    // Note that a module was given `tensor` as a parameter or as a buffer.
+    // Record that a module was given `tensor` as a parameter or as a buffer.
     void add_module_tensor(const c10::TensorImpl& tensor, bool parameter);
 
-    // Return the number of calls so far.
+    // Return the number of operator calls of the program so far.
     OpId operators() const noexcept { return next_op_; }
 
     std::size_t bytes_of_bookkeeping() const noexcept;
+    // Check the invariants of the driver's tables, which hold between two events. Return the first
+    // one violated, or null. For tests.
+    const char* fault();
 
     // Return the number of records and recipes that exist.
     std::size_t alive() const noexcept { return records_.alive() + recipes_.alive(); }
 
     // -- actions --------------------------------------------------------------------------------
 
-    // Run `events`, which call the engine. Then hold the memory of values that have lost their
-    // recipe.
+    // Run `events`, which call the engine. Then take references to the values that have lost their
+    // recipe, so that they stay.
     template <class F>
     void perform(F&& events, const char* who = "");
     // Like `perform`, for events that may recompute. Run `events` again if the program has freed an
@@ -575,16 +512,13 @@ public:
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
     bool swap_out(Storage& storage, bool keep) override;
-    void swap_in(Storage& storage) override;
+    void swap_in(Storage& storage, bool early) override;
     void discard(Storage& storage) override;
     Bytes workspace(const Call& call) const noexcept override;
     void dispose(Storage& storage) noexcept override;
     void dispose(Call& call) noexcept override;
 
 private:
-    // Number of storages to poll frequently: most freed storages were made recently.
-    static constexpr std::size_t YOUNGEST = 64;
-
     // Return true if there are copies on the host to free.
     bool has_discarded() const noexcept {
         return engine.host != nullptr && !engine.host->discarded.empty();
@@ -624,8 +558,6 @@ private:
     void vacate(StorageRecord& record);
     void release(StorageRecord& record);
     void let_go_of_idle();
-    void maybe_held(StorageRecord& record);
-    void not_held(StorageRecord& record) noexcept;
     bool is_long_lived_state(StorageRecord& record);
     void gone(StorageRecord& record);
     bool evict_keeping_placeholder(StorageRecord& record);
@@ -637,13 +569,6 @@ private:
     std::exception_ptr restore_all_placeholders();
     void use_in_any_case(StorageRecord& record);
     void note_memory();
-    void settle_at(
-        const void* address,
-        StorageRecord* record,
-        Bytes nbytes,
-        const Facts* maker,
-        const c10::StorageImpl* storage_impl
-    );
     AllocationId allocation_of(const c10::TensorImpl& tensor);
     void add_gradient(Snapshot& snapshot, const at::Tensor& leaf);
     void add_tensors_of_modules(Snapshot& snapshot);
@@ -696,48 +621,27 @@ void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
     throw DeviceOutOfMemoryError(said);
 }
 
+// Return the error for `shortage`. It names the operator `who`, or the one to be recomputed.
+OutOfBudgetError out_of_budget(const NoRoom& shortage, const char* who);
+
 template <class F>
 void Driver::perform(F&& events, const char* who) {
+    assert_locked();
     try {
         act(events);
     } catch (const NoRoom& shortage) {
-        const bool nobody = *who == '\0' && shortage.call;
-        throw OutOfBudgetError(
-            shortage.needed,
-            shortage.memory,
-            shortage.budget,
-            nobody ? recipe_of(*shortage.call).name() : who
-        );
+        throw out_of_budget(shortage, who);
     }
     engine.take_unrecomputable(unrecomputable_);
-    for (Storage* source : unrecomputable_) {  // hold values without a recipe
+    // hold the memory of values that have lost their recipe
+    for (Storage* source : unrecomputable_) {
         own(record_of(*source));
     }
     unrecomputable_.clear();
 }
 
-template <class F>
-void Driver::lose(F&& events) {
-    using Clock = std::chrono::steady_clock;
-    if (losing++ == 0) {
-        losing_since = Clock::now();
-    }
-    // Another thread may have entered `lose` while the session mutex was released.
-    const auto over = [&] {
-        if (--losing == 0) {
-            lost_ns += std::chrono::nanoseconds(Clock::now() - losing_since).count();
-        }
-    };
-    try {
-        events();
-    } catch (...) {
-        over();
-        throw;
-    }
-    over();
-}
-
-// Terminates: each retry needs a value that the program freed meanwhile, and each dies once.
+// The loop ends: each retry needs a value that the program freed meanwhile, and each value is freed
+// once.
 template <class F>
 void Driver::bring_once_more(F&& events) {
     for (std::size_t left = engine.n_storages();; --left) {
@@ -768,22 +672,22 @@ void Driver::bring(F&& events) {
     }
 }
 
-// Return the driver of the active budget, if this thread belongs to it; null otherwise. A thread
-// that joined an earlier budget does not. Any thread may call this function without the session
-// mutex.
+// Return the driver of the active budget if this thread works in it, else null. A thread that
+// joined an earlier budget does not. Any thread may call this function, without the session mutex.
 c10::intrusive_ptr<Driver> active();
-// Return the driver for an operator with `keys`, with the session mutex held for the caller to
-// adopt. Return null, with the mutex released, if the operator is outside any budget.
+// Take the session mutex, and return the driver for an operator with the dispatch keys `keys`; the
+// caller must release the mutex. If the operator is outside any budget, release the mutex and
+// return null.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
 // Make this Python thread work within the budget of `driver`; null: within no budget.
 void join(const Driver* driver) noexcept;
 // Make `driver` the active one of this process; null: none.
 void set_active(c10::intrusive_ptr<Driver> driver);
-// Return true if no other thread may free a gradient now, because no thread started inside the
-// budget has run a backward pass.
+// Return true if no other thread may free a gradient now: no thread started inside the budget has
+// run a backward pass.
 bool gradients_stay();
-// Return true if this thread must leave a peak snapshot to the thread that entered the budget,
-// because only that thread can read gradients safely.
+// Return true if this thread must not take a peak snapshot, but leave it to the thread that entered
+// the budget: only that thread can read gradients safely.
 bool looks_later();
 
 }  // namespace rekindle

@@ -9,38 +9,37 @@
 
 namespace rekindle {
 
-// Integers and single numbers may be lengths or indices, which composite functions read directly,
-// before any of their operators runs.
+// Results that are integers or single numbers are never evictable: they may be lengths or indices,
+// which composite functions read directly, before any of their operators runs.
 bool is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
 }
 
-// If no operator has written a value made by `empty` or `zeros`, other code may have written it
-// unseen (R4, sources). `flags` is not 0 for such values.
+// Values made by `empty` or `zeros` that no operator has written are never evicted while the
+// program holds them: other code may have written them unseen (R4, sources). `flags` is not 0 for
+// such values.
 bool may_return(const StorageRecord& record) noexcept {
-    return record.returnable && record.replayable && record.listed && record.flags == 0;
+    return record.suits_held_eviction && record.replayable && record.listed && record.flags == 0;
 }
 
-EvictHeldLast::EvictHeldLast(Driver& driver) : driver_(driver), lent_(driver.select_held()) {
-    ++driver_.lending;
+EvictHeldLast::EvictHeldLast(Driver& driver) : driver_(driver), candidates_(driver.select_held()) {
     driver_.resorts.push_back(this);
 }
 
 EvictHeldLast::~EvictHeldLast() {
-    --driver_.lending;
     std::erase(driver_.resorts, this);
     without_throwing([&] {
-        for (const Ref<Storage>& each : lent_) {
+        for (const Ref<Storage>& each : candidates_) {
             if (each->listed) {
-                driver_.engine.let_return(*each, false);
+                driver_.engine.set_evictable_while_held(*each, false);
             }
         }
     });
 }
 
 Reading::Reading(Driver& driver, StorageList storages, bool saved)
-    : driver_(driver), homes_(std::move(storages)), saved_(saved) {
+    : driver_(driver), storages_(std::move(storages)), saved_(saved) {
     driver_.begins(*this);
 }
 
@@ -50,46 +49,47 @@ Reading::~Reading() {
 
 void Driver::begins(Reader& reader) {
     readers.add(reader);
-    if (lending == 0) {
+    if (resorts.empty()) {
         return;
     }
     StorageList read;
     reader.note_read(read);
     for (const c10::StorageImpl* storage_impl : read) {
         const AddressEntry* found = find_by_address(*storage_impl);
-        if (found != nullptr && found->record != nullptr && found->record->returns) {
-            engine.let_return(*found->record, false);
+        if (found != nullptr && found->record != nullptr && found->record->evictable_while_held) {
+            engine.set_evictable_while_held(*found->record, false);
         }
     }
     if (reader.reads_saved()) {
-        stops_lending();
+        stop_evicting_held();
     }
 }
 
-void Driver::stops_lending() {
+void Driver::stop_evicting_held() {
     if (held_eviction) {
         held_eviction->stops();
         return;
     }
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        if (each->returns) {
-            engine.let_return(*each, false);
+        if (each->evictable_while_held) {
+            engine.set_evictable_while_held(*each, false);
         }
     }
 }
 
-// Return true if `record` may be evicted while the program holds it, because it is not being read.
-bool Driver::can_be_lent(const StorageRecord& record, const StorageList& read, bool but_saved) {
-    // A placeholder may be restored together with another value.
+// Return true if `record` may be evicted while the program holds it: nothing reads it now.
+bool Driver::is_evictable(const StorageRecord& record, const StorageList& read, bool but_saved) {
+    // A placeholder (evicted value) may be restored together with another value, so include it.
     const bool there = record.resident || record.placeholder;
-    const bool may = may_return(record) && there && !record.pinned && !record.external &&
-                     record.nbytes != 0 && (!but_saved || record.references == 0);
+    const bool may = may_return(record) && there && !record.pinned &&
+                     !record.special.is_external() && record.nbytes != 0 &&
+                     (!but_saved || record.references == 0);
     const StoragePtr storage_impl = may ? record.at() : StoragePtr();
     return storage_impl && std::ranges::find(read, storage_impl.get()) == read.end();
 }
 
-// Add to `read` the storages that readers use. Return true if some reader may also read any value
-// that autograd saved.
+// Add to `read` the storages that registered readers use. Return true if some reader may also read
+// any value that autograd saved.
 bool Driver::note_all_read(StorageList& read) const {
     bool saved = false;
     readers.each([&](const Reader& reader) {
@@ -102,10 +102,11 @@ bool Driver::note_all_read(StorageList& read) const {
 void EvictHeldLast::go_on() {
     StorageList read;
     const bool but_saved = driver_.note_all_read(read);
-    for (const Ref<Storage>& each : lent_) {
+    for (const Ref<Storage>& each : candidates_) {
         const StorageRecord& record = record_of(*each);
-        if (driver_.lends && !record.returns && Driver::can_be_lent(record, read, but_saved)) {
-            driver_.engine.let_return(*each, true);
+        if (driver_.evicts_held_last && !record.evictable_while_held &&
+            Driver::is_evictable(record, read, but_saved)) {
+            driver_.engine.set_evictable_while_held(*each, true);
         }
     }
 }
@@ -114,31 +115,33 @@ std::vector<Ref<Storage>> Driver::select_held() {
     poll();
     StorageList read;
     const bool but_saved = note_all_read(read);
-    std::vector<Ref<Storage>> lent;
-    for (StorageRecord* record = first_held_; record != nullptr; record = record->held_after) {
-        if (can_be_lent(*record, read, but_saved)) {
-            lent.emplace_back(record);
+    std::vector<Ref<Storage>> candidates;
+    held_list_.each([&](StorageRecord& record) {
+        if (is_evictable(record, read, but_saved)) {
+            candidates.emplace_back(&record);
         }
+    });
+    for (const Ref<Storage>& each : candidates) {
+        engine.set_evictable_while_held(*each, true);
     }
-    for (const Ref<Storage>& each : lent) {
-        engine.let_return(*each, true);
-    }
-    return lent;
+    return candidates;
 }
 
-// Evict `record` if the program may hold it, leaving a placeholder. Return false if it does not.
+// Evict `record` and leave a placeholder to the program. Return false if the program does not hold
+// `record`.
 bool Driver::evict_keeping_placeholder(StorageRecord& record) {
-    if (!record.held || !record.returns) {
+    if (!record.held || !record.evictable_while_held) {
         return false;
     }
     const StoragePtr storage_impl = record.at();
     // The program freed the storage just now, maybe in another thread.
     if (!storage_impl || !record.is_held()) {
-        not_held(record);
+        held_list_.remove(record);
         vacate(record);
-        record.placeholder = true;  // a placeholder whose storage the program has freed
+        // evicted like a user-held value, but the program has freed its storage
+        record.placeholder = true;
         ++placeholders;
-        gone_.emplace_back(&record);
+        pending_.storages.emplace_back(&record);
         return true;
     }
     // The allocator does not reuse the memory before the streams that still read it are done.
@@ -148,42 +151,40 @@ bool Driver::evict_keeping_placeholder(StorageRecord& record) {
     table_.take(record.address);
     record.keeper.reset();
     make_placeholder(*storage_impl);
-    drain_free_queue();  // remove the previous entry for the placeholder's address
-    record.storage_impl = WeakStorage(storage_impl);
+    drain_free_queue();  // remove the earlier entry for the placeholder's address
+    record.storage_impl = weak(*storage_impl);
     record.address = address_of(*storage_impl);
     record.placeholder = true;
     ++placeholders;
-    settle_at(record.address, &record, record.nbytes, record.maker, nullptr);
+    table_.put(record.address, &record, record.nbytes, record.maker, nullptr);
     return true;
 }
 
-// Detach the placeholder storage from `record`. Return it if the program still holds it, else null.
+// End the use of the placeholder of `record`. Return its storage if the program still holds it,
+// else null.
 StoragePtr Driver::detach_placeholder(StorageRecord& record) {
     if (!record.placeholder) {
         return {};
     }
     record.placeholder = false;
     --placeholders;
-    if (record.address != nullptr) {
-        table_.take(std::exchange(record.address, nullptr));
-    }
-    back_.emplace_back(&record);
+    table_.take(record);
+    pending_.restored.emplace_back(&record);
     return record.storage_impl.lock();
 }
 
-// Move the value of `record` from `storage_impl` into its placeholder, the program's own storage,
-// unless the program has freed it.
+// Put the restored memory in `storage_impl` into the placeholder of `record`, the program's own
+// storage. If the program has freed the placeholder, keep `storage_impl` instead.
 void Driver::arrive(
     StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
 ) {
     if (placeholder) {
-        if (record.address != nullptr) {
-            table_.take(record.address);
-        }
+        table_.take(record);
         restore_into(*placeholder, *storage_impl);
         record.keeper = placeholder;  // the program may free its storage before the value is read
     } else {
-        // The program has freed the placeholder: forget the program's tensor.
+        // The program has freed the placeholder, so forget the tensor by which it referred to the
+        // value.
         record.version = Version();
         record.unwatched = false;
         record.origin = no_tensor();
@@ -192,11 +193,11 @@ void Driver::arrive(
     bind_storage(record, record.keeper);
 }
 
-// Drop our reference to the restored storage, so that the program is its only owner, unless
-// autograd refers to the value too.
+// Release our reference to the restored storage if autograd does not refer to the value. Then the
+// program is its only owner.
 void Driver::hand_back(StorageRecord& record) {
     if (record.resident && record.replayable) {
-        maybe_held(record);
+        held_list_.add(record);
     }
     if (record.resident) {
         disown(record);
@@ -220,15 +221,15 @@ void Driver::pin_exposed_address(c10::StorageImpl& storage_impl) {
 
 void Driver::pin_while_held(StorageRecord& record) {
     record.read_unseen = true;
-    record.returnable = false;
-    if (record.returns) {
-        engine.let_return(record, false);
+    record.suits_held_eviction = false;
+    if (record.evictable_while_held) {
+        engine.set_evictable_while_held(record, false);
     }
 }
 
 // At the end of the budget, restore all user-held values, even if they do not fit.
 void Driver::bring_all_back() {
-    lends = false;
+    evicts_held_last = false;
     process_pending();
     if (held_eviction) {
         held_eviction->close();
@@ -271,11 +272,11 @@ std::exception_ptr Driver::restore_all_placeholders() {
     return failure;
 }
 
-// Restore `record`. Where it does not fit, raise the budget only as far as needed, so that
+// Restore `record`. If it does not fit, raise the budget only by as much as needed, so that
 // temporary values are still evicted.
 void Driver::use_in_any_case(StorageRecord& record) {
     while (true) {
-        // The program may have freed it meanwhile.
+        // The program may have freed the storage meanwhile.
         process_pending();
         if (!record.placeholder) {
             return;

@@ -32,9 +32,11 @@
 
 namespace rekindle {
 
-// Return true if `tensor`, a result of an operator, may be evicted while the program holds it.
+// Return true if `tensor`, a result of an operator, may be evicted while the program holds it: a
+// floating-point value that Python code does not read directly.
 bool is_returnable(const c10::TensorImpl& tensor);
-// Return true if `record` may ever be evicted while the program holds it.
+// Return true if the value of `record` may be evicted while the program holds it, unless it is
+// being read.
 bool may_return(const StorageRecord& record) noexcept;
 
 // Scope in which user-held values may be evicted, except those that are being read. The scope must
@@ -48,20 +50,20 @@ public:
     EvictHeldLast& operator=(EvictHeldLast&&) = delete;
     ~EvictHeldLast();
 
-    // Make user-held values that are not being read candidates again. Called when an operator that
-    // may read any of them has finished.
+    // Make the user-held values that are not being read candidates for eviction again. Called after
+    // an operator that may read any of them.
     void go_on();
 
 private:
     Driver& driver_;
-    std::vector<Ref<Storage>> lent_;
+    std::vector<Ref<Storage>> candidates_;
 };
 
 // Scope in which the storages in `storages` are being read. Begins and ends with the session mutex
 // held.
 class Reading final : public Reader {
 public:
-    // saved: whether values that autograd saved may be read as well.
+    // saved: true if values that autograd saved may be read as well.
     Reading(Driver& driver, StorageList storages, bool saved = false);
     Reading(const Reading&) = delete;
     Reading& operator=(const Reading&) = delete;
@@ -69,13 +71,15 @@ public:
     Reading& operator=(Reading&&) = delete;
     ~Reading() override;
 
-    void note_read(StorageList& read) const override { read.append(homes_.begin(), homes_.end()); }
+    void note_read(StorageList& read) const override {
+        read.append(storages_.begin(), storages_.end());
+    }
 
     bool reads_saved() const override { return saved_; }
 
 private:
     Driver& driver_;
-    const StorageList homes_;
+    const StorageList storages_;
     const bool saved_;
 };
 
@@ -83,8 +87,8 @@ private:
 // must have registered its own reads as a `Reader`. Releases the session mutex for a moment. Return
 // false, without running `step`, if no user-held value may be evicted now.
 template <class Step>
-bool lending(Driver& driver, Locked& lock, Step&& step) {
-    if (!driver.lends) {
+bool with_held_evictable(Driver& driver, Locked& lock, Step&& step) {
+    if (!driver.evicts_held_last) {
         return false;
     }
     bool known = false;
@@ -93,7 +97,7 @@ bool lending(Driver& driver, Locked& lock, Step&& step) {
         known = all_threads_are_known(driver);
     }
     driver.drain_free_queue();
-    if (!known || !driver.lends || driver.reading_anything != 0) {
+    if (!known || !driver.evicts_held_last || driver.in_progress.reading_anything != 0) {
         return false;
     }
     const EvictHeldLast resort(driver);
@@ -101,8 +105,9 @@ bool lending(Driver& driver, Locked& lock, Step&& step) {
     return true;
 }
 
-// Run `step`. If it does not fit, move the backup copies that could undo a running optimizer step
-// out of the budget's memory, and run `step` once more. Releases the session mutex for that move.
+// Run `step`. If it does not fit, move the backup copies (those that could undo the running
+// optimizer step) out of the budget's memory, and run `step` once more. Releases the session mutex
+// for that move.
 template <class Step>
 void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
@@ -110,7 +115,7 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
         return;
     }
     bool moved = false;
-    if (driver.tell_ranges) {  // an optimizer step that can be undone runs
+    if (driver.due.tell_ranges) {  // an optimizer step that can be undone runs
         const Unlocked others(lock);
         moved = move_copies_out(driver);
     }
@@ -135,13 +140,13 @@ void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
         if (!shortage) {
             return;
         }
-        if (!lending(driver, lock, step)) {
+        if (!with_held_evictable(driver, lock, step)) {
             throw OutOfBudgetError(*std::move(shortage));
         }
     });
 }
 
-// Restore the memory of `tensor` if it was evicted while the program holds it.
+// Restore the memory of `tensor` if it was evicted while the program held it.
 inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
     if (driver.placeholders != 0 && has_memory(tensor)) {
         c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
@@ -151,8 +156,21 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
     }
 }
 
-// Run `act` with the session mutex, for a function that Python calls. Before `act`, which may
-// evict, freed storages and handles are processed.
+// Return the record of `tensor`; null if it has no memory. A tensor that is not known yet is
+// registered, and user-held values are evicted if it does not fit otherwise.
+inline StorageRecord* find_or_register(
+    Driver& driver, Locked& lock, const c10::TensorImpl& tensor
+) {
+    if (driver.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl()) != nullptr) {
+        return driver.find_or_register(tensor);
+    }
+    StorageRecord* record = nullptr;
+    retry_evicting_held(driver, lock, [&] { record = driver.find_or_register(tensor); });
+    return record;
+}
+
+// Take the session mutex and run `act`, the body of a function that Python calls. Before that,
+// process freed storages and handles, because `act` may evict.
 template <class F>
 auto settled(Driver& driver, F&& act) {
     return translate_errors(driver, [&] {

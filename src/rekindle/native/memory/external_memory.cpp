@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "driver.h"
+#include "swapper.h"
 
 namespace rekindle {
 
@@ -27,17 +28,18 @@ void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
     }
     StorageRecord& record = known_at(*found, storage_impl);
     const Ref<Storage> kept(&record);
-    if (record.external) {
+    if (record.special.is_external()) {
         return;
     }
+    finish_swap_out(*this, record);
     if (record.replayable) {
-        record_external_write(record).external = std::make_unique<ExternalMemory>();
+        record_external_write(record).special.make_external();
         return;
     }
     if (record.consumed()) {
         forget(record);
     }
-    record.external = std::make_unique<ExternalMemory>();
+    record.special.make_external();
 }
 
 StorageRecord& Driver::record_external_write(StorageRecord& before) {
@@ -51,7 +53,7 @@ StorageRecord& Driver::record_external_write(StorageRecord& before) {
 }
 
 StorageRecord* Driver::copy_still(StorageRecord& record) {
-    Storage* copy = record.external->copy.get();
+    Storage* copy = record.special.external()->copy.get();
     if (copy == nullptr || !copy->resident) {
         return nullptr;
     }
@@ -63,16 +65,16 @@ StorageRecord* Driver::copy_still(StorageRecord& record) {
 }
 
 StorageRecord& Driver::copy_now(StorageRecord& record, StoragePtr& storage_impl) {
-    make_room(record.nbytes, "a copy of memory that others may write");
+    make_room(record.nbytes, "a copy of memory that NumPy or another process may write");
     storage_impl = copy_of(record.at());
     StorageRecord& made = make_source(nullptr, storage_impl, nullptr);
-    record.external->copy = Ref<Storage>(&made);
+    record.special.external()->copy = Ref<Storage>(&made);
     return made;
 }
 
 void Driver::note_checksum(StorageRecord& record) {
-    if (!record.external->checksum || !record.consumed()) {
-        record.external->checksum = checksum_of(*record.at());
+    if (!record.special.external()->checksum || !record.consumed()) {
+        record.special.external()->checksum = checksum_of(*record.at());
     }
 }
 
@@ -80,9 +82,7 @@ void Driver::note_checksum(StorageRecord& record) {
 
 void Driver::suspend_origin_tracking(const c10::TensorImpl& tensor) {
     process_pending();
-    std::erase_if(module_tensors_, [&](const ModuleTensor& each) {
-        return each.tensor.lock().get() == &tensor;
-    });
+    module_tensors_.remove(tensor);
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         StorageRecord& record = record_of(*each);
         if (record.origin.lock().get() == &tensor) {
@@ -92,13 +92,11 @@ void Driver::suspend_origin_tracking(const c10::TensorImpl& tensor) {
     }
 }
 
-// The two tensors have exchanged their contents. Each record follows the same tensor object as
-// before the exchange.
+// `swap_tensors` has exchanged the contents of two tensors. Let each record follow the same tensor
+// object as before.
 void Driver::resume_origin_tracking() {
     for (auto& [storage, tensor] : std::exchange(tracking_suspended_, {})) {
-        record_of(*storage).origin = WeakTensor(
-            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(tensor)
-        );
+        record_of(*storage).origin = weak(*tensor);
     }
 }
 

@@ -1,4 +1,4 @@
-// Evicts user-held values like all others; see the note in held_eviction.h.
+// Evicts user-held values like all other values; see the note in held_eviction.h.
 #include "held_eviction.h"
 
 #include <c10/core/GradMode.h>
@@ -17,14 +17,15 @@
 
 namespace rekindle {
 
-// Values of dtype int32 or int64 may be lengths or indices, which composite functions
-// (`tensor_split`, `pad_packed_sequence`) read directly, before any of their operators runs.
+// Results of dtype int32 or int64 are not evicted while the program holds them: they may be lengths
+// or indices. Composite functions (`tensor_split`, `pad_packed_sequence`) read these directly,
+// before any of their operators runs.
 bool HeldEviction::is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;
 }
 
-// -- touching -------------------------------------------------------------------------------------
+// -- reading held values --------------------------------------------------------------------------
 
 void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) {
     if (!open) {
@@ -40,7 +41,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     node_changes();
     if (is_any_over()) {
         about_to_let_go(lock);
-        keep_what_is_left();
+        pin_survivors();
     }
     // First lock the resident values, so that they are not evicted to restore the others.
     for (const bool missing : {false, true}) {
@@ -55,8 +56,10 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
             if (std::ranges::any_of(kept, same)) {
                 continue;
             }
-            if (!storage->resident) {       // otherwise another recomputation restored it
-                driver_.process_pending();  // Python's garbage collector may have freed storages
+            // if it is resident now, another recomputation restored it
+            if (!storage->resident) {
+                // Python's garbage collector may have freed storages meanwhile
+                driver_.process_pending();
                 driver_.use(record_of(*storage));
             }
             driver_.engine.lock(*storage);
@@ -68,12 +71,13 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
 void HeldEviction::done(Driver& driver, Kept& kept) {
     while (!kept.empty()) {
         const Ref<Storage> storage = std::move(kept.front());
-        kept.erase(kept.begin());  // unlock it once, even if `perform` throws
+        // remove it first, so that it is unlocked once even if `perform` throws
+        kept.erase(kept.begin());
         driver.perform([&] { driver.engine.unlock(*storage); });
     }
 }
 
-std::int64_t HeldEviction::lock_there(const StorageList& storages, Locked& lock) {
+std::int64_t HeldEviction::begin_reading(const StorageList& storages, Locked& lock) {
     Kept kept;
     try {
         or_without_copies(driver_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
@@ -81,15 +85,15 @@ std::int64_t HeldEviction::lock_there(const StorageList& storages, Locked& lock)
         after(error, [&] { done(driver_, kept); });
         throw;
     }
-    there_[++numbers_] = std::move(kept);
+    reads_[++numbers_] = std::move(kept);
     return numbers_;
 }
 
-void HeldEviction::unlock_there(std::int64_t number) {
-    const auto found = there_.find(number);
-    if (found != there_.end()) {
+void HeldEviction::end_reading(std::int64_t number) {
+    const auto found = reads_.find(number);
+    if (found != reads_.end()) {
         done(driver_, found->second);
-        there_.erase(found);
+        reads_.erase(found);
     }
 }
 
@@ -111,7 +115,8 @@ void PinnedOperands::end() {
 }
 
 PinnedOperands::~PinnedOperands() {
-    if (!kept_.empty()) {  // not empty after an exception, which may have released the mutex
+    // storages are left only after an exception, which may have released the mutex
+    if (!kept_.empty()) {
         without_throwing([&] {
             const auto lock = locked_if_not_mine();
             HeldEviction::done(driver_, kept_);
@@ -119,30 +124,30 @@ PinnedOperands::~PinnedOperands() {
     }
 }
 
-// A result made with grad mode off in a backward pass is a gradient. Gradients are evicted last,
+// A result made with grad mode off in a backward pass is a gradient. Let gradients be evicted last,
 // because recomputing one needs inputs that the backward pass is about to free.
 void HeldEviction::made(StorageRecord& record) {
     if (!open) {
         return;
     }
     const bool without_grad = !c10::GradMode::is_enabled();
-    if (record.returns || paused_ || !may_go_now(record)) {
+    if (record.evictable_while_held || paused_ || !is_evictable_now(record)) {
         return;
     }
     if (without_grad && exceeds_chain_limit(record)) {
         driver_.seal(record);
     } else if (without_grad && in_backward_pass()) {
-        driver_.engine.let_return_last(record);
+        driver_.engine.set_evictable_last(record);
         work_with(record);
     } else {
-        driver_.engine.let_return(record, true);
+        driver_.engine.set_evictable_while_held(record, true);
     }
 }
 
 void HeldEviction::pin_while_held(StorageRecord& record) {
-    if (open && record.returns) {
+    if (open && record.evictable_while_held) {
         node_changes();
-        driver_.engine.let_return(record, false);
+        driver_.engine.set_evictable_while_held(record, false);
         const void* node = torch::autograd::get_current_node().get();
         unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
         if (in_backward_pass()) {
@@ -151,7 +156,7 @@ void HeldEviction::pin_while_held(StorageRecord& record) {
     }
 }
 
-// Make values evictable again that autograd unpacked in this thread for a node that has finished.
+// Let values be evicted again that autograd unpacked in this thread for a node that has finished.
 void HeldEviction::node_changes() {
     if (unpacked_.empty()) {
         return;
@@ -166,57 +171,59 @@ void HeldEviction::node_changes() {
     std::erase_if(unpacked_, is_over);
     for (const Unpacked& each : left) {
         const StorageRecord& record = record_of(*each.storage);
-        if (!paused_ && may_go_now(record)) {
-            driver_.engine.let_return(*each.storage, true);
+        if (!paused_ && is_evictable_now(record)) {
+            driver_.engine.set_evictable_while_held(*each.storage, true);
         }
     }
 }
 
-// Return true if `record` may be evicted and no autograd node uses it now.
-bool HeldEviction::may_go_now(const StorageRecord& record) const noexcept {
+// Return true if `record` may be evicted: no autograd node that runs has unpacked it.
+bool HeldEviction::is_evictable_now(const StorageRecord& record) const noexcept {
     return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
                return each.storage.get() == &record;
            });
 }
 
 void HeldEviction::work_with(StorageRecord& record) {
-    worked_with_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
+    backward_working_set_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
 }
 
-// Return true if the backward pass that made or used the value of `worked` has finished. It ran in
-// this thread, or in autograd's thread of a device. Backward passes of other threads may still run.
-bool HeldEviction::is_over(const Worked& worked) {
+// Return true if the backward pass in which the value of `worked` was made or used has finished. It
+// ran in this thread, or in autograd's thread of a device. Backward passes of other threads may
+// still run.
+bool HeldEviction::is_over(const UsedInBackward& worked) {
     return !in_backward_pass() &&
            (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
 }
 
 bool HeldEviction::is_any_over() const {
-    return std::ranges::any_of(worked_with_, &HeldEviction::is_over);
+    return std::ranges::any_of(backward_working_set_, &HeldEviction::is_over);
 }
 
 // Pin values that survive a backward pass, and drop their recipes. A gradient, or a state that is
 // carried to the next batch, would otherwise keep the sources (values without a recipe) of every
 // batch so far.
-void HeldEviction::keep_what_is_left() {
-    std::vector<Worked> worked;
-    std::ranges::copy_if(worked_with_, std::back_inserter(worked), &HeldEviction::is_over);
-    std::erase_if(worked_with_, &HeldEviction::is_over);
+void HeldEviction::pin_survivors() {
+    std::vector<UsedInBackward> worked;
+    std::ranges::copy_if(backward_working_set_, std::back_inserter(worked), &HeldEviction::is_over);
+    std::erase_if(backward_working_set_, &HeldEviction::is_over);
     std::vector<Ref<Storage>> left;
-    for (const Worked& each : worked) {
+    for (const UsedInBackward& each : worked) {
         const Ref<Storage>& storage = each.storage;
         driver_.process_pending();
         if (storage->held && storage->listed && storage->replayable) {
             if (!storage->resident) {
                 driver_.use(record_of(*storage));
             }
-            driver_.engine.let_return(*storage, false);
+            driver_.engine.set_evictable_while_held(*storage, false);
             left.push_back(storage);
         }
     }
     driver_.engine.clear_reserve();
-    for (const Worked& each : worked_with_) {  // keep entries of backward passes that still run
-        if (each.storage->returns && each.storage->listed) {
-            driver_.engine.let_return_last(*each.storage);
+    for (const UsedInBackward& each :
+         backward_working_set_) {  // keep the entries of backward passes that still run
+        if (each.storage->evictable_while_held && each.storage->listed) {
+            driver_.engine.set_evictable_last(*each.storage);
         }
     }
     for (const Ref<Storage>& each : left) {
@@ -228,7 +235,7 @@ void HeldEviction::keep_what_is_left() {
     driver_.process_pending();
 }
 
-// -- limits ---------------------------------------------------------------------------------------
+// -- when held values stay ------------------------------------------------------------------------
 
 void HeldEviction::about_to_let_go(Locked& lock) {
     bool known = false;
@@ -238,31 +245,32 @@ void HeldEviction::about_to_let_go(Locked& lock) {
     }
     driver_.drain_free_queue();
     if (open) {
-        pause(!known || driver_.reading_anything != 0);
+        pause(!known || driver_.in_progress.reading_anything != 0);
     }
 }
 
-// Exclude user-held values from eviction if `pause`, else readmit them. A thread that the runtime
-// does not know may read any of them.
+// If `pause`, exclude all user-held values from eviction, because a thread that the runtime does
+// not know may read any of them. Otherwise let them be evicted again.
 void HeldEviction::pause(bool pause) {
     if (pause == std::exchange(paused_, pause)) {
         return;
     }
     for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
         const StorageRecord& record = record_of(*each);
-        if (pause ? record.returns : may_go_now(record)) {
-            driver_.engine.let_return(*each, !pause);
+        if (pause ? record.evictable_while_held : is_evictable_now(record)) {
+            driver_.engine.set_evictable_while_held(*each, !pause);
         }
     }
 }
 
-// Return true if the chain of recipes from a source to `record` is too long. With grad mode off
-// neither the end of a graph nor an optimizer step cuts the chain.
+// Return true if `record` is too many recipes away from the nearest source (a value without a
+// recipe). With grad mode off, nothing else would end such a chain: there is no autograd graph and
+// no optimizer step.
 bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
     constexpr int most = std::numeric_limits<std::uint16_t>::max();
     int chain = 0;
     each_parent(record, [&](Storage& parent) {
-        if (parent.replayable) {  // otherwise the parent has no recipe: the chain starts at it
+        if (parent.replayable) {  // a parent without a recipe is where the chain starts
             chain = std::max<int>(chain, record_of(parent).chain);
         }
     });
@@ -270,7 +278,7 @@ bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
     return chain + 1 > std::min<int>(driver_.longest_chain, most - 1);
 }
 
-bool HeldEviction::give_up_sources() {
+bool HeldEviction::release_dead_sources() {
     if (driver_.recorded) {  // a trace has no event for a dropped recipe
         return false;
     }
@@ -290,7 +298,8 @@ bool HeldEviction::give_up_sources() {
     return driver_.engine.memory < before;
 }
 
-// Return the sources that the program has freed and that recipes still need.
+// Return the sources (values without a recipe) that the program has freed and that recipes still
+// need.
 std::vector<Ref<Storage>> HeldEviction::dead_sources() {
     std::vector<Ref<Storage>> found;
     for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
@@ -302,9 +311,9 @@ std::vector<Ref<Storage>> HeldEviction::dead_sources() {
     return found;
 }
 
-// With grad mode off, release sources that the program has freed once they take a quarter of the
-// budget, because only recipes need them. Later there would be no room to recompute the values
-// whose recipes need these sources.
+// With grad mode off, release the values without a recipe that the program has freed, once they
+// take a quarter of the budget. Only recipes need them, and the values of those recipes are made
+// resident first. Later there would be no room for that.
 void HeldEviction::look_at_sources(Locked& lock) {
     const Engine& engine = driver_.engine;
     if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
@@ -320,25 +329,25 @@ void HeldEviction::look_at_sources(Locked& lock) {
     }
     if (nbytes > engine.budget / 4) {
         about_to_let_go(lock);
-        give_up_sources();
+        release_dead_sources();
     }
 }
 
-// -- the end --------------------------------------------------------------------------------------
+// -- the end of the budget ------------------------------------------------------------------------
 
 void HeldEviction::close() {
     open = false;
     unpacked_.clear();
-    worked_with_.clear();
+    backward_working_set_.clear();
     for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
-        if (each->returns) {
-            driver_.engine.let_return(*each, false);
+        if (each->evictable_while_held) {
+            driver_.engine.set_evictable_while_held(*each, false);
         }
     }
     driver_.engine.clear_reserve();
 }
 
-// Drop the recipes of values made with grad mode off, and keep those values in memory, because the
+// Drop the recipes of values made with grad mode off, and keep these values in memory, because the
 // budget has ended.
 void HeldEviction::forget_recipes() {
     Engine& engine = driver_.engine;

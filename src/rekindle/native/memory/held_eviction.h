@@ -6,7 +6,7 @@
 // Rationale: tensors, views and storage objects of the program share one storage. To evict that
 // storage, the runtime takes its memory away: the storage becomes a placeholder. The tensors stay
 // valid Python objects, and a direct access to their memory raises. Code that is about to read the
-// memory announces that first (`PinnedOperands`, `lock_there`). The runtime then recomputes the
+// memory announces that first (`PinnedOperands`, `begin_reading`). The runtime then recomputes the
 // value into the same storage.
 //
 // Values of dtype int32 or int64 are never evicted, because they may be lengths or indices.
@@ -52,7 +52,7 @@ public:
     static bool is_returnable(const c10::TensorImpl& tensor);
 
     bool open = true;  // false once the budget has ended
-    // Number of reasons not to record recipes for values made with grad mode off.
+    // Number of open scopes in which values made with grad mode off get no recipe.
     int unrecorded = 0;
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
@@ -63,10 +63,10 @@ public:
     // Unlock all storages in `kept`. Static, because the `HeldEviction` of `driver` may have been
     // destroyed meanwhile.
     static void done(Driver& driver, Kept& kept);
-    // Restore and lock all storages in `storages` until `unlock_there` is called with the returned
+    // Restore and lock all storages in `storages` until `end_reading` is called with the returned
     // number.
-    std::int64_t lock_there(const StorageList& storages, Locked& lock);
-    void unlock_there(std::int64_t number);
+    std::int64_t begin_reading(const StorageList& storages, Locked& lock);
+    void end_reading(std::int64_t number);
     // Make `record`, which an operator of the program has just made or written, a candidate for
     // eviction.
     void made(StorageRecord& record);
@@ -81,21 +81,22 @@ public:
     // Prepare for an eviction. If threads run that the runtime does not know, exclude user-held
     // values from it. Releases the session mutex for a moment.
     void about_to_let_go(Locked& lock);
-    // Release sources (values without a recipe) if too many are kept only because recipes read
-    // them. Called after an operator with grad mode off.
+    // Release sources (values without a recipe) if those that only recipes need take too much
+    // memory. Called after an operator with grad mode off.
     void look_at_sources(Locked& lock);
-    // Restore the values whose recipes need freed sources, then release those sources. Return true
-    // if memory was freed.
-    bool give_up_sources();
+    // Restore the values whose recipes need sources (values without a recipe) that the program has
+    // freed, then release those sources. Return true if memory was freed.
+    bool release_dead_sources();
 
-    // Run `step`. If it does not fit, call `give_up_sources` and run `step` once more.
+    // Run `step`. If it does not fit, call `release_dead_sources`, and run `step` once more if that
+    // freed memory.
     template <class Step>
     void attempt(Step&& step) {
         std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
         if (!shortage) {
             return;
         }
-        if (!open || !give_up_sources()) {
+        if (!open || !release_dead_sources()) {
             throw OutOfBudgetError(*std::move(shortage));
         }
         step();
@@ -109,7 +110,7 @@ public:
 private:
     // A value that was made or used in a backward pass, and the thread that runs this backward
     // pass.
-    struct Worked final {
+    struct UsedInBackward final {
         std::thread::id thread;
         Ref<Storage> storage;
     };
@@ -121,12 +122,12 @@ private:
         Ref<Storage> storage;
     };
 
-    bool may_go_now(const StorageRecord& record) const noexcept;
+    bool is_evictable_now(const StorageRecord& record) const noexcept;
     void node_changes();
     void work_with(StorageRecord& record);
-    static bool is_over(const Worked& worked);
+    static bool is_over(const UsedInBackward& worked);
     bool is_any_over() const;
-    void keep_what_is_left();
+    void pin_survivors();
     void pause(bool pause);
     bool exceeds_chain_limit(StorageRecord& record) const;
     std::vector<Ref<Storage>> dead_sources();
@@ -134,11 +135,14 @@ private:
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
     Driver& driver_;
-    std::vector<Unpacked> unpacked_;   // values unpacked for the nodes that autograd evaluates now
-    std::vector<Worked> worked_with_;  // values made or used in backward passes that still run
-    std::map<std::int64_t, Kept> there_;  // storages locked by `lock_there`, by its number
+    std::vector<Unpacked> unpacked_;  // values unpacked for the nodes that autograd evaluates now
+    std::vector<UsedInBackward>
+        backward_working_set_;  // values made or used in backward passes that still run
+    // storages that `begin_reading` locked, by the number that it returned
+    std::map<std::int64_t, Kept> reads_;
     std::int64_t numbers_ = 0;
-    int until_look_ = OPERATORS_BETWEEN_LOOKS;  // operators until `look_at_sources` looks
+    // number of operators until `look_at_sources` next looks
+    int until_look_ = OPERATORS_BETWEEN_LOOKS;
     bool paused_ = false;  // user-held values are excluded from eviction for now
 };
 

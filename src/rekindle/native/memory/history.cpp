@@ -16,7 +16,7 @@
 
 namespace rekindle {
 
-// In a recorded run no recipe is dropped, because a trace has no event for that.
+// If the whole run is recorded, drop no recipe, because a trace has no event for that.
 void Driver::prune_history() {
     if (recorded) {
         return;
@@ -60,8 +60,8 @@ bool Driver::release_recompute_sources() {
     return engine.memory < before;
 }
 
-// Return true if the program holds `record` at the end of a long chain of recipes, and autograd
-// refers to no value of that chain.
+// Return true if `record` is a state of the program at the end of a long chain of recipes: the
+// program holds it, and autograd refers to no value of the chain.
 bool Driver::is_long_lived_state(StorageRecord& record) {
     bool in_use = false;  // autograd refers to a value of the chain
     std::int32_t deepest = 0;

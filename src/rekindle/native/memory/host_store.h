@@ -17,15 +17,15 @@
 
 #include "../torch/storage_ptr.h"
 
-// Declared as in Python.h.
+// Python's `PyObject`, declared as in Python.h.
 struct _object;
 
 namespace rekindle {
 
 class HostStore final {
 public:
-    // Outcome of a finished transfer. `why` is the reason of a failure, else empty. The bandwidths,
-    // in bytes per second, are the new estimates for each direction; 0 means unchanged.
+    // Outcome of a finished transfer. `why` is the reason if it failed, else empty. The bandwidths
+    // (bytes per second) are the new estimates for each direction; 0 means unchanged.
     struct End final {
         std::string why;
         std::int64_t out_bytes_per_s = 0;
@@ -39,9 +39,9 @@ public:
     HostStore& operator=(HostStore&&) = delete;
     ~HostStore();
 
-    // Note that the program uses `stream` of the device. A copy waits for the work queued on
+    // Record that the program uses `stream` of the device. A copy waits for the work queued on
     // `stream` before the copy, and later work waits for the copy.
-    void see(const c10::Stream& stream);
+    void add_stream(const c10::Stream& stream);
     // Start to copy the contents of `storage_impl`, which belongs to storage `number`, to the host.
     // Return false if the host has no room.
     bool write(StorageId number, const StoragePtr& storage_impl);
@@ -50,14 +50,16 @@ public:
     std::string read(StorageId number, const StoragePtr& storage_impl);
     // Return true if the transfer of storage `number` has finished or failed.
     bool ended(StorageId number);
-    // Wait until the transfer of storage `number` has finished. From then on only the caller uses
-    // the memory.
+    // Wait until the transfer of storage `number` has finished. After that only the caller uses the
+    // storage's memory.
     End wait(StorageId number);
     // Free the copy of storage `number`. No transfer of it is in flight.
     void release(StorageId number);
-    // Note that the copy of a value made by `site` could not be written or read.
+    // Record for `complain` that the copy of a value made by the operator `site` could not be
+    // written or read, and `why`.
     void complain_of(Bytes nbytes, const char* site, const std::string& why);
-    // Emit a warning about the first failure, once. Must be called without the session mutex.
+    // Warn about the first failed transfer, unless a warning was given already. Must be called
+    // without the session mutex.
     void complain();
 
 private:

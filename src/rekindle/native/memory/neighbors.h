@@ -1,8 +1,9 @@
-// Chooses values to evict where a device has no free block of the wanted size, by Coop.
+// Chooses values to evict when a device has no free block of the wanted size, by the method of Coop
+// (Zhang, Ma, Liu, Yuan; NeurIPS 2023, arXiv 2311.00591).
 //
-// Coop's sliding window (Zhang, Ma, Liu, Yuan; NeurIPS 2023, arXiv 2311.00591) runs over the blocks
-// that the device's allocator reports. The loss of a block is the policy's score of its value, not
-// divided by the size. Twin of rekindle.simulator.allocator._window.
+// A sliding window runs over the blocks that the device's allocator reports. The loss of a block is
+// the policy's score of its value, not divided by the size. Twin of
+// rekindle.simulator.allocator._window.
 //
 // Emptying whole segments may be cheaper: the allocator then returns these segments to the device.
 //
@@ -24,14 +25,15 @@ struct Block final {
     Bytes address;
     Bytes nbytes;
     bool used;
-    // Loss of evicting the contents; none if the contents cannot be evicted.
+    // Loss of evicting the block's contents; none if they cannot be evicted.
     std::optional<double> loss;
 };
 
 // The blocks of each segment, by address.
 using Segments = std::vector<std::vector<Block>>;
 
-// How a free block was made: not at all, by evicting neighbors, or by emptying whole segments.
+// How a free block was made: not at all, by evicting values next to each other, or by emptying
+// whole segments.
 enum class Way { none, neighbors, whole_segments };
 
 // Adjacent blocks of one segment, by index. `last` is included.
@@ -51,8 +53,8 @@ struct Release final {
     std::vector<std::size_t> segments;
 };
 
-// Choose segments to empty, `nbytes` or more in all, by increasing loss per byte. Return none if
-// the segments that can be emptied are too small.
+// Choose segments to empty, in the order of increasing loss per byte, until they have `nbytes` in
+// all. Return none if all segments that can be emptied have less.
 std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes);
 
 }  // namespace rekindle

@@ -8,7 +8,7 @@
 
 #include "../engine/chooser.h"
 
-// Declared as in Python.h.
+// Python's `PyObject`, declared as in Python.h.
 struct _object;
 
 namespace rekindle {
@@ -19,9 +19,9 @@ class Driver;
 // the engine. Twin of the base class in rekindle.policies._base.
 //
 // Python code never runs with the session mutex held. Events are therefore queued in order, and
-// delivered before the next choice or at the end of an operator (`notify`). While Python chooses,
-// the scope `Consulting` releases the mutex, so other threads may enter. If the chosen storage is
-// no longer a candidate afterwards, Python is asked again.
+// delivered before the next choice or at the end of an operator (`deliver_events`). While Python
+// chooses, the scope `Consulting` releases the mutex, so other threads may enter. If the chosen
+// storage is no longer a candidate afterwards, Python is asked again.
 //
 // Python handles one question or one event at a time. Another thread that needs room meanwhile
 // evicts the least recently used candidate, because waiting for the answer could deadlock.
@@ -42,18 +42,18 @@ public:
 
     void add(Storage& storage) override {
         candidates_.insert(&storage);
-        hear("add", storage);
+        queue_event("add", storage);
     }
 
     void remove(Storage& storage) override {
         candidates_.erase(&storage);
-        hear("remove", storage);
+        queue_event("remove", storage);
     }
 
     // Throws the error that Python raises.
     Storage* choose(Nanoseconds now) override;
 
-    // Do nothing: only `notify` and `choose` deliver events.
+    // Does nothing: only `deliver_events` and `choose` deliver events.
     void catch_up(Nanoseconds /*now*/) override {}
 
     // Return the recomputation cost that Python gave when it chose `storage`, else the engine's
@@ -62,29 +62,29 @@ public:
         return priced_ == &storage ? price_ : storage.cost;
     }
 
-    // Return the loss of evicting `storage` that Python gave in `ask_losses`, else its cost divided
-    // by its staleness.
+    // Return the loss of evicting `storage` that Python gave when asked by `ask_losses`, else its
+    // cost divided by its staleness.
     double loss(Storage& storage, Nanoseconds now) override;
 
-    void expected(Storage& storage) override { hear("expected", storage); }
+    void expected(Storage& storage) override { queue_event("expected", storage); }
 
-    void evicted(Storage& storage) override { hear("evicted", storage); }
+    void evicted(Storage& storage) override { queue_event("evicted", storage); }
 
-    void returned(Storage& storage) override { hear("returned", storage); }
+    void returned(Storage& storage) override { queue_event("returned", storage); }
 
-    void forgotten(Storage& storage) override { hear("forgotten", storage); }
+    void forgotten(Storage& storage) override { queue_event("forgotten", storage); }
 
-    void touched(Storage& storage) override { hear("touched", storage); }
+    void touched(Storage& storage) override { queue_event("touched", storage); }
 
-    void repriced(Storage& storage) override { hear("repriced", storage); }
+    void repriced(Storage& storage) override { queue_event("repriced", storage); }
 
     void disposed(Storage& storage) noexcept override;
 
     // Deliver queued events to Python, and throw the error that it raises. Must be called without
     // the session mutex.
-    void notify() {
-        if (any_news_.load(std::memory_order_relaxed)) {
-            tell_now();
+    void deliver_events() {
+        if (any_events_.load(std::memory_order_relaxed)) {
+            deliver_if_free();
         }
     }
 
@@ -98,7 +98,7 @@ public:
 
 private:
     // An event that Python has not received yet.
-    struct News final {
+    struct QueuedEvent final {
         const char* method;
         Ref<Storage> storage;
     };
@@ -112,21 +112,21 @@ private:
 
     class Busy;
 
-    void hear(const char* method, Storage& storage);
-    void tell_now();
-    void tell_all();
-    _object* next_news(const char*& method);
+    void queue_event(const char* method, Storage& storage);
+    void deliver_if_free();
+    void deliver_queued();
+    _object* next_event(const char*& method);
     Answer ask(Nanoseconds now);
     Storage* oldest() const noexcept;
 
     _object* object_;
     Driver* driver_ = nullptr;
     bool remembers_ = false;
-    bool busy_ = false;  // some thread is calling Python
+    bool busy_ = false;  // a thread is calling Python now
     std::unordered_map<const Storage*, _object*> views_;
     std::unordered_set<Storage*> candidates_;
-    std::deque<News> news_;
-    std::atomic<bool> any_news_ = false;
+    std::deque<QueuedEvent> events_;
+    std::atomic<bool> any_events_ = false;
     // The storage chosen last, and its recomputation cost according to Python.
     const Storage* priced_ = nullptr;
     Nanoseconds price_ = 0;

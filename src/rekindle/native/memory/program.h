@@ -21,7 +21,7 @@
 #include "../memory/own_policy.h"
 #include "../memory/swapper.h"
 
-// Declared as in Python.h.
+// Python's `PyObject`, declared as in Python.h.
 struct _object;
 
 namespace rekindle {
@@ -29,15 +29,15 @@ namespace rekindle {
 // Set the Python object whose methods these functions call, and which turns errors of the core into
 // Python exceptions. Must be called once.
 void init_callbacks(_object* answers);
-// Take a snapshot at a new peak of memory, with the current line of the program. Errors of Python
-// are printed, except those that end the program.
+// Take a snapshot of a new peak of memory, with the current line of the program. Errors that Python
+// raises are printed, except those that end the program.
 void note_peak(Driver& driver);
 // Return the line of the program that runs in this thread.
 ProgramLine program_line();
 // Pass the samples of memory over time to Python.
 void notify_samples(Driver& driver);
-// Notify Python that weights were seen for the first time. Python registers the rest of their model
-// and the state of their optimizer.
+// Notify Python that weights were seen for the first time. Python then registers the other tensors
+// of their model and the state of their optimizer.
 void notify_owners(Driver& driver);
 // Notify Python that many values were recomputed. Python may warn that this takes too much time.
 void notify_losses(Driver& driver);
@@ -46,33 +46,33 @@ void notify_places(Driver& driver);
 // Return all blocks of the budget's device by segment, as the device's allocator reports them;
 // empty if it reports none. Needs the session mutex, and releases it while Python runs.
 Segments segments_of(Driver& driver);
-// Let Python warn that a copy on the host failed.
+// Let Python warn that a copy to or from the host failed.
 void notify_complaint(Driver& driver);
 // Notify Python that a range of the profiler begins or ends during an optimizer step.
 void notify_range(const Driver& driver, bool ends);
 
-// Deliver queued events to the program's own policy. Throws the error that it raises.
+// Deliver queued events to the program's own policy. Throws the errors that the policy raises.
 inline void notify_policy(const Driver& driver) {
     if (driver.own_policy != nullptr) {
-        driver.own_policy->notify();
+        driver.own_policy->deliver_events();
     }
 }
 
 // Deliver all pending notifications of `driver` to Python.
 inline void notify(Driver& driver) {
-    if (driver.peak_snapshot_due && !looks_later()) {
+    if (driver.peak_watch.due && !looks_later()) {
         note_peak(driver);
     }
-    if (driver.samples_due) {
+    if (driver.due.samples_due) {
         notify_samples(driver);
     }
-    if (driver.owners_due) {
+    if (driver.due.owners_due) {
         notify_owners(driver);
     }
-    if (driver.recomputations >= driver.look_at_losses_at) {
+    if (driver.recomputations >= driver.due.look_at_losses_at) {
         notify_losses(driver);
     }
-    if (driver.places_due) {
+    if (driver.due.places_due) {
         notify_places(driver);
     }
     if (driver.swapper != nullptr && driver.swapper->complaint_due) {
@@ -85,12 +85,12 @@ inline void notify(Driver& driver) {
 // memory. Return true if there were such copies.
 bool move_copies_out(const Driver& driver);
 
-// Ask Python for learned plans of steps that begin with the operator whose number is `met`. Other
+// Ask Python for learned plans of steps that begin with the operator whose number is `op_id`. Other
 // processes may have saved such plans.
-void request_plans(const Driver& driver, std::int64_t met);
+void request_plans(const Driver& driver, std::int64_t op_id);
 
 // Return true if every running thread was started inside the budget, or uses no tensor of the
-// program. A thread started elsewhere may read user-held values without notice to the runtime.
+// program. The runtime does not notice when other threads read user-held values.
 bool all_threads_are_known(const Driver& driver);
 
 // Wrap the saved-tensor handle `handle` for Python. Return the function that unpacks the wrapped
@@ -98,7 +98,7 @@ bool all_threads_are_known(const Driver& driver);
 std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(
     std::unique_ptr<torch::autograd::SavedVariableHooks> handle
 );
-// Unpack the saved tensor of `handle`, which `unpacked_by_python` has wrapped.
+// Unpack the saved tensor of `handle`, a handle that `unpacked_by_python` wrapped for Python.
 at::Tensor unpack(_object* handle);
 
 // Notify Python that the driver with the id `number` and all of its handles are destroyed.

@@ -1,9 +1,8 @@
-// Registers the readers of the program's memory, so that memory is not evicted while it is being
-// read.
+// Registers what is being read of the program's memory, so that it is not evicted meanwhile.
 //
 // An operator releases the session mutex before its kernel runs, and often earlier. Meanwhile
-// another thread may evict. It evicts a user-held value only if no registered reader uses that
-// value. With `evict="anything"` locks on engine storages protect operands instead; see
+// another thread may evict values. It evicts a user-held value only if no registered reader uses
+// that value. With `evict="anything"` locks on engine storages protect operands instead; see
 // `held_eviction.h`.
 #pragma once
 

@@ -11,23 +11,29 @@
 #include "../torch/global_flags.h"
 #include "../torch/replay_dispatch_guard.h"
 #include "../torch/storage_ptr.h"
+#include "gathered.h"
 
 namespace rekindle {
 
 namespace {
 
-// Return the storage of a resident input. Throw if its contents have changed since the first run.
-StoragePtr input_home(StorageRecord& record) {
+// Return the storage of a resident input of a replay. Throw if its contents have changed since the
+// first run.
+StoragePtr input_storage(StorageRecord& record) {
     StoragePtr storage_impl = record.at();
+    if (record.special.is_gathered() && !(storage_impl && is_back(record, storage_impl))) {
+        const bool freed = storage_impl && storage_impl->nbytes() == 0;
+        throw GatheredInputError(record.special.gathered()->size, !freed);
+    }
     if (!storage_impl) {
         throw MissingInputError();
     }
     const auto nbytes = static_cast<Bytes>(storage_impl->nbytes());
-    if (nbytes != record.size) {
+    if (nbytes != record.size && !record.special.is_gathered()) {
         throw ResizedInputError(nbytes, record.size);
     }
-    if (record.external && record.external->checksum &&
-        *record.external->checksum != checksum_of(*storage_impl)) {
+    if (record.special.is_external() && record.special.external()->checksum &&
+        *record.special.external()->checksum != checksum_of(*storage_impl)) {
         throw ExternalWriteError(record.site());
     }
     if (record.version.moved() && !record.shares_version_counter &&
@@ -39,7 +45,7 @@ StoragePtr input_home(StorageRecord& record) {
 
 // Return a tensor to pass to a replay instead of running statistics: an undefined tensor if the
 // operator allows that, else a scratch tensor.
-at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
+at::Tensor scratch_statistics(const Recipe& recipe, const Geometry& geometry) {
     if (recipe.facts->written == 0) {
         return {};
     }
@@ -52,26 +58,26 @@ bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noe
     return std::ranges::find(positions, position) != positions.end();
 }
 
-// Return the storages of all tensor arguments, null for those that are left out.
-c10::SmallVector<StoragePtr, 4> homes_of(const Recipe& recipe) {
+// Return the storages of all tensor arguments; null for those that are left out of a replay.
+c10::SmallVector<StoragePtr, 4> storages_of(const Recipe& recipe) {
     c10::SmallVector<StoragePtr, 4> storages;
     const auto inputs = recipe.inputs();
     std::size_t next = 0;
     for (std::uint32_t i = 0; i < recipe.signature->geometries.size(); ++i) {
         const bool dropped = recipe.statistics() && is_in(recipe.written(), i);
         storages.push_back(
-            dropped ? StoragePtr() : input_home(record_of(*inputs[next++].value->storage))
+            dropped ? StoragePtr() : input_storage(record_of(*inputs[next++].value->storage))
         );
     }
     return storages;
 }
 
-// Replace the storages that the kernel writes by copies, if they are shared with a resident value.
+// Replace the storages that the kernel writes by copies, if a resident value also lives there.
 void make_private(const Recipe& recipe, c10::SmallVector<StoragePtr, 4>& storages) {
     for (const std::uint32_t position : recipe.written()) {
         const StoragePtr shared = storages[position];
         if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
-            continue;  // the same storage, replaced before
+            continue;  // the same storage was replaced before
         }
         const StoragePtr made = copy_of(shared);
         for (StoragePtr& each : storages) {
@@ -114,7 +120,9 @@ private:
 };
 
 // Return the storages of the outputs. Throw if their sizes differ from those of the first run.
-c10::SmallVector<StoragePtr, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
+c10::SmallVector<StoragePtr, 2> output_storages(
+    const Recipe& recipe, const torch::jit::Stack& stack
+) {
     c10::SmallVector<StoragePtr, 2> made;
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it has run before
     const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
@@ -160,7 +168,7 @@ torch::jit::Stack call_again(
 }
 
 c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
-    c10::SmallVector<StoragePtr, 4> storages = homes_of(recipe);
+    c10::SmallVector<StoragePtr, 4> storages = storages_of(recipe);
     // The call writes its inputs in place (R3).
     const bool writes = !recipe.written().empty() && !recipe.statistics();
     if (writes && !in_place) {
@@ -170,7 +178,9 @@ c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, C
     tensors.reserve(storages.size());
     for (std::size_t i = 0; i < storages.size(); ++i) {
         const Geometry& geometry = recipe.signature->geometries[i];
-        tensors.push_back(storages[i] ? geometry.in(storages[i]) : stand_in(recipe, geometry));
+        tensors.push_back(
+            storages[i] ? geometry.in(storages[i]) : scratch_statistics(recipe, geometry)
+        );
     }
     const torch::jit::Stack stack = call_again(
         *recipe.signature,
@@ -181,7 +191,7 @@ c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, C
         [&](Kernel kernel) { calling(storages, kernel); }
     );
     if (!writes) {
-        return fresh_of(recipe, stack);
+        return output_storages(recipe, stack);
     }
     c10::SmallVector<StoragePtr, 2> made;
     for (const std::uint32_t position : recipe.written()) {

@@ -1,8 +1,8 @@
 // Recipes: the operator calls by which values were computed, and how to repeat them without side
 // effects.
 //
-// A `Recipe` is the torch side of an engine's `Call`. `run_again` replays it: it draws the same
-// random numbers and writes no memory that anyone else can see (R2, R3, R5, R6).
+// A `Recipe` is the torch side of an engine's `Call`. `run_again` repeats (replays) the call: it
+// draws the same random numbers, and writes no memory that other code can see (R2, R3, R5, R6).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,9 +31,10 @@ struct Recipe final : Call {
     Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
         : Call(graph, number, price, can_run_again), facts(what) {}
 
-    // First member, to use the tail padding of `Call`.
+    // True if grad mode was on at the call. It is the first member because it fits into the tail
+    // padding of `Call`.
     bool grad_mode = true;
-    const Facts* facts;  // null: not an operator of the program
+    const Facts* facts;  // operator; null if the call stands for no operator of the program
     c10::intrusive_ptr<Signature> signature;
 
     // Parts of a recipe that few operators need.

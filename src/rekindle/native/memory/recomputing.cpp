@@ -39,10 +39,10 @@ Recomputing::Recomputing(
             lent_.emplace_back(&source, driver.take_storage(source));
         }
     }
-    ++driver_.begun;
-    ++driver_.running;
+    ++driver_.in_progress.started;
+    ++driver_.in_progress.operators;
     if (reads_anything_) {
-        ++driver_.reading_anything;
+        ++driver_.in_progress.reading_anything;
     }
     if (opens_) {
         open();
@@ -53,12 +53,12 @@ Recomputing::~Recomputing() {
     if (opens_) {
         close();
     }
-    --driver_.running;
+    --driver_.in_progress.operators;
     if (reads_anything_) {
-        --driver_.reading_anything;
+        --driver_.in_progress.reading_anything;
     }
     driver_.drain_free_queue();
-    // The program freed an operand that is needed here.
+    // The program has freed an operand that this recomputation needs.
     const bool dropped = driver_.any_locked_is_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });
@@ -67,7 +67,7 @@ Recomputing::~Recomputing() {
         if (driver_.swapper != nullptr) {
             driver_.swapper->go_on();
         }
-        if (reads_anything_ && driver_.reading_anything == 0) {
+        if (reads_anything_ && driver_.in_progress.reading_anything == 0) {
             for (EvictHeldLast* each : driver_.resorts) {
                 each->go_on();
             }
@@ -82,10 +82,10 @@ Recomputing::~Recomputing() {
     }
 }
 
-// Called by another thread that enters, with the session mutex held.
+// The first other thread that takes the session mutex calls this, with the mutex held.
 void Recomputing::is_visited() noexcept {
     if (reads_anything_) {
-        driver_.stops_lending();
+        driver_.stop_evicting_held();
     }
     if (driver_.swapper != nullptr) {
         driver_.swapper->pause();

@@ -35,8 +35,9 @@ public:
     Recomputing& operator=(Recomputing&&) = delete;
     ~Recomputing() override;
 
-    // Note that the kernel failed before it wrote anything. The destructor then restores the input
-    // that was to be written in place. If another thread entered meanwhile, the input is lost.
+    // Record that the kernel failed before it wrote anything. The destructor then restores the
+    // input that was to be written in place. If another thread entered meanwhile, the input is
+    // lost.
     void undo() noexcept { undoes_ = true; }
 
 protected:

@@ -14,13 +14,15 @@ namespace rekindle {
 namespace {
 
 constexpr Bytes MIB = Bytes{1} << 20;
-constexpr Bytes SMALL = MIB;         // largest result that lives in a segment for small results
+// largest result that the allocator puts into a segment for small results
+constexpr Bytes SMALL = MIB;
 constexpr Bytes WHOLE = 10 * MIB;    // smallest request that gets a segment of its own
 constexpr Bytes SEGMENT = 20 * MIB;  // segment size for requests in between
 constexpr Bytes COARSE = 2 * MIB;    // larger segments are multiples of this size
-constexpr int TRUSTED = 32;          // searches until the allocator is queried again
+// number of searches after which the allocator is queried again
+constexpr int TRUSTED = 32;
 
-// Return the bytes that the allocator takes from the device for a request. Follows
+// Return the bytes that the allocator reserves on the device for a request of `nbytes`. Follows
 // `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp.
 Bytes growth_for(Bytes nbytes) noexcept {
     return nbytes < WHOLE ? SEGMENT : (nbytes + COARSE - 1) / COARSE * COARSE;
@@ -32,8 +34,8 @@ bool by_address(const Block& one, const Block& other) noexcept {
 
 }  // namespace
 
-// Return the bytes by which the limit would be exceeded if the allocator reserved memory for a new
-// result of `nbytes`. Zero or less: the limit would hold.
+// Return by how many bytes the limit would be exceeded if the allocator reserved memory for a new
+// result of `nbytes`. If zero or less, the limit would hold.
 Bytes Reserved::missing(Bytes nbytes) const {
     const Bytes given = is_the_budget ? driver_.engine.budget : UNLIMITED;
     const Bytes limit = std::min(given, found_.value_or(UNLIMITED));
@@ -50,22 +52,22 @@ void Reserved::find_place(Bytes nbytes) {
     if (take(nbytes) || missing(nbytes) <= 0) {
         return;
     }
-    if (driver_.device.reserved() == told_reserved_ && since_ < TRUSTED) {
+    if (driver_.device.reserved() == reserved_then_ && since_ < TRUSTED) {
         ++since_;
-        count_gaps();
+        count_free_blocks();
         if (take(nbytes)) {
             return;
         }
     }
     ask_allocator();
-    count_gaps();
+    count_free_blocks();
     if (take(nbytes)) {
         return;
     }
     ++places_;
     switch (driver_.evict_for_place(nbytes, missing(nbytes), now())) {
         case Way::neighbors:
-            count_gaps();
+            count_free_blocks();
             break;
         case Way::whole_segments:
             give_back();
@@ -81,7 +83,7 @@ void Reserved::find_place(Bytes nbytes) {
 void Reserved::give_back() {
     driver_.device.empty_cache();
     ask_allocator();
-    count_gaps();
+    count_free_blocks();
 }
 
 // Evict `nbytes`, then four times as much, wherever they lie. Used where evicting neither neighbors
@@ -91,7 +93,7 @@ void Reserved::make_by_sum(Bytes nbytes) {
         driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
         driver_.wait_for_copies();
         give_back();
-        if (gaps_.lower_bound(nbytes) != gaps_.end() || missing(nbytes) <= 0) {
+        if (n_free_blocks_.lower_bound(nbytes) != n_free_blocks_.end() || missing(nbytes) <= 0) {
             return;
         }
     }
@@ -100,29 +102,29 @@ void Reserved::make_by_sum(Bytes nbytes) {
 // Take the smallest free block that is large enough, as the allocator does. Return false if there
 // is none.
 bool Reserved::take(Bytes nbytes) {
-    const auto found = gaps_.lower_bound(nbytes);
-    if (found == gaps_.end()) {
+    const auto found = n_free_blocks_.lower_bound(nbytes);
+    if (found == n_free_blocks_.end()) {
         return false;
     }
     const Bytes rest = found->first - nbytes;
     if (--found->second == 0) {
-        gaps_.erase(found);
+        n_free_blocks_.erase(found);
     }
-    if (rest > SMALL) {  // the allocator does not split off a smaller rest
-        ++gaps_[rest];
+    if (rest > SMALL) {  // a smaller rest stays part of the block, as in the allocator
+        ++n_free_blocks_[rest];
     }
     return true;
 }
 
-// Query the allocator for its blocks. Used blocks without a storage known to the driver count as
-// not evictable until the next query.
+// Query the allocator for its blocks. Used blocks that are not memory of a storage known to the
+// driver count as not evictable until the next query.
 void Reserved::ask_allocator() {
-    told_ = segments_of(driver_);
-    told_reserved_ = driver_.device.reserved();
+    segments_ = segments_of(driver_);
+    reserved_then_ = driver_.device.reserved();
     since_ = 0;
     std::unordered_set<Bytes> known;
     driver_.each_on_device([&](Bytes address, Bytes) { known.insert(address); });
-    for (std::vector<Block>& segment : told_) {
+    for (std::vector<Block>& segment : segments_) {
         for (Block& block : segment) {
             block.used = block.used && !known.contains(block.address);
         }
@@ -138,17 +140,17 @@ Segments Reserved::now() const {
     });
     std::ranges::sort(known, by_address);
     Segments found;
-    for (const std::vector<Block>& told : told_) {
+    for (const std::vector<Block>& queried : segments_) {
         std::vector<Block> used;
-        const Block& last = told.back();
+        const Block& last = queried.back();
         const Bytes end = last.address + last.nbytes;
-        const auto first = std::ranges::lower_bound(known, told.front(), by_address);
+        const auto first = std::ranges::lower_bound(known, queried.front(), by_address);
         const auto beyond = std::ranges::lower_bound(known, Block{end, 0, true, {}}, by_address);
         std::copy(first, beyond, std::back_inserter(used));
-        std::ranges::copy_if(told, std::back_inserter(used), &Block::used);
+        std::ranges::copy_if(queried, std::back_inserter(used), &Block::used);
         std::ranges::sort(used, by_address);
         std::vector<Block>& segment = found.emplace_back();
-        Bytes at = told.front().address;
+        Bytes at = queried.front().address;
         for (const Block& block : used) {
             if (block.address > at) {
                 segment.push_back({at, block.address - at, false, {}});
@@ -164,12 +166,12 @@ Segments Reserved::now() const {
 }
 
 // Count the free blocks of each size, as they are now.
-void Reserved::count_gaps() {
-    gaps_.clear();
+void Reserved::count_free_blocks() {
+    n_free_blocks_.clear();
     for (const std::vector<Block>& segment : now()) {
         for (const Block& block : segment) {
             if (!block.used && block.nbytes > SMALL) {
-                ++gaps_[block.nbytes];
+                ++n_free_blocks_[block.nbytes];
             }
         }
     }

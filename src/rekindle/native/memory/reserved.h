@@ -30,13 +30,15 @@ class Reserved final {
 public:
     explicit Reserved(Driver& driver) : driver_(driver) {}
 
-    // The budget limits reserved memory, not allocated memory.
+    // True if the budget limits the memory that the device's allocator reserves, and not the memory
+    // of tensors.
     bool is_the_budget = false;
 
-    // Note that the allocator could reserve no more than `reserved` bytes on the device.
+    // Record that the allocator could not reserve more than `reserved` bytes on the device: the new
+    // limit.
     void turned_out(Bytes reserved) noexcept { found_ = reserved; }
 
-    // Forget the limit that `turned_out` noted, because the program was given another budget.
+    // Forget the limit that `turned_out` noted, because the program set another budget.
     void forget() noexcept { found_.reset(); }
 
     bool limited() const noexcept { return is_the_budget || found_; }
@@ -45,7 +47,7 @@ public:
     // is not limited.
     void find_place(Bytes nbytes);
 
-    // Return the number of free blocks that were made by evicting values.
+    // Return how often values were evicted to make a free block for an allocation.
     int places() const noexcept { return places_; }
 
 private:
@@ -55,17 +57,17 @@ private:
     void give_back();
     void ask_allocator();
     Segments now() const;
-    void count_gaps();
+    void count_free_blocks();
 
     Driver& driver_;
     std::optional<Bytes> found_;
     // Blocks at the last query of the allocator. Blocks marked `used` are not memory of the
     // driver's storages and cannot be evicted.
-    Segments told_;
-    Bytes told_reserved_ = -1;
-    int since_ = 0;  // searches without a free block since the last query
-    // Number of free blocks of each size, at least.
-    std::map<Bytes, int> gaps_;
+    Segments segments_;
+    Bytes reserved_then_ = -1;
+    int since_ = 0;  // number of searches since the last query that found no free block
+    // For each size, a lower bound of the number of free blocks.
+    std::map<Bytes, int> n_free_blocks_;
     int places_ = 0;
 };
 

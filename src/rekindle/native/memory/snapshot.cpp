@@ -14,8 +14,8 @@ namespace rekindle {
 
 namespace {
 
-// Return true if a tensor inside an operator alone refers to the memory, such as the reserve space
-// of an LSTM. No Python variable holds it.
+// Return true if only a tensor that an operator made for itself refers to the memory, such as the
+// reserve space of an LSTM. No Python variable holds it.
 bool is_internal(const StorageRecord& record) {
     const auto origin = record.origin.lock();
     const StoragePtr storage_impl = record.at();
@@ -66,11 +66,11 @@ void Driver::add_owned(
     Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
 ) {
     if (const AllocationId allocation = allocation_of(tensor); allocation != 0) {
-        snapshot.keeper.push_back({allocation, kind, parameter});
+        snapshot.owned.push_back({allocation, kind, parameter});
     }
 }
 
-// Note in `snapshot` which allocation is the gradient of `leaf`.
+// Record in `snapshot` which allocation is the gradient of `leaf`.
 void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     const at::Tensor& gradient = leaf.grad();
     if (gradient.defined()) {
@@ -79,24 +79,20 @@ void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     }
 }
 
-// Note in `snapshot` which allocations are parameters and buffers of modules, and gradients of
+// Record in `snapshot` which allocations are parameters and buffers of modules, and gradients of
 // parameters.
 void Driver::add_tensors_of_modules(Snapshot& snapshot) {
-    for (const ModuleTensor& each : module_tensors_) {
-        const at::Tensor tensor(each.tensor.lock());
-        if (!tensor.defined()) {
-            continue;
-        }
+    module_tensors_.each([&](const at::Tensor& tensor, bool parameter) {
         const c10::TensorImpl& found = *tensor.unsafeGetTensorImpl();
-        if (!each.parameter) {
+        if (!parameter) {
             add_owned(snapshot, found, Owned::Kind::buffer, nullptr);
-            continue;
+            return;
         }
         add_owned(snapshot, found, Owned::Kind::parameter, object_of(found));
         if (tensor.is_leaf()) {
             add_gradient(snapshot, tensor);
         }
-    }
+    });
 }
 
 // Add the resident storage `record` to `snapshot`.
@@ -128,7 +124,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
     snapshot.clock = engine.clock;
     snapshot.line = std::move(line);
     snapshot.holders.clear();
-    snapshot.keeper.clear();
+    snapshot.owned.clear();
     snapshot.has_states = false;
     // Another thread may free a gradient while this thread reads it.
     if (!gradients_stay()) {
@@ -141,32 +137,28 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
         }
     }
     const int flags = Holder::COUNTED;
-    table_.each([&](const void* /*address*/, const AddressEntry& resident) {
-        if (resident.record == nullptr) {
-            const AllocationId allocation = resident.allocation;
-            snapshot.holders.push_back({resident.nbytes, allocation, flags, "", nullptr, -1, -1});
-        }
+    each_counted([&](const void* /*address*/, const AddressEntry& counted) {
+        const AllocationId allocation = counted.allocation;
+        snapshot.holders.push_back({counted.nbytes, allocation, flags, "", nullptr, -1, -1});
     });
 }
 
 void Driver::take_peak_snapshot(ProgramLine line) {
-    peak_snapshot_due = false;
+    peak_watch.due = false;
     process_pending();
-    if (engine.memory <= peak_threshold_) {
+    if (!peak_watch.is_outdated(engine.memory)) {
         return;  // values that made the peak were freed meanwhile
     }
-    take_snapshot(peak_snapshot, std::move(line));
+    take_snapshot(peak_watch.snapshot, std::move(line));
     if (!device.queues()) {
-        peak_snapshot.resident = resident_bytes();
-        peak_snapshot.cached = the_arena().cached();
+        peak_watch.snapshot.resident = resident_bytes();
+        peak_watch.snapshot.cached = the_arena().cached();
     }
-    const Bytes clearly_more = engine.memory + engine.memory / 50;
-    peak_threshold_ = std::max(engine.memory, std::min(clearly_more, exact_from_ - 1));
+    peak_watch.taken(engine.memory);
 }
 
 void Driver::expect_peak(Bytes nbytes, ProgramLine line) {
-    exact_from_ = nbytes;
-    peak_threshold_ = -1;
+    peak_watch.expect(nbytes);
     take_peak_snapshot(std::move(line));
 }
 
@@ -182,13 +174,7 @@ std::vector<at::Tensor> Driver::program_tensors() {
 }
 
 void Driver::add_module_tensor(const c10::TensorImpl& tensor, bool parameter) {
-    if (module_tensors_.size() >= module_tensors_at_most_) {
-        std::erase_if(module_tensors_, [](const ModuleTensor& each) {
-            return each.tensor.expired();
-        });
-        module_tensors_at_most_ = std::max<std::size_t>(64, 2 * module_tensors_.size());
-    }
-    module_tensors_.push_back({weak(tensor), parameter});
+    module_tensors_.add(weak(tensor), parameter);
 }
 
 }  // namespace rekindle

@@ -30,10 +30,10 @@ struct Holder final {
     AllocationId allocation;
     int flags;
     const char* site;  // name of the operator that made it
-    // Python object if it is a parameter; null otherwise.
+    // Python object of the parameter that has this storage; null if no parameter has it.
     const void* parameter;
     StorageId storage;  // id in the engine; negative: the storage has no record
-    OpId maker;         // id of the call that made it; negative: no record, or not known any more
+    OpId maker;         // id of the call that made it; negative if it is unknown
 };
 
 // The role of one allocation in the program's model, such as parameter or optimizer state.
@@ -45,12 +45,6 @@ struct Owned final {
     // Python object of the parameter to which a gradient or an optimizer state belongs; null for
     // others.
     const void* parameter;
-};
-
-// A parameter or buffer registered with a module inside the budget.
-struct ModuleTensor final {
-    WeakTensor tensor;
-    bool parameter;
 };
 
 // Source line of the program that runs now: the innermost line of user code, and the line in the
@@ -70,8 +64,9 @@ struct Snapshot final {
     Bytes cached = 0;  // part of `resident` that the arena keeps free for later allocations
     ProgramLine line;
     std::vector<Holder> holders;
-    // Roles of allocations. A later entry replaces an earlier one for the same allocation.
-    std::vector<Owned> keeper;
+    // Roles of allocations in the program's model. A later entry replaces an earlier one for the
+    // same allocation.
+    std::vector<Owned> owned;
     bool has_states = false;  // optimizers have reported their state
 };
 

@@ -6,7 +6,7 @@ namespace rekindle {
 struct Recipe;
 struct StorageRecord;
 
-// Base class of objects that are notified of operators and of accesses to evicted values. All
+// Base class of objects that are notified of operators, and of accesses to evicted values. All
 // members are called with the session mutex held.
 class StepObserver {
 public:
@@ -19,7 +19,7 @@ public:
     // The program ran `call`, and the engine has admitted it.
     virtual void made(const Recipe& call) = 0;
     // The program is about to access `record`, which is evicted.
-    virtual void wanting(const StorageRecord& record) = 0;
+    virtual void about_to_access(const StorageRecord& record) = 0;
 
 protected:
     StepObserver() = default;

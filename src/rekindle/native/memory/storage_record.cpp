@@ -9,13 +9,13 @@ bool StorageRecord::is_held() const noexcept {
         return true;
     }
     const c10::impl::PyObjectSlot& python = *keeper->pyobj_slot();
-    // Our own references: `keeper`, and two more during a swap-out, the swapper's and that of the
-    // host copy in Python.
-    const std::size_t ours = leaving ? 3 : 1;
+    // References that the runtime holds: `keeper`, and two more during a transfer (the swapper's,
+    // and that of the host copy in Python).
+    const std::size_t ours = leaving || coming ? 3 : 1;
     if (python.load_pyobj() == nullptr) {
         return keeper.use_count() > ours;
     }
-    // The Python storage object also refers to the storage, and lives as long as the storage does.
+    // The Python storage object holds one more reference, and lives as long as the storage does.
     return keeper.use_count() > ours + 1 || !python.has_unique_reference();
 }
 
@@ -27,8 +27,8 @@ void StorageRecord::find_version_counter(const c10::TensorImpl& reader) {
     if (const auto tensor = origin.lock()) {
         version.counter = tensor->version_counter();
     } else {
-        // The version counter of `reader` may be another one, and `reader` may later get other
-        // memory.
+        // Let `follow` choose the tensor: `reader` may have another version counter, and may later
+        // be given other memory (`.data = ...`).
         follow(reader);
     }
 }

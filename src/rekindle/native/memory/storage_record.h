@@ -14,10 +14,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "../base/types.h"
 #include "../engine/graph.h"
 #include "../ops/facts.h"
+#include "../torch/fingerprint.h"
 #include "../torch/storage_ptr.h"
 
 namespace rekindle {
@@ -32,6 +34,66 @@ struct ExternalMemory final {
     std::optional<std::uint64_t> checksum;
 };
 
+// State of a parameter that FSDP frees and gathers again while recipes read it
+// (`memory/gathered.h`).
+struct Gathered final {
+    Bytes size;            // bytes of the storage while it is gathered
+    Fingerprint contents;  // of the contents that the recipes read
+    // The budget has ended, so later writes to the storage are not seen.
+    bool unwatched = false;
+};
+
+// State that few storages need. It is kept outside of the record, so that records stay small.
+class SpecialMemory final {
+public:
+    // Return the state of external memory; null if only PyTorch writes this memory.
+    ExternalMemory* external() const noexcept {
+        return parts_ && parts_->external ? &*parts_->external : nullptr;
+    }
+
+    // Return the state of a gathered parameter; null unless FSDP has freed it while recipes read
+    // it.
+    Gathered* gathered() const noexcept {
+        return parts_ && parts_->gathered ? &*parts_->gathered : nullptr;
+    }
+
+    bool is_external() const noexcept { return external() != nullptr; }
+
+    bool is_gathered() const noexcept { return gathered() != nullptr; }
+
+    void make_external() { parts().external.emplace(); }
+
+    void make_gathered(Gathered state) { parts().gathered = std::move(state); }
+
+    void drop_gathered() noexcept {
+        if (parts_) {
+            parts_->gathered.reset();
+        }
+    }
+
+    // Take over the state of external memory from `other`, whose memory passes to this storage.
+    void take_external(SpecialMemory& other) {
+        if (other.is_external()) {
+            parts().external = std::exchange(other.parts_->external, std::nullopt);
+        }
+    }
+
+private:
+    struct Parts final {
+        std::optional<ExternalMemory> external;
+        std::optional<Gathered> gathered;
+    };
+
+    Parts& parts() {
+        if (!parts_) {
+            parts_ = std::make_unique<Parts>();
+        }
+        return *parts_;
+    }
+
+    std::unique_ptr<Parts> parts_;
+};
+
 struct StorageRecord final : Storage {
     StorageRecord(Graph& graph, StorageId number, Bytes counted)
         : Storage(graph, number, counted) {}
@@ -42,38 +104,46 @@ struct StorageRecord final : Storage {
     // Our strong reference to the storage. Null if the program alone keeps the memory, or if the
     // value is evicted.
     StoragePtr keeper;
-    // Weak pointer to the storage, which we or the program keep alive.
+    // Weak pointer to the storage, which the runtime (`keeper`) or the program keeps alive.
     WeakStorage storage_impl = no_storage();
     // Weak pointer to a tensor of the program that has the version counter of `version`.
     WeakTensor origin = no_tensor();
     Version version;
     const Facts* maker = nullptr;  // operator that made the value; null: first seen as an argument
-    Ref<Storage> successor;        // set when a later version has replaced this value in its memory
-    // Links of the driver's list of records that the program may hold.
+    Ref<Storage> successor;        // record of the value that replaced this one in the same memory
+    // Neighbors in the driver's list of records that the program may hold.
     StorageRecord* held_before = nullptr;
     StorageRecord* held_after = nullptr;
-    // Length of the chain of recipes from the nearest source to this value, as `prune_history`
-    // counts it.
+    // Number of recipes from the nearest value without a recipe to this value, as `prune_history`
+    // counts them.
     std::int32_t depth = 0;
     std::uint16_t chain = 0;     // length of that chain for values made with grad mode off
     std::uint8_t flags : 3 = 0;  // properties of the content (`ops/facts.h`)
-    // Linked in the driver's list of records that the program may hold.
+    // True if the record is linked in the driver's list of records that the program may hold.
     bool maybe_held : 1 = false;
-    bool parameter : 1 = false;    // a leaf that requires a gradient
-    bool untracked : 1 = false;    // its storage has no deleter hook, which would report the free
-    bool returnable : 1 = false;   // floating-point value that only operators read
+    bool parameter : 1 = false;  // true if it is a leaf that requires a gradient
+    bool untracked : 1 = false;  // its storage has no deleter hook, which would report the free
+    // may be evicted while held: floating point, read by operators only
+    bool suits_held_eviction : 1 = false;
     bool leaving : 1 = false;      // a copy to the host is in flight
+    bool coming : 1 = false;       // resident, but the copy from the host is in flight
     bool placeholder : 1 = false;  // evicted while the program holds it: its storage is empty
-    // Its version counter also counts writes to other memory.
+    // True if the version counter of `origin` also counts writes to other memory.
     bool shares_version_counter : 1 = false;
-    bool unwatched : 1 = false;    // its version counter was not read yet
-    bool read_unseen : 1 = false;  // code may read its memory without holding a reference
-    std::unique_ptr<ExternalMemory> external;  // null: only PyTorch writes this memory
+    bool unwatched : 1 = false;  // the version counter of its tensors was not read yet
+    // code may read its memory without calling an operator or holding a reference
+    bool read_unseen : 1 = false;
+    SpecialMemory special;
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
 
     // Return the storage of a resident value.
     StoragePtr at() const { return keeper ? keeper : storage_impl.lock(); }
+
+    // Return true if the value lives in the storage `other`, which is alive.
+    bool is_in(const c10::StorageImpl& other) const noexcept {
+        return (keeper ? keeper.get() : storage_impl._unsafe_get_target()) == &other;
+    }
 
     // Return true if the program holds a reference to the storage, in addition to the runtime's.
     bool is_held() const noexcept;
@@ -91,7 +161,7 @@ inline StorageRecord& record_of(Storage& storage) noexcept {
     return static_cast<StorageRecord&>(storage);
 }
 
-// Return the record whose value now lives in the memory of `record`, after all in-place writes.
+// Return the record of the newest value in the memory of `record`, after all in-place writes.
 inline StorageRecord& current(StorageRecord& record) noexcept {
     StorageRecord* found = &record;
     while (found->successor) {

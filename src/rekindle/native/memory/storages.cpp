@@ -3,13 +3,16 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "../ops/signature.h"
 #include "../torch/geometry.h"
 #include "../torch/storage_ptr.h"
 #include "audit.h"
 #include "driver.h"
+#include "gathered.h"
 #include "swapper.h"
 
 namespace rekindle {
@@ -29,9 +32,9 @@ bool Driver::counts(const c10::StorageImpl& storage_impl) {
     const c10::Device there = storage_impl.device();
     const c10::Device here = device.which();
     const bool same = there.is_cpu() ? here.is_cpu() : there == here;
-    if (devices_met_.empty() || devices_met_.front() != there) {
-        if (std::ranges::find(devices_met_, there) == devices_met_.end()) {
-            devices_met_.push_back(there);
+    if (devices_used_.empty() || devices_used_.front() != there) {
+        if (std::ranges::find(devices_used_, there) == devices_used_.end()) {
+            devices_used_.push_back(there);
         }
         if (assumed_ && !same && !there.is_cpu()) {
             throw WrongDeviceError(there);
@@ -45,7 +48,7 @@ Bytes Driver::counted(const c10::StorageImpl& storage_impl) {
 }
 
 Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) {
-    places_due = notes_places;
+    due.places_due = due.notes_places;
     return recipes_.make(engine.graph, next_op_++, cost, replayable, facts);
 }
 
@@ -71,7 +74,7 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     perform([&] { engine.admit(call, true); });
     for (Value* value : call.outputs()) {
         if (value->storage->replayable || swapper != nullptr) {
-            maybe_held(record_of(*value->storage));
+            held_list_.add(record_of(*value->storage));
         }
     }
     if (steps) {
@@ -81,17 +84,6 @@ void Driver::admit(Recipe& call, Bytes workspace) {
         audit->made(call, device);
     }
     note_memory();
-}
-
-void Driver::note_kept(const Facts& facts, const std::string& why, Bytes nbytes) {
-    for (Kept& each : kept_calls) {
-        if (each.facts == &facts && each.why == why) {
-            ++each.calls;
-            each.nbytes += nbytes;
-            return;
-        }
-    }
-    kept_calls.push_back({&facts, why, 1, nbytes});
 }
 
 void Driver::account(const Facts& facts, Nanoseconds cost, Bytes workspace) {
@@ -109,14 +101,16 @@ void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
     note_memory();
 }
 
-// Note the bytes in use for samples and peaks. Called after every operator that changes them.
+// Report the bytes in use to the samples of memory over time and to the watch for new peaks. Called
+// after every operator that changes them.
 void Driver::note_memory() {
-    peak_snapshot_due = peak_snapshot_due || engine.memory > peak_threshold_;
+    peak_watch.look(engine.memory);
     samples.look(engine);
-    samples_due = samples.full();
+    due.samples_due = samples.full();
 }
 
-Driver::AddressEntry* Driver::find_by_address(const c10::StorageImpl& storage_impl) noexcept {
+AddressEntry* Driver::find_by_address(const c10::StorageImpl& storage_impl) noexcept {
+    assert_locked();
     const void* address = address_of(storage_impl);
     return address == nullptr ? nullptr : table_.find(address);
 }
@@ -129,8 +123,8 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     AddressEntry* found = find_by_address(storage_impl);
     if (found != nullptr && found->record != nullptr && found->record->untracked &&
         found->record->storage_impl.expired()) {
-        // The storage found at this address was freed without notice, and `storage_impl` got its
-        // address.
+        // The storage recorded at this address was freed without a report, and PyTorch gave its
+        // address to `storage_impl`.
         poll_untracked();
         process_pending();
         found = find_by_address(storage_impl);
@@ -153,20 +147,20 @@ Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
     const bool on_cpu = storage_impl.device_type() == c10::DeviceType::CPU;
     if (address == nullptr || table_.find(address) != nullptr ||
         (on_cpu && !hook_deleter(storage_impl))) {
-        // Memory of another allocator is not counted now. It becomes a source when an operator
-        // reads it.
+        // Memory of another allocator is not counted now. When an operator reads it, it becomes a
+        // source (a storage without a recipe).
         return 0;
     }
     const Bytes nbytes = counted(storage_impl);
-    settle_at(address, nullptr, nbytes, maker, on_cpu ? nullptr : &storage_impl);
+    table_.put(address, nullptr, nbytes, maker, on_cpu ? nullptr : &storage_impl);
     if (!on_cpu) {
-        untracked_.push_back({address, WeakStorage(StoragePtr::reclaim_copy(&storage_impl))});
+        untracked_.add(address, weak(storage_impl));
     }
     return nbytes;
 }
 
-// Register the memory of `storage_impl` as a source. `maker` is the operator of the program that
-// made it, or null.
+// Register the memory of `storage_impl` as a source (a storage without a recipe). `maker` is the
+// operator of the program that made it, or null.
 StorageRecord& Driver::make_source(
     const Facts* maker, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
 ) {
@@ -182,7 +176,8 @@ StorageRecord& Driver::make_source(
     return made;
 }
 
-// Give a record to a storage that was only counted. It becomes a source.
+// Give a record to a storage of which only the bytes were counted. It becomes a source (a storage
+// without a recipe).
 StorageRecord& Driver::list(
     AddressEntry counted, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
 ) {
@@ -191,7 +186,7 @@ StorageRecord& Driver::list(
     return make_source(counted.maker, storage_impl, tensor);
 }
 
-// Record in the trace that a storage without a record was freed.
+// Write into the trace that a storage without a record was freed.
 void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
     if (transcriber.writes()) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
@@ -200,11 +195,11 @@ void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
     }
 }
 
-// Register memory of the program that was not seen before. Throws `OutOfBudgetError` if it does not
-// fit.
+// Register a storage of the program that was not seen before. Throws `OutOfBudgetError` if it does
+// not fit.
 StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl) {
     const Bytes nbytes = counted(storage_impl);
-    // Until now the bytes of this storage counted as `outside_`.
+    // Until now the bytes of this storage counted as memory that no operator reported (`outside_`).
     if (outside_) {
         engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
     }
@@ -213,66 +208,54 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
         make_room(nbytes, weight ? "a parameter" : "a tensor of yours");
     }
     if (weight) {
-        met.push_back(&storage_impl);
-        owners_due = true;
+        due.new_parameters.push_back(&storage_impl);
+        due.owners_due = true;
     }
     return make_source(nullptr, storage_of(tensor), &tensor);
 }
 
-// Note the tensor and its version counter by which the program refers to `record`, a new source.
+// Remember that the program refers to the new source `record` by `tensor`, whose version counter
+// reveals writes.
 void Driver::describe(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.follow(tensor);
     const at::Tensor whole(record.origin.lock());
     record.parameter = whole.requires_grad() && whole.is_leaf();
 }
 
-// Note the tensor, but hold no reference to its version counter. Autograd uses a new result without
-// a copy only if nothing else refers to its counter.
+// Record the tensor, but hold no reference to its version counter. Autograd uses a new result
+// without a copy only if nothing else refers to its counter.
 void Driver::remember(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.origin = weak(tensor);
-    record.version.expected = Version::told_by(tensor.version_counter());
+    record.version.expected = Version::count_of(tensor.version_counter());
     record.unwatched = true;
-}
-
-// An address that is in the table already keeps its allocation number.
-void Driver::settle_at(
-    const void* address,
-    StorageRecord* record,
-    Bytes nbytes,
-    const Facts* maker,
-    const c10::StorageImpl* storage_impl
-) {
-    AddressEntry& there = table_.at(address);
-    const AllocationId allocation = there.allocation != 0 ? there.allocation : ++allocations_;
-    there = {record, nbytes, maker, storage_impl, allocation};
 }
 
 void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl) {
     drain_free_queue();  // the previous storage at this address was freed
     const bool on_cpu = storage_impl->device_type() == c10::DeviceType::CPU;
     record.address = address_of(*storage_impl);
-    record.storage_impl = WeakStorage(storage_impl);
+    record.storage_impl = weak(*storage_impl);
     record.size = static_cast<Bytes>(storage_impl->nbytes());
     record.untracked = !on_cpu || !hook_deleter(*storage_impl);
     device.streams.moved(record.id);
-    // Memory that PyTorch did not allocate, or that it lent to NumPy, cannot be resized.
-    if (((on_cpu && record.untracked) || !storage_impl->resizable()) && !record.external) {
-        record.external = std::make_unique<ExternalMemory>();
+    // Code outside PyTorch may write this memory: PyTorch did not allocate it, or lent it to NumPy,
+    // so that it cannot be resized.
+    if (((on_cpu && record.untracked) || !storage_impl->resizable()) &&
+        !record.special.is_external()) {
+        record.special.make_external();
     }
     if (record.address == nullptr) {
         return;  // the value has no bytes
     }
     const c10::StorageImpl* untracked = record.untracked ? storage_impl.get() : nullptr;
-    settle_at(record.address, &record, record.nbytes, record.maker, untracked);
+    table_.put(record.address, &record, record.nbytes, record.maker, untracked);
     if (record.untracked) {
-        untracked_.push_back({record.address, record.storage_impl});
+        untracked_.add(record.address, record.storage_impl);
     }
 }
 
 StoragePtr Driver::take_storage(StorageRecord& record) {
-    if (record.address != nullptr) {
-        table_.take(std::exchange(record.address, nullptr));
-    }
+    table_.take(record);
     StoragePtr storage_impl = record.at();
     record.keeper.reset();
     record.storage_impl = no_storage();
@@ -285,13 +268,13 @@ void Driver::transfer_storage(StorageRecord& before, StorageRecord& after) {
     after.keeper = std::exchange(before.keeper, StoragePtr());
     after.untracked = before.untracked;
     after.size = before.size;
-    after.external = std::move(before.external);
+    after.special.take_external(before.special);
     after.maker = after.maker == nullptr ? before.maker : after.maker;
     if (after.address != nullptr) {
         const auto* untracked = after.untracked ? after.storage_impl._unsafe_get_target() : nullptr;
-        settle_at(after.address, &after, after.nbytes, after.maker, untracked);
+        table_.put(after.address, &after, after.nbytes, after.maker, untracked);
     }
-    not_held(before);
+    held_list_.remove(before);
 }
 
 void Driver::redirect_references(StorageRecord& before, StorageRecord& after) {
@@ -308,10 +291,10 @@ StorageRecord& Driver::record_inplace_write(Call& call, StorageRecord& before) {
     after.version.counter = before.version.counter;
     after.unwatched = before.unwatched;
     after.parameter = before.parameter;
-    after.returnable = before.returnable;
+    after.suits_held_eviction = before.suits_held_eviction;
     after.shares_version_counter = before.shares_version_counter;
-    // Nothing uses the origin of `before` any more, and `swap_tensors` refuses tensors with weak
-    // references.
+    // The new version follows this tensor from now on. `swap_tensors` refuses tensors to which
+    // several weak references exist.
     before.origin = no_tensor();
     transfer_storage(before, after);
     redirect_references(before, after);
@@ -327,9 +310,10 @@ void Driver::retain(StorageRecord& record, const StoragePtr& storage_impl) {
 
 void Driver::use(StorageRecord& record) {
     const Ref<Storage> kept(&record);
+    finish_swap_in(*this, record);
     const auto asked_for = [&] {
         bring([&] {
-            if (record.listed) {  // otherwise the program freed it meanwhile
+            if (record.listed) {  // not listed: the program freed it meanwhile
                 engine.use(record.root);
             }
         });
@@ -337,30 +321,30 @@ void Driver::use(StorageRecord& record) {
     if (record.resident) {
         asked_for();
     } else {
-        lose([&] {
+        lost.add([&] {
             poll();
             if (steps) {
-                steps->wanting(record);
+                steps->about_to_access(record);
+                finish_swap_in(*this, record);
             }
             asked_for();
         });
     }
     if (record.listed) {
-        maybe_held(record);
+        held_list_.add(record);
         // During CUDA graph capture it is impossible to wait for a copy to the host.
-        if (swapper != nullptr && !device.is_capturing()) {
-            swapper->process_pending(record);
-        }
+        finish_swap_out(*this, record);
     }
 }
 
 void Driver::pin(StorageRecord& record) {
     const Ref<Storage> kept(&record);
+    finish_swap_in(*this, record);
     const auto pinned = [&] { bring([&] { engine.pin(record.root); }); };
     if (record.resident) {
         pinned();
     } else {
-        lose([&] {
+        lost.add([&] {
             poll();
             pinned();
         });
@@ -368,7 +352,7 @@ void Driver::pin(StorageRecord& record) {
     if (record.consumed()) {
         own(record);
     }
-    not_held(record);
+    held_list_.remove(record);
 }
 
 void Driver::seal(StorageRecord& record) {
@@ -378,6 +362,7 @@ void Driver::seal(StorageRecord& record) {
 void Driver::forget(StorageRecord& record) {
     const Ref<Storage> kept(&record);
     poll();
+    detach_from(*this, record);
     bring([&] { engine.forget(record); });
 }
 
@@ -388,9 +373,7 @@ void Driver::resized(StorageRecord& record) {
     }
     const void* address = address_of(*storage_impl);
     if (address != record.address) {
-        if (record.address != nullptr) {
-            table_.take(record.address);
-        }
+        table_.take(record);
         bind_storage(record, storage_impl);
     }
     record.size = static_cast<Bytes>(storage_impl->nbytes());
@@ -404,18 +387,45 @@ void Driver::keep(const c10::TensorImpl& tensor) {
     }
 }
 
-void Driver::register_tensor(const c10::TensorImpl& tensor) {
-    if (find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
-        find_or_register(tensor);
+void Driver::register_tensors(const std::vector<const c10::TensorImpl*>& tensors) {
+    std::vector<const c10::TensorImpl*> found;
+    std::unordered_set<const c10::StorageImpl*> storages;
+    Bytes needed = 0;
+    for (const c10::TensorImpl* tensor : tensors) {
+        if (!has_memory(*tensor)) {
+            continue;
+        }
+        const c10::StorageImpl& storage_impl = *tensor->unsafe_storage().unsafeGetStorageImpl();
+        if (find_by_address(storage_impl) == nullptr && storages.insert(&storage_impl).second) {
+            found.push_back(tensor);
+            needed += counted(storage_impl);
+        }
+    }
+    if (outside_) {  // until now their bytes counted as memory that no operator reported
+        needed -= std::min(needed, outside_->nbytes);
+    }
+    if (found.size() > 1 && needed > engine.budget - engine.memory) {
+        make_room(needed, "a model");
+    }
+    for (const c10::TensorImpl* each : found) {
+        // Another thread may have counted it while room was made.
+        if (find_by_address(*each->unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+            find_or_register(*each);
+        }
     }
 }
 
 void Driver::note_shared_version_counter(const c10::TensorImpl& tensor) {
-    const auto* view = torch::autograd::impl::get_view_autograd_meta(borrowed(tensor));
-    if (view == nullptr || !view->has_bw_view()) {
+    // `get_view_autograd_meta` wants an `at::Tensor`, which would count a reference.
+    const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+    if (meta == nullptr || !meta->is_view_) {
         return;
     }
-    const c10::TensorImpl& base = *view->get_backward_view().base_.unsafeGetTensorImpl();
+    const auto& view = static_cast<const torch::autograd::DifferentiableViewMeta&>(*meta);
+    if (!view.has_bw_view()) {
+        return;
+    }
+    const c10::TensorImpl& base = *view.get_backward_view().base_.unsafeGetTensorImpl();
     if (has_memory(base) && is_plain(base) && has_memory(tensor) &&
         base.unsafe_storage().unsafeGetStorageImpl() !=
             tensor.unsafe_storage().unsafeGetStorageImpl()) {
@@ -428,7 +438,7 @@ void Driver::note_shared_version_counter(const c10::TensorImpl& tensor) {
 void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
     AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
     StorageRecord* record = found == nullptr ? nullptr : found->record;
-    // A storage that is only counted has no recipe.
+    // A storage without a record, whose bytes are only counted, has no recipe.
     if (record == nullptr || !record->replayable) {
         return;
     }
@@ -436,9 +446,10 @@ void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
     if (!record->resident) {
         use(*record);
     }
-    const bool returned = record->returns;
-    perform([&] { engine.let_return(*record, false); });
-    // A trace has no event for a dropped recipe, and the value may have been recomputed before.
+    const bool returned = record->evictable_while_held;
+    perform([&] { engine.set_evictable_while_held(*record, false); });
+    // Keep the recipe if a trace is recorded, which has no event for a dropped recipe, and the
+    // value may have been recomputed before.
     if (may_forget(*record) && !(recorded && returned)) {
         seal(*record);
     }
@@ -452,7 +463,7 @@ void Driver::save_what_needs(const c10::TensorImpl& tensor) {
     }
 }
 
-bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes) {
+bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::int64_t newest) {
     bring_back(storage_impl);
     const AddressEntry* found = find_by_address(storage_impl);
     StorageRecord* known =
@@ -462,13 +473,15 @@ bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes) {
     }
     StorageRecord& record = *known;
     const Ref<Storage> kept(known);
+    finish_swap_out(*this, record);
     const Bytes more = nbytes - record.size;
     if (more < 0 && !record.replayable && record.consumed()) {
-        forget(record);
+        const bool leaves = (newest >= 0 && !device.is_capturing()) || record.absent;
+        leaves ? leave(*this, record, newest) : forget(record);
     } else if (more > engine.budget - engine.memory && counts(storage_impl)) {
         make_room(more, "resize_");
     }
-    // The old contents stay available to recipes that need them (R3, in-place writes).
+    // Recipes may need the old contents, so register the resize as a write (R3, in-place writes).
     const bool written = record.replayable && more != 0;
     resizing_ = Ref<Storage>(written ? &record_external_write(record) : &record);
     return true;
@@ -504,17 +517,17 @@ void Driver::own(StorageRecord& record) {
 }
 
 void Driver::disown(StorageRecord& record) {
-    // A source stays in memory while recipes read it.
+    // A source (no recipe) stays in memory while recipes read it.
     const bool stays = record.pinned || !record.replayable;
     const bool needed = record.references != 0 || (record.consumed() && stays);
     if (record.held && !needed) {
-        let_home_go(record);  // now only the program keeps the storage alive, or nothing does
+        let_home_go(record);  // from now on only the program keeps the storage alive, or nothing
     }
     let_go_of_idle();
 }
 
-// Drop our reference to the storage of `record`. If that frees the storage and no deleter hook
-// reports the free, note the free here.
+// Release our reference to the storage of `record`. If that frees the storage and no deleter hook
+// reports it, note it here.
 void Driver::let_home_go(StorageRecord& record) {
     record.keeper.reset();
     if (!record.untracked || record.address == nullptr || !record.storage_impl.expired()) {
@@ -526,7 +539,8 @@ void Driver::let_home_go(StorageRecord& record) {
     }
 }
 
-// Drop our references to storages that the engine reports as needed by nothing.
+// Release our references to the storages in `engine.idle`: the program holds them, and no
+// recomputation needs them any more.
 void Driver::let_go_of_idle() {
     while (!engine.idle.empty()) {
         const Ref<Storage> idle = std::move(engine.idle.back());

@@ -8,9 +8,9 @@
 // - Swap-out: the copy to the host continues after `SwapOut`, and the value's memory is not free
 //   until the copy has finished. The engine treats that memory as free. Between events the swapper
 //   therefore adds it to the engine's count, and an allocation that needs the room waits.
-// - Swap-in: a copy from the host may begin before `SwapIn`, into free room of the budget. Values
-//   saved last come first, as the backward pass needs them. The room is counted in the same way,
-//   and an early copy is cancelled if an operator needs its room.
+// - Swap-in: on a device, a `SwapIn` before its time only begins the copy from the host. The engine
+//   treats the value as resident, and whoever reads it first waits for the copy (`finish`). A read
+//   from a file may fail, so it is waited for at once.
 // - A value without a recipe is evicted only after its copy on the host is complete.
 //
 // So decisions depend on the engine alone, and the machine affects only how long they take. There
@@ -20,7 +20,6 @@
 
 #include <c10/util/FunctionRef.h>
 
-#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -39,7 +38,7 @@ class Driver;
 class Swapper final {
 public:
     // The driver must outlive the swapper.
-    Swapper(Driver& driver, _object* asked);
+    Swapper(Driver& driver, _object* store);
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;
     Swapper(Swapper&&) = delete;
@@ -48,10 +47,12 @@ public:
 
     HostStore copies;
     bool complaint_due = false;  // a transfer failed, and Python was not notified yet
-    bool ahead = true;  // copy values to the host before their room is needed; false only in a test
+    // Copy values to the host before their room is needed. False in some tests, and once a copy has
+    // failed.
+    bool ahead = true;
 
-    // Run `events`, during which the engine treats every transfer as finished. A nested call only
-    // runs its events.
+    // Run `events` while the engine treats every transfer as finished. A nested call only runs its
+    // events.
     void perform(c10::function_ref<void()> events);
     // Suspend `perform` while other threads perform events of their own.
     void pause();
@@ -60,22 +61,25 @@ public:
     // Wait until `nbytes` that the engine counts as free are really free. Return false if that
     // fails.
     bool has_room(Bytes nbytes);
-    // Wait until `nbytes` more fit, or until no transfer is in flight. Cancel early swap-ins first.
+    // Wait until `nbytes` more fit, or until no swap-out is in flight.
     void wait_for(Bytes nbytes);
-    // Wait until no transfer is in flight.
+    // Wait until no swap-out is in flight.
     void wait_for_all();
 
     // Start to copy the resident `record` to the host. Return false if that is impossible. For a
     // value without a recipe, wait until the copy is complete.
     bool begin(StorageRecord& record);
-    // Note that `record` was evicted. If it has a copy on the host, it can be swapped in.
+    // Remember that `record` was evicted. If `record` has a copy on the host, it can be swapped in
+    // later.
     void gone(StorageRecord& record);
     // Finish the copy of `record` to the host, because its memory is about to be written.
-    void process_pending(StorageRecord& record);
+    void finish_swap_out(StorageRecord& record);
     // Swap `record` in; the caller has made room. Return its memory, or null if there is no copy on
-    // the host.
-    StoragePtr fetch(StorageRecord& record);
-    // Note that `record` was recomputed although it has a copy on the host.
+    // the host. If `early`, do not wait for a copy on a device: `finish` does.
+    StoragePtr fetch(StorageRecord& record, bool early);
+    // Wait for the swap-in of `record`, which something is about to read.
+    void finish(StorageRecord& record);
+    // Remember that `record` was recomputed or restored although it has a copy on the host.
     void returned(StorageRecord& record);
     // Free the copy of `record` on the host.
     void discard(StorageRecord& record);
@@ -93,36 +97,44 @@ private:
 
     using Moves = std::vector<Moving>;
 
-    static bool has(const Moves& moves, const StorageRecord& record) noexcept;
     static StoragePtr take(Moves& moves, const StorageRecord& record);
     Bytes in_flight() const noexcept;
     void count(Bytes nbytes);
     std::string wait(const StorageRecord& record);
     bool ended(StorageRecord& record);
-    void arrive(StorageRecord& record);
-    void not_written(StorageRecord& record, const StoragePtr& storage_impl);
-    void tell_streams();
+    void finish_write(StorageRecord& record);
+    void handle_failed_write(StorageRecord& record, const StoragePtr& storage_impl);
+    void report_streams();
     std::string read(StorageRecord& record);
     std::string read_now(StorageRecord& record);
-    void read_ahead();
-    void give_up(StorageRecord& record);
-    std::vector<StorageRecord*>::iterator place_of(StorageId number);
-    bool is_away(const StorageRecord& record);
-    void leave_away(const StorageRecord& record);
+    std::string end_swap_in(StorageRecord& record);
+    std::vector<StorageRecord*>::iterator position_of(StorageId number);
+    bool is_host_only(const StorageRecord& record);
+    void remove_host_only(const StorageRecord& record);
     void forget(StorageRecord& record, const std::string& why);
 
     Driver& driver_;
     Engine& engine_;
     // Records with a copy on the host, complete or in flight.
-    std::unordered_set<const StorageRecord*> there_;
+    std::unordered_set<const StorageRecord*> copied_;
     // Swap-outs in flight, the oldest first.
-    Moves leaving_;
-    Moves coming_;
-    std::vector<StorageRecord*> away_;  // evicted records with a copy on the host, sorted by id
-    std::optional<StorageId> wanted_;   // id of the record that was swapped in last
-    bool performing_ = false;           // `perform` is running events
-    Bytes counted_ = 0;                 // bytes in flight that the engine counts between events
-    std::size_t told_ = 0;              // number of the program's streams that `copies` knows
+    Moves writes_in_flight_;
+    Moves reads_in_flight_;  // early swap-ins in flight, of resident records
+    std::vector<StorageRecord*>
+        host_only_;            // evicted records with a copy on the host, sorted by id
+    bool performing_ = false;  // true while `perform` runs events
+    Bytes counted_ = 0;        // bytes in flight that the engine counts between events
+    // number of the program's streams that were reported to `copies`
+    std::size_t known_streams_ = 0;
 };
+
+// An operator has run. In a forward pass, copy values to the host that will probably be evicted
+// next. In a backward pass, begin to swap in those that it reads next, once no swap-out is queued.
+void swap_ahead(Driver& driver);
+// `record` is about to be written: finish its copy to the host.
+void finish_swap_out(const Driver& driver, StorageRecord& record);
+// The program is about to read `record`: wait for its swap-in. During CUDA graph capture it is
+// impossible to wait.
+void finish_swap_in(const Driver& driver, StorageRecord& record);
 
 }  // namespace rekindle

@@ -25,26 +25,23 @@ void Driver::act(c10::function_ref<void()> events) const {
     }
 }
 
-// Return true if `poll_held` must report that the program no longer holds `record`, because
-// something else still needs the value. Values in external memory are never reported: plain PyTorch
-// would read its current contents.
+// Return true if `poll_held` must report to the engine that the program no longer holds `record`:
+// autograd, or a recipe while swapping is on, still needs the value. While swapping, values in
+// external memory are not reported, because plain PyTorch would read their current contents.
 bool Driver::may_drop(const StorageRecord& record) const {
     if (swapper == nullptr) {
         return record.references != 0;
     }
     const bool wanted = !record.replayable && record.keeper && record.consumed();
-    return (record.references != 0 || wanted) && !record.external;
+    return (record.references != 0 || wanted) && !record.special.is_external();
 }
 
 // Evict until `needed` bytes fit, and wait until the swap-outs have really freed the memory.
 void Driver::make_room_and_wait(Bytes needed, const char* who) {
     evict_for(needed, who);
     while (!swapper->has_room(needed + engine.in_flight)) {
-        // A swap-out failed, and its value had to stay in memory.
+        // A swap-out failed and its value stayed in memory, so evict others.
         evict_for(needed, who);
-    }
-    if (swapper->ahead) {
-        perform([&] { engine.ahead(); });
     }
 }
 
@@ -63,18 +60,19 @@ bool Driver::swap_out(Storage& storage, bool keep) {
     }
     if (!keep) {
         evictions += record.dead() ? 0 : 1;
-        not_held(record);
+        held_list_.remove(record);
         vacate(record);
         swapper->gone(record);
     }
     return true;
 }
 
-// Action of the engine: read the value of `storage` from its copy on the host.
-void Driver::swap_in(Storage& storage) {
+// Action of the engine: read the value of `storage` from its copy on the host. If `early`, do not
+// wait for the end of the transfer.
+void Driver::swap_in(Storage& storage, bool early) {
     StorageRecord& record = record_of(storage);
     refuse_in_a_graph(record.site());
-    if (const StoragePtr storage_impl = swapper->fetch(record); storage_impl) {
+    if (const StoragePtr storage_impl = swapper->fetch(record, early); storage_impl) {
         attach_storage(record, storage_impl);
     } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {
         throw SwapReadError(record.site());
@@ -91,7 +89,7 @@ void Driver::discard(Storage& storage) {
 void Driver::wait_for_room(Call& call, bool in_place) {
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {
-            swapper->process_pending(record_of(*pair.source->storage));
+            swapper->finish_swap_out(record_of(*pair.source->storage));
         }
     }
     swapper->wait_for(call.nbytes + engine.workspace_of(call));
@@ -102,6 +100,12 @@ void Driver::compute(Call& call, bool in_place) {
     if (swapper == nullptr) {
         compute_now(call, in_place);
         return;
+    }
+    for (const Edge& edge : call.inputs()) {
+        swapper->finish(record_of(*edge.value->storage));
+    }
+    for (const Overwrite& pair : call.overwrites()) {
+        swapper->finish(record_of(*pair.source->storage));
     }
     wait_for_room(call, in_place);
     compute_now(call, in_place);

@@ -48,9 +48,9 @@ void Driver::begin(Transcript& transcript) {
         const std::int64_t held = each->held ? 1 : 0;
         transcript.present.push_back({each->id, each->nbytes, each->references, held});
     }
-    each_counted([&](const void* address, Bytes nbytes) {
+    each_counted([&](const void* address, const AddressEntry& counted) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
-        transcript.counted.push_back({id, nbytes, 0, 1});
+        transcript.counted.push_back({id, counted.nbytes, 0, 1});
     });
     // Sort by size, because the order of addresses differs from run to run.
     std::ranges::sort(transcript.counted, std::less(), &Transcript::Present::nbytes);

@@ -22,7 +22,7 @@ struct Transcript final {
         const char* name;
         bool backward;
         Bytes workspace;
-        // Storage over which its result could be written if nothing else used the storage;
+        // Storage over which the call's result could be written if nothing else used this storage;
         // negative: none.
         StorageId over;
     };
@@ -54,15 +54,15 @@ public:
 
     void begin(Transcript& transcript);
 
-    // Note that the result of the call that is admitted next could be written over `storage`.
+    // Record that the result of the call that is admitted next could be written over `storage`.
     void would_take_over(StorageId storage) noexcept { over_ = storage; }
 
-    // Note the name and the workspace bytes of the call that is admitted next.
+    // Record the name and the workspace bytes of the call that is admitted next.
     void called(const char* name, Bytes workspace);
     // Copy the events since the start of the recording into `transcript`. Return false if the
     // journal ran out of memory.
     bool notify(Transcript& transcript) const;
-    // Note that one recording has ended.
+    // Record that one recording has ended, so that events are no longer kept for it.
     void end() noexcept;
 
 private:

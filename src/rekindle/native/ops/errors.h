@@ -21,7 +21,7 @@ struct Facts;
 // Base class of the native core's errors.
 class Error : public std::exception {
 public:
-    // `said`: the message in case the error is not translated.
+    // `said`: the C++ message, seen only if the error is not translated into a Python error.
     explicit Error(const char* said) noexcept : said_(said) {}
 
     // Throw the Python error that the program sees.
@@ -33,7 +33,8 @@ private:
     const char* said_;
 };
 
-// The budget has no room: the operator `who` needs `needed` more bytes.
+// The budget has no room: the operator `who` needs `needed` more bytes, of which `inside` are
+// workspace.
 struct OutOfBudgetError final : Error {
     OutOfBudgetError(Bytes more, Bytes there, Bytes most, std::string whose)
         : Error("out of memory: the budget has no room for what comes next"),
@@ -47,10 +48,14 @@ struct OutOfBudgetError final : Error {
     Bytes needed;
     Bytes memory;
     Bytes budget;
+    Bytes inside = 0;
+    // Number of bytes that probably suffices; 0 if `needed` is exact. It is set if the workspace
+    // was never measured, so that `needed` is only a lower bound.
+    Bytes likely = 0;
     std::string who;
 };
 
-// Run `step`. Return the `OutOfBudgetError` that it threw; none if there was room.
+// Run `step`. Return the `OutOfBudgetError` that it threw, or none if it succeeded.
 template <class Step>
 std::optional<OutOfBudgetError> out_of_budget_of(Step&& step) {
     try {
@@ -71,14 +76,15 @@ struct DeviceOutOfMemoryError final : Error {
     std::string said;
 };
 
-// The budget was opened without `device=`, and the program uses this other device.
+// The budget was opened without `device=`, and the program uses another device than the one
+// assumed.
 struct WrongDeviceError final : Error {
     explicit WrongDeviceError(c10::Device where)
-        : Error("the program uses another device than the budget"), met(where) {}
+        : Error("the program uses another device than the budget"), found(where) {}
 
     [[noreturn]] void raise(Driver& driver) const override;
 
-    c10::Device met;
+    c10::Device found;
 };
 
 // A value must be recomputed while a CUDA graph is captured, which is not possible.
@@ -127,6 +133,20 @@ struct ResizedInputError final : Error {
 
     Bytes now;
     Bytes before;
+};
+
+// An input of a recomputation is a parameter of `nbytes` that FSDP freed. It was not gathered
+// again, or was gathered with other contents (`changed`).
+struct GatheredInputError final : Error {
+    GatheredInputError(Bytes size, bool others)
+        : Error("a parameter that a value is computed from is not back"),
+          nbytes(size),
+          changed(others) {}
+
+    [[noreturn]] void raise(Driver& driver) const override;
+
+    Bytes nbytes;
+    bool changed;
 };
 
 // An input of a recomputation was modified in place since the first run, without the runtime seeing

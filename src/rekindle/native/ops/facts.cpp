@@ -23,7 +23,7 @@ struct Tables final {
     Slab<Facts> facts;
 };
 
-// Schema of an operator that was removed from the dispatcher.
+// Schema of an operator that was removed from the dispatcher (its library was unloaded).
 struct Removed final {
     const void* schema;
     Removed* next;
@@ -84,7 +84,8 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         }
         facts.resizes = facts.resizes || argument.kwarg_only();
         const bool list = argument.type()->kind() == c10::TypeKind::ListType;
-        // The operator may fail after it has written part of the list.
+        // The operator may have written a part of its list of tensors when it fails, so it cannot
+        // be repeated.
         facts.retryable_after_oom = facts.retryable_after_oom && !list;
         first = false;
     }
@@ -98,7 +99,8 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
                    !facts.has(Traits::HARMLESS);
 }
 
-// Find the arguments that show that an operator draws from a generator state in its arguments.
+// Find out whether the operator draws random numbers from a generator state that it gets as an
+// argument.
 void read_own_state(Facts& facts, const c10::FunctionSchema& schema) {
     bool own = false;
     for (std::uint32_t i = 0; i < facts.arguments && i < 64; ++i) {
@@ -126,7 +128,8 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
-// Look up the operator in the table of operators whose result may take over the first argument.
+// Look up the operator in the table of operators that may write their result over their first
+// argument.
 void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
     for (const auto& entry : tables().in_place) {
         if (entry->name == facts.name && entry->overload == op.operator_name().overload_name) {
@@ -140,8 +143,8 @@ void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
     }
 }
 
-// Return true if `name` contains one of `parts`, or if the operator is not PyTorch's own, so that
-// nothing is known of it.
+// Return true if `name` contains one of `parts`, or if the operator is not PyTorch's own: nothing
+// is known of it, so it may be anything.
 bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     if (!name.starts_with("aten::")) {
         return true;
@@ -160,8 +163,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
     facts.returns = static_cast<std::uint32_t>(schema.returns().size());
     facts.traits = traits_of(facts.name);
-    // Some operators have a composite kernel and one for the backend. Then the latter runs (for
-    // example for `silu_backward`).
+    // An operator with both a composite kernel and one for the backend runs the latter (for example
+    // `silu_backward`), so it is not composed of others.
     facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
     facts.moves = facts.name.starts_with("aten::set_");
@@ -172,8 +175,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     read_in_place(facts, op);
     facts.marks = facts.name.starts_with("profiler::");
     facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
-    // `record_stream` counts as a view without effect: recomputed values are kept for all streams
-    // of the program anyway.
+    // Treat `record_stream` as a view without effect: the runtime itself keeps values for all
+    // streams that read them.
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
     facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
@@ -216,7 +219,7 @@ void learn_in_place(InPlace entry) {
     tables().in_place.push_back(std::make_unique<const InPlace>(std::move(entry)));
 }
 
-void see_removals() {
+void watch_removed_operators() {
     const auto& kept = leaky_singleton<c10::RegistrationHandleRAII>(
         c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>())
     );

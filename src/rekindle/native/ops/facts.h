@@ -18,15 +18,16 @@
 
 namespace rekindle {
 
-// Properties of the contents of a storage that an operator which reads it must check.
+// Properties of the contents of a storage. An operator that reads the storage must check them.
 inline constexpr std::uint8_t UNWRITTEN = 2;  // Made by `empty`, and no operator has written to it.
 inline constexpr std::uint8_t ZEROED = 4;     // Made by `zeros`, and no operator has written to it.
 
-// Entries of the Python tables for one operator. `statistics` are three argument positions, -1 if
-// there is none: the running mean and variance, which the operator writes although its schema
-// denies that, and the flag that enables these writes (R6).
+// Python's table entries for one operator. `statistics` are three argument positions, -1 if there
+// is none: the running mean and variance, which the operator writes although its schema denies
+// that, and the flag that enables these writes (R6).
 struct Traits final {
-    // Flags. rekindle.pytorch.operators._traits says for which table of operators each stands.
+    // Flags, one for each table of operators in rekindle.pytorch.operators._traits, which explains
+    // them.
     static constexpr std::uint32_t ROUTING = 1;
     static constexpr std::uint32_t INDEXING = 2;
     static constexpr std::uint32_t EMPTY = 4;
@@ -37,19 +38,20 @@ struct Traits final {
     static constexpr std::uint32_t RANDOM = 128;
     static constexpr std::uint32_t STATISTICS = 256;
     static constexpr std::uint32_t COUNTED_FIRST = 512;
-    // Writes its first argument, although the schema denies that.
+    // Flag: the operator writes its first argument, although its schema denies that.
     static constexpr std::uint32_t COLLECTIVE = 1024;
-    // Has a name like a collective, but writes nothing.
+    // Flag: the operator's name looks like that of a collective, but the operator writes nothing.
     static constexpr std::uint32_t HARMLESS = 2048;
     static constexpr std::uint32_t REDUCED_IN_PLACE = 4096;
-    // Operators whose recomputation on a device may give other bits (`_doubtful`).
+    // Flags of operators that may give other bits when they are recomputed on a device
+    // (`_doubtful`).
     static constexpr std::uint32_t ATOMICS = 8192;
     static constexpr std::uint32_t ACCUMULATES = 16384;
     static constexpr std::uint32_t TIMED = 32768;
     static constexpr std::uint32_t CONJUGATING = 65536;
-    // Reads no element of a tensor, and makes no tensor.
+    // Flag: the operator reads no element of a tensor, and makes no tensor.
     static constexpr std::uint32_t QUERY = 131072;
-    // Is recomputed only after a trial (ops/probation.h).
+    // Flag: the operator is recomputed only after a trial (ops/probation.h).
     static constexpr std::uint32_t TRIED = 262144;
     static constexpr std::uint32_t DOUBT = ATOMICS | ACCUMULATES | TIMED;
 
@@ -59,14 +61,16 @@ struct Traits final {
     int accumulate = -1;
 };
 
-// Table entry for an operator that alone computes a gradient in some autograd nodes: the gradient
-// with respect to one input, from the incoming gradient and one saved tensor. Its result may
-// overwrite the incoming gradient.
+// Table entry for a backward operator whose result may overwrite the incoming gradient. In some
+// autograd nodes, the operator alone computes the gradient of one input, from the incoming gradient
+// and one saved tensor.
 struct InPlace final {
     std::string name;
     std::string overload;
-    std::string twin;                // Overload that writes the result into a given tensor.
-    std::vector<std::string> nodes;  // Names of those autograd nodes.
+    // The operator's overload that writes the result into a given tensor.
+    std::string twin;
+    // Names of the autograd nodes in which the operator computes that gradient.
+    std::vector<std::string> nodes;
 };
 
 // Properties of one operator overload. In the comments below, "it" is the operator.
@@ -74,22 +78,23 @@ struct Facts final {
     std::string name;
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
-    std::uint64_t written = 0;  // Bits of the first 64 arguments that it writes.
-    // Bits of arguments. If the program passes all these arguments, the operator draws from a
-    // generator state that they contain.
+    std::uint64_t written = 0;  // Bit mask of the arguments (the first 64) that it writes.
+    // Bit mask of arguments. If the program passes all of them, the operator draws random numbers
+    // from a generator state that they contain.
     std::uint64_t rng_state_args = 0;
     // Position of the argument that gives the device of the result; -1 if there is none.
     int device = -1;
     // Position of the argument that gives the dtype of the input; -1 if there is none.
     int dtype = -1;
     Traits traits;
-    // `UNWRITTEN` or `ZEROED`: contents of its results until another operator writes to them.
+    // `UNWRITTEN` or `ZEROED`: contents of its results until another operator writes to them; else
+    // 0.
     std::uint8_t content = 0;
-    bool view = false;  // Returns only views: no memory, no work.
-    // Calls other operators, which the runtime's fallback sees on their own.
+    bool view = false;  // Returns only views: allocates nothing and computes nothing.
+    // True if the operator calls other operators, which the runtime's fallback sees on their own.
     bool composed = false;
-    bool moves = false;            // Replaces the storage of a tensor (`set_`).
-    bool returns_tensors = false;  // False only if it makes no tensor.
+    bool moves = false;            // Gives a tensor another storage (`set_`).
+    bool returns_tensors = false;  // False only if no result is a tensor.
     bool returns_written = false;  // Returns only arguments that it writes.
     bool random = false;
     bool dynamic = false;         // Sizes of its results depend on values of arguments.
@@ -100,15 +105,16 @@ struct Facts final {
     bool unseen = false;          // May write memory that is in no argument (R11).
     bool product = false;  // A matrix product or similar, for which a precision can be chosen.
     bool may_use_workspace = false;   // On a CPU, may need more workspace than its outputs take.
-    bool marks = false;               // It begins or ends a range of the profiler.
-    bool ends = false;                // It ends a range of the profiler.
+    bool marks = false;               // Begins or ends a range of the profiler.
+    bool ends = false;                // Ends a range of the profiler.
     bool retryable_after_oom = true;  // Can be called again after it ran out of memory.
-    bool region = false;  // Code compiled by Inductor (R12), which may draw from any generator.
-    bool unit = false;    // The forward pass of an autograd.Function.
-    bool talks = false;   // Communicates with other processes or the outside world.
-    // The operator was removed from the dispatcher, or another took its name.
+    // A function compiled by Inductor (R12), which may draw from any generator.
+    bool region = false;
+    bool unit = false;   // The forward pass of an autograd.Function.
+    bool talks = false;  // Communicates with other processes or the outside world.
+    // True if the operator was removed from the dispatcher, or another operator got its name.
     bool removed = false;
-    // Table entry; null if its result never takes over the memory of an operand.
+    // Table entry; null if it never writes its result over an operand.
     const InPlace* in_place = nullptr;
     std::optional<c10::OperatorHandle> twin;  // Operator `in_place->twin`; set if `in_place` is.
 
@@ -119,14 +125,15 @@ struct Facts final {
 void learn_traits(std::string name, const Traits& traits);
 // Never recompute operators of the namespace `name_space`, because they have external effects (R9).
 void learn_effects(std::string name_space);
-// Register `part`: operators whose name contains it compute matrix products.
+// Add `part` to the name parts of matrix products: operators whose name contains it are products.
 void learn_products(std::string part);
-// Register `part`: operators whose name contains it have large workspaces on a CPU.
+// Add `part` to the name parts of operators that have large workspaces on a CPU.
 void learn_workspace_operators(std::string part);
 // Register an operator whose result may take over the memory of its first argument.
 void learn_in_place(InPlace entry);
-// Let `facts_of` notice operators that are removed from the dispatcher. Called once.
-void see_removals();
+// Subscribe to the dispatcher's reports of removed operators, so that `facts_of` forgets them.
+// Called once.
+void watch_removed_operators();
 // Return the facts of an operator. Requires the session mutex.
 const Facts& facts_of(const c10::OperatorHandle& op);
 // Return true if the operator was removed from the dispatcher. Requires the session mutex.

@@ -6,7 +6,8 @@ namespace rekindle {
 
 namespace {
 
-// Scope of the innermost operator that this thread runs; null if none runs.
+// Return the `KernelOperands` of the innermost operator that this thread runs; null if it runs
+// none.
 const KernelOperands*& innermost() noexcept {
     thread_local const KernelOperands* found = nullptr;
     return found;

@@ -15,7 +15,8 @@ namespace rekindle {
 
 namespace {
 
-// Tags that begin an argument in a signature's key. Higher bits of the word describe the argument.
+// Tags in the key of a signature. The words that describe one argument begin with a tag, and the
+// higher bits of the tag's word describe the argument.
 struct Mark final {
     enum : std::int64_t {
         tensor = 1,
@@ -181,7 +182,7 @@ void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
     const auto items = value.toListRef();
     key.push_back(Mark::list | static_cast<std::int64_t>(items.size()) << 8);
     opaque = opaque || value.isComplexDoubleList();
-    // These are scale factors of an interpolation, which decide the size.
+    // A list of doubles holds the scale factors of an interpolation, which decide the size.
     if (value.isDoubleList()) {
         for (const c10::IValue& item : items) {
             key.push_back(Mark::number);
@@ -190,8 +191,8 @@ void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
         return;
     }
     for (const c10::IValue& item : items) {
-        // An item is a list: these are the tensor lists of a collective. They are parsed because
-        // the collective may write them.
+        // The item is itself a list: one of the tensor lists of a collective. It is parsed because
+        // the collective may write its tensors.
         if (item.isList()) {
             opaque = true;
             take_list(item, position);

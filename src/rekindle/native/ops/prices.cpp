@@ -13,7 +13,7 @@ constexpr std::size_t MOST_PENDING = 1'000;
 
 Prices::Pair::Pair(c10::intrusive_ptr<Signature> what, const c10::Stream& stream)
     : signature(std::move(what)),
-      // The default flag makes an event that measures time.
+      // BACKEND_DEFAULT makes a device event that measures time.
       start(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT),
       end(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT) {
     start.record(stream);

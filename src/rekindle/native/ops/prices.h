@@ -17,7 +17,8 @@ namespace rekindle {
 // the launch, plus the time to move its results at 1 TB/s.
 class Prices final {
 public:
-    // Events before and after one call of `signature`. Other calls may come between the two events.
+    // The device events before and after one call of `signature`. Events of other calls may lie
+    // between them.
     class Pair final {
     public:
         Pair(c10::intrusive_ptr<Signature> what, const c10::Stream& stream);
@@ -27,8 +28,8 @@ public:
         c10::Event end;
     };
 
-    // Process the pairs of events that have completed. Return true if measuring `signature` once
-    // more is useful. A cost needs three measurements, so many pending pairs would be useless.
+    // Process the pairs of events that the device has passed. Return true if `signature` should be
+    // measured once more: a cost needs three measurements, so many pending pairs would be useless.
     bool wants_more(Signature& signature);
 
     void add(Pair pair) { pending_.push_back(std::move(pair)); }

@@ -25,8 +25,9 @@ public:
     // come.
     const std::string& why() const noexcept { return why_; }
 
-    // Return true if the current call should be tried. Called if the signature is neither trusted
-    // nor excluded from eviction. After a trial that had no room, some calls are skipped.
+    // Return true if the current call should be tried. Called only while the signature is neither
+    // trusted nor excluded from eviction. After a trial for which the budget had no room, some
+    // calls are skipped.
     bool is_due() noexcept {
         if (waits_ > 0) {
             --waits_;
@@ -46,8 +47,8 @@ public:
         why_ = std::move(why);
     }
 
-    // Record that the budget had no room for a trial. Each time, twice as many calls are skipped,
-    // up to 64.
+    // Record that the budget had no room for a trial. Each time this happens, twice as many calls
+    // are skipped as before, up to 64.
     void postponed() noexcept {
         constexpr int most = 64;
         pause_ = pause_ < most ? 2 * pause_ : most;

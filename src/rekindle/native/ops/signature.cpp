@@ -79,7 +79,8 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
     if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
         return {Kind::extra, {}, {}};
     }
-    // Keep only plain values: the signature would keep any other (a storage, for example) alive.
+    // Store only plain values here: the signature would keep any other value (a storage, for
+    // example) alive.
     if (!value.isList()) {
         const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() ||
                            value.isDevice();
@@ -102,7 +103,7 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
         made.items.push_back(part_of(item).kind);
     }
     if (!of_tensors) {
-        // Holds the elements of the list that do not vary from call to call.
+        // Holds those elements of the list that are the same in every call of the signature.
         made.constant = value;
     } else if (value.isOptionalTensorList() || !std::ranges::all_of(items, is_tensor)) {
         made.kind = Kind::optionals;
@@ -209,7 +210,7 @@ Need Signature::predict(
             most = std::max(most, geometry.nbytes());
         }
         const Bytes padded = largest_padded(given);
-        // For pointwise operators on nested tensors this size is exact.
+        // For pointwise operators on nested tensors the padded size is exact.
         if (padded != 0 && op.hasTag(at::Tag::pointwise)) {
             return {most, true};
         }
@@ -221,8 +222,8 @@ Need Signature::predict(
         if (ends_the_program(error)) {  // Meta kernels may be written in Python.
             throw;
         }
-        // Ignore the error, because the operator itself reports invalid arguments. The fallback is
-        // an upper bound: the coordinates of all elements of the largest argument.
+        // Ignore the error, because the operator itself reports invalid arguments. Use an upper
+        // bound instead: the size of the coordinates of all elements of the largest argument.
         std::int64_t most = 0;
         for (const Geometry& geometry : geometries) {
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
@@ -247,7 +248,8 @@ Bytes Signature::bytes_on_meta(
     torch::jit::Stack stack;
     arguments(stack, metas, unkeyed_args);
     on_meta(facts, op, stack);
-    const at::DisableRecordFunctionGuard unseen;  // The program's profiler must not see this call.
+    // The program's profiler must not see the call of the meta kernel.
+    const at::DisableRecordFunctionGuard unseen;
     op.callBoxed(stack);
     Bytes total = 0;
     Bytes element = 0;  // Bytes per element of the results.
@@ -309,7 +311,7 @@ std::int64_t Signature::number() {
             }
             hash = mixed(hash, part->size());
         }
-        // Skip the first word: it is an address, which differs between processes.
+        // Skip the first word: the operator's address, which differs between processes.
         for (std::size_t i = 1; i < key.size(); ++i) {
             hash = mixed(hash, static_cast<std::uint64_t>(key[i]));
         }

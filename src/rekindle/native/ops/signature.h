@@ -50,13 +50,15 @@ public:
     const std::vector<std::int64_t> key;
     const bool takes_over;             // The result is written over the first argument.
     std::vector<Geometry> geometries;  // Geometries of the tensor arguments, in order.
-    // Bytes of the new storages that a call makes, or an upper bound; negative if unknown.
+    // Bytes of the new storages that a call makes, or an upper bound; negative while unknown.
     Bytes needed = -1;
-    bool bound = false;                        // `needed` is an upper bound.
-    std::optional<std::vector<Bytes>> pieces;  // Bytes of each of those new storages, once known.
-    // Positions of the results that have new storages, once known.
+    bool bound = false;  // `needed` is an upper bound.
+    // Bytes of each of the new storages; empty until a call has run.
+    std::optional<std::vector<Bytes>> pieces;
+    // Positions of the results that have new storages; empty until a call has run.
     std::optional<std::vector<std::uint32_t>> fresh;
-    // The sizes of the results are known beforehand, and the call needs no special treatment.
+    // True if the results are strided tensors of known sizes, and the operator can be replayed and
+    // updates no running statistics.
     bool ordinary = false;
     bool priced = false;
     Nanoseconds cost = 0;
@@ -75,10 +77,10 @@ public:
     ) const;
     // Record which of a call's results have new storages (`positions`), and their total bytes.
     void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool non_strided_result);
-    // Record the duration of one execution. The cost is the shortest of the first three.
+    // Record that one execution took `elapsed`. The cost is the shortest of the first three times.
     void sample(Nanoseconds elapsed) noexcept;
     // Record that one execution used a workspace of `inside` bytes. The second measurement replaces
-    // the first, which may be special (cuDNN tries several kernels).
+    // the first, because a first call may use more (cuDNN tries several kernels).
     void took(Bytes inside) noexcept;
     // Return a number that is the same for this signature in every process.
     std::int64_t number();
@@ -103,7 +105,7 @@ private:
 
     struct Part final {
         Kind kind;
-        std::vector<Kind> items;  // Kinds of the elements of a list.
+        std::vector<Kind> items;  // Kinds of the elements, if the argument is a list.
         c10::IValue constant;
     };
 
@@ -118,8 +120,8 @@ private:
     std::int64_t number_ = -1;
 };
 
-// Return the signature of a call. Equal calls share one signature, until there are too many
-// signatures.
+// Return the signature of a call. Equal calls share one signature, until the cache of signatures is
+// full and is cleared.
 c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const ParsedCall& parsed, const torch::jit::Stack& stack
 );

@@ -79,7 +79,8 @@ Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
         const std::int64_t least = n > 2 && given[2].isInt() ? given[2].toInt() : 0;
         return {8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least), true};
     }
-    if (name == "aten::_unique2" && n > 3) {  // Return an upper bound: all elements differ.
+    // Return an upper bound: the size if all elements differ.
+    if (name == "aten::_unique2" && n > 3) {
         const Bytes more = (given[2].toBool() ? 1 : 0) + (given[3].toBool() ? 1 : 0);
         return {tensor.numel() * (itemsize + 8 * more), false};
     }

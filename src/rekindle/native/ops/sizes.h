@@ -1,4 +1,4 @@
-// Sizes of operator results that depend on values of the arguments, as for `nonzero`.
+// Computes result sizes that depend on values of the arguments, as for `nonzero`.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -8,7 +8,8 @@
 
 namespace rekindle {
 
-inline constexpr Bytes COUNT_BYTES = 8;  // Memory that computing such a size needs (the count).
+// Bytes that computing such a size takes: room for the count.
+inline constexpr Bytes COUNT_BYTES = 8;
 
 // Return the exact bytes of the results, or a good upper bound, if they can be computed quickly;
 // otherwise `UNLIMITED`. Runs operators on the arguments.

@@ -56,7 +56,19 @@ inline void must(bool done) {
     }
 }
 
-// Parse the arguments of a function, like `PyArg_ParseTuple`. Raises if they do not match.
+// Call the method `name` of `object` with `values`, and pass the result to `take`, which returns
+// false if it raised a Python error. References to objects among `values` are consumed. Throw the
+// Python error that the method or `take` raises. The caller holds the GIL.
+template <class F, class... Values>
+void call_method(
+    PyObject* object, F&& take, const char* name, const char* format, Values... values
+) {
+    const Object result(PyObject_CallMethod(object, name, format, values...));
+    must(std::forward<F>(take)(result.get()));
+}
+
+// Parse the arguments of a module function as `PyArg_ParseTuple` does. Throws the Python error if
+// they do not match.
 template <class... Pointers>
 void parse(PyObject* arguments, const char* format, Pointers... pointers) {
     must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
@@ -68,7 +80,7 @@ inline Driver& driver_of(PyObject* capsule) {
     return *static_cast<Driver*>(found);
 }
 
-// Return the driver from arguments that are nothing but its capsule.
+// Return the driver, for a function whose only argument is the driver's capsule.
 inline Driver& driver_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
@@ -78,14 +90,12 @@ inline Driver& driver_in(PyObject* arguments) {
 // Destructor of the Python capsule that holds a driver.
 inline void release_driver(PyObject* capsule) {
     if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
-        let_go(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));
+        release_without_waiting(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));
     }
 }
 
 inline const c10::TensorImpl& tensor_of(PyObject* object) {
-    TORCH_CHECK_TYPE(
-        THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name
-    );
+    TORCH_CHECK_TYPE(THPVariable_Check(object), "wanted a tensor, got ", Py_TYPE(object)->tp_name);
     return *THPVariable_Unpack(object).unsafeGetTensorImpl();
 }
 
@@ -126,15 +136,16 @@ inline PyObject* nothing() {
 
 // set_flag(driver, on) -> None
 //
-// Set one flag of the driver.
-template <bool Driver::* flag>
+// Set one flag of the driver or of one of its members. `path`: the chain of C++ member pointers
+// that leads to the flag.
+template <auto... path>
 PyObject* set_flag(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int on = 0;
     parse(arguments, "Op", &capsule, &on);
     Driver& driver = driver_of(capsule);
     const Locked lock;
-    driver.*flag = on != 0;
+    (driver.*....*path) = on != 0;  // follows the chain: driver.*part.*flag
     return nothing();
 }
 

@@ -28,7 +28,7 @@ PyObject* evict_all(PyObject* arguments) {
         driver.process_pending();
         about_to_let_go(driver, lock);
         driver.evict_all();
-        lending(driver, lock, [&] { driver.evict_all(); });
+        with_held_evictable(driver, lock, [&] { driver.evict_all(); });
     });
     return nothing();
 }
@@ -47,19 +47,19 @@ PyObject* longest_chain(PyObject* arguments) {
     return nothing();
 }
 
-PyObject* count_again(PyObject* arguments) {
+PyObject* list_recomputed_ops(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.count_again = true;
+    driver.tests.list_recomputed_ops = true;
     return nothing();
 }
 
-PyObject* again(PyObject* arguments) {
+PyObject* recomputed_ops(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<const Facts*> found;
     {
         const Locked lock;
-        found = driver.again;
+        found = driver.tests.recomputed_ops;
     }
     Object list(PyList_New(0));
     for (const Facts* facts : found) {
@@ -74,7 +74,7 @@ PyObject* in_flight(PyObject* arguments) {
     std::array<std::int64_t, 2> found{};
     {
         const Locked lock;
-        found = {driver.running, driver.engine.in_flight};
+        found = {driver.in_progress.operators, driver.engine.in_flight};
     }
     return tuple_of(found);
 }
@@ -169,8 +169,8 @@ PyObject* interrupt(PyObject* arguments) {
     int before = 0;
     parse(arguments, "Oip", &capsule, &replays, &before);
     const Locked lock;
-    driver_of(capsule).interrupt_in = replays;
-    driver_of(capsule).interrupt_before = before != 0;
+    driver_of(capsule).tests.interrupt_in = replays;
+    driver_of(capsule).tests.interrupt_before = before != 0;
     return nothing();
 }
 
@@ -179,7 +179,7 @@ PyObject* refuse(PyObject* arguments) {
     long long operators = 0;
     parse(arguments, "OL", &capsule, &operators);
     const Locked lock;
-    const std::int64_t left = std::exchange(driver_of(capsule).refuse_in, operators);
+    const std::int64_t left = std::exchange(driver_of(capsule).tests.refuse_in, operators);
     return PyLong_FromLongLong(left);
 }
 

@@ -17,14 +17,14 @@ PyObject* bytes_of_positions(PyObject* arguments);
 //
 // Set the length at which a chain of recipes is cut.
 PyObject* longest_chain(PyObject* arguments);
-// count_again(driver) -> None
+// list_recomputed_ops(driver) -> None
 //
-// Start to list recomputed operators for `again`.
-PyObject* count_again(PyObject* arguments);
-// again(driver) -> list[str]
+// Start to list recomputed operators for `recomputed_ops`.
+PyObject* list_recomputed_ops(PyObject* arguments);
+// recomputed_ops(driver) -> list[str]
 //
-// Return the names of the operators that were recomputed since `count_again`.
-PyObject* again(PyObject* arguments);
+// Return the names of the operators that were recomputed since `list_recomputed_ops`.
+PyObject* recomputed_ops(PyObject* arguments);
 // in_flight(driver) -> (int, int)
 //
 // Return the number of operators that run now, and the bytes of their results and workspaces.
@@ -39,8 +39,8 @@ PyObject* has_lock(PyObject* arguments);
 PyObject* bytes_asked_for(PyObject* arguments);
 // window(blocks, nbytes) -> (loss, first, last) | None
 //
-// Return the neighboring blocks that are cheapest to evict for `nbytes`, by index. `blocks`: list
-// of (address, bytes, used, loss or None).
+// Return which adjacent blocks are cheapest to evict to free `nbytes`, as the indices of the first
+// and the last. `blocks`: list of (address, bytes, used, loss or None).
 PyObject* window(PyObject* arguments);
 // disable_for_tests(driver, name) -> None
 //
@@ -56,7 +56,7 @@ PyObject* disable_for_tests(PyObject* arguments);
 PyObject* in_place(PyObject* arguments);
 // fitted(driver, nbytes) -> None
 //
-// Lower the budget as if only `nbytes` had fit on the device.
+// Lower the budget as after a device OOM, as if only `nbytes` had fit on the device.
 PyObject* fitted(PyObject* arguments);
 // interrupt(driver, replays, before) -> None
 //
@@ -65,8 +65,8 @@ PyObject* fitted(PyObject* arguments);
 PyObject* interrupt(PyObject* arguments);
 // refuse(driver, operators) -> int
 //
-// Raise `OutOfBudget` after `operators` more operators; negative: never. Return how many operators
-// were left of the previous call.
+// Let `operators` more operators run, and then raise `OutOfBudget`; negative: never. Return how
+// many operators were left from the previous call.
 PyObject* refuse(PyObject* arguments);
 // fix_costs(ns) -> None
 //

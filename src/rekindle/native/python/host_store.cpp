@@ -5,7 +5,6 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <Python.h>
 #include <c10/core/Storage.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
 
 #include <memory>
@@ -13,12 +12,14 @@
 
 #include "../torch/gil.h"
 #include "../torch/replay_dispatch_guard.h"
+#include "conversions.h"
 
 namespace rekindle {
 
 namespace {
 
-// Deleter of a storage made by `lent`.
+// Deleter of the Python-visible storage made by `shared_with_python`: releases the runtime's
+// storage.
 void give_back(void* storage_impl) {
     const std::unique_ptr<StoragePtr> kept(static_cast<StoragePtr*>(storage_impl));
 }
@@ -26,53 +27,43 @@ void give_back(void* storage_impl) {
 // Return a Python storage that shares the memory of `storage_impl` and keeps `storage_impl` alive.
 // A second storage is needed, because the runtime counts references to `storage_impl`, and the
 // program may hold a Python object of it.
-PyObject* lent(const StoragePtr& storage_impl) {
+PyObject* shared_with_python(const StoragePtr& storage_impl) {
     auto* const kept = std::make_unique<StoragePtr>(storage_impl).release();
     c10::DataPtr there(storage_impl->mutable_data(), kept, &give_back, storage_impl->device());
     const auto size = static_cast<std::int64_t>(storage_impl->nbytes());
     return THPStorage_Wrap(c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(there)));
 }
 
-// Scope in which calls of PyTorch bypass torch function modes.
-class Unwatched final {
+// Scope in which the program's torch function modes do not see calls of PyTorch.
+class WithoutFunctionModes final {
 public:
-    Unwatched() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    WithoutFunctionModes() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
         at::impl::PythonTorchFunctionTLS::set_disabled_state(
             at::impl::TorchFunctionDisabledState::ALL_DISABLED
         );
     }
 
-    Unwatched(const Unwatched&) = delete;
-    Unwatched& operator=(const Unwatched&) = delete;
-    Unwatched(Unwatched&&) = delete;
-    Unwatched& operator=(Unwatched&&) = delete;
+    WithoutFunctionModes(const WithoutFunctionModes&) = delete;
+    WithoutFunctionModes& operator=(const WithoutFunctionModes&) = delete;
+    WithoutFunctionModes(WithoutFunctionModes&&) = delete;
+    WithoutFunctionModes& operator=(WithoutFunctionModes&&) = delete;
 
-    ~Unwatched() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
+    ~WithoutFunctionModes() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
 
 private:
     const at::impl::TorchFunctionDisabledState before_;
 };
 
-// Call the method `name` of `object` with `values`, and pass the result to `take`. References to
-// objects among `values` are consumed. Throw the Python error that the method or `take` raises.
+// Call a method of a Python object as `call_method` does, hidden from the program's dispatch modes
+// and function modes.
 template <class F, class... Values>
 void call(PyObject* object, F&& take, const char* name, const char* format, Values... values) {
-    python_error raised;
-    {
-        const ReplayDispatchGuard guard(false);
-        const Unwatched unwatched;
-        PyObject* told = PyObject_CallMethod(object, name, format, values...);
-        const bool done = told != nullptr && take(told);
-        Py_XDECREF(told);
-        if (done) {
-            return;
-        }
-        raised.persist();
-    }
-    throw raised;
+    const ReplayDispatchGuard guard(false);
+    const WithoutFunctionModes unwatched;
+    call_method(object, std::forward<F>(take), name, format, values...);
 }
 
-bool ignore(PyObject* /*told*/) {
+bool ignore(PyObject* /*result*/) {
     return true;
 }
 
@@ -89,42 +80,56 @@ HostStore::~HostStore() {
     }
 }
 
-void HostStore::see(const c10::Stream& stream) {
+void HostStore::add_stream(const c10::Stream& stream) {
     const Gil gil;
     const auto id = static_cast<long long>(stream.id());
     // NOLINTNEXTLINE(bugprone-signed-char-misuse): a negative one is none in particular
     const int device = stream.device_index();
-    call(python_, ignore, "see", "Lii", id, device, static_cast<int>(stream.device_type()));
+    call(python_, ignore, "add_stream", "Lii", id, device, static_cast<int>(stream.device_type()));
 }
 
 bool HostStore::write(StorageId number, const StoragePtr& storage_impl) {
     const Gil gil;
     bool begun = false;
-    const auto take = [&](PyObject* told) {
-        begun = told == Py_True;
+    const auto take = [&](PyObject* result) {
+        begun = result == Py_True;
         return true;
     };
-    call(python_, take, "write", "LN", static_cast<long long>(number), lent(storage_impl));
+    call(
+        python_,
+        take,
+        "write",
+        "LN",
+        static_cast<long long>(number),
+        shared_with_python(storage_impl)
+    );
     return begun;
 }
 
 std::string HostStore::read(StorageId number, const StoragePtr& storage_impl) {
     const Gil gil;
     std::string why;
-    const auto take = [&](PyObject* told) {
-        const char* text = PyUnicode_AsUTF8(told);
+    const auto take = [&](PyObject* result) {
+        const char* text = PyUnicode_AsUTF8(result);
         why = text == nullptr ? "" : text;
         return text != nullptr;
     };
-    call(python_, take, "read", "LN", static_cast<long long>(number), lent(storage_impl));
+    call(
+        python_,
+        take,
+        "read",
+        "LN",
+        static_cast<long long>(number),
+        shared_with_python(storage_impl)
+    );
     return why;
 }
 
 bool HostStore::ended(StorageId number) {
     const Gil gil;
     bool over = false;
-    const auto take = [&](PyObject* told) {
-        over = told == Py_True;
+    const auto take = [&](PyObject* result) {
+        over = result == Py_True;
         return true;
     };
     call(python_, take, "ended", "L", static_cast<long long>(number));
@@ -134,11 +139,11 @@ bool HostStore::ended(StorageId number) {
 HostStore::End HostStore::wait(StorageId number) {
     const Gil gil;
     End end;
-    const auto take = [&](PyObject* told) {
+    const auto take = [&](PyObject* result) {
         const char* why = nullptr;
         long long out = 0;
         long long back = 0;
-        if (PyArg_ParseTuple(told, "sLL", &why, &out, &back) == 0) {
+        if (PyArg_ParseTuple(result, "sLL", &why, &out, &back) == 0) {
             return false;
         }
         end = {why, out, back};

@@ -49,7 +49,7 @@ using rekindle::parse;
 using rekindle::PythonChooser;
 using rekindle::tensor_of;
 
-// -- functions ------------------------------------------------------------------------------------
+// -- functions of the module ----------------------------------------------------------------------
 
 // Return the strings of a Python sequence.
 std::vector<std::string> texts(PyObject* list) {
@@ -172,17 +172,18 @@ PyObject* predict_in_place(PyObject* arguments) {
     return nothing();
 }
 
-// new(budget, device, assumed, learns, lends, score, chooser) -> driver
+// new_driver(budget, device, assumed, learns, evicts_held_last, score, chooser) -> driver
 //
-// Make a driver; see `Driver` in memory/driver.h. A negative budget is no limit. `lends`: evict
-// user-held values as a last resort. `score`: (costs, by_size, by_staleness, root) of a built-in
-// policy. `chooser`: a policy written in Python that replaces it, or None.
-PyObject* make(PyObject* arguments) {
+// Make a driver; see `Driver` in memory/driver.h. A negative budget is no limit.
+// `evicts_held_last`: evict user-held values as a last resort. `score`: (costs, by_size,
+// by_staleness, root) of a built-in policy. `chooser`: a policy written in Python that replaces it,
+// or None.
+PyObject* new_driver(PyObject* arguments) {
     long long budget = 0;
     const char* device = nullptr;
     int assumed = 0;
     int learns = 0;
-    int lends = 0;
+    int evicts_held_last = 0;
     int costs = 0;
     int by_size = 0;
     int by_staleness = 0;
@@ -195,7 +196,7 @@ PyObject* make(PyObject* arguments) {
         &device,
         &assumed,
         &learns,
-        &lends,
+        &evicts_held_last,
         &costs,
         &by_size,
         &by_staleness,
@@ -217,7 +218,7 @@ PyObject* make(PyObject* arguments) {
     if (learns != 0) {
         driver->steps = std::make_unique<rekindle::Learner>(*driver);
     }
-    driver->lends = lends != 0 && rekindle::can_make_placeholders();
+    driver->evicts_held_last = evicts_held_last != 0 && rekindle::can_make_placeholders();
     {
         const Locked lock;
         driver->open();
@@ -228,19 +229,19 @@ PyObject* make(PyObject* arguments) {
     return capsule.give();
 }
 
-// number(driver) -> int
+// driver_id(driver) -> int
 //
 // Return the id by which calls into Python name the driver.
-PyObject* number(PyObject* arguments) {
+PyObject* driver_id(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     return PyLong_FromSsize_t(driver_of(driver).number());
 }
 
-// see(driver) -> None
+// bind_thread(driver) -> None
 //
 // Make this thread work within the budget of `driver`; None: within no budget.
-PyObject* see(PyObject* arguments) {
+PyObject* bind_thread(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     rekindle::join(driver == Py_None ? nullptr : &driver_of(driver));
@@ -248,10 +249,10 @@ PyObject* see(PyObject* arguments) {
     return nothing();
 }
 
-// enter(driver) -> None
+// activate(driver) -> None
 //
 // Make `driver` the active one of this process.
-PyObject* enter(PyObject* arguments) {
+PyObject* activate(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     if (driver_of(driver).uses_arena) {
@@ -261,11 +262,11 @@ PyObject* enter(PyObject* arguments) {
     return nothing();
 }
 
-// leave(driver) -> None
+// deactivate(driver) -> None
 //
 // End the budget: restore evicted values that the program holds. From now on freed storages are
 // processed at once.
-PyObject* leave(PyObject* arguments) {
+PyObject* deactivate(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     rekindle::set_active({});
@@ -281,7 +282,7 @@ PyObject* leave(PyObject* arguments) {
     return nothing();
 }
 
-// Parse (driver, tensor), and call `act` with the tensor if it has memory.
+// Parse the arguments (driver, tensor), and call `act` with both if the tensor has memory.
 template <class F>
 PyObject* to_tensor(PyObject* arguments, F&& act) {
     PyObject* capsule = nullptr;
@@ -306,17 +307,8 @@ PyObject* keep(PyObject* arguments) {
     });
 }
 
-// meet(driver, tensor) -> None
-//
-// Count the memory of `tensor` from now on.
-PyObject* register_tensor(PyObject* arguments) {
-    return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
-        driver.register_tensor(tensor);
-    });
-}
-
-// Like `to_tensor`, but do nothing if an operator of this thread reads the tensor now, because the
-// tensor is resident then.
+// Do the same as `to_tensor`, unless this thread runs an operator that reads the tensor: then the
+// tensor is resident, and nothing is to be done.
 template <class F>
 PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
     PyObject* capsule = nullptr;
@@ -385,36 +377,40 @@ PyObject* make_room(PyObject* arguments) {
     return nothing();
 }
 
-// Return the `StorageImpl` whose own address is `address`. Python identifies storages by it.
-c10::StorageImpl& home_at(unsigned long long address) {
+// Return the `StorageImpl` object at `address`, the number by which Python names storages.
+c10::StorageImpl& storage_at(unsigned long long address) {
     return *reinterpret_cast<c10::StorageImpl*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// about_to_resize(driver, address, nbytes) -> bool
+// about_to_resize(driver, address, nbytes, newest) -> bool
 //
-// Prepare for a resize of the storage at `address`. Return True if it has a record.
+// Prepare for a resize of the storage at `address` to `nbytes`. `newest`: if FSDP frees the storage
+// until the unit's backward pass, the sequence number of the newest autograd node of the unit's
+// result; negative if the program will not restore the contents. Return True if the storage has a
+// record.
 PyObject* about_to_resize(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
     long long bytes = 0;
-    parse(arguments, "OKL", &capsule, &address, &bytes);
+    long long newest = 0;
+    parse(arguments, "OKLL", &capsule, &address, &bytes, &newest);
     Driver& driver = driver_of(capsule);
-    c10::StorageImpl& storage_impl = home_at(address);
+    c10::StorageImpl& storage_impl = storage_at(address);
     const bool known = rekindle::settled(driver, [&](Locked& /*lock*/) {
-        return driver.about_to_resize(storage_impl, bytes);
+        return driver.about_to_resize(storage_impl, bytes, newest);
     });
     return PyBool_FromLong(known ? 1 : 0);
 }
 
 // mark_externally_writable(driver, address) -> None
 //
-// Note that code other than PyTorch may write to the storage at `address` from now on.
+// Record that code other than PyTorch may write to the storage at `address` from now on.
 PyObject* mark_externally_writable(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
     parse(arguments, "OK", &capsule, &address);
     Driver& driver = driver_of(capsule);
-    c10::StorageImpl& storage_impl = home_at(address);
+    c10::StorageImpl& storage_impl = storage_at(address);
     if (!rekindle::KernelOperands::has(storage_impl)) {
         rekindle::translate_errors(driver, [&] {
             Locked lock;
@@ -441,7 +437,7 @@ PyObject* suspend_origin_tracking(PyObject* arguments) {
 
 // resume_origin_tracking(driver) -> None
 //
-// Refer weakly again to the tensors passed to `suspend_origin_tracking`.
+// Make weak references again to the tensors that were passed to `suspend_origin_tracking`.
 PyObject* resume_origin_tracking(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -492,7 +488,10 @@ PyObject* check(PyObject* arguments) {
         PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
         Object::throw_error();
     }
-    const char* fault = driver.swapper != nullptr ? driver.swapper->fault() : nullptr;
+    const char* fault = driver.fault();
+    if (fault == nullptr && driver.swapper != nullptr) {
+        fault = driver.swapper->fault();
+    }
     if (fault != nullptr) {
         PyErr_SetString(PyExc_AssertionError, fault);
         Object::throw_error();
@@ -583,24 +582,25 @@ constexpr PyMethodDef method(const char* name) {
 PyMethodDef methods[] = {
     method<start>("start"),
     method<learn_traits>("learn_traits"),
-    method<make>("new"),
-    method<number>("number"),
-    method<see>("see"),
-    method<enter>("enter"),
-    method<leave>("leave"),
+    method<new_driver>("new_driver"),
+    method<driver_id>("driver_id"),
+    method<bind_thread>("bind_thread"),
+    method<activate>("activate"),
+    method<deactivate>("deactivate"),
     method<rekindle::numbers>("numbers"),
     method<rekindle::has_room>("has_room"),
-    method<rekindle::devices_met>("devices_met"),
+    method<rekindle::devices_used>("devices_used"),
     method<rekindle::set_peak>("set_peak"),
     method<rekindle::take_samples>("take_samples"),
     method<rekindle::space_samples>("space_samples"),
     method<rekindle::set_budget>("set_budget"),
     method<rekindle::keep_reserved>("keep_reserved"),
-    method<rekindle::backoff>("shortfall"),
-    method<rekindle::set_flag<&Driver::tell_ranges>>("tell_ranges"),
+    method<rekindle::backoff>("backoff"),
+    method<rekindle::set_flag<&Driver::due, &rekindle::Notifications::tell_ranges>>("tell_ranges"),
     method<rekindle::set_flag<&Driver::stepping>>("stepping"),
-    method<rekindle::met>("met"),
+    method<rekindle::new_parameters>("new_parameters"),
     method<rekindle::tensors_within>("tensors_within"),
+    method<rekindle::register_tensors>("register_tensors"),
     method<rekindle::begin_optimizer_step>("begin_optimizer_step"),
     method<rekindle::save_before_optimizer_step>("save_before_optimizer_step"),
     method<rekindle::evicted_bytes>("evicted_bytes"),
@@ -616,50 +616,56 @@ PyMethodDef methods[] = {
     method<rekindle::audit>("audit"),
     method<rekindle::recomputed_differently>("recomputed_differently"),
     method<keep>("keep"),
-    method<register_tensor>("meet"),
     method<make_room>("make_room"),
     method<put_method>("put_method"),
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
-    method<mark_externally_writable>("give_away"),
+    method<mark_externally_writable>("mark_externally_writable"),
     method<bring_back>("bring_back"),
-    method<pin_exposed_address>("keep_there"),
-    method<rekindle::evict_anything>("let_go_of_anything"),
+    method<pin_exposed_address>("pin_exposed_address"),
+    method<rekindle::evict_anything>("evict_anything"),
     method<rekindle::placeholders>("placeholders"),
     method<rekindle::record_without_grad>("record_without_grad"),
-    method<rekindle::lock_there>("lock_there"),
-    method<rekindle::unlock_there>("unlock_there"),
+    method<rekindle::begin_reading>("begin_reading"),
+    method<rekindle::end_reading>("end_reading"),
     method<rekindle::profiler_starts>("profiler_starts"),
     method<rekindle::profiler_stops>("profiler_stops"),
     method<rekindle::profilers_are_over>("profilers_are_over"),
-    method<rekindle::release_recompute_sources>("forget_sources"),
-    method<rekindle::add_plan>("teach"),
-    method<rekindle::know>("know"),
+    method<rekindle::release_recompute_sources>("release_recompute_sources"),
+    method<rekindle::add_plan>("add_plan"),
+    method<rekindle::retain_plans>("retain_plans"),
     method<rekindle::begin_step>("begin_step"),
     method<rekindle::end_step>("end_step"),
-    method<rekindle::met_in_step>("met_in_step"),
-    method<rekindle::written_in_step>("written_in_step"),
-    method<rekindle::write_down>("write_down"),
-    method<rekindle::written_down>("written_down"),
-    method<rekindle::write_no_more>("write_no_more"),
-    method<rekindle::set_flag<&Driver::notes_places>>("note_places"),
-    method<suspend_origin_tracking>("step_back"),
-    method<resume_origin_tracking>("follow_again"),
+    method<rekindle::op_ids_of_step>("op_ids_of_step"),
+    method<rekindle::recording_of_step>("recording_of_step"),
+    method<rekindle::begin_recording>("begin_recording"),
+    method<rekindle::recording>("recording"),
+    method<rekindle::end_recording>("end_recording"),
+    method<rekindle::set_flag<&Driver::due, &rekindle::Notifications::notes_places>>(
+        "notes_places"
+    ),
+    method<suspend_origin_tracking>("suspend_origin_tracking"),
+    method<resume_origin_tracking>("resume_origin_tracking"),
     method<never_recompute>("never_recompute"),
     method<rekindle::swap>("swap"),
     method<rekindle::swapped>("swapped"),
     method<unpack>("unpack"),
     method<check>("check"),
-    method<rekindle::seen>("seen"),
-    method<rekindle::set_flag<&Driver::evict_before_every_op>>("let_go_of_everything"),
-    method<rekindle::evict_all>("let_go_now"),
+    method<rekindle::signatures_seen>("signatures_seen"),
+    method<rekindle::remember_workspaces>("remember_workspaces"),
+    method<rekindle::take_new_workspaces>("take_new_workspaces"),
+    method<rekindle::repeated_calls>("repeated_calls"),
+    method<rekindle::set_flag<&Driver::tests, &rekindle::TestHooks::evict_before_every_op>>(
+        "evict_before_every_op"
+    ),
+    method<rekindle::evict_all>("evict_all"),
     method<rekindle::bytes_of_positions>("bytes_of_positions"),
     method<rekindle::longest_chain>("longest_chain"),
-    method<rekindle::count_again>("count_again"),
-    method<rekindle::again>("again"),
+    method<rekindle::list_recomputed_ops>("list_recomputed_ops"),
+    method<rekindle::recomputed_ops>("recomputed_ops"),
     method<rekindle::has_lock>("has_lock"),
     method<rekindle::in_flight>("in_flight"),
-    method<rekindle::disable_for_tests>("take_out"),
+    method<rekindle::disable_for_tests>("disable_for_tests"),
     method<rekindle::in_place>("in_place"),
     method<predict_in_place>("predict_in_place"),
     method<rekindle::window>("window"),
@@ -675,7 +681,7 @@ PyMethodDef methods[] = {
     method<rekindle::tally>("tally"),
     method<rekindle::tallied>("tallied"),
     method<rekindle::places_in>("places_in"),
-    method<rekindle::set_flag<&Driver::uses_arena>>("use_arena"),
+    method<rekindle::set_flag<&Driver::uses_arena>>("uses_arena"),
     method<arena>("arena"),
     method<count_allocations>("count_allocations"),
     method<about_to_fork>("about_to_fork"),

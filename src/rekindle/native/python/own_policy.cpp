@@ -19,13 +19,13 @@ namespace rekindle {
 
 namespace {
 
-// Python object by which a policy sees an engine storage, with the attributes of
+// Python object that represents an engine storage to a policy, with the attributes of
 // `rekindle.policies.Candidate`.
 struct CandidateObject final {
     PyObject_HEAD;
     // Null once the storage is destroyed. Then `numbers` has the last values of its attributes.
     Storage* storage;
-    PythonChooser* chooser;  // finds the Python objects of neighboring storages
+    PythonChooser* chooser;  // finds or makes the Python objects of neighboring storages
     std::array<std::int64_t, 4> numbers;
 };
 
@@ -38,8 +38,8 @@ CandidateObject& candidate_in(PyObject* object) noexcept {
     return *reinterpret_cast<CandidateObject*>(object);
 }
 
-// Getter of one attribute. Any thread may call it, because a policy may pass its candidates to
-// other threads.
+// Getter of the attribute with index `which`. Any thread may call it, because a policy may pass its
+// candidates to other threads.
 template <std::size_t which>
 PyObject* number_in(PyObject* object, void* /*closure*/) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -58,8 +58,8 @@ PyObject* is_resident(PyObject* object, void* /*closure*/) noexcept {
     return PyBool_FromLong(view.storage != nullptr && view.storage->resident ? 1 : 0);
 }
 
-// Return a Python list of the storages that `each` visits. The list is made without the session
-// mutex, because Python may collect garbage then.
+// Return a Python list with the objects of the storages that `each` visits. The list is made
+// without the session mutex, because Python may collect garbage then.
 template <class F>
 PyObject* neighbors(PyObject* object, F&& each) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -108,16 +108,27 @@ PyTypeObject* candidate_type() noexcept {
     }
     // NOLINTBEGIN(modernize-avoid-c-arrays): for Python
     static PyGetSetDef attributes[] = {
-        {"nbytes", &number_in<0>, nullptr, "Its size in bytes.", nullptr},
-        {"cost", &number_in<1>, nullptr, "The cost of the calls that made it (ns).", nullptr},
-        {"last_access", &number_in<2>, nullptr, "When it was read last (ns).", nullptr},
-        {"order", &number_in<3>, nullptr, "Grows each time it becomes a candidate.", nullptr},
-        {"resident", &is_resident, nullptr, "Whether it is in memory.", nullptr},
+        {"nbytes", &number_in<0>, nullptr, "The size of the storage in bytes.", nullptr},
+        {"cost",
+         &number_in<1>,
+         nullptr,
+         "The cost of the operator calls that made the storage (ns).",
+         nullptr},
+        {"last_access", &number_in<2>, nullptr, "The time of the last access (ns).", nullptr},
+        {"order",
+         &number_in<3>,
+         nullptr,
+         "A number that grows each time the storage becomes a candidate.",
+         nullptr},
+        {"resident", &is_resident, nullptr, "True if the storage is in memory.", nullptr},
         {nullptr, nullptr, nullptr, nullptr, nullptr},
     };
     static PyMethodDef methods[] = {
-        {"parents", &parents, METH_NOARGS, "What must be resident to compute it."},
-        {"children", &children, METH_NOARGS, "What it is a parent of."},
+        {"parents",
+         &parents,
+         METH_NOARGS,
+         "The storages that must be resident to compute this one."},
+        {"children", &children, METH_NOARGS, "The storages that are computed from this one."},
         {nullptr, nullptr, 0, nullptr},
     };
     static PyType_Slot slots[] = {
@@ -138,7 +149,8 @@ PyTypeObject* candidate_type() noexcept {
     return type;
 }
 
-// Saves the Python error that is pending when an event begins, and restores that error at the end.
+// Scope that saves the Python error that is pending at its beginning, and restores that error at
+// its end.
 class PendingError final {
 public:
     PendingError() {
@@ -247,36 +259,36 @@ void PythonChooser::disposed(Storage& storage) noexcept {
 
 // -- events of the engine -------------------------------------------------------------------------
 
-// Queue the event `method` about `storage` for the policy.
-void PythonChooser::hear(const char* method, Storage& storage) {
-    news_.push_back({method, Ref<Storage>(&storage)});
-    any_news_.store(true, std::memory_order_relaxed);
+// Queue an event for the policy: its Python method `method`, called with `storage`.
+void PythonChooser::queue_event(const char* method, Storage& storage) {
+    events_.push_back({method, Ref<Storage>(&storage)});
+    any_events_.store(true, std::memory_order_relaxed);
 }
 
 // Deliver queued events to the policy, unless another thread is calling the policy.
-void PythonChooser::tell_now() {
+void PythonChooser::deliver_if_free() {
     if (Py_IsInitialized() == 0) {
         return;
     }
     const Busy busy(busy_);
     if (!busy.is_first()) {
-        return;  // the thread that calls the policy delivers the events
+        return;  // the thread that is calling the policy delivers the events
     }
     const c10::impl::ExcludeDispatchKeyGuard passing(KEY);
     const Gil gil;
-    tell_all();
+    deliver_queued();
 }
 
 // Deliver the events that are queued now. Events that other threads queue meanwhile wait for the
 // next delivery. Needs the GIL, and must be called without the session mutex.
-void PythonChooser::tell_all() {
+void PythonChooser::deliver_queued() {
     std::size_t left = 0;
     {
         const Looking looking;
-        left = news_.size();
+        left = events_.size();
     }
     for (const char* method = nullptr; left > 0; --left) {
-        PyObject* view = next_news(method);
+        PyObject* view = next_event(method);
         if (view == nullptr) {
             return;
         }
@@ -287,17 +299,17 @@ void PythonChooser::tell_all() {
 
 // Remove the oldest event from the queue. Return a new reference to the Python object of its
 // storage, or null if the queue is empty.
-PyObject* PythonChooser::next_news(const char*& method) {
+PyObject* PythonChooser::next_event(const char*& method) {
     const Looking looking;
-    if (news_.empty()) {
+    if (events_.empty()) {
         return nullptr;
     }
-    PyObject* view = view_of(*news_.front().storage);
+    PyObject* view = view_of(*events_.front().storage);
     must(view != nullptr);
-    method = news_.front().method;
+    method = events_.front().method;
     Py_INCREF(view);
-    news_.pop_front();
-    any_news_.store(!news_.empty(), std::memory_order_relaxed);
+    events_.pop_front();
+    any_events_.store(!events_.empty(), std::memory_order_relaxed);
     return view;
 }
 
@@ -317,11 +329,11 @@ Storage* PythonChooser::choose(Nanoseconds now) {
             const Consulting consulting(*driver_);
             const Gil gil;
             const PendingError pending;
-            tell_all();
+            deliver_queued();
             answer = ask(now);
         }
         const bool any = answer.storage != nullptr && answer.storage->order >= 0;
-        if (!answer.stale && (any || (answer.storage == nullptr && news_.empty()))) {
+        if (!answer.stale && (any || (answer.storage == nullptr && events_.empty()))) {
             return answer.storage;
         }
     }
@@ -341,13 +353,13 @@ PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
         const CandidateObject& view = candidate_in(chosen.get());
         const bool mine = view.chooser == this;
         storage = mine && candidates_.contains(view.storage) ? view.storage : nullptr;
-        stale = mine && storage == nullptr && !news_.empty();
+        stale = mine && storage == nullptr && !events_.empty();
     }
     if (storage == nullptr && !stale) {
         PyErr_Format(
             PyExc_ValueError,
-            "%R.choose(%lld) returned %R: return one of the candidates, which add() was called "
-            "with and remove() was not since, or None if there is none",
+            "%R.choose(%lld) returned %R: wanted one of the candidates (storages that were passed "
+            "to add() and not yet to remove()), or None if there is none",
             object_,
             static_cast<long long>(now),
             chosen.get()
@@ -355,8 +367,8 @@ PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
         Object::throw_error();
     }
     if (storage != nullptr && driver_->engine.host != nullptr) {
-        const Object told(PyObject_CallMethod(object_, "recompute_ns", "O", chosen.get()));
-        const Nanoseconds price = PyLong_AsLongLong(told.get());
+        const Object answer(PyObject_CallMethod(object_, "recompute_ns", "O", chosen.get()));
+        const Nanoseconds price = PyLong_AsLongLong(answer.get());
         must(price != -1 || PyErr_Occurred() == nullptr);
         const Looking looking;
         priced_ = storage;
@@ -365,7 +377,7 @@ PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
     return {storage, stale};
 }
 
-// Return the least recently used candidate.
+// Return the least recently used candidate for eviction.
 Storage* PythonChooser::oldest() const noexcept {
     const auto before = [](const Storage* one, const Storage* other) {
         return std::pair(one->last_access, one->order) <
@@ -394,7 +406,7 @@ void PythonChooser::ask_losses(Nanoseconds now) {
     const Consulting consulting(*driver_);
     const Gil gil;
     const PendingError pending;
-    tell_all();
+    deliver_queued();
     for (const Ref<Storage>& each : asked) {
         Storage* storage = each.get();
         PyObject* view = nullptr;
@@ -408,8 +420,8 @@ void PythonChooser::ask_losses(Nanoseconds now) {
         }
         const Object seen(view);
         const auto clock = static_cast<long long>(now);
-        const Object told(PyObject_CallMethod(object_, "loss", "OL", view, clock));
-        const double loss = PyFloat_AsDouble(told.get());
+        const Object answer(PyObject_CallMethod(object_, "loss", "OL", view, clock));
+        const double loss = PyFloat_AsDouble(answer.get());
         must(loss != -1 || PyErr_Occurred() == nullptr);
         const Looking looking;
         losses_[storage] = loss;

@@ -28,7 +28,7 @@ namespace {
 
 struct Python final {
     PyObject* answers = nullptr;
-    PyObject* files = nullptr;  // dict from file name to the owner of the file's code
+    PyObject* files = nullptr;  // dict: file name -> `Whose`, the owner of the file's code
 };
 
 Python& python() noexcept {
@@ -36,14 +36,14 @@ Python& python() noexcept {
     return made;
 }
 
-// Throw the exception that the Python method `name` returns.
+// Call the Python method `name`, and throw the exception that it returns.
 template <class... Numbers>
 [[noreturn]] void throw_python(const char* name, const char* format, Numbers... numbers) {
     python_error raised;
     {
         const Gil gil;
         PyObject* error = PyObject_CallMethod(python().answers, name, format, numbers...);
-        if (error != nullptr) {  // otherwise the call raised an error of its own
+        if (error != nullptr) {  // null: the call itself raised an error, which is thrown below
             PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
             Py_DECREF(error);
         }
@@ -55,7 +55,7 @@ template <class... Numbers>
 }  // namespace
 
 void init_callbacks(PyObject* answers) {
-    // This reference is never dropped, because drivers may outlive Python modules.
+    // Keep a reference to `answers` forever, because drivers may outlive Python modules.
     Py_INCREF(answers);
     python().answers = answers;
     python().files = Object(PyDict_New()).give();
@@ -66,25 +66,14 @@ void init_callbacks(PyObject* answers) {
 
 namespace {
 
-// Call the Python method `name`, and pass its result to `take`, which returns false if it raised a
-// Python error. Throw the Python error that the method or `take` raises.
+// Call the method `name` of the Python object that answers the core; see `call_method`. Does
+// nothing if Python has ended.
 template <class F, class... Numbers>
 void ask_and(F&& take, const char* name, const char* format, Numbers... numbers) {
-    if (Py_IsInitialized() == 0) {
-        return;
-    }
-    python_error raised;
-    {
+    if (Py_IsInitialized() != 0) {
         const Gil gil;
-        PyObject* told = PyObject_CallMethod(python().answers, name, format, numbers...);
-        const bool done = told != nullptr && take(told);
-        Py_XDECREF(told);
-        if (done) {
-            return;
-        }
-        raised.persist();
+        call_method(python().answers, std::forward<F>(take), name, format, numbers...);
     }
-    throw raised;
 }
 
 // Call the Python method `name`, and ignore its result.
@@ -98,17 +87,18 @@ void ask(const char* name, const char* format, Numbers... numbers) {
 Segments segments_of(Driver& driver) {
     Segments segments;
     const Consulting consulting(driver);
-    const auto take = [&](PyObject* told) {
-        const Py_ssize_t n = PyList_Size(told);
+    const auto take = [&](PyObject* list) {
+        const Py_ssize_t n = PyList_Size(list);
         for (Py_ssize_t i = 0; i < n; ++i) {
             char* at = nullptr;
             Py_ssize_t left = 0;
-            if (PyBytes_AsStringAndSize(PyList_GET_ITEM(told, i), &at, &left) != 0) {
+            if (PyBytes_AsStringAndSize(PyList_GET_ITEM(list, i), &at, &left) != 0) {
                 return false;
             }
             std::vector<Block>& segment = segments.emplace_back();
             while (left > 0) {
-                std::array<std::int64_t, 3> block{};  // address, bytes, used
+                // the block's address, bytes, and whether it is used
+                std::array<std::int64_t, 3> block{};
                 std::memcpy(block.data(), at, sizeof(block));
                 segment.push_back({block[0], block[1], block[2] != 0, {}});
                 at += sizeof(block);
@@ -122,12 +112,12 @@ Segments segments_of(Driver& driver) {
 }
 
 void notify_samples(Driver& driver) {
-    driver.samples_due = false;
+    driver.due.samples_due = false;
     ask("sample", "n", driver.number());
 }
 
 void notify_owners(Driver& driver) {
-    driver.owners_due = false;
+    driver.due.owners_due = false;
     ask("owners", "n", driver.number());
 }
 
@@ -139,12 +129,12 @@ void notify_complaint(Driver& driver) {
 }
 
 void notify_losses(Driver& driver) {
-    driver.look_at_losses_at = 2 * driver.recomputations;
+    driver.due.look_at_losses_at = 2 * driver.recomputations;
     ask("losses", "n", driver.number());
 }
 
 void notify_places(Driver& driver) {
-    driver.places_due = false;
+    driver.due.places_due = false;
     ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));
 }
 
@@ -152,8 +142,8 @@ void notify_range(const Driver& driver, bool ends) {
     ask("range", "ni", driver.number(), ends ? 1 : 0);
 }
 
-void request_plans(const Driver& driver, std::int64_t met) {
-    ask("plans", "nL", driver.number(), static_cast<long long>(met));
+void request_plans(const Driver& driver, std::int64_t op_id) {
+    ask("plans", "nL", driver.number(), static_cast<long long>(op_id));
 }
 
 namespace {
@@ -161,8 +151,8 @@ namespace {
 // Call the Python method `name`. Return true if its result is True.
 bool is_so(const char* name, const Driver& driver) {
     bool so = false;
-    const auto take = [&](PyObject* told) {
-        so = told == Py_True;
+    const auto take = [&](PyObject* answer) {
+        so = answer == Py_True;
         return true;
     };
     ask_and(take, name, "n", driver.number());
@@ -181,7 +171,8 @@ bool move_copies_out(const Driver& driver) {
 
 namespace {
 
-enum class Whose : long { nobody, library, user };  // as in Python's `owner_of_file`
+// the numbers that Python's `owner_of_file` returns
+enum class Whose : long { nobody, library, user };
 
 // Return the owner of the code in the file `name`. Python decides once per file.
 Whose owner_of_file(PyObject* name) {
@@ -196,8 +187,8 @@ Whose owner_of_file(PyObject* name) {
     return static_cast<Whose>(whose);
 }
 
-// Write the file and line of `frame` into `line` if its code is the user's or a library's. Return
-// true if the code is the user's.
+// Write the file and the line of `frame` into `line`. A frame in Rekindle or PyTorch is skipped,
+// and so is a library's frame after the first one. Return true if the code is the user's.
 bool note_frame(PyFrameObject* frame, ProgramLine& line) {
     const Object code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
     PyObject* file = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
@@ -239,7 +230,7 @@ void note_peak(Driver& driver) {
             const Locked lock;
             driver.take_peak_snapshot(std::move(line));
         }
-        if (driver.notes_places) {  // Python stores every snapshot as text
+        if (driver.due.notes_places) {  // then Python also stores each snapshot as text
             ask("peak", "n", driver.number());
         }
     } catch (python_error& error) {
@@ -298,8 +289,8 @@ at::Tensor unpack(PyObject* handle) {
 
 namespace {
 
-// Tell Python that a driver is destroyed, as a pending call of the main thread.
-int say_gone(void* number) {
+// Notify Python that a driver is destroyed. Runs in the main thread, as a pending call of Python.
+int report_destroyed(void* number) {
     PyObject* done =
         PyObject_CallMethod(python().answers, "gone", "n", reinterpret_cast<Py_ssize_t>(number));
     Py_XDECREF(done);
@@ -308,24 +299,26 @@ int say_gone(void* number) {
 
 }  // namespace
 
-// A driver may be destroyed in any thread and under any lock. The main thread tells Python when
-// that is safe.
+// A driver may be destroyed in any thread and under any lock, so let the main thread notify Python
+// when that is safe.
 void notify_gone(std::ptrdiff_t number) noexcept {
     if (Py_IsInitialized() != 0 && python().answers != nullptr) {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number
-        Py_AddPendingCall(&say_gone, reinterpret_cast<void*>(number));
+        Py_AddPendingCall(&report_destroyed, reinterpret_cast<void*>(number));
     }
 }
 
 void OutOfBudgetError::raise(Driver& driver) const {
     throw_python(
         "out_of_budget",
-        "nLLLs",
+        "nLLLsLL",
         driver.number(),
         static_cast<long long>(needed),
         static_cast<long long>(memory),
         static_cast<long long>(budget),
-        who.c_str()
+        who.c_str(),
+        static_cast<long long>(inside),
+        static_cast<long long>(likely)
     );
 }
 
@@ -334,7 +327,7 @@ void DeviceOutOfMemoryError::raise(Driver& driver) const {
 }
 
 void WrongDeviceError::raise(Driver& driver) const {
-    throw_python("met_elsewhere", "ns", driver.number(), met.str().c_str());
+    throw_python("on_wrong_device", "ns", driver.number(), found.str().c_str());
 }
 
 void RecomputeDuringCaptureError::raise(Driver& /*driver*/) const {
@@ -353,6 +346,10 @@ void ChangedSizeError::raise(Driver& /*driver*/) const {
 void ResizedInputError::raise(Driver& /*driver*/) const {
     const auto there = static_cast<long long>(now);
     throw_python("resized_input", "LL", there, static_cast<long long>(before));
+}
+
+void GatheredInputError::raise(Driver& /*driver*/) const {
+    throw_python("gathered_input", "Li", static_cast<long long>(nbytes), changed ? 1 : 0);
 }
 
 void ModifiedInputError::raise(Driver& /*driver*/) const {

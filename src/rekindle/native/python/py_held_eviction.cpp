@@ -16,7 +16,7 @@ namespace rekindle {
 namespace {
 
 // Add the storage of `tensor`, or those of its parts if it is a sparse tensor.
-void add_homes(const at::Tensor& tensor, StorageList& storages) {
+void add_storages(const at::Tensor& tensor, StorageList& storages) {
     if (has_memory(*tensor.unsafeGetTensorImpl())) {
         storages.push_back(tensor.storage().unsafeGetStorageImpl());
         return;
@@ -26,9 +26,11 @@ void add_homes(const at::Tensor& tensor, StorageList& storages) {
     }
 }
 
-// For `evict="auto"`: register a read of `storages`, and restore them. Registered storages are not
-// evicted as a last resort. Return the number of the read.
-std::int64_t read_there(Driver& driver, const StorageList& storages, bool saved, Locked& lock) {
+// For `evict="auto"`: restore `storages`, and register that they are being read, so that they are
+// not evicted meanwhile. Return the number of the read.
+std::int64_t begin_held_read(
+    Driver& driver, const StorageList& storages, bool saved, Locked& lock
+) {
     const std::int64_t number = ++driver.notes;
     driver.noted.emplace(number, std::make_unique<Reading>(driver, storages, saved));
     try {
@@ -50,7 +52,10 @@ std::int64_t read_there(Driver& driver, const StorageList& storages, bool saved,
 // the budget is entered.
 PyObject* evict_anything(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
-    TORCH_CHECK(can_make_placeholders(), "with this torch storages cannot refuse to be read");
+    TORCH_CHECK(
+        can_make_placeholders(),
+        "this torch cannot make an evicted storage raise an error when it is read"
+    );
     const Locked lock;
     driver.held_eviction = std::make_unique<HeldEviction>(driver);
     return nothing();
@@ -70,7 +75,7 @@ PyObject* placeholders(PyObject* arguments) {
 
 // record_without_grad(driver, change) -> None
 //
-// Add (1) or remove (-1) a reason not to record recipes with grad mode off.
+// Enter (1) or leave (-1) a scope in which values made with grad mode off get no recipe.
 PyObject* record_without_grad(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int more = 0;
@@ -80,11 +85,11 @@ PyObject* record_without_grad(PyObject* arguments) {
     return nothing();
 }
 
-// lock_there(driver, tensors, saved) -> int
+// begin_reading(driver, tensors, saved) -> int
 //
-// Restore the contents of `tensors`, and do not evict them until `unlock_there`. If `saved`, values
-// that autograd saved are not evicted either. Return a number for `unlock_there`.
-PyObject* lock_there(PyObject* arguments) {
+// Restore the contents of `tensors`, and do not evict them until `end_reading`. If `saved`, values
+// that autograd saved are not evicted either. Return a number for `end_reading`.
+PyObject* begin_reading(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* tensors = nullptr;
     int saved = 0;
@@ -95,19 +100,19 @@ PyObject* lock_there(PyObject* arguments) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
         PyObject* tensor = PySequence_Fast_GET_ITEM(each.get(), i);
         static_cast<void>(tensor_of(tensor));
-        add_homes(THPVariable_Unpack(tensor), storages);
+        add_storages(THPVariable_Unpack(tensor), storages);
     }
     return PyLong_FromLongLong(translate_errors(driver, [&] {
         Locked lock;
-        return driver.held_eviction ? driver.held_eviction->lock_there(storages, lock)
-                                    : read_there(driver, storages, saved != 0, lock);
+        return driver.held_eviction ? driver.held_eviction->begin_reading(storages, lock)
+                                    : begin_held_read(driver, storages, saved != 0, lock);
     }));
 }
 
-// unlock_there(driver, number) -> None
+// end_reading(driver, number) -> None
 //
-// End the read that `lock_there` began.
-PyObject* unlock_there(PyObject* arguments) {
+// End the read that `begin_reading` began.
+PyObject* end_reading(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;
     parse(arguments, "OL", &capsule, &number);
@@ -115,7 +120,7 @@ PyObject* unlock_there(PyObject* arguments) {
     translate_errors(driver, [&] {
         const Locked lock;
         if (driver.held_eviction) {
-            driver.held_eviction->unlock_there(number);
+            driver.held_eviction->end_reading(number);
         } else {
             driver.noted.erase(number);
         }

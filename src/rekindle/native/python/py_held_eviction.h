@@ -9,7 +9,7 @@ namespace rekindle {
 _object* evict_anything(_object* arguments);
 _object* placeholders(_object* arguments);
 _object* record_without_grad(_object* arguments);
-_object* lock_there(_object* arguments);
-_object* unlock_there(_object* arguments);
+_object* begin_reading(_object* arguments);
+_object* end_reading(_object* arguments);
 
 }  // namespace rekindle

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <string>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -17,17 +17,17 @@ namespace rekindle {
 namespace {
 
 // Scope of one nesting level of a container. Raises RecursionError at the depth at which nested
-// Python calls would.
-class Deeper final {
+// Python calls would raise it.
+class NestingLevel final {
 public:
-    Deeper() { must(Py_EnterRecursiveCall(" in the state of an optimizer") == 0); }
+    NestingLevel() { must(Py_EnterRecursiveCall(" in the state of an optimizer") == 0); }
 
-    Deeper(const Deeper&) = delete;
-    Deeper& operator=(const Deeper&) = delete;
-    Deeper(Deeper&&) = delete;
-    Deeper& operator=(Deeper&&) = delete;
+    NestingLevel(const NestingLevel&) = delete;
+    NestingLevel& operator=(const NestingLevel&) = delete;
+    NestingLevel(NestingLevel&&) = delete;
+    NestingLevel& operator=(NestingLevel&&) = delete;
 
-    ~Deeper() { Py_LeaveRecursiveCall(); }
+    ~NestingLevel() { Py_LeaveRecursiveCall(); }
 };
 
 template <class F>
@@ -37,8 +37,8 @@ void each_within(PyObject* value, F& visit);
 template <class F>
 // NOLINTNEXTLINE(misc-no-recursion): containers are nested
 void each_part(PyObject* value, F& visit) {
-    const Object told(PyObject_CallMethod(value, "__tensor_flatten__", nullptr));
-    const Object parts(PySequence_GetItem(told.get(), 0));
+    const Object flat(PyObject_CallMethod(value, "__tensor_flatten__", nullptr));
+    const Object parts(PySequence_GetItem(flat.get(), 0));
     const Object names(PySequence_Fast(parts.get(), "__tensor_flatten__: names wanted"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(names.get()); ++i) {
         const Object part(PyObject_GetAttr(value, PySequence_Fast_GET_ITEM(names.get(), i)));
@@ -63,14 +63,15 @@ void each_item(PyObject* value, F& visit) {
     }
 }
 
-// Call `visit` with each tensor in nested containers, and with the parts of tensor subclasses.
+// Call `visit` with the Python object of each tensor in `value`, which may be a nested container or
+// a tensor subclass.
 template <class F>
 // NOLINTNEXTLINE(misc-no-recursion): containers are nested
 void each_within(PyObject* value, F& visit) {
     if (PyLong_Check(value) || PyFloat_Check(value) || value == Py_None) {
         return;
     }
-    const Deeper deeper;
+    const NestingLevel deeper;
     const Object kept(Py_NewRef(value));
     if (!THPVariable_Check(value)) {
         each_item(value, visit);
@@ -79,19 +80,19 @@ void each_within(PyObject* value, F& visit) {
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (is_plain_object(*tensor.unsafeGetTensorImpl()) ||
         PyObject_HasAttrString(value, "__tensor_flatten__") == 0) {
-        visit(tensor);
+        visit(value);
     } else {
         each_part(value, visit);
     }
 }
 
-// Looks up the optimizer state of one parameter after the other. State is usually in the order of
-// the parameters. Then no parameter has to be hashed, which would call Python.
+// Finds the optimizer state of one parameter after the other. The state is usually in the order of
+// the parameters; then no parameter has to be hashed, which would call Python.
 class States final {
 public:
     explicit States(PyObject* state) : state_(state) {
         if (PyDict_Check(state_) == 0) {
-            PyErr_SetString(PyExc_TypeError, "the state of an optimizer: a dict is wanted");
+            PyErr_SetString(PyExc_TypeError, "wanted the state of an optimizer as a dict");
             Object::throw_error();
         }
         advance();
@@ -122,23 +123,75 @@ private:
     PyObject* value_ = nullptr;
 };
 
-using Tensors = std::vector<at::Tensor>;
+// List of tensors that keeps them alive by references. The caller holds the GIL.
+class TensorList final {
+public:
+    TensorList() = default;
+    TensorList(const TensorList&) = delete;
+    TensorList& operator=(const TensorList&) = delete;
+    TensorList(TensorList&&) = delete;
+    TensorList& operator=(TensorList&&) = delete;
 
-struct Optimized final {
-    Tensors read;  // all parameters with their gradients and optimizer state
-    // Tensors that the step may write: parameters with a gradient, their gradient and state.
-    Tensors written;
-    bool is_plain = true;  // all parameters are ordinary tensors and all gradients dense
-    std::string kind;      // key: steps of equal kind need the same memory
+    ~TensorList() {
+        for (PyObject* each : objects_) {
+            Py_DECREF(each);
+        }
+    }
+
+    // Add the tensor of a Python object. A reference to the object takes a fraction of the time
+    // that a reference to the tensor takes.
+    void add(PyObject* object) {
+        objects_.push_back(Py_NewRef(object));
+        impls_.push_back(THPVariable_Unpack(object).unsafeGetTensorImpl());
+    }
+
+    void add(const at::Tensor& tensor) {
+        tensors_.push_back(tensor);
+        impls_.push_back(tensor.unsafeGetTensorImpl());
+    }
+
+    const std::vector<const c10::TensorImpl*>& all() const { return impls_; }
+
+    // Call `act` with each tensor that has memory, in order.
+    template <class F>
+    void each_with_memory(F&& act) const {
+        for (const c10::TensorImpl* each : impls_) {
+            if (has_memory(*each)) {
+                act(*each);
+            }
+        }
+    }
+
+private:
+    std::vector<PyObject*> objects_;
+    std::vector<at::Tensor> tensors_;
+    std::vector<const c10::TensorImpl*> impls_;
 };
 
-// Append the bytes of `number` to the key of a step.
-template <class Number>
-void append(std::string& text, Number number) {
-    text.append(reinterpret_cast<const char*>(&number), sizeof(number));
+struct Optimized final {
+    TensorList read;  // all parameters, with their gradients and optimizer state
+    // Tensors that the step may write: parameters with a gradient, their gradient and state.
+    TensorList written;
+    // All parameters are ordinary tensors, and all gradients are dense and of the same sizes.
+    bool is_plain = true;
+    std::vector<std::int64_t> key;  // steps with equal keys need the same memory
+};
+
+// Append to the key of a step what its memory may depend on: where `tensor` is, its element type
+// and its sizes.
+void append_shape(std::vector<std::int64_t>& key, const at::Tensor& tensor) {
+    const c10::IntArrayRef sizes = tensor.sizes();
+    const c10::Device where = tensor.device();
+    key.push_back(
+        static_cast<std::int64_t>(where.type()) |
+        static_cast<std::int64_t>(where.index() + 1) << 16 |
+        static_cast<std::int64_t>(tensor.scalar_type()) << 32 |
+        static_cast<std::int64_t>(sizes.size()) << 40
+    );
+    key.insert(key.end(), sizes.begin(), sizes.end());
 }
 
-// Add a parameter with its gradient and state to `found`, and extend the key of the step.
+// Add a parameter with its gradient and state to `found`, and extend the key of the step by them.
 void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     if (!THPVariable_Check(parameter)) {
         found.is_plain = false;
@@ -149,27 +202,30 @@ void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     const at::Tensor& gradient = tensor.unsafeGetTensorImpl()->grad();
     found.is_plain = found.is_plain && is_plain_object(*tensor.unsafeGetTensorImpl());
     if (!gradient.defined()) {
-        append(found.kind, '\0');
+        found.key.push_back(0);
         return;
     }
     const bool dense = gradient.layout() == c10::kStrided;
-    found.is_plain = found.is_plain && dense && is_plain_object(*gradient.unsafeGetTensorImpl());
-    append(found.kind, '\1');
-    append(found.kind, gradient.scalar_type());
-    append(found.kind, dense ? std::int64_t{-1} : gradient._nnz());
-    found.read.push_back(gradient);
-    found.written.push_back(tensor);
-    found.written.push_back(gradient);
+    found.is_plain = found.is_plain && dense && is_plain_object(*gradient.unsafeGetTensorImpl()) &&
+                     gradient.sizes() == tensor.sizes();
+    found.key.push_back(1);
+    append_shape(found.key, tensor);
+    append_shape(found.key, gradient);
+    found.key.push_back(dense ? -1 : gradient._nnz());
+    found.read.add(gradient);
+    found.written.add(parameter);
+    found.written.add(gradient);
     if (state == nullptr || PyDict_Check(state) == 0) {
-        append(found.kind, std::int64_t{0});
+        found.key.push_back(0);
         return;
     }
-    append(found.kind, static_cast<std::int64_t>(PyDict_GET_SIZE(state)));
+    found.key.push_back(PyDict_GET_SIZE(state));
     PyObject* key = nullptr;
     PyObject* item = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(state, &at, &key, &item) != 0;) {
         if (THPVariable_Check(item)) {
-            found.written.push_back(THPVariable_Unpack(item));
+            found.written.add(item);
+            append_shape(found.key, THPVariable_Unpack(item));
         }
     }
 }
@@ -177,41 +233,30 @@ void add_parameter(PyObject* parameter, States& states, Optimized& found) {
 // Add the parameters of the parameter group `group` to `found`.
 void add_group(PyObject* group, States& states, Optimized& found) {
     const Object listed(PyMapping_GetItemString(group, "params"));
-    const Object parameters(PySequence_Fast(listed.get(), "parameters: a list is wanted"));
+    const Object parameters(PySequence_Fast(listed.get(), "wanted a list of parameters"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(parameters.get()); ++i) {
         add_parameter(PySequence_Fast_GET_ITEM(parameters.get(), i), states, found);
     }
 }
 
-// Collect the tensors of an optimizer. `groups`: its list of dicts; `state`: its dict by parameter.
-Optimized optimized(PyObject* groups, PyObject* state) {
-    Optimized found;
-    const auto read = [&](const at::Tensor& tensor) { found.read.push_back(tensor); };
+// Collect in `found` the tensors that an optimizer's step reads and writes. `groups`: its list of
+// parameter groups (dicts); `state`: its dict by parameter.
+void collect(PyObject* groups, PyObject* state, Optimized& found) {
+    const auto read = [&](PyObject* tensor) { found.read.add(tensor); };
     each_within(groups, read);
     each_within(state, read);
     States states(state);
-    const Object all(PySequence_Fast(groups, "groups of parameters: a list is wanted"));
+    const Object all(PySequence_Fast(groups, "wanted a list of parameter groups"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all.get()); ++i) {
         add_group(PySequence_Fast_GET_ITEM(all.get(), i), states, found);
-    }
-    return found;
-}
-
-// Call `act` with each of `tensors` that has memory.
-template <class F>
-void each_with_memory(const Tensors& tensors, F&& act) {
-    for (const at::Tensor& each : tensors) {
-        if (has_memory(*each.unsafeGetTensorImpl())) {
-            act(*each.unsafeGetTensorImpl());
-        }
     }
 }
 
 // Recompute and pin the values that need the current contents of `written`, and release storages
 // that only recipes of resident values need.
-void save_what_needs(Driver& driver, const Tensors& written) {
-    each_with_memory(written, [&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
-    // Otherwise these sources would be released later, and the optimizer step would seem to free
+void save_what_needs(Driver& driver, const TensorList& written) {
+    written.each_with_memory([&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
+    // Release these sources now. If they were released later, the optimizer step would seem to free
     // them.
     driver.release_recompute_sources();
 }
@@ -225,12 +270,26 @@ PyObject* tensors_within(PyObject* arguments) {
     PyObject* value = nullptr;
     parse(arguments, "O", &value);
     Object list(PyList_New(0));
-    const auto add = [&](const at::Tensor& tensor) {
-        const Object object(THPVariable_Wrap(tensor));
-        must(PyList_Append(list.get(), object.get()) == 0);
-    };
+    const auto add = [&](PyObject* tensor) { must(PyList_Append(list.get(), tensor) == 0); };
     each_within(value, add);
     return list.give();
+}
+
+// register_tensors(driver, value) -> None
+//
+// Count the memory of the tensors in `value`, which may be a nested container, from now on.
+PyObject* register_tensors(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* value = nullptr;
+    parse(arguments, "OO", &capsule, &value);
+    Driver& driver = driver_of(capsule);
+    TensorList found;
+    const auto add = [&](PyObject* tensor) { found.add(tensor); };
+    each_within(value, add);
+    settled(driver, [&](Locked& lock) {
+        retry_evicting_held(driver, lock, [&] { driver.register_tensors(found.all()); });
+    });
+    return nothing();
 }
 
 // begin_optimizer_step(driver, groups, state, saves) -> (bool, bytes)
@@ -246,26 +305,25 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     int saves = 0;
     parse(arguments, "OOOp", &capsule, &groups, &state, &saves);
     Driver& driver = driver_of(capsule);
-    const Optimized found = optimized(groups, state);
-    settled(driver, [&](Locked& /*lock*/) {
+    Optimized found;
+    collect(groups, state, found);
+    settled(driver, [&](Locked& lock) {
         driver.device.about_to_step();
-        // First count all tensors that the step reads. Otherwise their memory would be attributed
-        // to the step.
-        each_with_memory(found.read, [&](const c10::TensorImpl& each) {
-            driver.register_tensor(each);
-        });
-        each_with_memory(found.read, [&](const c10::TensorImpl& each) {
+        // Count all tensors that the step reads first, so that their memory is not attributed to
+        // the step.
+        retry_evicting_held(driver, lock, [&] { driver.register_tensors(found.read.all()); });
+        found.read.each_with_memory([&](const c10::TensorImpl& each) {
             driver.pin_as_constant(each);
         });
         if (saves != 0 && found.is_plain) {
             save_what_needs(driver, found.written);
         }
     });
-    const auto size = static_cast<Py_ssize_t>(found.kind.size());
+    const auto size = static_cast<Py_ssize_t>(found.key.size() * sizeof(std::int64_t));
     return Py_BuildValue(
         "ON",
         found.is_plain ? Py_True : Py_False,
-        PyBytes_FromStringAndSize(found.kind.data(), size)
+        PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.key.data()), size)
     );
 }
 
@@ -279,7 +337,8 @@ PyObject* save_before_optimizer_step(PyObject* arguments) {
     PyObject* state = nullptr;
     parse(arguments, "OOO", &capsule, &groups, &state);
     Driver& driver = driver_of(capsule);
-    const Optimized found = optimized(groups, state);
+    Optimized found;
+    collect(groups, state, found);
     settled(driver, [&](Locked& /*lock*/) { save_what_needs(driver, found.written); });
     return nothing();
 }

@@ -7,6 +7,7 @@ struct _object;
 namespace rekindle {
 
 _object* tensors_within(_object* arguments);
+_object* register_tensors(_object* arguments);
 _object* begin_optimizer_step(_object* arguments);
 _object* save_before_optimizer_step(_object* arguments);
 

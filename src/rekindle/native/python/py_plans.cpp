@@ -24,7 +24,7 @@ Learner& learner_of(PyObject* capsule) {
     return *learner;
 }
 
-// Return the name of `reason` for Python.
+// Return the text by which Python knows `reason`.
 const char* said(StepOutcome::Reason reason) noexcept {
     switch (reason) {
         case StepOutcome::Reason::went_on:
@@ -40,13 +40,14 @@ const char* said(StepOutcome::Reason reason) noexcept {
 
 }  // namespace
 
-// teach(driver, key, met, starts, numbers, (stops, moves, restores, restored, kept)) -> bool
+// add_plan(driver, key, op_ids, starts, numbers,
+//     (stops, moves, restores, restored, kept, copies)) -> bool
 //
 // Add a learned plan; see `StepPlan` in steps/learner.h and `Route` in engine/follower.h. All
 // arguments after `key` are lists of integers. Return False if they are inconsistent.
 PyObject* add_plan(PyObject* arguments) {
     PyObject* capsule = nullptr;
-    PyObject* met = nullptr;
+    PyObject* op_ids = nullptr;
     PyObject* starts = nullptr;
     PyObject* numbers = nullptr;
     PyObject* stops = nullptr;
@@ -54,24 +55,26 @@ PyObject* add_plan(PyObject* arguments) {
     PyObject* restores = nullptr;
     PyObject* restored = nullptr;
     PyObject* kept = nullptr;
+    PyObject* copies = nullptr;
     long long key = 0;
     parse(
         arguments,
-        "OLOOO(OOOOO)",
+        "OLOOO(OOOOOO)",
         &capsule,
         &key,
-        &met,
+        &op_ids,
         &starts,
         &numbers,
         &stops,
         &moves,
         &restores,
         &restored,
-        &kept
+        &kept,
+        &copies
     );
     auto plan = c10::make_intrusive<StepPlan>();
     plan->key = key;
-    plan->met = numbers_in(met);
+    plan->op_ids = numbers_in(op_ids);
     plan->starts = numbers_in(starts);
     plan->numbers = numbers_in(numbers);
     plan->route = {
@@ -80,6 +83,7 @@ PyObject* add_plan(PyObject* arguments) {
         numbers_in(restores),
         numbers_in(restored),
         numbers_in(kept),
+        numbers_in(copies),
     };
     const bool sound = plan->sound();
     if (sound) {
@@ -90,31 +94,31 @@ PyObject* add_plan(PyObject* arguments) {
     return PyBool_FromLong(sound ? 1 : 0);
 }
 
-// know(driver, keys) -> None
+// retain_plans(driver, keys) -> None
 //
 // Keep only the plans with the keys `keys`, which are sorted by last use, the latest first.
-PyObject* know(PyObject* arguments) {
+PyObject* retain_plans(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* keys = nullptr;
     parse(arguments, "OO", &capsule, &keys);
     const std::vector<std::int64_t> known = numbers_in(keys);
     Learner& learner = learner_of(capsule);
     const Locked lock;
-    learner.know(known);
+    learner.retain_plans(known);
     return nothing();
 }
 
-// begin_step(driver, write_down) -> None
+// begin_step(driver, record) -> None
 //
-// Allow a step to begin at the next operator of an autograd graph. If `write_down`, record the
+// Allow a step to begin at the next operator of an autograd graph. If `record`, record the
 // step.
 PyObject* begin_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
-    int write_down = 0;
-    parse(arguments, "Op", &capsule, &write_down);
+    int record = 0;
+    parse(arguments, "Op", &capsule, &record);
     Learner& learner = learner_of(capsule);
     const Locked lock;
-    learner.begin(write_down != 0);
+    learner.begin(record != 0);
     return nothing();
 }
 
@@ -147,25 +151,26 @@ PyObject* end_step(PyObject* arguments) {
     );
 }
 
-// met_in_step(driver) -> bytes
+// op_ids_of_step(driver) -> bytes
 //
 // Return the numbers of the operators of the last step.
-PyObject* met_in_step(PyObject* arguments) {
+PyObject* op_ids_of_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Learner& learner = learner_of(capsule);
-    std::vector<std::int64_t> met;
+    std::vector<std::int64_t> op_ids;
     {
         const Locked lock;
-        met.assign(learner.met().begin(), learner.met().end());
+        op_ids.assign(learner.op_ids().begin(), learner.op_ids().end());
     }
-    return bytes_of(std::span<const std::int64_t>(met));
+    return bytes_of(std::span<const std::int64_t>(op_ids));
 }
 
-// written_in_step(driver) -> tuple | None
+// recording_of_step(driver) -> tuple | None
 //
-// Return the recording of the last step as `written_down` does. None: it was not recorded.
-PyObject* written_in_step(PyObject* arguments) {
+// Return the recording of the last step in the form of `recording`. None if the step was not
+// recorded.
+PyObject* recording_of_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Learner& learner = learner_of(capsule);

@@ -17,8 +17,8 @@ namespace rekindle {
 
 namespace {
 
-// Evicted storages that this thread made readable for a profiler, and that must later raise on
-// reads again.
+// Storages of evicted tensors that this thread made readable for a profiler. Reads of them must
+// raise again later.
 thread_local std::vector<StoragePtr> readable;
 // Callback of this thread that runs after the profiler's own callback. Invalid while no profiler
 // runs in this thread.
@@ -26,7 +26,7 @@ thread_local at::CallbackHandle last_callback = at::INVALID_CALLBACK_HANDLE;
 // Number of profilers that run within the budget. Guarded by the GIL, like `last_callback`.
 int profilers = 0;
 
-// Make the storages in `readable` raise on reads again, at the end of an operator.
+// At the end of an operator, make the storages in `readable` raise on reads again.
 void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*none*/) {
     if (readable.empty()) {
         return;
@@ -87,7 +87,7 @@ void remove_last() {
 
 // profiler_starts() -> None
 //
-// Note that a profiler starts in this thread.
+// Record that a profiler starts in this thread.
 PyObject* profiler_starts(PyObject* /*arguments*/) {
     if (last_callback == at::INVALID_CALLBACK_HANDLE) {
         if (profilers++ == 0) {
@@ -100,7 +100,7 @@ PyObject* profiler_starts(PyObject* /*arguments*/) {
 
 // profiler_stops() -> None
 //
-// Note that the profiler of this thread stops.
+// Record that the profiler of this thread stops.
 PyObject* profiler_stops(PyObject* /*arguments*/) {
     if (last_callback != at::INVALID_CALLBACK_HANDLE) {
         remove_last();

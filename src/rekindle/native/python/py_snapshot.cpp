@@ -35,8 +35,8 @@ void add_states(PyObject* entries, const void* parameter, std::vector<State>& fo
     }
 }
 
-// Return the state of a list of optimizers. Must be called without the session mutex, because
-// `state` may be a property that runs user code.
+// Return the state tensors of a list of optimizers. Must be called without the session mutex,
+// because an optimizer's `state` may be a property that runs user code.
 std::vector<State> states_of(PyObject* optimizers) {
     std::vector<State> found;
     const Py_ssize_t n_optimizers = PyList_Size(optimizers);
@@ -53,7 +53,7 @@ std::vector<State> states_of(PyObject* optimizers) {
     return found;
 }
 
-// Note in `snapshot` which allocations are optimizer state. Needs the session mutex.
+// Record in `snapshot` which allocations are optimizer state. Needs the session mutex.
 void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states) {
     if (std::exchange(snapshot.has_states, true)) {
         return;
@@ -78,12 +78,12 @@ PyObject* tuple_of(const Holder& holder) {
     );
 }
 
-PyObject* tuple_of(const Owned& keeper) {
+PyObject* tuple_of(const Owned& owned) {
     return Py_BuildValue(
         "LiK",
-        static_cast<long long>(keeper.allocation),
-        static_cast<int>(keeper.kind),
-        reinterpret_cast<unsigned long long>(keeper.parameter)
+        static_cast<long long>(owned.allocation),
+        static_cast<int>(owned.kind),
+        reinterpret_cast<unsigned long long>(owned.parameter)
     );
 }
 
@@ -111,7 +111,7 @@ PyObject* tuple_of(const Snapshot& snapshot) {
         line.library.c_str(),
         line.number_in_library,
         list_of(snapshot.holders),
-        list_of(snapshot.keeper)
+        list_of(snapshot.owned)
     );
 }
 
@@ -119,7 +119,7 @@ PyObject* tuple_of(const Snapshot& snapshot) {
 
 // add_module_tensor(driver, tensor, parameter) -> None
 //
-// Note that a module was given `tensor` as a parameter or as a buffer.
+// Record that a module was given `tensor` as a parameter or as a buffer.
 PyObject* add_module_tensor(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* tensor = nullptr;
@@ -137,13 +137,13 @@ PyObject* add_module_tensor(PyObject* arguments) {
 PyObject* has_new_peak(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
-    const Snapshot& peak = driver.peak_snapshot;
+    const Snapshot& peak = driver.peak_watch.snapshot;
     return PyBool_FromLong(peak.memory != 0 && !peak.has_states ? 1 : 0);
 }
 
 // note_states(driver, optimizers) -> None
 //
-// Note in the snapshot of the peak which allocations are state of these optimizers.
+// Record in the snapshot of the peak which allocations are state of these optimizers.
 PyObject* note_states(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* optimizers = nullptr;
@@ -151,7 +151,7 @@ PyObject* note_states(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     const std::vector<State> states = states_of(optimizers);
     const Locked lock;
-    add_to(driver.peak_snapshot, driver, states);
+    add_to(driver.peak_watch.snapshot, driver, states);
     return nothing();
 }
 
@@ -164,7 +164,7 @@ PyObject* peak_snapshot(PyObject* arguments) {
     Snapshot copy;
     {
         const Locked lock;
-        copy = driver.peak_snapshot;
+        copy = driver.peak_watch.snapshot;
     }
     return tuple_of(copy);
 }
@@ -185,7 +185,8 @@ PyObject* expect_peak(PyObject* arguments) {
 
 // program_tensors(driver) -> list[Tensor]
 //
-// Return tensors of the program that refer to resident values with a record.
+// Return the program's tensors that refer to resident values, without those whose bytes are only
+// counted.
 PyObject* program_tensors(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<at::Tensor> found;
@@ -194,7 +195,8 @@ PyObject* program_tensors(PyObject* arguments) {
         found = driver.program_tensors();
     }
     std::erase_if(found, [](const at::Tensor& each) {
-        // A tensor without a Python object is unknown to the Python program.
+        // Leave out tensors without a Python object: the program's Python code cannot refer to
+        // them.
         return object_of(*each.unsafeGetTensorImpl()) == nullptr;
     });
     Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));

@@ -1,7 +1,7 @@
 // Module functions for snapshots of the storages in memory. Python turns their results into text.
 #pragma once
 
-// Declared as in Python.h.
+// Python's `PyObject`, declared as in Python.h.
 struct _object;
 
 namespace rekindle {

@@ -1,5 +1,6 @@
 #include "py_stats.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include "../dispatch/trial.h"
 #include "../memory/audit.h"
 #include "../memory/driver.h"
+#include "../ops/workspaces.h"
 #include "conversions.h"
 
 namespace rekindle {
@@ -33,7 +35,7 @@ PyObject* numbers(PyObject* arguments) {
             engine.clock,
             engine.compute_ns,
             engine.recompute_ns,
-            driver.lost_ns,
+            driver.lost.total(),
             driver.evictions,
             driver.recomputations,
             engine.unlisted,
@@ -47,8 +49,8 @@ PyObject* numbers(PyObject* arguments) {
 
 namespace {
 
-// Figures of one operator signature, as Python reads them.
-struct Seen final {
+// Measured cost and workspace of one operator signature, as Python reads them.
+struct SignatureFigures final {
     const Facts* facts;
     std::vector<std::vector<std::int64_t>> sizes;
     Nanoseconds cost;
@@ -56,8 +58,8 @@ struct Seen final {
 };
 
 // Return the signatures with a measured cost or workspace. Needs the session mutex.
-std::vector<Seen> measured_signatures() {
-    std::vector<Seen> found;
+std::vector<SignatureFigures> measured_signatures() {
+    std::vector<SignatureFigures> found;
     for (const Signature* each : all_signatures()) {
         if (each->watched == 0 && each->cost == 0) {
             continue;
@@ -72,18 +74,18 @@ std::vector<Seen> measured_signatures() {
 
 }  // namespace
 
-// seen() -> list of (operator, sizes, cost, workspace)
+// signatures_seen() -> list of (operator, sizes, cost, workspace)
 //
 // Return the signatures with a measured cost or workspace. `sizes`: sizes of the tensor arguments.
-PyObject* seen(PyObject* arguments) {
+PyObject* signatures_seen(PyObject* arguments) {
     parse(arguments, "");
-    std::vector<Seen> found;
+    std::vector<SignatureFigures> found;
     {
         const Locked lock;
         found = measured_signatures();
     }
     Object list(PyList_New(0));
-    for (const Seen& each : found) {
+    for (const SignatureFigures& each : found) {
         const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.sizes.size())));
         for (std::size_t i = 0; i < each.sizes.size(); ++i) {
             PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(i), tuple_of(each.sizes[i]));
@@ -100,6 +102,52 @@ PyObject* seen(PyObject* arguments) {
     return list.give();
 }
 
+// remember_workspaces(numbers, workspaces) -> None
+//
+// Replace the workspaces that earlier processes measured. `numbers`: the numbers of the signatures.
+PyObject* remember_workspaces(PyObject* arguments) {
+    PyObject* numbers = nullptr;
+    PyObject* workspaces = nullptr;
+    parse(arguments, "OO", &numbers, &workspaces);
+    const std::vector<std::int64_t> which = numbers_in(numbers);
+    const std::vector<std::int64_t> measured = numbers_in(workspaces);
+    NumberedWorkspaces all;
+    for (std::size_t i = 0; i < std::min(which.size(), measured.size()); ++i) {
+        all.emplace_back(which[i], measured[i]);
+    }
+    const Locked lock;
+    remember_workspaces(all);
+    return nothing();
+}
+
+// take_new_workspaces() -> list of (number, workspace)
+//
+// Return the workspaces measured since the last call of this function, without those that earlier
+// processes measured.
+PyObject* take_new_workspaces(PyObject* arguments) {
+    parse(arguments, "");
+    NumberedWorkspaces found;
+    {
+        const Locked lock;
+        found = take_new_workspaces();
+    }
+    Object list(PyList_New(0));
+    for (const auto& [number, workspace] : found) {
+        const Object row(tuple_of(std::array<std::int64_t, 2>{number, workspace}));
+        must(PyList_Append(list.get(), row.get()) == 0);
+    }
+    return list.give();
+}
+
+// repeated_calls(driver) -> int
+//
+// Return how often an operator ran again because the budget refused memory to its first call.
+PyObject* repeated_calls(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    return PyLong_FromLongLong(driver.repeated_calls);
+}
+
 // has_room(driver, nbytes) -> bool
 //
 // Return True if `nbytes` more would fit after evicting everything evictable.
@@ -112,15 +160,15 @@ PyObject* has_room(PyObject* arguments) {
     return PyBool_FromLong(driver.engine.has_room(bytes + driver.kept_back(bytes)) ? 1 : 0);
 }
 
-// devices_met(driver) -> list[str]
+// devices_used(driver) -> list[str]
 //
 // Return the names of the devices whose memory the program has used so far.
-PyObject* devices_met(PyObject* arguments) {
+PyObject* devices_used(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<c10::Device> found;
     {
         const Locked lock;
-        found = driver.devices_met();
+        found = driver.devices_used();
     }
     Object list(PyList_New(0));
     for (const c10::Device& each : found) {
@@ -156,13 +204,13 @@ PyObject* evicted_bytes(PyObject* arguments) {
 // Return the operator calls whose results are never evicted because of a trial.
 PyObject* kept(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
-    std::vector<Driver::Kept> found;
+    std::vector<KeptCalls> found;
     {
         const Locked lock;
-        found = driver.kept_calls;
+        found = driver.kept_calls.groups();
     }
     Object list(PyList_New(0));
-    for (const Driver::Kept& each : found) {
+    for (const KeptCalls& each : found) {
         const Object entry(Py_BuildValue(
             "ssLL",
             each.facts->name.c_str(),

@@ -60,11 +60,11 @@ PyObject* set_budget(PyObject* arguments) {
     return nothing();
 }
 
-// shortfall(driver) -> (int, int, int, int)
+// backoff(driver) -> (int, int, int, int)
 //
 // Return four numbers: how often the device had less memory than the budget; the present budget
-// (-1: no limit); how often evicting neighbors in memory did not suffice; and for how many free
-// blocks something was evicted.
+// (-1: no limit); how often evicting values that lie next to each other did not suffice; and how
+// often values were evicted to make a free block.
 PyObject* backoff(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 4> found{};
@@ -88,17 +88,17 @@ PyObject* keep_reserved(PyObject* arguments) {
     return nothing();
 }
 
-// met(driver) -> list[int]
+// new_parameters(driver) -> list[int]
 //
 // Return the addresses of the storages of weights that operators have used for the first time since
 // the last call.
-PyObject* met(PyObject* arguments) {
+PyObject* new_parameters(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<const void*> found;
     {
         const Locked lock;
-        found.swap(driver.met);
-        driver.owners_due = false;
+        found.swap(driver.due.new_parameters);
+        driver.due.owners_due = false;
     }
     Object list(PyList_New(0));
     for (const void* storage_impl : found) {

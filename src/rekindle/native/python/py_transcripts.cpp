@@ -15,7 +15,7 @@ namespace rekindle {
 namespace {
 
 // Process freed storages now: a trace needs the time at which the program frees a value.
-void catch_up(Driver& driver) {
+void process_frees(Driver& driver) {
     translate_errors(driver, [&] {
         const Locked lock;
         driver.process_pending();
@@ -23,17 +23,17 @@ void catch_up(Driver& driver) {
     });
 }
 
-// Parse the driver and the number of a recording, and add all events so far to the recording.
-std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
+// Parse the arguments (driver, number of a recording), and add all events so far to that recording.
+std::pair<Driver&, std::int64_t> recording_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;
     parse(arguments, "OL", &capsule, &number);
     Driver& driver = driver_of(capsule);
-    catch_up(driver);
+    process_frees(driver);
     return {driver, number};
 }
 
-// Raise if a recording is incomplete.
+// Raise an error unless the recording is `complete`: memory for its events ran out.
 void check_written(bool complete) {
     TORCH_CHECK(complete, "there was no memory to record the events of the program");
 }
@@ -65,10 +65,10 @@ PyObject* words_of(const Transcript& transcript) {
     );
 }
 
-// write_down(driver, whole) -> int
+// begin_recording(driver, whole) -> int
 //
 // Start a recording, and return its number. `whole`: the recording covers the whole run.
-PyObject* write_down(PyObject* arguments) {
+PyObject* begin_recording(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int whole = 0;
     parse(arguments, "Op", &capsule, &whole);
@@ -84,7 +84,7 @@ PyObject* write_down(PyObject* arguments) {
     }));
 }
 
-// written_down(driver, number) -> tuple
+// recording(driver, number) -> tuple
 //
 // Return a recording: (present, counted, entries, places, workspaces, backward, over, names).
 // `present` and `counted` are the storages at its start, with a record and without. `entries` are
@@ -92,8 +92,8 @@ PyObject* write_down(PyObject* arguments) {
 // last four have one item per call: bytes of its workspace, 1 in a backward pass, the storage that
 // its result could be written over or -1, and the operator's name. All but `names` are bytes; see
 // memory/transcript.h.
-PyObject* written_down(PyObject* arguments) {
-    const auto [driver, number] = asked_for(arguments);
+PyObject* recording(PyObject* arguments) {
+    const auto [driver, number] = recording_in(arguments);
     Transcript copy;
     bool complete = false;
     {
@@ -105,11 +105,11 @@ PyObject* written_down(PyObject* arguments) {
     return words_of(copy);
 }
 
-// write_no_more(driver, number) -> tuple
+// end_recording(driver, number) -> tuple
 //
-// End a recording, and return it as `written_down` does.
-PyObject* write_no_more(PyObject* arguments) {
-    const auto [driver, number] = asked_for(arguments);
+// End a recording, and return it as `recording` does.
+PyObject* end_recording(PyObject* arguments) {
+    const auto [driver, number] = recording_in(arguments);
     Transcript transcript;
     bool complete = false;
     {

@@ -7,11 +7,11 @@ namespace rekindle {
 
 struct Transcript;
 
-// Return `transcript` as a tuple; see `written_down`.
+// Return `transcript` as a tuple; see `recording`.
 _object* words_of(const Transcript& transcript);
 
-_object* write_down(_object* arguments);
-_object* written_down(_object* arguments);
-_object* write_no_more(_object* arguments);
+_object* begin_recording(_object* arguments);
+_object* recording(_object* arguments);
+_object* end_recording(_object* arguments);
 
 }  // namespace rekindle

@@ -22,14 +22,14 @@ using Words = std::span<const std::int64_t>;
 
 enum class Ending : long { passed, no_room, thrashed, fault, malformed };
 
-// Result of a replay, with numbers that describe the error if it failed.
+// Outcome of a replay: how it ended and, if it failed, numbers that describe the error.
 struct End final {
     Ending ending = Ending::passed;
     std::array<std::int64_t, 4> numbers{};
     const char* what = "";
 };
 
-// Positions in the settings array that Python passes.
+// Indices into the array of settings that Python passes.
 enum class Setting : std::uint8_t {
     budget,  // negative: unlimited
     costs,
@@ -115,7 +115,7 @@ End found(const rekindle::Fault& fault) {
     return {Ending::fault, {fault.storage, 0, 0, 0}, fault.what};
 }
 
-// Replay the stream of events. Errors become part of the result.
+// Replay the events in `words`. An error becomes part of the returned outcome.
 End play(Player& player, Words words, std::int64_t watch) {
     End end;
     try {
@@ -176,8 +176,8 @@ PyObject* result_of(const Player& player, const End& end) {
 }
 
 bool read_route(PyObject* given, rekindle::Route& route) {
-    const std::array<std::vector<std::int64_t>*, 5> parts{
-        &route.stops, &route.moves, &route.restores, &route.restored, &route.kept
+    const std::array<std::vector<std::int64_t>*, 6> parts{
+        &route.stops, &route.moves, &route.restores, &route.restored, &route.kept, &route.copies
     };
     for (std::size_t i = 0; i < parts.size(); ++i) {
         Buffer buffer;
@@ -200,7 +200,7 @@ PyObject* replay_given(PyObject* stream, PyObject* given, PyObject* given_route)
         return nullptr;
     }
     if (settings.words().size() != static_cast<std::size_t>(Setting::count)) {
-        PyErr_SetString(PyExc_ValueError, "settings of another length");
+        PyErr_SetString(PyExc_ValueError, "the settings have a wrong length");
         return nullptr;
     }
     const Words chosen = settings.words();

@@ -21,7 +21,7 @@ Player::Player(
     }
 }
 
-// -- performing -----------------------------------------------------------------------------------
+// -- actions of the engine ------------------------------------------------------------------------
 
 void Player::acted(std::int64_t number, Action action) {
     actions.push_back(actions_end * number + action);
@@ -39,7 +39,7 @@ void Player::free(Storage& storage) {
     acted(storage.id, freed);
 }
 
-// Return true if the current transfer must fail, because the stream asked for a failure.
+// Return true if the current transfer must fail, because an event `fail` said so.
 bool Player::fails() noexcept {
     fail_in_ -= fail_in_ >= 0 ? 1 : 0;
     return fail_in_ == 0;
@@ -51,7 +51,7 @@ bool Player::swap_out(Storage& storage, bool keep) {
     return !fails();
 }
 
-void Player::swap_in(Storage& storage) {
+void Player::swap_in(Storage& storage, bool /*early*/) {
     acted(storage.id, swapped_in);
     if (storage.replayable && fails()) {
         engine_.swap_in_failed(storage);
@@ -180,6 +180,9 @@ void Player::event(Word word) {
         case Word::prefetch:
             engine_.prefetch(first < 0 ? UNLIMITED : first);
             return;
+        case Word::planned:
+            engine_.follow_plan(first != 0);
+            return;
         case Word::discards:
             engine_.discards();
             return;
@@ -198,10 +201,10 @@ void Player::event_about(Word word, Known& about, std::int64_t number) {
     Storage& storage = *about.storage;
     switch (word) {
         case Word::use:
-            wanting(about);
+            about_to_access(about);
             return engine_.use(*about.value);
         case Word::pin:
-            wanting(about);
+            about_to_access(about);
             return engine_.pin(*about.value);
         case Word::retain:
             return engine_.retain(storage);
@@ -221,13 +224,17 @@ void Player::event_about(Word word, Known& about, std::int64_t number) {
             return engine_.resize(storage, number);
         case Word::require:
             return engine_.require(*about.value);
-        case Word::let_return:
-            return number == 2 ? engine_.let_return_last(storage)
-                               : engine_.let_return(storage, number != 0);
+        case Word::set_evictable_while_held:
+            return number == 2 ? engine_.set_evictable_last(storage)
+                               : engine_.set_evictable_while_held(storage, number != 0);
         case Word::lock:
             return engine_.lock(storage);
         case Word::unlock:
             return engine_.unlock(storage);
+        case Word::save:
+            return engine_.save(storage);
+        case Word::fetch:
+            return engine_.fetch(storage);
         case Word::copy_lost:
             return engine_.copy_lost(storage);
         case Word::let:
@@ -238,9 +245,9 @@ void Player::event_about(Word word, Known& about, std::int64_t number) {
     }
 }
 
-void Player::wanting(const Known& about) {
+void Player::about_to_access(const Known& about) {
     if (follower_) {
-        follower_->wanting(*about.storage, following_);
+        follower_->about_to_access(*about.storage, following_);
     }
 }
 
@@ -300,7 +307,7 @@ void Player::read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made) {
         if (known_.size() <= at) {
             known_.resize(std::max(at + 1, 2 * known_.size()));
         }
-        // The output is a view; `storage` is a value in the storage that it views.
+        // The output is a view. `storage` is the number of a value in the storage that it views.
         if (nbytes < 0) {
             const Known base = known(storage);
             known_[at] = {base.storage, &engine_.graph.views(call, *base.storage)};

@@ -23,29 +23,33 @@ enum class Word : std::int64_t {
     // given by one of its values;
     // n, then n overwritten inputs: output, source.
     call,
-    use,         // arguments: a value, unused; each event below has two arguments, too
-    pin,         // argument: a value
-    retain,      // argument: a value
-    release,     // argument: a value
-    drop,        // argument: a value
-    gone,        // argument: a value
-    forget,      // argument: a value
-    seal,        // argument: a value
-    spoil,       // argument: a value
-    account,     // arguments: cost (ns), bytes
-    resize,      // arguments: a value, bytes
-    require,     // argument: a value
-    make_room,   // argument: bytes
-    shrink,      // argument: bytes
-    evict,       // evicts the candidate with the least loss
-    let_return,  // arguments: a value; 0: not while held, 1: while held, 2: last resort
-    lock,        // argument: a value
-    unlock,      // argument: a value
+    use,        // arguments: a value, unused; each event below has two arguments, too
+    pin,        // argument: a value
+    retain,     // argument: a value
+    release,    // argument: a value
+    drop,       // argument: a value
+    gone,       // argument: a value
+    forget,     // argument: a value
+    seal,       // argument: a value
+    spoil,      // argument: a value
+    account,    // arguments: cost (ns), bytes
+    resize,     // arguments: a value, bytes
+    require,    // argument: a value
+    make_room,  // argument: bytes
+    shrink,     // argument: bytes
+    evict,      // evicts the candidate whose eviction loses least
+    // arguments: a value; 0: not while held, 1: while held, 2: only as a last resort
+    set_evictable_while_held,
+    lock,    // argument: a value
+    unlock,  // argument: a value
     listen,
     clear_reserve,
-    let,  // argument: a value, which the stream does not use any more
+    let,  // argument: a value that the stream does not use any more
     ahead,
     prefetch,   // argument: bytes; negative: as many as fit
+    planned,    // argument: 1 if a plan decides from now on what to copy, 0 if the engine does
+    save,       // argument: a value
+    fetch,      // argument: a value
     discards,   //
     measured,   // arguments: bytes per second of swap-out, swap-in; 0: unchanged
     copy_lost,  // argument: a value
@@ -69,7 +73,7 @@ struct PlainCall final : Call {
     Bytes workspace = 0;
 };
 
-// One replay of a stream. After an exception, the results up to that event remain.
+// Replays one stream of events. After an exception, the results up to the failed event remain.
 class Player final : public Performer, public Host {
 public:
     // Bits that say what to record. `steps_only`: the state after each event. `check`: also check
@@ -125,12 +129,12 @@ public:
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
 
-    // -- performing -----------------------------------------------------------------------------
+    // -- actions of the engine ------------------------------------------------------------------
 
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
     bool swap_out(Storage& storage, bool keep) override;
-    void swap_in(Storage& storage) override;
+    void swap_in(Storage& storage, bool early) override;
     void discard(Storage& storage) override;
 
     Bytes workspace(const Call& call) const noexcept override {
@@ -165,7 +169,7 @@ private:
     void event_call();
     Ref<Call> read_call(std::int64_t& flags, std::vector<Ref<Storage>>& made);
     void read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made);
-    void wanting(const Known& about);
+    void about_to_access(const Known& about);
     void evict_least_loss();
 
     const std::int64_t watch_;

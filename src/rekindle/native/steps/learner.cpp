@@ -32,7 +32,7 @@ std::int64_t part_in_graph(const ParsedCall& parsed) {
     return std::ranges::any_of(tensors, requires_grad) ? GRAPH : 0;
 }
 
-// Return true if the numbers in `bounds` ascend, and lie between 0 and `end`.
+// Return true if the numbers in `bounds` never decrease, and lie between 0 and `end`.
 bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
     std::int64_t last = 0;
     for (const std::int64_t bound : bounds) {
@@ -48,10 +48,11 @@ bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
 
 bool StepPlan::sound() const noexcept {
     const auto operators = static_cast<std::int64_t>(route.stops.size());
-    const auto restores = static_cast<std::int64_t>(route.restores.size()) - 1;
-    const auto is_move = [&](std::int64_t move) { return move < restores; };
+    const std::int64_t restores = route.n_restores();
+    const std::int64_t moves = restores + static_cast<std::int64_t>(route.copies.size());
+    const auto is_move = [&](std::int64_t move) { return move < moves; };
     const auto is_number = [](std::int64_t number) { return number >= 0; };
-    return !met.empty() && starts.size() == met.size() && numbers.size() == met.size() &&
+    return !op_ids.empty() && starts.size() == op_ids.size() && numbers.size() == op_ids.size() &&
            operators > 0 && restores >= 0 && go_up(route.stops, route.moves.size()) &&
            go_up(route.restores, route.restored.size()) &&
            go_up(starts, static_cast<std::size_t>(operators - 1)) &&
@@ -71,7 +72,7 @@ void Learner::add_plan(c10::intrusive_ptr<StepPlan> plan) {
     plans_.push_back(std::move(plan));
 }
 
-void Learner::know(std::span<const std::int64_t> keys) {
+void Learner::retain_plans(std::span<const std::int64_t> keys) {
     std::vector<c10::intrusive_ptr<StepPlan>> known;
     for (const std::int64_t key : keys) {
         const auto is_meant = [&](const auto& plan) { return plan->key == key; };
@@ -83,10 +84,10 @@ void Learner::know(std::span<const std::int64_t> keys) {
     plans_ = std::move(known);
 }
 
-void Learner::begin(bool write_down) {
+void Learner::begin(bool record) {
     forget_step();
     begun_ = true;
-    wanted_ = write_down;
+    wanted_ = record;
 }
 
 StepOutcome Learner::end() {
@@ -94,16 +95,16 @@ StepOutcome Learner::end() {
     ended.complete = plan_ && matcher_.complete();
     ended.key = plan_ ? plan_->key : -1;
     ended.taken = taken_;
-    ended.length = begun_ ? met_.size() : 0;
-    let_go();
-    stop_writing();
+    ended.length = begun_ ? op_ids_.size() : 0;
+    abandon_plan();
+    end_recording();
     begun_ = false;
     return ended;
 }
 
 // Clear the state of the last step.
 void Learner::forget_step() {
-    met_.clear();
+    op_ids_.clear();
     made_.clear();
     transcript_.reset();
     makes_.reset();
@@ -112,51 +113,51 @@ void Learner::forget_step() {
 
 // -- during a step --------------------------------------------------------------------------------
 
-bool Learner::asks(std::int64_t met) {
+bool Learner::asks(std::int64_t op_id) {
     const bool may_begin = begun_ && !too_long_ && !plan_ && !driver_.stepping &&
-                           (met & GRAPH) != 0 && (met & BACKWARD) == 0;
-    if (!may_begin || beginning_with(met) != nullptr) {
+                           (op_id & GRAPH) != 0 && (op_id & BACKWARD) == 0;
+    if (!may_begin || beginning_with(op_id) != nullptr) {
         return false;
     }
     if (asked_.size() >= MOST_ASKED) {
         asked_.clear();
     }
-    return asked_.insert(met).second;
+    return asked_.insert(op_id).second;
 }
 
-void Learner::meets(std::int64_t met, const ParsedCall& parsed) {
+void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
     makes_.reset();
     // Operators of an optimizer step, or of a step that is not followed, are ignored.
     if (driver_.stepping || !begun_ || too_long_) {
         return;
     }
-    if (met_.empty()) {
-        if ((met & GRAPH) == 0 || (met & BACKWARD) != 0) {
-            return;  // no step has begun: an operator between two steps
+    if (op_ids_.empty()) {
+        if ((op_id & GRAPH) == 0 || (op_id & BACKWARD) != 0) {
+            return;  // no step has begun: the operator runs between two steps
         }
         if (wanted_) {
-            write_down();
+            begin_recording();
         }
-    } else if (met_.size() >= longest) {
-        let_go();
-        stop_writing();
+    } else if (op_ids_.size() >= longest) {
+        abandon_plan();
+        end_recording();
         forget_step();
         too_long_ = true;
         return;
     }
-    met_.push_back(met);
+    op_ids_.push_back(op_id);
     made_.push_back(driver_.storages_made);
     if (transcript_) {
         const std::size_t place = driver_.engine.journal.written() - transcript_->first_entry;
         transcript_->places.push_back(static_cast<std::int64_t>(place));
     }
     if (!plan_) {
-        if ((met & GRAPH) != 0) {
-            may_begin(met);
+        if ((op_id & GRAPH) != 0) {
+            may_begin(op_id);
         }
         return;
     }
-    const std::int64_t place = matcher_.meets(met);
+    const std::int64_t place = matcher_.observe(op_id);
     if (place >= 0) {
         go_to(static_cast<std::size_t>(place));
     } else if (place == MISMATCH) {
@@ -172,13 +173,13 @@ void Learner::made(const Recipe& call) {
     }
 }
 
-void Learner::wanting(const StorageRecord& record) {
+void Learner::about_to_access(const StorageRecord& record) {
     if (following_) {
         const std::size_t at = matcher_.at();
         const bool goes_on = at < plan_->starts.size();
         const auto last = static_cast<std::int64_t>(plan_->route.stops.size()) - 1;
         const std::int64_t op = goes_on ? plan_->starts[at] : last;
-        attempt([&] { following_->follower.wanting(record, op); });
+        attempt([&] { following_->follower.about_to_access(record, op); });
     }
 }
 
@@ -199,17 +200,18 @@ void Learner::go_to(std::size_t place) {
 // the plan. If the program itself needs the value, it gets the error then.
 template <class F>
 void Learner::attempt(F&& moves) {
-    // Keeps the plan alive, because another thread may abandon it during a recomputation.
+    // Holds a reference to the plan, because another thread may abandon the plan during a
+    // recomputation.
     const c10::intrusive_ptr<Following> kept = following_;
     try {
-        driver_.lose([&] { driver_.bring(moves); });
+        driver_.lost.add([&] { driver_.bring(moves); });
     } catch (const std::exception& error) {
         outcome_.reason = StepOutcome::Reason::failed;
         if (ends_the_program(error)) {
-            without_throwing([&] { let_go(); });
+            without_throwing([&] { abandon_plan(); });
             throw;
         }
-        let_go();
+        abandon_plan();
     }
 }
 
@@ -218,7 +220,7 @@ void Learner::attempt(F&& moves) {
 void Learner::leave(const char* name) {
     for (const auto& other : plans_) {
         if (other != plan_) {
-            const auto found = places(other->met, met_);
+            const auto found = places(other->op_ids, op_ids_);
             if (found && found->back() >= 0) {
                 take(other, *found);
                 return;
@@ -227,33 +229,33 @@ void Learner::leave(const char* name) {
     }
     outcome_.reason =
         matcher_.complete() ? StepOutcome::Reason::went_on : StepOutcome::Reason::another;
-    outcome_.number = met_.size() - 1;
+    outcome_.number = op_ids_.size() - 1;
     outcome_.name = name;
-    let_go();
-    may_begin(met_.back());
+    abandon_plan();
+    may_begin(op_ids_.back());
 }
 
-// Return a plan whose first operator is `met`, or null.
-const c10::intrusive_ptr<StepPlan>* Learner::beginning_with(std::int64_t met) const {
+// Return a plan whose first operator is `op_id`, or null.
+const c10::intrusive_ptr<StepPlan>* Learner::beginning_with(std::int64_t op_id) const {
     for (const auto& plan : plans_) {
-        if (plan->met.front() == met) {
+        if (plan->op_ids.front() == op_id) {
             return &plan;
         }
     }
     return nullptr;
 }
 
-// Begin a step at operator `met`: follow the plan that begins with it, if there is one.
-void Learner::may_begin(std::int64_t met) {
-    if (const auto* plan = beginning_with(met)) {
-        std::vector<std::int64_t> found(met_.size(), UNMATCHED);
+// Begin a step at operator `op_id`: follow the plan that begins with it, if there is one.
+void Learner::may_begin(std::int64_t op_id) {
+    if (const auto* plan = beginning_with(op_id)) {
+        std::vector<std::int64_t> found(op_ids_.size(), UNMATCHED);
         found.back() = 0;
         take(*plan, found);
     }
 }
 
 // Abandon the plan that is followed, if any.
-void Learner::let_go() {
+void Learner::abandon_plan() {
     makes_.reset();
     if (!following_) {
         return;
@@ -263,15 +265,15 @@ void Learner::let_go() {
     following_.reset();
 }
 
-// Follow `plan` from here on. `found` gives the index in the plan of each operator so far.
+// Follow `plan` from here on. `found`: for each operator of the step so far, its index in the plan.
 void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
-    let_go();
+    abandon_plan();
     driver_.process_pending();  // free values that only the previous plan kept in memory
     taken_ = true;
     const std::vector<std::int64_t>& numbers = plan->numbers;
     const auto here = static_cast<std::size_t>(found.back());
     plan_ = std::move(plan);
-    matcher_ = SequenceMatcher(plan_->met, here + 1);
+    matcher_ = SequenceMatcher(plan_->op_ids, here + 1);
     following_ = c10::make_intrusive<Following>(driver_.engine, plan_, *this);
     Storage* each = driver_.engine.first_storage();
     for (; each != nullptr; each = each->next) {
@@ -294,14 +296,14 @@ void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64
 // -- recording ------------------------------------------------------------------------------------
 
 // Start to record the step that begins.
-void Learner::write_down() {
+void Learner::begin_recording() {
     driver_.begin(transcript_.emplace());
-    writing_ = true;
+    recording_ = true;
 }
 
 // End the recording, and drop it if the journal ran out of memory.
-void Learner::stop_writing() {
-    if (std::exchange(writing_, false) && transcript_) {
+void Learner::end_recording() {
+    if (std::exchange(recording_, false) && transcript_) {
         if (!driver_.transcriber.notify(*transcript_)) {
             transcript_.reset();
         }

@@ -34,8 +34,8 @@ namespace rekindle {
 // A learned plan for one shape of a step. Operators and storages appear as numbers only, so the
 // plan keeps no tensor alive.
 struct StepPlan final : c10::intrusive_ptr_target {
-    std::int64_t key = -1;          // key that Python gave it
-    std::vector<std::int64_t> met;  // numbers of the step's operators (`op_id_of`), in order
+    std::int64_t key = -1;             // key by which Python refers to the plan
+    std::vector<std::int64_t> op_ids;  // numbers of the step's operators (`op_id_of`), in order
     // For each operator, the number of calls that precede it in the trace.
     std::vector<std::int64_t> starts;
     // For each operator, the number of storages made before it in the trace. It is also the trace's
@@ -56,14 +56,14 @@ struct Following final : c10::intrusive_ptr_target {
     Follower follower;
 };
 
-// How a step followed its plan.
+// Outcome of a step that could follow a plan: how far it did, and why it left the plan.
 struct StepOutcome final {
     enum class Reason : std::int8_t { none, went_on, another, failed };
 
-    // Key of the plan that was followed up to the end of the step; negative: none.
+    // Key of the plan that was followed to the end of the step; negative if there is none.
     std::int64_t key = -1;
     bool complete = false;  // every graph operator of the plan's shape ran
-    bool taken = false;     // some plan was followed for at least a part of the step
+    bool taken = false;     // a plan was followed for at least a part of the step
     std::size_t length = 0;
     // Why the last plan was abandoned: the step had more operators (`went_on`), had other operators
     // (`another`), or an action of the plan raised (`failed`).
@@ -92,7 +92,7 @@ public:
     // never ends its step.
     std::size_t longest = std::size_t{1} << 20;
 
-    std::size_t remembered() const noexcept { return met_.size(); }
+    std::size_t remembered() const noexcept { return op_ids_.size(); }
 
     // Return true between the calls of `begin` and `end`.
     bool watches() const noexcept { return begun_; }
@@ -103,30 +103,32 @@ public:
     void add_plan(c10::intrusive_ptr<StepPlan> plan);
 
     // Keep only the plans with the keys `keys`, which are sorted by last use, the latest first.
-    void know(std::span<const std::int64_t> keys);
-    // Allow a step to begin at the next operator of an autograd graph. If `write_down`, record the
+    void retain_plans(std::span<const std::int64_t> keys);
+    // Allow a step to begin at the next operator of an autograd graph. If `record`, record the
     // step.
-    void begin(bool write_down);
+    void begin(bool record);
     // End the step, and return its outcome. No step begins until `begin` is called.
     StepOutcome end();
 
     // Return the numbers of the operators of the last step.
-    std::span<const std::int64_t> met() const noexcept { return met_; }
+    std::span<const std::int64_t> op_ids() const noexcept { return op_ids_; }
 
     // Return the recording of the last step, if it was recorded.
     const std::optional<Transcript>& transcript() const noexcept { return transcript_; }
 
     // -- during a step --------------------------------------------------------------------------
 
-    // Return true if Python should be asked for plans of steps that begin with operator `met`.
-    // Python is asked once for each such number.
-    bool asks(std::int64_t met);
-    // Note that the program is about to run the operator with number `met`.
-    void meets(std::int64_t met, const ParsedCall& parsed);
-    // Note that the program ran an operator, or that a storage without a recipe was registered.
+    // Return true if Python should be asked for plans of steps that begin with operator `op_id`.
+    // Returns true once for each `op_id`.
+    bool asks(std::int64_t op_id);
+    // Record that the program is about to run the operator with number `op_id`.
+    void observe(std::int64_t op_id, const ParsedCall& parsed);
+    // Record that the program ran `call`, or that a storage without a recipe was registered (a call
+    // without an operator).
     void made(const Recipe& call) override;
-    // Note that the program is about to access `record`, which is evicted.
-    void wanting(const StorageRecord& record) override;
+    // Remember that the program is about to access `record`, which is evicted. The plan may be
+    // late.
+    void about_to_access(const StorageRecord& record) override;
 
     void poll() override { driver_.poll(); }
 
@@ -137,15 +139,15 @@ public:
     void disown(Storage& storage) override { driver_.disown(record_of(storage)); }
 
 private:
-    void write_down();
+    void begin_recording();
     void go_to(std::size_t place);
     void leave(const char* name);
-    void may_begin(std::int64_t met);
+    void may_begin(std::int64_t op_id);
     void take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found);
-    void let_go();
-    void stop_writing();
+    void abandon_plan();
+    void end_recording();
     void forget_step();
-    const c10::intrusive_ptr<StepPlan>* beginning_with(std::int64_t met) const;
+    const c10::intrusive_ptr<StepPlan>* beginning_with(std::int64_t op_id) const;
     template <class F>
     void attempt(F&& moves);
 
@@ -155,22 +157,22 @@ private:
     StepOutcome outcome_;
 
     // State of the step that runs.
-    bool begun_ = false;             // `begin` was called: a step may begin, or runs
-    bool wanted_ = false;            // record the step when it begins
-    bool taken_ = false;             // a plan was followed for a part of the step
-    bool too_long_ = false;          // the step had more than `longest` operators
-    std::vector<std::int64_t> met_;  // numbers of the operators of the step so far
-    // For each operator, number of storages that the run had made before.
+    bool begun_ = false;                // `begin` was called: a step may begin, or runs
+    bool wanted_ = false;               // the step is to be recorded from its first operator on
+    bool taken_ = false;                // a plan was followed for a part of the step
+    bool too_long_ = false;             // the step had more than `longest` operators
+    std::vector<std::int64_t> op_ids_;  // numbers of the operators of the step so far
+    // For each operator of the step, the number of storages that the run had made before it.
     std::vector<std::int64_t> made_;
     std::optional<Transcript> transcript_;
-    bool writing_ = false;  // `transcript_` is being recorded
+    bool recording_ = false;  // `transcript_` is being recorded
 
     // State of the plan that is followed.
     c10::intrusive_ptr<StepPlan> plan_;  // plan that the step follows; null: none
     c10::intrusive_ptr<Following> following_;
     SequenceMatcher matcher_;
-    // Offset from the id of a storage in this run to its number in the plan, for the operator that
-    // runs now.
+    // What to add to the id of a storage that the current operator makes to get its number in the
+    // plan.
     std::optional<std::int64_t> makes_;
 };
 

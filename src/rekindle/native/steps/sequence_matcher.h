@@ -20,12 +20,12 @@ namespace rekindle {
 inline constexpr std::int64_t GRAPH = 1;
 inline constexpr std::int64_t BACKWARD = 2;
 
-// Results of `SequenceMatcher::meets` instead of an index: the operator is not part of the shape
+// Results of `SequenceMatcher::observe` other than an index: the operator is not in the shape
 // (`UNMATCHED`), or the step has another shape (`MISMATCH`).
 inline constexpr std::int64_t UNMATCHED = -1;
 inline constexpr std::int64_t MISMATCH = -2;
 
-// Position of a running step in `shape`, which must outlive it.
+// How far a running step has come in the recorded step `shape`, which must outlive this object.
 class SequenceMatcher final {
 public:
     SequenceMatcher() = default;
@@ -36,20 +36,20 @@ public:
     // Return the index of the operator that is expected next.
     std::size_t at() const noexcept { return at_; }
 
-    // Return true if every graph operator of the shape has run.
+    // Return true if every operator of the shape that is part of the autograd graph has run.
     bool complete() const noexcept { return next_of_graph() == shape_.size(); }
 
-    // Advance by the operator `met` of the running step. Return the index of `met` in the shape, or
-    // `UNMATCHED`, or `MISMATCH`.
-    std::int64_t meets(std::int64_t met) noexcept {
-        return at_ < shape_.size() && shape_[at_] == met ? static_cast<std::int64_t>(at_++)
-                                                         : meets_another(met);
+    // Advance by the operator `op_id` of the running step. Return the index of `op_id` in the
+    // shape, or `UNMATCHED`, or `MISMATCH`.
+    std::int64_t observe(std::int64_t op_id) noexcept {
+        return at_ < shape_.size() && shape_[at_] == op_id ? static_cast<std::int64_t>(at_++)
+                                                           : observe_another(op_id);
     }
 
 private:
-    std::int64_t meets_another(std::int64_t met) noexcept;
+    std::int64_t observe_another(std::int64_t op_id) noexcept;
     std::size_t next_of_graph() const noexcept;
-    std::int64_t further(std::int64_t met, std::size_t first, std::size_t end) noexcept;
+    std::int64_t further(std::int64_t op_id, std::size_t first, std::size_t end) noexcept;
 
     std::span<const std::int64_t> shape_;
     std::size_t at_ = 0;

@@ -8,7 +8,7 @@ bool in_backward_pass();
 // Return true if any thread runs a backward pass.
 bool is_any_backward_pass() noexcept;
 
-// Scope in which this thread counts as running a backward pass.
+// Scope in which this thread counts as running a backward pass of autograd.
 class BackwardPass final {
 public:
     BackwardPass() noexcept;

@@ -17,7 +17,7 @@ namespace rekindle {
 
 namespace {
 
-// Parts of error messages that mean out of memory: from cuBLAS, CUDA, cuDNN, NCCL.
+// Parts of error messages of cuBLAS, CUDA, cuDNN and NCCL that mean out of memory.
 constexpr std::array<std::string_view, 4> OUT_OF_MEMORY{
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -71,7 +71,7 @@ Device::Device(c10::Device which) : which_(which) {
 }
 
 bool Device::is_capturing(const std::optional<c10::Stream>& now) const {
-    // The default stream is never captured.
+    // The default stream (id 0) is never captured.
     return now && now->id() != 0 && writes_a_graph(*guard_, *now);
 }
 
@@ -113,8 +113,8 @@ void Device::about_to_step() {
     }
 }
 
-// Register the stream `here` with the allocator. If the memory is freed, its block is not reused
-// until that stream has read it.
+// Register with the allocator that the stream `here` uses the memory of `storage_impl`. If the
+// memory is freed, the allocator does not reuse it until that stream's work so far is done.
 void Device::keep_for(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) const {
     if (keeps && !order.kept_for.has(here) && storage_impl.device_type() == which_.type()) {
         guard_->recordDataPtrOnStream(storage_impl.data_ptr(), streams.seen()[here]);
@@ -140,7 +140,7 @@ c10::CachingDeviceAllocator::DeviceStats Device::stats() const {
 
 AllocatorStats Device::given_out() const {
     const auto all = stats();
-    const auto& bytes = all.allocated_bytes[0];  // The entry for all pools together.
+    const auto& bytes = all.allocated_bytes[0];  // The first entry is the total of all pools.
     return {bytes.current, bytes.peak, bytes.freed};
 }
 

@@ -44,7 +44,7 @@ std::string message_of(const std::exception& error);
 // 1 % of the printed unit. Return 0 if the message does not say.
 Bytes asked_for(std::string_view said);
 
-// Statistics of a device's allocator in bytes, over all its users.
+// Statistics in bytes of a device's allocator, for all its users.
 struct AllocatorStats final {
     Bytes current;
     Bytes peak;      // Largest `current` since the program last reset the peak.
@@ -74,13 +74,13 @@ public:
     // queried.
     bool is_capturing() const { return is_capturing(stream_if_any()); }
 
-    // The same, for a caller that already has the current stream `now`.
+    // Do the same for a caller that already has the current stream `now`.
     bool is_capturing(const std::optional<c10::Stream>& now) const;
 
-    // Return the index of the current stream, to which work is queued now.
+    // Return the index of the current stream, and register it if it is new.
     StreamIndex see() { return see(stream_if_any()); }
 
-    // The same, for a caller that already has the current stream `now`.
+    // Do the same for a caller that already has the current stream `now`.
     StreamIndex see(const std::optional<c10::Stream>& now) { return now ? streams.see(*now) : 0; }
 
     // Run `act` so that the work it queues comes after all work queued before and before all work
@@ -102,16 +102,16 @@ public:
         streams.let_others_wait(here);
     }
 
-    // The program is about to read `storage_impl` on the stream `here`. `about_to_write` is the
-    // same for writes.
+    // Order a read of `storage_impl` by the program, on the stream `here`. `about_to_write` does
+    // the same for writes.
     void about_to_read(const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here) {
         if (streams.are_several()) {
             read(storage_impl, streams.order_of(storage), here);
         }
     }
 
-    // A value was recomputed on the current stream. Any other stream may read it without a call of
-    // `about_to_read`.
+    // Prepare for reads of a value that was recomputed on the current stream: other streams may
+    // read it without a call of `about_to_read`.
     void hand_to_any_stream(const c10::StorageImpl& storage_impl) {
         if (orders_readers) {
             streams.let_others_wait(see());
@@ -125,14 +125,14 @@ public:
         }
     }
 
-    // A recomputation is about to read `storage_impl` on the stream `here`; the program does not
-    // know of it. `about_to_write_again` is the same for writes.
+    // Order a read of `storage_impl` by a recomputation, on the stream `here`. The program does not
+    // know of the recomputation. `about_to_write_again` does the same for writes.
     void about_to_read_again(
         const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here
     );
     void about_to_write_again(StorageId storage, StreamIndex here);
-    // An optimizer is about to write parameters that recomputations may have read on other streams
-    // without the program's knowledge.
+    // Order the writes of an optimizer step: recomputations may have read the parameters on other
+    // streams without the program's knowledge.
     void about_to_step();
 
     // After `storage_impl` is freed, do not reuse its block until all work that any stream has
@@ -141,7 +141,7 @@ public:
         keep_until_read(storage_impl, StreamSet::all());
     }
 
-    // The same, but only for work of the streams that made or read the value of `storage`, whose
+    // Do the same, but only for work of the streams that made or read the value of `storage`, whose
     // memory is `storage_impl`.
     void keep_until_read(const c10::StorageImpl& storage_impl, StorageId storage) {
         if (streams.are_several()) {
@@ -159,7 +159,7 @@ public:
     // Return the bytes that the allocator has given out.
     Bytes allocated() const { return given_out().current; }
 
-    // Return the bytes that the allocator uses for a request of `nbytes`.
+    // Return the bytes that the allocator gives out for a request of `nbytes`.
     Bytes rounded(Bytes nbytes) const noexcept {
         // Smallest block of the allocator; all blocks are multiples of it.
         constexpr Bytes grain = 512;
@@ -169,7 +169,7 @@ public:
     // Return the allocator's cached memory to the device.
     void empty_cache() const;
 
-    // Features that tests switch off one by one to show what each feature is for.
+    // Features of the runtime. Tests switch them off one by one, to show that each is needed.
     bool learns = true;          // The workspaces of operators are measured.
     bool guesses = true;         // The workspaces of first calls are guessed.
     bool orders = true;          // A recomputation waits for the streams that made its inputs.

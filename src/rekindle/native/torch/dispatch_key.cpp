@@ -10,7 +10,7 @@ namespace rekindle {
 
 const char* register_at_key(torch::CppFunction&& fallback) {
     if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(KEY)) {
-        return "something else runs at the dispatch key that it needs (Fake)";
+        return "another library uses the dispatch key that the native core needs (Fake)";
     }
     library_at_key("_").fallback(std::move(fallback));
     return "";

@@ -15,7 +15,7 @@ struct FreeListeners final {
 
     // Queue `address`, whose memory is about to be freed. Return true if a queue must be drained at
     // once.
-    bool hears_of(const void* address) {
+    bool push_to_all(const void* address) {
         bool late = false;
         for (FreeQueue* each : listening) {
             each->addresses_.push_back(address);
@@ -28,7 +28,7 @@ struct FreeListeners final {
 
 namespace {
 
-SpinLock& deaths_flag() noexcept {
+SpinLock& queue_lock() noexcept {
     return leaf(Leaf::free_queue);
 }
 
@@ -37,14 +37,14 @@ FreeListeners& listeners() noexcept {
     return made;
 }
 
-// Put the address `context` into all queues, then call `free`, which makes the address available to
-// others.
+// Put the address `context` into all queues, then call `free`. From then on the allocator may give
+// out the address again.
 template <class F>
 void notify_then(void* context, F&& free) {
     bool late = false;
     {
-        const std::scoped_lock guard(deaths_flag());
-        late = listeners().hears_of(context);
+        const std::scoped_lock guard(queue_lock());
+        late = listeners().push_to_all(context);
     }
     free();
     if (late) {
@@ -52,7 +52,7 @@ void notify_then(void* context, F&& free) {
     }
 }
 
-// Move the elements of `from` to the end of `to`. Usually `to` is empty, and nothing is copied.
+// Move the elements of `from` to the end of `to`. `to` is usually empty, so that nothing is copied.
 template <class T>
 void move_all(std::vector<T>& from, std::vector<T>& to) {
     if (to.empty()) {
@@ -63,8 +63,8 @@ void move_all(std::vector<T>& from, std::vector<T>& to) {
     from.clear();
 }
 
-// Deleter that replaces the one that `Frees` returns. There are two instantiations: for memory of
-// the original CPU allocator and for memory of the counting wrapper.
+// Deleter that takes the place of the deleter that `Frees` returns. Instantiated twice: for memory
+// of PyTorch's CPU allocator, and for memory of the counting wrapper.
 template <c10::DeleterFnPtr (*Frees)() noexcept>
 void notify_then_free(void* context) {
     notify_then(context, [&] { Frees()(context); });
@@ -73,23 +73,23 @@ void notify_then_free(void* context) {
 }  // namespace
 
 FreeQueue::FreeQueue() {
-    const std::scoped_lock guard(deaths_flag());
+    const std::scoped_lock guard(queue_lock());
     listeners().listening.push_back(this);
 }
 
 FreeQueue::~FreeQueue() {
-    const std::scoped_lock guard(deaths_flag());
+    const std::scoped_lock guard(queue_lock());
     std::erase(listeners().listening, this);
 }
 
 void FreeQueue::released(StorageRecord& record) {
-    const std::scoped_lock guard(deaths_flag());
+    const std::scoped_lock guard(queue_lock());
     records_.push_back(&record);
     any_.store(true, std::memory_order_release);
 }
 
 void FreeQueue::take(std::vector<const void*>& addresses, std::vector<StorageRecord*>& records) {
-    const std::scoped_lock guard(deaths_flag());
+    const std::scoped_lock guard(queue_lock());
     move_all(addresses_, addresses);
     move_all(records_, records);
     any_.store(false, std::memory_order_release);

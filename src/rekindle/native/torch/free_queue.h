@@ -49,7 +49,7 @@ public:
 private:
     friend struct FreeListeners;
 
-    // The members below are guarded by the leaf lock, unlike `late`.
+    // The leaf lock guards the members below, unlike `late`.
     std::atomic<bool> any_{false};
     std::vector<const void*> addresses_;
     std::vector<StorageRecord*> records_;
@@ -61,8 +61,8 @@ bool hook_deleter(c10::StorageImpl& storage_impl) noexcept;
 // Deleter of a placeholder's token, a unique `char` in place of memory. Queues the token's address
 // and frees the token.
 void free_placeholder(void* token);
-// Let all drivers drain their queues. If a thread is in the middle of an event, the next event does
-// so instead.
+// Let all drivers process their queues. If another thread is in the middle of an event, that is
+// left to the next event.
 void process_pending_late() noexcept;
 
 }  // namespace rekindle

@@ -1,5 +1,5 @@
-// Geometry of a tensor: shape, strides, offset in its storage, dtype, device. Says for which kinds
-// of tensors the geometry is a full description of the memory.
+// Geometry of a tensor: shape, strides, offset in its storage, dtype, device. Says which tensors
+// can be rebuilt from a geometry and a storage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -59,7 +59,7 @@ inline bool has_memory(
     const c10::TensorImpl& tensor, c10::DispatchKeySet keys = PLAIN_KEYS | QUANTIZED_KEYS
 ) noexcept {
     // Check the dispatch keys first: tensors of other kinds, such as nested ones, throw when asked
-    // anything else. The remaining kinds are strided.
+    // for their strides. The kinds left after this check are strided.
     return (tensor.key_set().raw_repr() & ~keys.raw_repr()) == 0 &&
            !tensor.has_symbolic_sizes_strides() &&
            tensor.unsafe_storage().unsafeGetStorageImpl() != nullptr &&

@@ -21,8 +21,8 @@ constexpr std::array PRECISE{
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::CONV),
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::RNN),
 };
-// A precision can be inherited from a more general setting; torch resolves that when the precision
-// is read.
+// A precision setting may say "inherit from the more general setting"; torch resolves that when the
+// setting is read.
 constexpr std::array PRECISE_ON_DEVICE{
     std::pair(at::Float32Backend::CUDA, at::Float32Op::MATMUL),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::CONV),
@@ -36,8 +36,8 @@ bool has_device() {
 }
 
 bool flushes_denormal() noexcept {
-// Where possible, read the flag from the processor's control register: the arithmetic below takes
-// as long as reading all other settings.
+// Read the flag for denormal numbers from the processor's control register where possible: the
+// arithmetic below takes as long as reading all other settings.
 #ifdef __SSE__
     constexpr unsigned results = 0x8000;
     constexpr unsigned operands = 0x0040;
@@ -172,7 +172,8 @@ std::int64_t global_flags() {
 }
 
 std::int64_t matmul_precision_flags() {
-    std::int64_t word = std::int64_t{1} << 62;  // A bit that makes the word nonzero.
+    // Start with a set bit, so that the word is never 0.
+    std::int64_t word = std::int64_t{1} << 62;
     int shift = 0;
     read_precisions(word, shift, PRECISE);
     if (has_device()) {

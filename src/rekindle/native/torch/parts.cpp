@@ -22,7 +22,7 @@ Parts parts_of(const at::Tensor& tensor) {
         }
     };
     if (keys.has(c10::DispatchKey::Python)) {
-        return made;  // A subclass may report any layout, so its components are unknown.
+        return made;  // A subclass may report any layout, so nothing is known of its components.
     }
     if (keys.has(c10::DispatchKey::Sparse)) {
         const auto& sparse = static_cast<const at::SparseTensorImpl&>(impl);

@@ -18,8 +18,8 @@ using Parts = c10::SmallVector<at::Tensor, 3>;
 // Return the components of `tensor` that have memory; none for unknown kinds of tensors.
 Parts parts_of(const at::Tensor& tensor);
 
-// Return the bytes that the largest nested tensor among `given` has after padding. A nested tensor
-// has no shape from which that would follow.
+// Return the bytes of the largest nested tensor among `given` after padding. They do not follow
+// from a shape, because a nested tensor has none.
 Bytes largest_padded(std::span<const c10::IValue> given);
 
 // Call `visit(position, tensor, whole)` for each tensor with memory among the results of an

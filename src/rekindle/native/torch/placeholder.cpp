@@ -10,18 +10,18 @@ namespace rekindle {
 namespace {
 
 constexpr const char* READ =
-    "The memory of this tensor was evicted by rekindle.budget(...), and something reads it by a "
-    "way that is not seen, as a kernel of one's own that is no operator of PyTorch. Write "
-    "rekindle.budget(..., evict=\"saved\"), which never touches what variables hold";
+    "The memory of this tensor was evicted by rekindle.budget(...), but code that Rekindle cannot "
+    "see reads the memory (such as a custom kernel that is no operator of PyTorch). Write "
+    "rekindle.budget(..., evict=\"saved\"), which never evicts tensors that variables hold";
 
-// Return the data pointer of a placeholder: null, with a unique address as context, which is queued
-// when the placeholder is freed.
+// Return the data pointer of a placeholder: a null pointer with a unique address as its context.
+// The address is queued when the placeholder is freed.
 c10::DataPtr token(c10::Device device) {
     void* made = std::make_unique<char>().release();
     return {nullptr, made, &free_placeholder, device};
 }
 
-// True if this torch can make a placeholder readable again.
+// True if this version of torch can make a placeholder's storage readable again.
 template <class Storage>
 constexpr bool CAN_BE_READ_AGAIN = requires(Storage& storage_impl) {
     storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());

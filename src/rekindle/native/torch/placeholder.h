@@ -19,8 +19,8 @@ void make_placeholder(c10::StorageImpl& storage_impl);
 void restore_into(c10::StorageImpl& storage_impl, c10::StorageImpl& from);
 // Return true if `storage_impl` is a placeholder.
 bool is_placeholder(const c10::StorageImpl& storage_impl) noexcept;
-// Let `storage_impl`, if it is a placeholder, be read as memory at a null address. Return false if
-// it is not a placeholder.
+// If `storage_impl` is a placeholder, let it be read as memory at a null address, without an error.
+// Return false if it is not a placeholder.
 bool allow_reading(c10::StorageImpl& storage_impl);
 // Undo `allow_reading`, unless `storage_impl` is not a placeholder any more.
 void refuse_reading(c10::StorageImpl& storage_impl);

@@ -63,7 +63,7 @@ int raise_now(void* object) {
 }  // namespace
 
 void set_out_of_memory_types(PyObject* full, PyObject* not_full) {
-    Py_INCREF(full);  // The types are never released.
+    Py_INCREF(full);  // Keep the exception types forever.
     Py_INCREF(not_full);
     out_of_memory() = {full, not_full};
 }
@@ -87,7 +87,7 @@ void raise_later(const std::exception& error) noexcept {
         PyObject* made = whole ? Py_NewRef(raised.value) : PyObject_CallNoArgs(raised.type);
         if (made == nullptr || Py_AddPendingCall(&raise_now, made) != 0) {
             PyErr_Clear();
-            PyErr_SetInterrupt();  // Unlike Py_AddPendingCall(), this cannot fail.
+            PyErr_SetInterrupt();  // Unlike Py_AddPendingCall(), this function cannot fail.
         }
         return true;
     });

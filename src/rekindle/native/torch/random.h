@@ -32,7 +32,7 @@ class Random final {
 public:
     // Read the current state of `generator`.
     explicit Random(at::Generator generator);
-    // Build a state from its stored parts.
+    // Build the full state from its stored parts: `around` is everything but the words.
     Random(at::Generator generator, const MtState& around, const MtWords& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;
@@ -92,7 +92,7 @@ using Generators = c10::SmallVector<at::Generator, 1>;
 at::Generator default_generator(c10::Device device);
 // Return the generator among an operator's arguments; undefined if there is none.
 at::Generator given_generator(std::span<const c10::IValue> unkeyed_args);
-// Return true if states of this kind of generator can be stored.
+// Return true if this class can store states of this kind of generator.
 bool is_known(const at::Generator& generator) noexcept;
 
 }  // namespace rekindle

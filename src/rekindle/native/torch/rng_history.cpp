@@ -2,28 +2,55 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 namespace rekindle {
 
 namespace {
 
-// Turns that are tried before giving up; all together take some tens of microseconds.
+// Most turns (blocks of 624 words) that are tried, and most turns of a stretch. All together take
+// some 20 microseconds.
 constexpr int MOST = 64;
-constexpr int PAUSE = 8;  // Number of calls after a failure in which no stretch is followed.
-constexpr std::size_t FOLLOWED = 4;  // Number of stretches that are followed at a time.
+constexpr int PAUSE = 8;  // Number of calls after a failure for which no stretch is searched.
+constexpr std::size_t FOLLOWED = 4;  // Number of stretches that are kept for the search.
 
 std::atomic<std::size_t> bytes_kept = 0;
 
-// Compute the generator's next words from the current ones (Matsumoto and Nishimura 1998).
+// Return the word that replaces `word` in the next turn. `after`: the word after it. `ahead`: the
+// word 397 positions ahead.
+std::uint32_t turned(std::uint32_t word, std::uint32_t after, std::uint32_t ahead) noexcept {
+    const std::uint32_t mixed = (word & 0x80000000U) | (after & 0x7FFFFFFFU);
+    return ahead ^ (mixed >> 1) ^ (-(mixed & 1) & 0x9908B0DFU);
+}
+
+// Compute the generator's next words from the current ones (Matsumoto and Nishimura 1998). The
+// loops are split where positions wrap around, so that the compiler vectorizes them.
 void turn(MtWords& words) noexcept {
+    constexpr std::size_t n = std::tuple_size_v<MtWords>;
     constexpr std::size_t distance = 397;
-    const std::size_t n = words.size();
-    for (std::size_t i = 0; i < n; ++i) {
-        const std::uint32_t low = words[i + 1 < n ? i + 1 : 0];
-        const std::uint32_t mixed = (words[i] & 0x80000000U) | (low & 0x7FFFFFFFU);
-        const std::uint32_t ahead = words[i + distance < n ? i + distance : i + distance - n];
-        words[i] = ahead ^ (mixed >> 1) ^ ((mixed & 1) != 0 ? 0x9908B0DFU : 0);
+    constexpr std::size_t wraps = n - distance;
+    for (std::size_t i = 0; i < wraps; ++i) {
+        words[i] = turned(words[i], words[i + 1], words[i + distance]);
+    }
+    for (std::size_t i = wraps; i < n - 1; ++i) {
+        words[i] = turned(words[i], words[i + 1], words[i - wraps]);
+    }
+    words[n - 1] = turned(words[n - 1], words[0], words[distance - 1]);
+}
+
+// Return the number of turns from `words` to `later`, and make them in `words`. Return nothing if
+// `most` turns do not suffice.
+std::optional<int> turns_between(MtWords& words, const MtWords& later, int most) noexcept {
+    for (int turns = 0;; ++turns) {
+        if (words == later) {
+            return turns;
+        }
+        if (turns == most) {
+            return {};
+        }
+        turn(words);
     }
 }
 
@@ -92,7 +119,7 @@ std::unique_ptr<RngCheckpoint> RngHistory::note(const at::Generator& generator) 
     return std::make_unique<RngCheckpoint>(there, stretch.start, stretch.turns);
 }
 
-// Return the stretch that contains the state `there`. If there is none, begin one.
+// Return the stretch that contains the generator state `there`. If there is none, begin one.
 const RngHistory::Stretch& RngHistory::stretch_at(const Random& there) {
     const MtWords& words = there.words();
     const c10::GeneratorImpl* generator = there.generator().unsafeGetGeneratorImpl();
@@ -116,43 +143,41 @@ const RngHistory::Stretch& RngHistory::stretch_at(const Random& there) {
     return stretches_.front();
 }
 
-// Advance `stretch` to `words`. Return false if the next turns of the stretch do not reach `words`.
+// Advance `stretch` turn by turn to `words`. Return false if its next turns do not reach them. If
+// they do, but the stretch would become too long, begin a new one at `words`.
 bool RngHistory::reach(Stretch& stretch, const MtWords& words) {
     if (pause_ != 0) {
         --pause_;
         return false;
     }
     MtWords now = stretch.now;
-    for (int turns = stretch.turns + 1; turns <= MOST; ++turns) {
-        turn(now);
-        if (now == words) {
-            stretch.now = words;
-            stretch.turns = turns;
-            return true;
-        }
+    const std::optional<int> turns = turns_between(now, words, MOST);
+    if (!turns) {
+        pause_ = stretch.turns != 0 ? 0 : PAUSE;
+        return false;
     }
-    pause_ = stretch.turns != 0 ? 0 : PAUSE;
-    return false;
+    stretch.now = words;
+    stretch.turns += *turns;
+    if (stretch.turns > MOST) {
+        stretch.start = c10::make_intrusive<MtBlock>(words);
+        stretch.turns = 0;
+    }
+    return true;
 }
 
-// Begin a stretch at the seed of `there` if that is few turns away, otherwise at `there`.
+// Begin a stretch: at the words that follow from the seed of `there` if these are few turns away,
+// otherwise at `there`.
 RngHistory::Stretch RngHistory::begin(const Random& there) const {
     using Generator = c10::weak_intrusive_ptr<c10::GeneratorImpl>;
-    Stretch made{Generator(there.generator().getIntrusivePtr()), {}, there.words(), 0};
     const std::uint64_t seed = there.around().seed;
-    MtWords words = words_of(seed);
-    const int most = pause_ == 0 ? MOST : 0;
-    while (words != made.now && made.turns < most) {
-        turn(words);
-        ++made.turns;
-    }
-    if (words == made.now) {
-        made.start = c10::make_intrusive<MtBlock>(seed);
-    } else {
-        made.start = c10::make_intrusive<MtBlock>(made.now);
-        made.turns = 0;
-    }
-    return made;
+    MtWords first = words_of(seed);
+    const std::optional<int> turns = turns_between(first, there.words(), pause_ == 0 ? MOST : 0);
+    return {
+        Generator(there.generator().getIntrusivePtr()),
+        turns ? c10::make_intrusive<MtBlock>(seed) : c10::make_intrusive<MtBlock>(there.words()),
+        there.words(),
+        turns.value_or(0)
+    };
 }
 
 std::size_t bytes_of_positions() noexcept {

@@ -102,7 +102,7 @@ private:
     Stretch begin(const Random& there) const;
 
     std::vector<Stretch> stretches_;  // Stretches that are followed, the most recently used first.
-    int pause_ = 0;                   // Number of further calls in which no stretch is followed.
+    int pause_ = 0;                   // Number of further calls for which no stretch is searched.
 };
 
 // Return the bytes that all stored states of generators take.

@@ -54,7 +54,7 @@ StoragePtr copy_of(const StoragePtr& storage_impl) {
 
 std::uint64_t checksum_of(const c10::StorageImpl& storage_impl) {
     const auto* bytes = static_cast<const char*>(storage_impl.data());
-    // Four independent sums, so that the processor computes them in parallel.
+    // Compute four independent sums, so that the processor overlaps them.
     std::array<std::uint64_t, 4> sums{1, 2, 3, 4};
     std::size_t left = storage_impl.nbytes();
     while (left != 0) {

@@ -26,12 +26,14 @@ inline WeakTensor no_tensor() {
     return WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
 }
 
+// Return a weak reference to `tensor`, which is alive.
 inline WeakTensor weak(const c10::TensorImpl& tensor) {
-    return WeakTensor(
-        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
-            const_cast<c10::TensorImpl*>(&tensor)
-        )
-    );
+    return WeakTensor::reclaim_copy(const_cast<c10::TensorImpl*>(&tensor));
+}
+
+// Return a weak reference to `storage_impl`, which is alive.
+inline WeakStorage weak(c10::StorageImpl& storage_impl) {
+    return WeakStorage::reclaim_copy(&storage_impl);
 }
 
 // The version counter of a recorded value, and the count when the value was last known to be
@@ -46,16 +48,16 @@ struct Version final {
     c10::VariableVersion counter{c10::VariableVersion::DISABLED};
     std::int64_t expected = -1;  // Negative if the count is unknown or there is no counter.
 
-    static std::int64_t told_by(const c10::VariableVersion& counter) {
+    static std::int64_t count_of(const c10::VariableVersion& counter) {
         return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
     }
 
-    std::int64_t now() const { return told_by(counter); }
+    std::int64_t now() const { return count_of(counter); }
 
     // Return true if the counter changed since the last call of `look`.
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
 
-    // Record the current value of the counter.
+    // Regard the value as unmodified now: record the current count.
     void look() { expected = now(); }
 };
 

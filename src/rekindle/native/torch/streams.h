@@ -53,8 +53,8 @@ private:
     std::uint32_t bits_ = 0;
 };
 
-// The stream that made the value in a storage, and the streams that read the value. `Order()`
-// means: unknown.
+// Order of accesses to the value in a storage: the stream that made the value, and the streams that
+// read it. `Order()` means: unknown.
 struct Order final {
     std::uint64_t made_at = 0;  // Time at which the operator that made the value was queued.
     StreamSet readers = StreamSet::all();  // Streams that read the value, and `maker`.
@@ -73,7 +73,7 @@ public:
 
     bool are_several() const noexcept { return seen_.size() > 1; }
 
-    // Return the index of `stream`.
+    // Return the index of `stream`, and register the stream if it is new.
     StreamIndex see(const c10::Stream& stream) {
         if (!seen_.empty() && seen_.front() == stream) {
             return 0;
@@ -81,15 +81,15 @@ public:
         return see_another(stream);
     }
 
-    // Return the order of a value that an unknown stream writes now.
+    // Return the `Order` of a value that an unknown stream writes now.
     Order unknown() noexcept {
         Order order;
         order.made_at = ++now_;
         return order;
     }
 
-    // Return the order of a value that the stream `maker` has just queued. `again`: it was
-    // recomputed.
+    // Return the `Order` of a value that the stream `maker` has just queued. `again`: it is a
+    // recomputed value.
     Order made_by(StreamIndex maker, bool again = false) noexcept {
         Order order;
         order.made_at = ++now_;
@@ -100,8 +100,8 @@ public:
         return order;
     }
 
-    // Return the order of the value in a storage, for changes. If the value has none yet, an
-    // unknown stream made it before the second stream was seen.
+    // Return the `Order` of the value in a storage, to be changed. If there is none yet, an unknown
+    // stream made the value before a second stream was in use.
     Order& order_of(StorageId storage) {
         const auto [found, added] = orders_.try_emplace(storage);
         if (added) {
@@ -110,13 +110,13 @@ public:
         return found->second;
     }
 
-    // Return true if the order of the value in a storage is known. While only one stream was seen,
-    // that holds only for values that were recomputed or that a recomputation read.
+    // Return true if the `Order` of the value in a storage is known. While only one stream was
+    // used, that holds only for values that were recomputed or that a recomputation read.
     bool has_order(StorageId storage) const {
         return are_several() || (!orders_.empty() && orders_.contains(storage));
     }
 
-    // Set `order` as the order of the value in a storage.
+    // Store `order` for the value in `storage`.
     void note(StorageId storage, const Order& order) {
         if (are_several() || order.again) {
             orders_.insert_or_assign(storage, order);
@@ -125,7 +125,7 @@ public:
         }
     }
 
-    // Record that the value in a storage is in other memory now, whose readers the allocator does
+    // Record that the value in `storage` moved to other memory, whose readers the allocator does
     // not know.
     void moved(StorageId storage) {
         if (has_order(storage)) {
@@ -133,7 +133,7 @@ public:
         }
     }
 
-    // Forget the order of the value in a storage, because it was freed or its maker is unknown.
+    // Forget the `Order` of the value in `storage`, because it was freed or its maker is unknown.
     void forget(StorageId storage) noexcept {
         if (!orders_.empty()) {
             orders_.erase(storage);
@@ -165,7 +165,7 @@ private:
     std::unordered_map<StorageId, Order> orders_;
     // For each pair of the first 32 streams: time up to which the first waits for the second.
     std::vector<std::uint64_t> comes_after_;
-    std::optional<c10::Event> event_;  // One event, recorded again for each wait.
+    std::optional<c10::Event> event_;  // The event for all waits; each wait records it again.
 };
 
 }  // namespace rekindle

@@ -61,7 +61,7 @@ class Stage:
         return list(self.buffers()) if known is None else known
 
     def learn(self, before: Sequence[tuple[nn.Module, str, Tensor]]) -> None:
-        """Note which buffers a run changed, by comparing them with the copies in `before`."""
+        """Record which buffers a run changed, by comparing them with the copies in `before`."""
         if self.mode not in self._moving:
             self._moving[self.mode] = [
                 (module, name)
@@ -119,8 +119,8 @@ class Moment:
     def _check_parameters(self) -> None:
         if self.versions != [parameter._version for parameter in self.stage.parameters]:
             raise RuntimeError(
-                f"a parameter of stage {self.stage.name} was modified in place between the forward "
-                "and the backward pass, so the stage cannot be computed again. Call "
+                f"a parameter of stage {self.stage.name} was modified in place between the "
+                "forward and the backward pass, so the stage cannot be recomputed. Call "
                 "loss.backward() before optimizer.step()"
             )
 
@@ -155,7 +155,10 @@ def detached(values: Any) -> Any:
 def _buffer(module: nn.Module, name: str) -> Tensor:
     buffer = module._buffers[name]
     if buffer is None:
-        raise Unsupported(f"buffer {name} of {type(module).__name__} is gone since it was measured")
+        raise Unsupported(
+            f"buffer {name} of {type(module).__name__} was removed after rekindle.sequential(...) "
+            "measured the model; write rekindle.sequential(...) again"
+        )
     return buffer
 
 

@@ -51,7 +51,7 @@ class Chained(nn.Sequential):
         plan: Callable[[Measured], ChainSchedule],
         *,
         loss: Callable[[Any], Tensor] | None,
-        beside: Bytes,
+        reserve: Bytes,
         reshape: Reshape,
         watch: Callable[[int, int], None] | None,
     ) -> None:
@@ -60,7 +60,7 @@ class Chained(nn.Sequential):
         self._forward_hooks = model._forward_hooks
         self._forward_pre_hooks = model._forward_pre_hooks
         self._plan, self._loss = plan, loss or total
-        self._beside, self._reshape, self._watch = beside, reshape, watch
+        self._reserve, self._reshape, self._watch = reserve, reshape, watch
         self._measured: dict[Any, Measured] = {}
         self._schedules: dict[Any, ChainSchedule] = {}
         self._stages = stages_of(model, sample)
@@ -80,8 +80,9 @@ class Chained(nn.Sequential):
         if len(inputs) != 1 or keywords:
             got = f"{len(inputs)} inputs" + (f" and {', '.join(keywords)}=" if keywords else "")
             raise Unsupported(
-                f"a chain has one input, which may be a tuple of tensors; got {got}. Write "
-                "model((a, b)) and take it apart in the first module"
+                f"the model that rekindle.sequential(...) made: got {got}, wanted one input, "
+                "which may be a tuple of tensors; write model((a, b)), and unpack the tuple in "
+                "the first module"
             )
         x = inputs[0]
         if torch.is_grad_enabled():
@@ -95,7 +96,9 @@ class Chained(nn.Sequential):
         there = bytes_of([p.grad for p in self.parameters() if p.grad is not None])
         found = self._schedules.get((key, there))
         if found is None:
-            found = self._schedules[key, there] = self._plan(_beside(self._measure(x, key), there))
+            found = self._schedules[key, there] = self._plan(
+                _with_gradients(self._measure(x, key), there)
+            )
         return found
 
     def _measure(self, x: Any, key: Any) -> Measured:
@@ -104,10 +107,11 @@ class Chained(nn.Sequential):
             if self._measured and self._reshape == "refuse":
                 was = next(iter(self._measured))
                 raise Unsupported(
-                    f"the chain was measured for {was} and got {key}; give it that, or write "
+                    f"the model that rekindle.sequential(...) made: got {key}, wanted {was}, with "
+                    "which it was measured; give it such an input, or write "
                     'rekindle.sequential(..., reshape="measure")'
                 )
-            fixed = self._beside + bytes_of([*self.parameters(), *self.buffers()])
+            fixed = self._reserve + bytes_of([*self.parameters(), *self.buffers()])
             found = measure(self._stages, x, self._loss, fixed, self._watch)
             self._measured[key] = found
         return found
@@ -122,8 +126,8 @@ def _key(x: Any, model: nn.Module) -> Any:
     return (*tensors, model.training, *autocast, hash(frozen))
 
 
-def _beside(measured: Measured, there: Bytes) -> Measured:
-    """Return `measured` with gradients that exist before the forward pass as fixed memory.
+def _with_gradients(measured: Measured, there: Bytes) -> Measured:
+    """Return `measured` with the gradients that exist before the forward pass as fixed memory.
 
     Args:
         measured: Costs of the stages, each with the bytes of the gradients that it makes.

@@ -61,8 +61,8 @@ class Frame:
         self._versions: dict[int, list[int]] = {}
         self._moments: dict[int, Moment] = {}
         self._holders: dict[int, list[weakref.ref[Holder]]] = {}
-        self._back: set[int] = set()  # stages whose holders are filled
-        self._current: tuple[int, Any] | None = None  # the next stage and its input
+        self._back: set[int] = set()  # stages that ran again, so that their holders are filled
+        self._current: tuple[int, Any] | None = None  # the stage to run next, and its input
 
     def forward(self, x: Any) -> Any:
         self._keep(0, x)
@@ -97,8 +97,9 @@ class Frame:
     def _check_unchanged(self, stage: int) -> None:
         if stage in self._inputs and _versions(self._inputs[stage]) != self._versions[stage]:
             raise Unsupported(
-                f"the input of stage {self.stages[stage].name}, from which it is to be computed "
-                "again, was modified in place. Write inplace=False there, or give the stage a copy"
+                f"the input of stage {self.stages[stage].name} was modified in place, but the "
+                "stage is recomputed from this input. Write inplace=False in the module that "
+                "modifies it, or give that module a copy"
             )
 
     # -- backward ---------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class Frame:
         self._current = number + 1, detached(output)
 
     def _forget_beyond(self, stage: int) -> None:
-        """Free the tensors and inputs kept for later stages, as their backward passes are over."""
+        """Free what was kept for the stages after `stage`, as their backward passes are over."""
         for later in [each for each in self._back if each > stage]:
             self._back.discard(later)
             self._empty(later)
@@ -184,26 +185,32 @@ class _Fill:
         if self._holders is None:
             return
         if number >= len(self._holders):
-            raise self._differs(f"it saved {len(self._holders)} tensors then, and more now")
+            raise self._differs(
+                f"it saved {len(self._holders)} tensors the first time, and more when it was "
+                "recomputed"
+            )
         holder = self._holders[number]()
         if holder is None:
-            return  # this part of the graph has been freed
+            return  # the holder was freed with its part of the graph
         if (tensor.shape, tensor.dtype) != (holder.shape, holder.dtype):
             then, now = [*holder.shape], [*tensor.shape]
             raise self._differs(
-                f"saved tensor {number} was {holder.dtype} {then} the first time and is "
-                f"{tensor.dtype} {now} when it is recomputed"
+                f"saved tensor {number} was {holder.dtype} {then} the first time, and "
+                f"{tensor.dtype} {now} when it was recomputed"
             )
         holder.tensor = tensor.detach()
 
     def check(self) -> None:
         if self._holders is not None and self._saved < len(self._holders):
-            raise self._differs(f"it saved {len(self._holders)} tensors then, {self._saved} now")
+            raise self._differs(
+                f"it saved {len(self._holders)} tensors the first time, and {self._saved} when it "
+                "was recomputed"
+            )
 
     def _differs(self, how: str) -> Unsupported:
         return Unsupported(
-            f"stage {self._stage.name} did something else when it was computed again: {how}. It "
-            "must depend on its input, its parameters and buffers and torch's random numbers only"
+            f"stage {self._stage.name} behaved differently when it was recomputed: {how}. A stage "
+            "may depend only on its input, its parameters and buffers, and torch's random numbers"
         )
 
 

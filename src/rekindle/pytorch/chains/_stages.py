@@ -50,14 +50,15 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
             wrote, viewed, x = _try(Stage(name, [module]), x)
         except Exception as error:
             error.add_note(
-                f"in layer {name} ({type(module).__name__}), with the sample that was given: "
-                "rekindle.sequential(model, sample, ...) wants one such as training will bring"
+                f"in layer {name} ({type(module).__name__}), with the given sample: write "
+                "rekindle.sequential(model, sample, ...) with a sample like the batches of "
+                "training"
             )
             raise
         if wrote and len(groups) <= (not begins):
             raise Unsupported(
-                f"layer {name} ({type(module).__name__}) writes into the input of the chain, from "
-                "which everything is computed again. Write inplace=False there"
+                f"layer {name} ({type(module).__name__}) writes into the input of the model, from "
+                "which the layers are recomputed. Write inplace=False in this layer"
             )
         belongs = (wrote or viewed) and bool(groups)
         if belongs or not begins:
@@ -66,7 +67,10 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
             groups.append([(name, module)])
         begins = belongs or not viewed  # a view of the chain's input cannot be a stage alone
     if not groups:
-        raise Unsupported("a chain needs a module; got an empty nn.Sequential")
+        raise Unsupported(
+            "rekindle.sequential(...): got an empty nn.Sequential, wanted one with at least one "
+            "module; write rekindle.sequential(nn.Sequential(first, second), sample, budget)"
+        )
     return [Stage(_range(group), [module for _, module in group]) for group in groups]
 
 
@@ -146,7 +150,7 @@ def measure(
             watch(number + 1, len(stages))
     fixed += 2 * bytes_of([m._buffers[name] for stage in stages for m, name in stage.moving()])
     loss_ns, loss_extra, loss_bytes = _measure_loss(loss, x)
-    fixed += 2 * loss_bytes  # the loss and its gradient
+    fixed += 2 * loss_bytes  # count the loss tensor and its gradient
     return Measured(tuple(costs), fixed, bytes_of(sample), gradient, loss_ns, loss_extra)
 
 
@@ -182,7 +186,7 @@ def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes,
     saves none, and of the backward pass.
     """
     with Meter() as meter:
-        meter.see((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))
+        meter.count((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))
         meter.restart()
         before = meter.alive
         with saved_tensors_hooks(_nothing, _nothing):
@@ -227,7 +231,7 @@ def _now(devices: Sequence[torch.device]) -> Nanoseconds:
 
 
 class _End(torch.autograd.Function):
-    """Makes a scalar from outputs; its backward makes gradients of ones, held by autograd alone."""
+    """Makes a scalar from outputs. Its backward makes gradients to which only autograd refers."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> Tensor:
@@ -288,7 +292,7 @@ def _measure_loss(loss: Callable[[Any], Tensor], output: Any) -> tuple[Nanosecon
         torch.autograd.grad(loss(output), wanted, allow_unused=True)
         elapsed = _now(devices_of(output)) - started
         with Meter() as meter:
-            meter.see(output)
+            meter.count(output)
             before = meter.alive
             kept = loss(output)
             torch.autograd.grad(kept, wanted, allow_unused=True)

@@ -41,9 +41,9 @@ def on_excess(peak: Bytes, budget: Bytes | None) -> tuple[str, ...]:
     if budget is None or peak <= budget:
         return ()
     sentence = (
-        f"The peak was {format_bytes(peak - budget)} above the budget: the workspace of "
-        "an operator is not known before its first run. From its second run on there is room for "
-        "it."
+        f"The peak was {format_bytes(peak - budget)} above the budget, because the workspace of "
+        "an operator (the memory that it uses internally) is not known before its first run. "
+        "From its second run on the workspace fits."
     )
     return (sentence,)
 
@@ -58,9 +58,10 @@ def on_shortfall(times: int, budget: Bytes) -> tuple[str, ...]:
     if not times:
         return ()
     sentence = (
-        f"The device had no room {times} time{'s' * (times != 1)} although the budget had: what "
-        f"was evicted made some, and {format_bytes(budget)} is the budget now. Give less, or what "
-        'the device has: rekindle.budget("auto").'
+        f"The device ran out of memory {times} time{'s' * (times != 1)} before the budget was "
+        "used up. Rekindle evicted values to go on, and lowered the budget to "
+        f'{format_bytes(budget)}. Write a smaller budget, or rekindle.budget("auto"), which '
+        "measures the free memory of the device."
     )
     return (sentence,)
 
@@ -70,7 +71,7 @@ def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[st
 
     Args:
         operators: Operators that are not recomputed, each with the reason and the bytes kept.
-        functions: By name of a custom `autograd.Function`, why it is not recomputed.
+        functions: Name of a custom `autograd.Function` -> why it is not recomputed.
     """
     sentences = [
         f"{each.operator} is not recomputed: {each.why} ({each.calls} call"
@@ -90,8 +91,9 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
         yield (
             program,
             (
-                f"{format_bytes(program)} at the peak are held by your program's variables, which "
-                "go only when nothing else is left: drop lists of activations and skips early."
+                f"At the peak your program's variables hold {format_bytes(program)}, which is "
+                "evicted only when nothing else is left to evict: delete lists of activations "
+                "and skip connections early."
             ),
         )
     if kept > _MUCH * peak:
@@ -99,7 +101,7 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
             kept,
             (
                 f"{format_bytes(kept)} at the peak cannot be recomputed: results of custom "
-                "autograd.Functions, of collectives, of kernels that PyTorch does not see."
+                "autograd.Functions, of collectives, or of kernels that PyTorch does not see."
             ),
         )
     others = max((nbytes for name, nbytes in held.items() if name != OPTIMIZER), default=0)
@@ -107,8 +109,8 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
         yield (
             state,
             (
-                f"{format_bytes(state)} at the peak are optimizer state: one with less, or in "
-                "fewer bits, saves more than recomputation can."
+                f"{format_bytes(state)} at the peak are optimizer state: an optimizer with less "
+                "state, or with state of fewer bits, saves memory that recomputation cannot save."
             ),
         )
 
@@ -124,10 +126,10 @@ def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
         yield (
             idle,
             (
-                f"The allocator reserved {format_bytes(reserved)} but gave out at most "
-                f"{format_bytes(allocated)}, {format_bytes(rounding)} of it by rounding up "
-                f"({format_bytes(split)} in pieces of larger blocks): to limit what it reserves, "
-                'write rekindle.budget(..., of="reserved").'
+                f"The allocator reserved {format_bytes(reserved)} but gave at most "
+                f"{format_bytes(allocated)} to tensors, {format_bytes(rounding)} of it by "
+                f"rounding up ({format_bytes(split)} are unused parts of larger blocks): to limit "
+                'the reserved memory, write rekindle.budget(..., of="reserved").'
             ),
         )
     retries: int = stats.get("num_alloc_retries", 0)
@@ -135,7 +137,7 @@ def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
         yield (
             0,
             (
-                f"The allocator ran short and emptied its cache {retries} times, which is slow: "
-                'write rekindle.budget(..., of="reserved"), or give a smaller budget.'
+                f"The allocator ran out of memory and emptied its cache {retries} times, which is "
+                'slow: write rekindle.budget(..., of="reserved"), or a smaller budget.'
             ),
         )

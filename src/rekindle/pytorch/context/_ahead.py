@@ -56,7 +56,8 @@ def look_ahead(
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
-        with suppress(TypeError, RuntimeError, NotImplementedError):  # uncopyable arguments
+        # some arguments can be neither copied nor weakly referenced
+        with suppress(TypeError, RuntimeError, NotImplementedError):
             calls = [ModelCall(frame)]
     if calls:
         error.can_rehearse(partial(_rehearse, calls, device, policy, within_another))
@@ -70,7 +71,7 @@ def _rehearse(
     error: OutOfBudget,
     seconds: float,
 ) -> bool:
-    """Rehearse `calls`, and write the budget that whole steps need into `error`.
+    """Rehearse `calls`, and write a budget that suffices for whole steps into `error`.
 
     Returns:
         False if the rehearsal was cut off after `seconds`: one with more time may find a budget.
@@ -94,8 +95,8 @@ def _rehearse(
     progress.done()
     needed = max(found, default=0)
     if needed > error.worth_trying:
-        too_small.rather(error.budget, needed)
-        error.name(needed, "What whole steps need, by a rehearsal on shapes")
+        too_small.replace_suggestion(error.budget, needed)
+        error.name(needed, "A budget that suffices for whole steps, by a rehearsal on shapes")
     return time.monotonic() <= until
 
 

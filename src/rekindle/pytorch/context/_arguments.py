@@ -16,16 +16,12 @@ import torch
 from rekindle import _checks as checks
 from rekindle._errors import InvalidArgument, InvalidBudget, Unsupported
 from rekindle._types import Bytes
-from rekindle._units import parse_bytes
 from rekindle.policies import DEFAULT, Policy, Swap, policy_of
-from rekindle.pytorch.context._auto import amount_of, is_auto, resolved
+from rekindle.pytorch.context._amount import Amount
 from rekindle.pytorch.context._native_core import check_device
 from rekindle.pytorch.held import can_make_placeholders, flag_of_reading
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
-
-#: Bytes. A smaller number without a unit is refused: the user probably forgot the unit.
-_LEAST_WITHOUT_UNIT = 100
 
 
 @final
@@ -46,16 +42,13 @@ class Arguments:
     arena: bool = True
 
     def __post_init__(self) -> None:
-        found = resolved(self.amount)
-        if found is not None and not is_auto(found):
-            parse_bytes(found)
-            _check_unit(found)
+        self.limit  # noqa: B018 - it checks the amount
         policy_of(self.policy)
         if not (isinstance(self.learn, bool) or self.learn in ("auto", "wait")):
             raise InvalidArgument(
                 f"rekindle.budget(..., learn={self.learn!r}): write learn=True, learn=False, "
-                'learn="wait", which waits for schedules at the end of a step, or learn="auto", '
-                "which makes some once steps seem to go on alike"
+                'learn="wait" (waits for the plan at the end of a step) or learn="auto" '
+                "(makes plans once steps repeat)"
             )
         checks.switch(self.record, "rekindle.budget(..., record={})")
         checks.switch(self.cache, "rekindle.budget(..., cache={})")
@@ -71,16 +64,18 @@ class Arguments:
             self._check_anything()
         elif self.evict not in ("auto", "saved"):
             raise InvalidArgument(
-                f'rekindle.budget(..., evict={self.evict!r}): write evict="auto", which evicts '
-                'values that your variables hold when nothing else is left, evict="saved", which '
-                'never does, or evict="anything"'
+                f'rekindle.budget(..., evict={self.evict!r}): write evict="auto" (evicts values '
+                "that your variables hold only when nothing else is left to evict), "
+                'evict="saved" (never evicts them) or evict="anything" (evicts them at any '
+                "time)"
             )
 
     def _check_anything(self) -> None:
         if self.swap is not None:
             raise Unsupported(
-                'rekindle.budget(..., evict="anything", swap=...): what the program holds comes '
-                'back by being computed again. Leave out swap, or write evict="saved"'
+                'rekindle.budget(..., evict="anything", swap=...): values that your variables '
+                "hold can be recomputed, but not swapped. Leave out swap=, or write "
+                'evict="saved"'
             )
         flag_of_reading()
 
@@ -101,7 +96,7 @@ class Arguments:
         return unsaid and not self.record and find_spec("highspy") is not None
 
     @property
-    def lends(self) -> bool:
+    def evicts_held_last(self) -> bool:
         """True if user-held tensors may be evicted when nothing else is left (`evict="auto"`).
 
         False with `swap`, since swapped-in copies cannot restore such tensors. False also with a
@@ -109,14 +104,16 @@ class Arguments:
         """
         return self.evict == "auto" and self.swap is None and can_make_placeholders()
 
-    def bytes_on(self, device: torch.device) -> Bytes | None:
-        """Return the budget in bytes, or None without a limit.
-
-        For "auto", it asks `device` how much memory it has.
-        """
-        if self.amount is None:
-            return None
-        return amount_of(self.amount, device)
+    @property
+    def limit(self) -> Amount | None:
+        """The amount of memory, or None without a limit."""
+        amount = self.amount
+        if isinstance(amount, str) and amount.strip().lower() == "none":
+            raise InvalidBudget(
+                f"rekindle.budget({amount!r}): got text, wanted None to have no limit; write "
+                "rekindle.budget(None)"
+            )
+        return None if amount is None else Amount(amount)
 
     def uses_arena(self, device: torch.device) -> bool:
         """Return True if CPU memory comes from Rekindle's arena: only with a limit, on a CPU."""
@@ -125,14 +122,3 @@ class Arguments:
     def host(self, device: torch.device) -> HostMemory | None:
         """Return the host memory for swapped values, or None without `swap`."""
         return host_memory(self.swap, self.swap_directory, device)
-
-
-def _check_unit(amount: str | Bytes) -> None:
-    """Refuse a bare number that is too small to be meant as bytes: `rekindle.budget(24)`."""
-    text = str(amount).strip()
-    if text.isdecimal() and int(text) < _LEAST_WITHOUT_UNIT:
-        written = f'"{text}"' if isinstance(amount, str) else text
-        raise InvalidBudget(
-            f"rekindle.budget({written}): got {text} bytes, wanted a unit for so small a number; "
-            f'write rekindle.budget("{text}GiB"), or rekindle.budget("{text}B") if you mean bytes'
-        )

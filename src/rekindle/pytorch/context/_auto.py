@@ -1,8 +1,7 @@
 """`rekindle.budget("auto")`: the memory that the device has for tensors, less a margin of 10 %.
 
 On a CPU the smallest of four amounts counts: the machine's free memory, and what control groups,
-`ulimit -v` and `ulimit -d` leave. If the environment variable `REKINDLE_BUDGET` is set, it is the
-budget instead.
+`ulimit -v` and `ulimit -d` leave.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 
 from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
-from rekindle._units import parse_bytes
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online import Step
@@ -34,44 +32,12 @@ _STATUS = Path("/proc/self/status")
 _MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups that this process is in
 _GROUPS = Path("/sys/fs/cgroup")
 
-#: By version of control groups, names of the files with the limit and with the usage (bytes).
+#: For each version of control groups, the names of the files with the limit and with the usage (in
+#: bytes).
 _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     2: ("memory.max", "memory.current"),
 }
-
-
-#: Environment variable that sets the budget for "auto" from outside the program.
-CAP = "REKINDLE_BUDGET"
-
-
-def resolved(amount: str | Bytes | None) -> str | Bytes | None:
-    """Replace "auto" by the bytes that `REKINDLE_BUDGET` names, if it is set.
-
-    Args:
-        amount: The first argument of `rekindle.budget`.
-
-    Returns:
-        The number of bytes, or `amount` itself if it is not "auto" or the variable is unset.
-
-    Raises:
-        InvalidBudget: The variable is neither an amount of bytes nor "auto".
-    """
-    cap = os.environ.get(CAP, "").strip()
-    if not is_auto(amount) or not cap or is_auto(cap):
-        return amount
-    return parse_bytes(cap, line=f"{CAP}={{}}")
-
-
-def is_auto(amount: object) -> bool:
-    """Return True if `amount` is "auto", in any case and with spaces around it."""
-    return isinstance(amount, str) and amount.strip().lower() == "auto"
-
-
-def amount_of(amount: str | Bytes, device: torch.device) -> Bytes:
-    """Return `amount` in bytes; for "auto", `REKINDLE_BUDGET` or else `available(device)`."""
-    found = resolved(amount)
-    return available(device) if found is None or is_auto(found) else parse_bytes(found)
 
 
 def available(device: torch.device, ranks: int | None = None) -> Bytes:
@@ -90,13 +56,13 @@ def available(device: torch.device, ranks: int | None = None) -> Bytes:
         Unsupported: The device does not report how much memory it has.
     """
     if is_accelerator(device):
-        beside = accelerator.ranks_beside(_ranks_here()) if ranks is None else ranks
+        sharing = accelerator.ranks_of_device(_ranks_here()) if ranks is None else ranks
         free, mine = accelerator.obtainable(device)
-        return int((1 - MARGIN) * (free // beside + mine))
+        return int((1 - MARGIN) * (free // sharing + mine))
     if device.type != "cpu":
         raise Unsupported(
-            f'rekindle.budget("auto") on {device.type}, which does not say how much memory it has; '
-            'write the amount, such as rekindle.budget("6GiB")'
+            f'rekindle.budget("auto"): PyTorch does not report how much memory {device.type} '
+            'has; write the size, such as rekindle.budget("6GiB")'
         )
     free = _free_on_cpu() // (_ranks_here() if ranks is None else ranks)
     return int((1 - MARGIN) * (free + sum(_bytes_of_tensors())))
@@ -122,7 +88,7 @@ def measured_again(run: Run, device: torch.device) -> None:
             return
         try:
             run.budget = now
-        except OutOfBudget:  # everything evictable has been evicted by now
+        except OutOfBudget:  # `now` is less than what cannot be evicted
             run.budget = max(now, min(run.memory, before))
 
     run.on_step(correct)
@@ -140,8 +106,8 @@ def _free_on_cpu() -> Bytes:
     known = [free for free in found if free is not None]
     if not known:
         raise Unsupported(
-            'rekindle.budget("auto") cannot find out how much memory this machine has free '
-            '(no /proc/meminfo); write the amount, such as rekindle.budget("6GiB")'
+            'rekindle.budget("auto"): the free memory of this machine is not known (there is '
+            'no /proc/meminfo); write the size, such as rekindle.budget("6GiB")'
         )
     return max(0, min(known))
 
@@ -179,7 +145,7 @@ def _control_groups() -> Iterator[tuple[Path, Path]]:
 def _left_in_limits() -> Iterator[Bytes]:
     """Yield the bytes that `ulimit -v` and `ulimit -d` leave to this process."""
     try:
-        import resource  # not on every system
+        import resource  # not every system has the module
 
         lines = _STATUS.read_text().splitlines()
     except (ImportError, OSError):
@@ -196,7 +162,8 @@ def _left_in_group(limit: Path, usage: Path) -> Bytes | None:
         most, now = limit.read_text().strip(), usage.read_text().strip()
     except OSError:
         return None
-    return int(most) - int(now) + _cache(usage) if most.isdigit() else None  # "max": no limit
+    # the text "max" means no limit
+    return int(most) - int(now) + _cache(usage) if most.isdigit() else None
 
 
 def _cache(usage: Path) -> Bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import fields
 from functools import partial, wraps
 from inspect import iscoroutinefunction, isgeneratorfunction
@@ -20,26 +20,28 @@ from warnings import warn
 import torch
 
 from rekindle import _checks as checks
-from rekindle._errors import OutOfBudget, Unsupported, beside
+from rekindle._errors import OutOfBudget, Unsupported, notes_added_to
+from rekindle._types import Bytes
 from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
-from rekindle.pytorch.context._auto import is_auto, measured_again, resolved
+from rekindle.pytorch.context._auto import measured_again
 from rekindle.pytorch.context._native_core import native_core_for
-from rekindle.pytorch.context._processes import spawned_said
+from rekindle.pytorch.context._processes import spawn_warns
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import inherited
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
-from rekindle.pytorch.held import known_natively, lending_natively
-from rekindle.pytorch.learned import NativeLearner, plans_for
+from rekindle.pytorch.held import held_evicted, thread_registered
+from rekindle.pytorch.learned import Learner, plans_for
 from rekindle.pytorch.native import (
-    NativeDriver,
-    NativeRuntime,
+    Driver,
+    Runtime,
     functions_recomputed,
     is_seen,
     random_states_counted,
     seen,
     seen_in_thread,
+    workspaces_kept,
 )
 from rekindle.pytorch.online import (
     OptimizerSteps,
@@ -47,6 +49,7 @@ from rekindle.pytorch.online import (
     handing_out_seen,
     lost_in,
     must_saves_seen,
+    reset_interrupted,
     resizes_seen,
     short_form,
     trades_seen,
@@ -92,7 +95,8 @@ class budget:
             "reserved": those that PyTorch's allocator takes from the device, as `nvidia-smi` shows.
             Free pieces between tensors count then, so a little more is evicted. Small tensors and
             the first step may exceed the budget by some MiB. On a CPU it changes nothing.
-        cache: Keep learned plans in `~/.cache/rekindle` (or `REKINDLE_CACHE`) for later processes.
+        cache: Keep learned plans, and on a CPU the workspaces of operators, in `~/.cache/rekindle`
+            (or `REKINDLE_CACHE`) for later processes.
         arena: On a CPU, take PyTorch's memory from an arena that returns freed memory to the
             system, so that the process stays near the budget too. False leaves it to the C library.
 
@@ -185,83 +189,114 @@ class budget:
     def __enter__(self) -> Run:
         if budget._active is not None:
             raise Unsupported(
-                "rekindle.budget(...) inside rekindle.budget(...): a program has one budget. Leave "
-                "the outer context first (if that is `rekindle run`: start the program with "
-                "python), or give the outer one the smaller amount"
+                "rekindle.budget(...) inside rekindle.budget(...): a program has one budget at a "
+                "time. Leave the outer budget first (if `rekindle run` made it, start the "
+                "program with python), or give the smaller size to the outer budget"
             )
         if _is_within_transform():
             raise Unsupported(
-                "rekindle.budget(...) inside a torch.func transform (grad, vmap, jvp), which has "
-                "no graph to recompute from. Enter the budget outside and use loss.backward()"
+                "rekindle.budget(...) inside a torch.func transform (grad, vmap, jvp): the "
+                "transform keeps no autograd graph from which values could be recomputed. Enter "
+                "the budget outside of the transform, and use loss.backward()"
             )
         if self._stack is not None:
-            raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
+            raise Unsupported(
+                "this rekindle.budget(...) was already entered, and a budget can be entered "
+                "once; write a new rekindle.budget(...)"
+            )
         # Choose the device only now: since `__init__` the program may have started to use CUDA.
         device = accelerator.with_index(device_of(self._arguments.device))
-        run, runtime = self._begin(device)
+        limit = self._arguments.limit
+        run, runtime = self._make(device, None if limit is None else limit.on(device))
         with ExitStack() as stack:
-            self._over: list[Callable[[], None]] = []
-            self._watch(stack, run, runtime)
+            for part in self._parts(run, runtime):
+                stack.enter_context(part)
+            if limit is not None and limit.is_measured and is_accelerator(device):
+                measured_again(run, device)
             self._stack = stack.pop_all()
-        budget._active = self
-        self._run, self._runtime = run, runtime
-        if is_auto(resolved(self._arguments.amount)) and is_accelerator(device):
-            measured_again(run, device)
         return run
 
-    def _begin(self, device: torch.device) -> tuple[Run, NativeRuntime]:
+    def _make(self, device: torch.device, amount: Bytes | None) -> tuple[Run, Runtime]:
         """Make the native core's objects for one budget, and its `Run`. It installs no hook."""
         given = self._arguments
-        amount, host, policy = given.bytes_on(device), given.host(device), policy_of(given.policy)
+        host, policy = given.host(device), policy_of(given.policy)
         core = native_core_for(device)
         if device.type == "cpu":
             core.count_allocations()
         patient = given.learns_by_itself
         learns = (patient or given.asks_to_learn) and amount is not None
-        driver = NativeDriver(
+        copies = None if host is None else host.copies(amount)
+        driver = Driver(
             core,
             amount,
             device,
             given.device is None,
             learns,
-            given.lends,
+            given.evicts_held_last,
             given.evict == "anything",
-            None if host is None else host.copies(amount),
+            copies,
             policy,
         )
-        core.use_arena(driver.handle, given.uses_arena(device))
+        core.uses_arena(driver.handle, given.uses_arena(device))
         if given.of == "reserved" and is_accelerator(device):
             driver.keep_reserved()
-        run = Run(driver, amount, policy, record=given.record)
+        run = Run(driver, policy, record=given.record)
         if learns and amount is not None:
-            plans = plans_for(amount, device, cache=given.cache, patient=patient)
-            learner = NativeLearner(driver, plans, wait=given.learn == "wait")
+            swap = None if copies is None or copies[1].only else copies[1]
+            plans = plans_for(amount, device, cache=given.cache, patient=patient, swap=swap)
+            learner = Learner(driver, plans, wait=given.learn == "wait")
             run._learner = driver.watcher = learner
-        return run, NativeRuntime(driver)
+        return run, Runtime(driver)
 
-    def _watch(self, stack: ExitStack, run: Run, runtime: NativeRuntime) -> None:
-        """Install the hooks of the budget; `stack` removes them."""
-        driver = runtime.driver
+    def _parts(self, run: Run, runtime: Runtime) -> Iterator[AbstractContextManager[object]]:
+        """Yield the parts of an active budget as context managers, in the order to enter them.
+
+        They exit in the reverse order, also if entering a later part fails. Each part removes the
+        hooks and replaced functions that it has installed.
+        """
+        driver, steps = runtime.driver, OptimizerSteps(runtime)
+        # The first part exits last: closing the driver restores the program's evicted tensors,
+        # which the other parts must not observe.
+        yield closing(driver)
+        if driver.device.type == "cpu" and self._arguments.cache:
+            yield workspaces_kept(driver.core)
+        # Enter this part before `seen`, so that every operator that the core sees has a place and
+        # an owner.
         if driver.places is not None:
-            driver.places.watch(stack)
-        driver.owners.watch(stack)
-        stack.enter_context(seen(driver))
-        stack.enter_context(functions_recomputed(driver.core, driver.functions_kept))
-        if self._arguments.lends or driver.anything:
-            stack.enter_context(lending_natively(driver))
-        stack.enter_context(handing_out_seen(driver.give_away))
-        stack.enter_context(resizes_seen(driver.about_to_resize))
-        stack.enter_context(trades_seen(driver.trading))
+            yield driver.places.watch()
+        yield driver.owners.watch()
+        # From here on the core sees the operators of this thread.
+        yield seen(driver)
+        yield functions_recomputed(driver.core, driver.functions_kept)
+        # Enter this part before the others that replace functions. Some of them call the functions
+        # that this part replaces, which make evicted memory resident.
+        if self._arguments.evicts_held_last or driver.anything:
+            yield held_evicted(driver)
+        yield handing_out_seen(driver.mark_externally_writable)
+        yield resizes_seen(driver.about_to_resize)
+        yield driver.interrupted.watch()
+        yield trades_seen(driver.trading)
         if driver.device.type == "cpu":
-            stack.enter_context(random_states_counted(driver))
-        stack.enter_context(must_saves_seen(run.keep))
-        steps = OptimizerSteps(runtime)
-        for hook in steps.watch():
-            stack.callback(hook.remove)
-        stack.callback(steps.leave)
-        stack.enter_context(inherited(is_seen, partial(self._in_thread, driver, steps)))
-        stack.enter_context(spawned_said())
-        stack.callback(_leave)
+            yield random_states_counted(driver)
+        yield must_saves_seen(run.keep)
+        # Enter this part after those above, because the steps of optimizers use them.
+        yield steps.watch()
+        # Enter this part after `steps`: a new thread handles its own steps (`_in_thread`).
+        yield inherited(is_seen, partial(self._in_thread, driver, steps))
+        yield spawn_warns()
+        # The last part exits first: code that runs while the other parts exit is outside of the
+        # budget.
+        yield self._active_with(run, runtime)
+
+    @contextmanager
+    def _active_with(self, run: Run, runtime: Runtime) -> Iterator[None]:
+        """Make this the active budget of the process inside the block."""
+        self._run, self._runtime = run, runtime
+        budget._active = self
+        try:
+            yield
+        finally:
+            budget._active = None
 
     def __exit__(
         self,
@@ -272,13 +307,8 @@ class budget:
         assert self._stack is not None
         driver, run = self._runtime.driver, self._run
         try:
-            with beside(error):
-                try:
-                    self._stack.close()
-                finally:
-                    for end in list(self._over):
-                        end()
-                    driver.close()
+            with notes_added_to(error):
+                self._stack.close()
         finally:
             del self._runtime, self._run
         missed = driver.elsewhere() if error is None else None
@@ -286,6 +316,9 @@ class budget:
             warn(missed, stacklevel=2)
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, run.budget))
+        if driver.refused is not None and error is not None:
+            with notes_added_to(error):
+                reset_interrupted()
         if isinstance(error, OutOfBudget):
             self._look_ahead(error, traceback, driver)
         if type(error) is RuntimeError:
@@ -295,7 +328,7 @@ class budget:
                 raise refused from error
 
     def _look_ahead(
-        self, error: OutOfBudget, traceback: TracebackType | None, driver: NativeDriver
+        self, error: OutOfBudget, traceback: TracebackType | None, driver: Driver
     ) -> None:
         given = self._arguments
         # The rehearsal only knows recomputation. With `evict="anything"` or `swap` steps need less
@@ -306,18 +339,15 @@ class budget:
             look_ahead(error, traceback, driver.owners, device, policy, active)
 
     @contextmanager
-    def _in_thread(self, driver: NativeDriver, steps: OptimizerSteps) -> Iterator[None]:
+    def _in_thread(self, driver: Driver, steps: OptimizerSteps) -> Iterator[None]:
         """Give a thread that the program started inside the budget the hooks of the budget."""
         its_steps = steps.of_this_thread()
-        self._over.append(its_steps.over)
         try:
-            with known_natively(driver.lending), seen_in_thread(driver):
-                del driver, steps  # keep neither alive: this thread may outlive the budget
+            with thread_registered(driver.held), seen_in_thread(driver):
+                del driver, steps  # keep no references: this thread may outlive the budget
                 yield
         finally:
             its_steps.leave()
-            if its_steps.over in self._over:
-                self._over.remove(its_steps.over)
 
 
 def _is_within_transform() -> bool:
@@ -333,10 +363,6 @@ def _is_within_transform() -> bool:
 _ARGUMENTS = fields(Arguments)
 
 
-def _leave() -> None:
-    budget._active = None
-
-
 def _leave_in_child() -> None:
     """Leave the budget in a forked process, such as a `DataLoader` worker.
 
@@ -346,7 +372,8 @@ def _leave_in_child() -> None:
     if active is None or active._stack is None:
         return
     budget._active = None
-    active._runtime.driver.lending = None  # the native core leaves in a fork handler of its own
+    # the native core leaves the budget in a fork handler of its own
+    active._runtime.driver.held = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
 from rekindle._errors import Unsupported
 from rekindle.pytorch.devices import is_accelerator
-from rekindle.pytorch.native import core, remedy, why_not
+from rekindle.pytorch.native import Core, core, remedy, why_not
 
 
-def native_core_for(device: torch.device) -> ModuleType:
+def native_core_for(device: torch.device) -> Core:
     """Return the native core for a budget on `device`; the first call may compile it.
 
     Raises:
@@ -22,8 +20,8 @@ def native_core_for(device: torch.device) -> ModuleType:
     if found is not None:
         return found
     raise Unsupported(
-        f"rekindle.budget(...) runs on a native core, and there is none here: {why_not()}. "
-        f"{remedy()}. `rekindle doctor` shows what is here and what is missing"
+        "rekindle.budget(...) needs the native core (compiled C++), which is not available: "
+        f"{why_not()}. {remedy()}. `rekindle doctor` shows what is installed and what is missing"
     )
 
 
@@ -31,6 +29,7 @@ def check_device(device: torch.device) -> None:
     """Raise `Unsupported` if a budget cannot be for the memory of `device`."""
     if device.type != "cpu" and not is_accelerator(device):
         raise Unsupported(
-            f"rekindle.budget(..., device={str(device)!r}): a budget is for the memory of the CPU "
-            f'or of CUDA, not of {device.type}; write device="cpu" or leave the budget out'
+            f"rekindle.budget(..., device={str(device)!r}): a budget limits the memory of the CPU "
+            f'or of CUDA, not of {device.type}; write device="cpu", or run the program without '
+            "a budget"
         )

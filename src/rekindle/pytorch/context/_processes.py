@@ -15,7 +15,7 @@ from warnings import warn
 
 
 @contextmanager
-def spawned_said() -> Iterator[None]:
+def spawn_warns() -> Iterator[None]:
     """While open, have `torch.multiprocessing.spawn` warn that its processes have no budget."""
     # The attribute `torch.multiprocessing.spawn` is a function; only the import gives the module.
     starting: Any = import_module("torch.multiprocessing.spawn")
@@ -23,9 +23,9 @@ def spawned_said() -> Iterator[None]:
 
     def start_outside(*args: Any, **kwargs: Any) -> Any:
         warn(
-            "the processes of torch.multiprocessing.spawn are outside of this budget: each needs "
-            "one of its own. Write `with rekindle.budget(...):` in the function that they run, or "
-            "torchrun --nproc-per-node 2 -m rekindle run ...",
+            "processes that torch.multiprocessing.spawn starts are outside of this budget: each "
+            "of them needs a budget of its own. Write `with rekindle.budget(...):` in the "
+            "function that they run, or torchrun --nproc-per-node 2 -m rekindle run ...",
             stacklevel=2,
         )
         return start(*args, **kwargs)

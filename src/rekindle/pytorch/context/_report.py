@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from rekindle._types import Bytes
 from rekindle.pytorch.context._advice import advice_on, on_excess, on_kept, on_shortfall
-from rekindle.pytorch.native import NativeDriver
+from rekindle.pytorch.native import Driver
 from rekindle.pytorch.online import (
     IN_USE,
     INPUTS,
@@ -32,7 +32,7 @@ from rekindle.trace import Retain, Trace
 
 
 def report_of(
-    driver: NativeDriver,
+    driver: Driver,
     budget: Bytes | None,
     trace: Trace | None = None,
     record: Record | None = None,
@@ -71,8 +71,8 @@ def report_of(
     return report.over_time(trace, record, kinds=_kinds(driver, trace), modules=modules)
 
 
-def _on_shortfall(driver: NativeDriver, budget: Bytes | None) -> tuple[str, ...]:
-    shortfall = driver.shortfall
+def _on_shortfall(driver: Driver, budget: Bytes | None) -> tuple[str, ...]:
+    shortfall = driver.backoff
     return () if budget is None else on_shortfall(shortfall.times, int(shortfall.budget))
 
 
@@ -88,7 +88,7 @@ def _sampled(steps: Steps) -> Timeline:
     )
 
 
-def swapped_by(driver: NativeDriver) -> Swapped | None:
+def swapped_by(driver: Driver) -> Swapped | None:
     """Return bytes swapped out and in, and the time of the transfers; None without swapping."""
     host, transfers = driver.engine.host, driver.transfers
     if host is None or transfers is None:
@@ -143,7 +143,7 @@ def _sums(peak: Snapshot, places: Places, key: Callable[[Place, Holder], str]) -
     return dict(sums.most_common())
 
 
-def _kinds(driver: NativeDriver, trace: Trace) -> list[str]:
+def _kinds(driver: Driver, trace: Trace) -> list[str]:
     """Return the category of every storage of the trace, freed ones included."""
     with driver.lock:
         now = driver.snapshot()

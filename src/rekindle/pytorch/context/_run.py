@@ -14,8 +14,8 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context._report import report_of, swapped_by
-from rekindle.pytorch.learned import Learning
-from rekindle.pytorch.native import NativeCapture, NativeDriver
+from rekindle.pytorch.learned import Learner
+from rekindle.pytorch.native import Driver, Recording
 from rekindle.pytorch.online import Step
 from rekindle.report._data import Swapped
 from rekindle.report._report import Report
@@ -31,16 +31,14 @@ class Run:
         policy: The policy that decides what to evict.
     """
 
-    def __init__(
-        self, driver: NativeDriver, budget: Bytes | None, policy: Policy, *, record: bool
-    ) -> None:
-        self._budget = self._most = budget
+    def __init__(self, driver: Driver, policy: Policy, *, record: bool) -> None:
+        self._most = driver.engine.budget  # the largest budget that this run has had
         self.policy = policy
         self._driver = driver
         if record:
-            driver.write_down()
-        self._learner: Learning | None = None
-        self._part: NativeCapture | None = None
+            driver.begin_recording()
+        self._learner: Learner | None = None
+        self._part: Recording | None = None
 
     @property
     def budget(self) -> Bytes | None:
@@ -50,25 +48,26 @@ class Run:
         too. Setting a smaller budget evicts at once, or raises `OutOfBudget` and keeps the old
         budget.
         """
-        return self._budget
+        return self._driver.engine.budget
 
     @budget.setter
     def budget(self, amount: str | Bytes) -> None:
-        if self._budget is None or self._most is None:
+        before = self.budget
+        if before is None or self._most is None:
             raise Unsupported(
-                "run.budget = ... of a run without a limit, which is only measured; write "
-                'rekindle.budget("6GiB")'
+                "run.budget = ...: this run has no budget to change, because it was started with "
+                'rekindle.budget.unlimited(); write rekindle.budget("6GiB") there'
             )
         nbytes, driver = parse_bytes(amount, line="run.budget = {}"), self._driver
         with driver.lock:
             driver.limit(nbytes)
             try:
-                if nbytes < self._budget:
+                if nbytes < before:
                     driver.make_room(0, "run.budget")
             except OutOfBudget:
-                driver.limit(self._budget)
+                driver.limit(before)
                 raise
-        self._budget, self._most = nbytes, max(nbytes, self._most)
+        self._most = max(nbytes, self._most)
         # `driver.watcher` is None after the context has ended: then no further step needs a plan.
         if self._learner is not None and driver.watcher is not None:
             self._learner.within(nbytes)
@@ -107,7 +106,10 @@ class Run:
         """
         part, self._part = self._part, None
         if part is None:
-            raise Unsupported("run.end_trace(): nothing was begun; write run.begin_trace() before")
+            raise Unsupported(
+                "run.end_trace(): no trace was begun; write run.begin_trace() before "
+                "run.end_trace()"
+            )
         driver = self._driver
         with driver.lock:
             driver.capture_no_more()
@@ -133,6 +135,12 @@ class Run:
         """
         limit = "no limit" if self.budget is None else format_bytes(self.budget)
         memory = f"{format_bytes(self.memory)} of {limit}, peak {format_bytes(self.peak)}"
+        if self.budget is not None and self.memory > max(self.budget, self.peak):
+            # the end of the context made evicted values resident, outside of the budget
+            memory = (
+                f"peak {format_bytes(self.peak)} of {limit}, {format_bytes(self.memory)} after the "
+                "end, which restored evicted tensors"
+            )
         step = self.last_step
         if step is None:
             lost = self.lost_ns / self.compute_ns if self.compute_ns else 0.0
@@ -198,7 +206,8 @@ class Run:
         with driver.lock:
             trace = driver.whole.trace()
         if driver.places is not None:
-            # Module and line of an operator are noted when the next one runs; here none follows.
+            # Note the place of the last operator here: usually that happens when the next operator
+            # runs.
             driver.places.note(len(trace.ops))
         return trace
 
@@ -253,8 +262,8 @@ class Run:
             report = report_of(driver, self.budget)
         else:
             report = report_of(driver, self.budget, self.trace, self.record)
-        told = "" if self._learner is None else self._learner.told()
-        return replace(report, advice=(*report.advice, told)) if told else report
+        summary = "" if self._learner is None else self._learner.summary()
+        return replace(report, advice=(*report.advice, summary)) if summary else report
 
 
 def _events(evictions: int, lost: float) -> str:

@@ -29,7 +29,8 @@ def inherited(
     """
     start, begin = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     children: set[threading.Thread] = set()
-    enter = [within]  # a list, to be cleared at the end: a thread may outlive the budget
+    # a list, so that it can be emptied at the end: a thread may outlive the budget
+    enter = [within]
     del within
 
     def start_inside(thread: threading.Thread) -> None:

@@ -162,7 +162,7 @@ def segments(device: torch.device) -> list[list[Piece]]:
     ]
 
 
-def ranks_beside(ranks: int) -> int:
+def ranks_of_device(ranks: int) -> int:
     """Return how many processes share each device, if `ranks` on this machine use one device each.
 
     If `CUDA_VISIBLE_DEVICES` shows this process a single device, it is taken to be the only user.

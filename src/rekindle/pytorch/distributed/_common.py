@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import final
+from typing import TypeVar, final
 
 import torch
 import torch.distributed as dist
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
-from rekindle._units import format_bytes, parse_bytes
-from rekindle.pytorch.context import amount_of, available, is_auto, resolved
+from rekindle._units import format_bytes
+from rekindle.pytorch.context import Amount
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.distributed._gathered import gathered
 from rekindle.pytorch.observed import Estimate
 from rekindle.pytorch.online import device_of
+
+T = TypeVar("T")
 
 
 @final
@@ -66,20 +67,20 @@ def common_budget(
         OutOfBudget: The budget is too small for one of the ranks; raised on all of them.
     """
     where = accelerator.with_index(device_of(device))
+    # A wrong amount raises here, while no other rank waits in a collective.
+    limit = Amount(amount, line="rekindle.distributed.common_budget({})")
     mine = _Rank(amount, _place_of(where), 0 if estimate is None else estimate.least)
-    if not is_auto(amount):  # raise here, while no other rank waits in a collective
-        parse_bytes(amount, line="rekindle.distributed.common_budget({})")
     ranks = gathered(mine, group)
-    beside = sum(rank.place == mine.place for rank in ranks)
-    given = available(where, beside) if is_auto(resolved(amount)) else amount_of(amount, where)
-    budget = min(gathered(given, group))
+    sharing = sum(rank.place == mine.place for rank in ranks)
+    budget = min(gathered(limit.on(where, sharing), group))
     neediest = max(range(len(ranks)), key=lambda number: ranks[number].least)
     least = ranks[neediest].least
     if least > budget:
         raise OutOfBudget(
-            f"rank {neediest} needs {format_bytes(least)} for what cannot be evicted (parameters, "
-            f"gradients, optimizer state, inputs), the poorest rank has {format_bytes(budget)}. "
-            "Shard them (fully_shard), or take an optimizer with less state",
+            f"rank {neediest} needs {format_bytes(least)} for memory that cannot be evicted "
+            "(parameters, gradients, optimizer state, inputs), but the smallest budget of all "
+            f"ranks is {format_bytes(budget)}. Shard the parameters (fully_shard), or use an "
+            "optimizer with less state",
             needed=least,
             budget=budget,
             held={},
@@ -91,3 +92,15 @@ def common_budget(
 def _place_of(device: torch.device) -> str:
     what = accelerator.identity(device) if is_accelerator(device) else str(device)
     return f"{socket.gethostname()} {what}"
+
+
+def gathered(mine: T, group: dist.ProcessGroup | None) -> list[T]:
+    """Exchange `mine` with all ranks of `group`, and return their objects in order of rank.
+
+    It takes two collectives of a few bytes. Without a process group it returns `[mine]`.
+    """
+    if not dist.is_initialized():
+        return [mine]
+    found: list[T] = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group)
+    return found

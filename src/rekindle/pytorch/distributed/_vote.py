@@ -12,7 +12,7 @@ from rekindle._errors import InvalidArgument, OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.pytorch.context import Run
-from rekindle.pytorch.distributed._gathered import gathered
+from rekindle.pytorch.distributed._common import gathered
 from rekindle.pytorch.tensors import privately
 
 
@@ -76,8 +76,9 @@ def agree(
     if not (overhead >= 0 and growth > 1):
         raise InvalidArgument(
             f"rekindle.distributed.agree(..., overhead={overhead!r}, growth={growth!r}): wanted "
-            "overhead >= 0 and growth > 1, because a vote makes the budget larger; write "
-            "overhead=0.5, growth=1.25"
+            "overhead >= 0 (recomputation time over compute time, above which a rank votes for a "
+            "larger budget), and growth > 1 (the factor by which it votes to raise its budget); "
+            "write overhead=0.5, growth=1.25"
         )
     with privately():
         votes = gathered(_vote_of(run, most, failed, overhead, growth), group)
@@ -86,8 +87,9 @@ def agree(
     needed = votes[neediest].needed
     if needed > most:
         raise OutOfBudget(
-            f"rank {neediest} needs a budget of {format_bytes(needed)}, and the limit of all ranks "
-            f"is {format_bytes(most)}. Raise the limit, or give that rank less to do",
+            f"rank {neediest} needs a budget of {format_bytes(needed)}, but the smallest limit of "
+            f"all ranks is {format_bytes(most)}. Write rekindle.distributed.agree(..., "
+            f"limit={needed}), or give that rank less work",
             needed=needed,
             budget=most,
             held={},
@@ -99,14 +101,14 @@ def agree(
     return max(wanted, min(vote.budget for vote in votes))
 
 
-#: By run, the number of the last step whose overhead was compared with the limit in a vote.
+#: For each run, the number of the last step whose overhead was compared with the limit in a vote.
 _judged: Final[WeakKeyDictionary[Run, int]] = WeakKeyDictionary()
 
 
 def _vote_of(
     run: Run, most: Bytes, failed: OutOfBudget | None, overhead: float, growth: float
 ) -> _Vote:
-    if run.budget is None:  # without a limit
+    if run.budget is None:  # the budget has no limit, so it need not be raised
         return _Vote(most, most, 0, 0)
     if failed is not None:
         needed = max(failed.smallest_budget, run.budget + 1)

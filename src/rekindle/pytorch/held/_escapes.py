@@ -53,7 +53,7 @@ Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 
 
 class Keeper(Protocol):
-    """The object that makes evicted memory resident (`EvictHeld`)."""
+    """The object that makes evicted memory resident: `EvictHeld`, as this file uses it."""
 
     def present(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
         """Make the memory of `tensors` resident inside the block."""
@@ -98,11 +98,11 @@ def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[No
 
 
 @contextmanager
-def escapes_seen(shells: Keeper) -> Iterator[None]:
-    """Inside the block, make memory resident before any of these functions accesses it.
+def escapes_seen(keeper: Keeper) -> Iterator[None]:
+    """Inside the block, replace functions that access a tensor's memory: make it resident first.
 
     Args:
-        shells: Makes the memory resident.
+        keeper: Makes the memory resident.
     """
 
     def give_away(original: Any) -> Any:
@@ -146,12 +146,12 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
         @functools.wraps(original)
         def number(tensor: Tensor) -> Any:
             try:
-                return original(tensor)  # the memory is usually resident, and needs no lock
+                return original(tensor)  # the memory is resident, as usual, and needs no lock
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:
                 pass
-            with shells.present(tensors_in(tensor)):
+            with _present(tensors_in(tensor)):
                 return original(tensor)
 
         return number
@@ -162,7 +162,7 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
     def look_back(original: Any) -> Any:
         return look(original, _present_in_backward)
 
-    with _keeper.during(shells), ExitStack() as stack:
+    with _keeper.during(keeper), ExitStack() as stack:
         for name in _ADDRESSES:
             if hasattr(Tensor, name):
                 replace(stack, Tensor, name, give_away)

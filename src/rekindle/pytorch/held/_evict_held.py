@@ -9,53 +9,55 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from torch import Tensor, UntypedStorage
 
 from rekindle.pytorch.held._escapes import escapes_seen
-from rekindle.pytorch.held._profilers import profilers_seen
+from rekindle.pytorch.held._profilers import ReadByProfilers, profilers_seen
 from rekindle.pytorch.held._threads import Threads
 from rekindle.pytorch.online import KnowsThreads, hand_out
 from rekindle.pytorch.operators import is_plain
 
 
-class NativeLender(Protocol):
+class HeldDriver(Protocol):
     """The methods of the native driver that this file uses."""
 
-    core: Any
-    lending: KnowsThreads | None
+    held: KnowsThreads | None
 
-    def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
-        """Make the memory of `tensors` resident, and do not evict it until `unlock_there`.
+    @property
+    def core(self) -> ReadByProfilers: ...
+
+    def begin_reading(self, tensors: list[Tensor], *, saved: bool = False) -> int:
+        """Make the memory of `tensors` resident, and do not evict it until `end_reading`.
 
         Args:
             tensors: The tensors.
             saved: Also keep values resident that autograd unpacks meanwhile.
 
         Returns:
-            A number that identifies this lock, for `unlock_there`.
+            A number that identifies this lock, for `end_reading`.
         """
         ...
 
-    def unlock_there(self, number: int) -> None:
-        """Undo the `lock_there` that returned `number`."""
+    def end_reading(self, number: int) -> None:
+        """Undo the `begin_reading` that returned `number`."""
         ...
 
     def record_without_grad(self, record: bool) -> None:
-        """Add or remove a reason not to record operators while grad mode is off.
+        """Begin or end a scope in which operators with grad mode off get no recipes.
 
         Args:
-            record: True removes one reason, False adds one.
+            record: False begins such a scope, True ends it.
         """
         ...
 
-    def keep_there(self, tensor: Tensor) -> None:
+    def pin_exposed_address(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
         ...
 
-    def give_away(self, home: UntypedStorage) -> None:
-        """Note that other code may write to the storage `home` from now on."""
+    def mark_externally_writable(self, home: UntypedStorage) -> None:
+        """Record that other code may write to the storage `home` from now on."""
         ...
 
 
@@ -63,7 +65,7 @@ class NativeLender(Protocol):
 class EvictHeld:
     """The implementation of `Keeper` and `KnowsThreads` for one native driver."""
 
-    def __init__(self, driver: NativeLender) -> None:
+    def __init__(self, driver: HeldDriver) -> None:
         self._driver = driver
         self.threads = Threads()
 
@@ -83,11 +85,11 @@ class EvictHeld:
             saved: Also keep values resident that autograd unpacks inside the block.
         """
         read = [each for each in tensors if is_plain(type(each))]
-        number = self._driver.lock_there(read, saved=saved)
+        number = self._driver.begin_reading(read, saved=saved)
         try:
             yield
         finally:
-            self._driver.unlock_there(number)
+            self._driver.end_reading(number)
 
     @contextmanager
     def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
@@ -112,28 +114,28 @@ class EvictHeld:
     def keep(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident and pin it, because its address leaves PyTorch."""
         if is_plain(type(tensor)):
-            self._driver.keep_there(tensor)
+            self._driver.pin_exposed_address(tensor)
 
     def hand_out(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident, pin it, and note that other code may write it."""
         self.keep(tensor)
-        hand_out(self._driver.give_away, tensor)
+        hand_out(self._driver.mark_externally_writable, tensor)
 
 
 @contextmanager
-def lending_natively(driver: NativeLender) -> Iterator[None]:
+def held_evicted(driver: HeldDriver) -> Iterator[None]:
     """Inside the block, intercept accesses that run no operator, on behalf of `driver`."""
-    driver.lending = natively = EvictHeld(driver)
-    with escapes_seen(natively), profilers_seen(driver.core):
+    driver.held = held = EvictHeld(driver)
+    with escapes_seen(held), profilers_seen(driver.core):
         yield
 
 
-def known_natively(lending: object) -> AbstractContextManager[None]:
+def thread_registered(held: object) -> AbstractContextManager[None]:
     """Inside the block, mark the current thread as one whose operators the core sees.
 
     Threads that start within a budget call this function.
 
     Args:
-        lending: The driver's `EvictHeld`, or None if user-held memory is not evicted.
+        held: The driver's `EvictHeld`, or None if user-held memory is not evicted.
     """
-    return lending.threads.this_one_known() if isinstance(lending, EvictHeld) else nullcontext()
+    return held.threads.this_one_known() if isinstance(held, EvictHeld) else nullcontext()

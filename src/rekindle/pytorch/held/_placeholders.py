@@ -26,7 +26,7 @@ _HEADER = 80  #: number of bytes of a StorageImpl to compare, of 96
 
 
 def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Exchange the memory of two storages, and everything that belongs to it."""
+    """Exchange the data pointers, sizes, allocators and flags of two storages."""
     one._swap_data_ptr_(other)  # type: ignore[attr-defined]
 
 
@@ -57,8 +57,8 @@ def flag_of_reading() -> int:
     position = _next_to_the_flag_of_writing()
     if position is None or not _makes_reading_raise(position):
         raise Unsupported(
-            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: a storage '
-            "cannot be made to raise when it is read, so an evicted value could be read. Write "
+            f'rekindle.budget(..., evict="anything") with torch {torch.__version__}: this torch '
+            "cannot make an evicted storage raise an error when the program reads it. Write "
             'evict="saved"'
         )
     return position

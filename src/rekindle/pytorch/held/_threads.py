@@ -36,7 +36,7 @@ HARMLESS = (
 
 
 #: Python modules that start threads for other modules, so the origin of a thread is the next frame.
-#: (The second one makes threads that start within a budget part of it, until the budget ends.)
+#: The second entry is Rekindle's own module, which adds threads that start within a budget to it.
 _STARTERS = ("threading", "rekindle.pytorch.context._threads")
 
 

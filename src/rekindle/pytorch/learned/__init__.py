@@ -5,6 +5,5 @@ such steps is computed while training continues. Later steps follow the schedule
 between steps. The native core acts during steps (`native/steps`).
 """
 
-from rekindle.pytorch.learned._learning import Learning as Learning
-from rekindle.pytorch.learned._native import NativeLearner as NativeLearner
+from rekindle.pytorch.learned._learner import Learner as Learner
 from rekindle.pytorch.learned._step_plans import plans_for as plans_for

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, final
+from typing import IO, Final, final
 
 from rekindle._types import Bytes
 from rekindle.engine import Route
+from rekindle.policies import Swap
 from rekindle.trace import Trace
 from rekindle.trace.formats import native
 
@@ -32,42 +34,49 @@ NICENESS: Final = 10
 class Planning:
     """The search for the plan of one trace.
 
-    The planning process ends when this object is freed, or earlier. It writes each better plan to
-    a file in a temporary folder.
+    The planning process ends when this object is freed, or earlier. It reads and writes files
+    without a name, so that nothing is left on the disk, however the program ends.
     """
 
-    def __init__(self, trace: Trace, budget: Bytes, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, trace: Trace, budget: Bytes, seconds: float = SECONDS, swap: Swap | None = None
+    ) -> None:
         """Start the planning process.
 
         Args:
             trace: The recorded step.
             budget: The budget in bytes.
             seconds: The longest time for the search.
+            swap: Host memory and bandwidth, if the plan may swap.
 
         Raises:
             OSError: No process can be started.
         """
         if not sys.executable or getattr(sys, "frozen", False):
-            raise OSError("this program is no Python that could be asked to run a module")
-        folder = tempfile.TemporaryDirectory(prefix="rekindle-")
-        self._folder = Path(folder.name)
+            raise OSError("sys.executable is not a Python interpreter that can run a module")
         self._taken = 0
-        written = self._folder / "trace.jsonl"
-        with written.open("w", encoding="utf-8") as file:
-            file.writelines(native.write(trace))
         root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", MODULE]
-        with (self._folder / "errors").open("wb") as errors:
+        # `-P`: no file in the current folder shadows an import
+        command = [sys.executable, "-P", "-m", MODULE, str(budget), str(seconds), str(NICENESS)]
+        if swap is not None:
+            host = -1 if swap.host is None else swap.host
+            command += map(str, (host, swap.out_bytes_per_s, swap.in_bytes_per_s))
+        with ExitStack() as files:
+            written = files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
+            self._plans = files.enter_context(tempfile.TemporaryFile())
+            self._errors = files.enter_context(tempfile.TemporaryFile())
+            written.writelines(native.write(trace))
+            written.seek(0)
             self._process = subprocess.Popen(
-                [*command, str(self._folder), str(budget), str(seconds), str(NICENESS)],
-                cwd=folder.name,  # so that no file of the user shadows an import
+                command,
+                cwd=os.sep,  # a relative path in $PYTHONPATH names no folder of the user
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stdin=written,
+                stdout=self._plans,
+                stderr=self._errors,
             )
-        self._end = weakref.finalize(self, _end, self._process, folder, os.getpid())
+            self._end = weakref.finalize(self, _end, self._process, files.pop_all(), os.getpid())
 
     @property
     def running(self) -> bool:
@@ -84,35 +93,30 @@ class Planning:
 
     def newest(self) -> Route | None:
         """Return the best plan so far, or None if there is no better one since the last call."""
-        found = max(self._folder.glob("route-*.json"), default=None, key=_number)
-        if found is None or _number(found) <= self._taken:
+        *plans, _ = _content(self._plans).split(b"\n")  # what follows the last line is unfinished
+        if len(plans) <= self._taken:
             return None
-        self._taken = _number(found)
-        return Route.from_numbers(json.loads(found.read_text(encoding="utf-8")))
+        self._taken = len(plans)
+        return Route.from_numbers(json.loads(plans[-1]))
 
     def error(self) -> str:
         """Return the last line of the planning process's error output."""
-        lines = (self._folder / "errors").read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = _content(self._errors).decode("utf-8", "replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "no plan was found")
 
     def stop(self) -> None:
-        """End the planning process, and remove its files."""
+        """End the planning process, and close its files."""
         self._end()
 
 
-def _number(path: Path) -> int:
-    """Return the number of a plan in its file name."""
-    return int(path.stem.partition("-")[2])
+def _content(file: IO[bytes]) -> bytes:
+    """Return what the planning process has written to `file`; its position in the file stays."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
-def _end(
-    process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str], owner: int
-) -> None:
-    """End the planning process and remove its folder, unless this is a fork of the program."""
-    if os.getpid() != owner:  # a fork, which owns neither the process nor the folder
-        folder._finalizer.detach()  # type: ignore[attr-defined]
-        return
-    if process.poll() is None:
+def _end(process: subprocess.Popen[bytes], files: ExitStack, owner: int) -> None:
+    """Close the files, and end the planning process unless this is a fork of the program."""
+    if os.getpid() == owner and process.poll() is None:
         process.kill()
         process.wait()
-    folder.cleanup()
+    files.close()

@@ -17,17 +17,19 @@ from typing import Any, Final, final
 
 import torch
 
+from rekindle._cache import store
 from rekindle._types import Bytes
+from rekindle.policies import Swap
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.learned._sequence_matcher import GRAPH
 from rekindle.pytorch.learned._step_plan import StepPlan
 
 try:
     import fcntl
-except ImportError:  # Windows: each process makes its own search
+except ImportError:  # Windows has no such module: each process makes its own search
     fcntl: Any = None
 
-FORMAT: Final = "rekindle plan 4"
+FORMAT: Final = "rekindle plan 6"
 """Version of the files. Change it if the numbering of storages or operators in traces changes."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20
@@ -52,7 +54,8 @@ class Claim:
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a fork may keep the descriptor open
+            # unlock explicitly, because a fork may keep the descriptor open
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._path = None
 
@@ -65,25 +68,32 @@ class PlanCache:
         folder: The cache folder. None: read and store nothing.
         budget: The budget in bytes.
         device: The device.
+        swap: Host memory and bandwidth, if plans may swap.
     """
 
-    def __init__(self, folder: Path | None, budget: Bytes, device: torch.device) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        budget: Bytes,
+        device: torch.device,
+        swap: Swap | None = None,
+    ) -> None:
         self._folder = None if folder is None else folder / "plans"
         self._budget = budget
-        self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
+        self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}{_name_of_host(swap)}"
         #: Names of files that have not been read, by their first part (the first operator).
         self._unread: dict[str, list[str]] = {}
         for name in self._names():
             self._unread.setdefault(name.partition("-")[0], []).append(name)
 
-    def beginning_with(self, met: int) -> list[StepPlan]:
-        """Return the stored plans of steps whose first operator is `met`, largest budget first.
+    def beginning_with(self, op_id: int) -> list[StepPlan]:
+        """Return the stored plans of steps whose first operator is `op_id`, largest budget first.
 
-        Each file is read only once: a second call with the same `met` returns nothing.
+        Each file is read only once: a second call with the same `op_id` returns nothing.
         """
         if not self._unread:
             return []
-        found = self._unread.pop(self._start(met), [])
+        found = self._unread.pop(self._start(op_id), [])
         fitting = [name for name in found if self._fits(_budget_in(name))]
         fitting.sort(key=_budget_in, reverse=True)
         return [plan for name in fitting if (plan := self._read(name)) is not None]
@@ -98,12 +108,8 @@ class PlanCache:
         if self._folder is None:
             return
         body = json.dumps(plan.as_numbers(), separators=(",", ":"))
+        store(self._folder / self._name(plan), f"{_digest(body)}\n{body}")
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / self._name(plan)
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            unfinished.write_text(f"{_digest(body)}\n{body}", encoding="utf-8")
-            unfinished.replace(path)
             self._make_room()
 
     def claim(self, plan: StepPlan) -> Claim | None:
@@ -121,7 +127,7 @@ class PlanCache:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        except OSError:  # a file system without locks
+        except OSError:  # the file system has no locks
             os.close(descriptor)
             return Claim(None)
         return Claim(path, descriptor)
@@ -135,12 +141,12 @@ class PlanCache:
 
     def _name(self, plan: StepPlan) -> str:
         """Return the file name: hashes of the first operator and of the graph, and the budget."""
-        graph = [met for met in plan.met if met & GRAPH]
-        return f"{self._start(plan.met[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
+        graph = [op_id for op_id in plan.op_ids if op_id & GRAPH]
+        return f"{self._start(plan.op_ids[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
 
-    def _start(self, met: int) -> str:
-        """Return the first part of the file names of plans whose first operator is `met`."""
-        return _digest(f"{self._about} {met}")
+    def _start(self, op_id: int) -> str:
+        """Return the first part of the file names of plans whose first operator is `op_id`."""
+        return _digest(f"{self._about} {op_id}")
 
     def _fits(self, budget: Bytes) -> bool:
         """Return True if a plan for `budget` bytes can be used within this object's budget."""
@@ -182,8 +188,16 @@ def _name_of(device: torch.device) -> str:
     return f"{device.type} {platform.machine()}"
 
 
+def _name_of_host(swap: Swap | None) -> str:
+    """Return a name of the host memory; bandwidths are rounded, because each run measures them."""
+    if swap is None:
+        return ""
+    rates = (swap.out_bytes_per_s, swap.in_bytes_per_s)
+    return f" swap {swap.host} {' '.join(str(rate.bit_length()) for rate in rates)}"
+
+
 def _budget_in(name: str) -> Bytes:
-    """Return the budget in a file name."""
+    """Return the budget (bytes) in the file name of a stored plan, or 0 if there is none."""
     text = name.removesuffix(ENDING).rpartition("-")[2]
     return int(text) if text.isdecimal() else 0
 

@@ -37,38 +37,38 @@ class SequenceMatcher:
         """True if the running step has run all recorded operators of the autograd graph."""
         return self._next_of_graph() == len(self._shape)
 
-    def meets(self, met: int) -> int:
-        """Match `met`, the next operator of the running step.
+    def observe(self, op_id: int) -> int:
+        """Match `op_id`, the next operator of the running step.
 
         Returns:
-            The index of `met` in the shape, `UNMATCHED` if the recorded step has no such operator
+            The index of `op_id` in the shape, `UNMATCHED` if the recorded step has no such operator
             here, or `MISMATCH` if the running step has another shape.
         """
         shape, at = self._shape, self.at
-        if at < len(shape) and shape[at] == met:
+        if at < len(shape) and shape[at] == op_id:
             self.at = at + 1
             return at
         if not at:
-            return MISMATCH if met & BACKWARD else UNMATCHED
-        if not met & GRAPH:
-            return self._further(met, min(self._next_of_graph(), at + FAR))
+            return MISMATCH if op_id & BACKWARD else UNMATCHED
+        if not op_id & GRAPH:
+            return self._further(op_id, min(self._next_of_graph(), at + FAR))
         expected = self._next_of_graph()
         if expected < len(shape):
-            return self._further(met, expected + 1, expected)
-        return MISMATCH if met & BACKWARD or met == shape[0] else UNMATCHED
+            return self._further(op_id, expected + 1, expected)
+        return MISMATCH if op_id & BACKWARD or op_id == shape[0] else UNMATCHED
 
     def _next_of_graph(self) -> int:
-        """Return the index of the next operator of the graph."""
+        """Return the index in the shape of the next operator of the autograd graph."""
         shape, at = self._shape, self.at
         while at < len(shape) and not shape[at] & GRAPH:
             at += 1
         return at
 
-    def _further(self, met: int, end: int, start: int | None = None) -> int:
-        """Search the shape for `met` from `start` (default: `at`) to `end`, and move past it."""
+    def _further(self, op_id: int, end: int, start: int | None = None) -> int:
+        """Find `op_id` in the recorded step from `start` (default: `at`) to `end`; move past it."""
         shape = self._shape
         for found in range(self.at if start is None else start, end):
-            if shape[found] == met:
+            if shape[found] == op_id:
                 self.at = found + 1
                 return found
         return UNMATCHED if start is None else MISMATCH
@@ -77,4 +77,4 @@ class SequenceMatcher:
 def is_of(shape: Sequence[int], step: Sequence[int]) -> bool:
     """Return True if the finished step `step` has the shape `shape`."""
     walk = SequenceMatcher(shape)
-    return all(walk.meets(met) != MISMATCH for met in step) and walk.complete
+    return all(walk.observe(op_id) != MISMATCH for op_id in step) and walk.complete

@@ -16,12 +16,12 @@ class StepPlan:
     """A shape of a step: its operators in order, and its plan once there is one.
 
     Attributes:
-        met: A number for each operator of the step (see `_sequence_matcher`).
+        op_ids: A number for each operator of the step (see `_sequence_matcher`).
         starts: For each operator, how many operators the trace has before it.
         numbers: For each operator, how many storages the trace has before it. The storages that the
             operator makes have the next numbers.
         trace: The recorded step, until a search for its plan starts.
-        met_again: True if a second step had this shape.
+        met_again: True if a second step had this shape, so that a plan is worth its search.
         route: The plan, once found.
         finished: True if the search is over, so no better plan will come.
         again: True if another process aborted the search, so a new recording and search are needed.
@@ -30,7 +30,7 @@ class StepPlan:
         dearer: Number of steps in a row that lost more time with the plan than without.
     """
 
-    met: list[int]
+    op_ids: list[int]
     starts: list[int]
     numbers: list[int]
     trace: Trace | None
@@ -54,7 +54,7 @@ class StepPlan:
         """Return the shape and its plan as plain data for a file. `from_numbers` is the inverse."""
         assert self.route is not None
         return {
-            "met": self.met,
+            "op_ids": self.op_ids,
             "starts": self.starts,
             "numbers": self.numbers,
             "route": self.route.as_numbers(),
@@ -67,6 +67,6 @@ class StepPlan:
         """Restore a shape from the result of `as_numbers`."""
         route, finished = Route.from_numbers(numbers["route"]), numbers["finished"]
         return StepPlan(
-            numbers["met"], numbers["starts"], numbers["numbers"], None,
+            numbers["op_ids"], numbers["starts"], numbers["numbers"], None,
             route=route, finished=finished, again=not finished, online_loss=numbers["online_loss"],
         )  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 
 from rekindle._cache import cache_folder
 from rekindle._types import Bytes
+from rekindle.policies import Swap
 from rekindle.pytorch.learned._background import SECONDS, Planning
 from rekindle.pytorch.learned._plan_cache import Claim, PlanCache
 from rekindle.pytorch.learned._sequence_matcher import is_of
@@ -41,10 +42,13 @@ BETWEEN_LOOKS: Final = 0.05
 
 
 class _Where(NamedTuple):
-    """The device, and True if plans are stored in the cache folder: plans are kept separately."""
+    """Properties of a budget. Plans are kept separately for each combination of these values."""
 
     device: torch.device
     cache: bool
+    """True if plans are stored in the cache folder."""
+    swap: Swap | None
+    """Host memory and bandwidth, if plans may swap."""
 
 
 @final
@@ -65,14 +69,16 @@ class StepPlans:
         self._where = where
         self._plan_cache = plan_cache
         self._planning: tuple[StepPlan, Planning, Claim] | None = None
-        self._elsewhere = False  #: True if another process searches for a plan needed here
+        #: True if another process is searching for a plan that is needed here
+        self._elsewhere = False
         self._tries = 0  # number of steps still to record
         self._pause = 0  # number of steps until recording begins again
         self._next_pause = TRIES
         self.patient = patient
-        self._lengths: Counter[int] | None = Counter() if patient else None  # see `_waits`
+        # how many steps had each length, for `_waits`; None: do not wait
+        self._lengths: Counter[int] | None = Counter() if patient else None
         self._watches = 0  # number of steps to observe from now on
-        self._left = 0  # number of steps in a row that left their plan
+        self._left = 0  # number of steps in a row that began a plan and left it
         self._rest = 0  # number of steps until plans are followed again
         self._next_rest = TRIES
 
@@ -98,22 +104,22 @@ class StepPlans:
         """Return True if the next step should be recorded."""
         return self._tries > 0 or any(plan.again for plan in self.shapes)
 
-    def beginning_with(self, met: int) -> StepPlan | None:
-        """Return the latest plan of a step whose first operator is `met`, or None.
+    def beginning_with(self, op_id: int) -> StepPlan | None:
+        """Return the latest plan of a step whose first operator is `op_id`, or None.
 
         If there is none in memory, stored plans are loaded from the cache folder.
         """
-        found = self._beginning_with(met)
+        found = self._beginning_with(op_id)
         if found is None:
-            self.shapes += self._plan_cache.beginning_with(met)
+            self.shapes += self._plan_cache.beginning_with(op_id)
             del self.shapes[MOST_PLANS:]
-            found = self._beginning_with(met)
+            found = self._beginning_with(op_id)
         return found
 
-    def _beginning_with(self, met: int) -> StepPlan | None:
-        """Return the latest plan in memory of a step whose first operator is `met`, or None."""
+    def _beginning_with(self, op_id: int) -> StepPlan | None:
+        """Return the latest plan in memory of a step whose first operator is `op_id`, or None."""
         for plan in self.shapes:
-            if plan.route is not None and plan.met[0] == met:
+            if plan.route is not None and plan.op_ids[0] == op_id:
                 return plan
         return None
 
@@ -149,7 +155,7 @@ class StepPlans:
         if self._waits(len(step)):
             return
         for plan in self.shapes:
-            if is_of(plan.met, step):
+            if is_of(plan.op_ids, step):
                 plan.lost_online(loss)
                 self._met_again(plan, written)
                 return
@@ -178,10 +184,10 @@ class StepPlans:
         plan.dearer += 1
         if plan.dearer >= TRIES:
             plan.route = None
-            self.note = "a plan lost more time than the policy alone, and was given up"
+            self.note = "a plan was given up, because it lost more time than the policy alone"
 
     def _met_again(self, plan: StepPlan, written: StepPlan | None) -> None:
-        """Note that another step had the shape of `plan`, and move the plan to the front."""
+        """Record that another step had the shape of `plan`, and move the plan to the front."""
         plan.met_again = True
         if plan in self.shapes:
             self.shapes.remove(plan)
@@ -258,10 +264,11 @@ class StepPlans:
                 return self._start()
             trace, plan.trace = plan.trace, None
             try:
-                self._planning = plan, Planning(trace, self._budget, SECONDS), claim
+                planning = Planning(trace, self._budget, SECONDS, self._where.swap)
+                self._planning = plan, planning, claim
             except OSError as error:
                 claim.release()
-                self.note = f"no process to plan in: {error}"
+                self.note = f"the planning process cannot be started: {error}"
             return self._planning is not None
         return False
 
@@ -286,7 +293,11 @@ class StepPlans:
     def _only(self, plan: StepPlan) -> None:
         """Remove all other plans for the same shape as `plan`."""
         for other in list(self.shapes):
-            if other is not plan and is_of(other.met, plan.met) and is_of(plan.met, other.met):
+            if (
+                other is not plan
+                and is_of(other.op_ids, plan.op_ids)
+                and is_of(plan.op_ids, other.op_ids)
+            ):
                 self.shapes.remove(other)
 
     def _end_planning(self) -> None:
@@ -312,6 +323,7 @@ def plans_for(
     *,
     cache: bool = True,
     patient: bool = False,
+    swap: Swap | None = None,
 ) -> StepPlans:
     """Return the `StepPlans` for `device` and `budget`, the same object for each call.
 
@@ -322,13 +334,14 @@ def plans_for(
         device: The device.
         cache: Use plans of other processes from the cache folder, and store plans there.
         patient: True if the user did not ask for plans (see `StepPlans`).
+        swap: Host memory and bandwidth, if plans may swap.
     """
-    where = _Where(device, cache)
+    where = _Where(device, cache, swap)
     key = budget, where
     found = _plans.pop(key, None)
     if found is None:
         folder = cache_folder() if cache else None
-        plan_cache = PlanCache(folder, budget, device)
+        plan_cache = PlanCache(folder, budget, device, swap)
         found = StepPlans(budget, where, plan_cache, patient=patient)
     if not patient:
         found.hurry()

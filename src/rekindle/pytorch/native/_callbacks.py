@@ -1,6 +1,6 @@
 """Callbacks that the native core calls: they make errors, and handle events in Python.
 
-The core passes the `number` of a driver (`NativeDriver`). If that driver no longer exists, the
+The core passes the `number` of a driver (`Driver`). If that driver no longer exists, the
 callback does nothing.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from copy import copy
 from itertools import chain
+from types import FunctionType
 from typing import Any, final
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -18,7 +18,9 @@ from rekindle._errors import OutOfBudget, SwapFailed, Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import NoRoom
 from rekindle.pytorch.devices import accelerator
+from rekindle.pytorch.native._driver import drivers
 from rekindle.pytorch.native._higher import shown_name
+from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.online import (
     leaves,
     out_of_budget,
@@ -29,14 +31,12 @@ from rekindle.pytorch.online import (
 from rekindle.pytorch.operators import (
     changed_size,
     foreign_input,
+    gathered_input,
     modified_input,
     recomputed_in_a_graph,
     resized_input,
     unseen_collective,
 )
-
-#: All drivers, by the `number` that the core passes to callbacks.
-drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 @final
@@ -50,11 +50,18 @@ class PythonCallbacks:
     full = torch.OutOfMemoryError  #: raised by PyTorch if the device has no memory left
     not_full = OutOfBudget  #: subclass of `full`, raised if the budget is too small
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Core) -> None:
         self.core = core
 
     def out_of_budget(
-        self, number: int, needed: Bytes, memory: Bytes, budget: Bytes, who: str
+        self,
+        number: int,
+        needed: Bytes,
+        memory: Bytes,
+        budget: Bytes,
+        who: str,
+        inside: Bytes,
+        likely: Bytes,
     ) -> OutOfBudget:
         """Return the error for `needed` bytes that do not fit into the budget.
 
@@ -64,11 +71,13 @@ class PythonCallbacks:
             memory: The bytes in use.
             budget: The budget in bytes.
             who: The operator that made the request.
+            inside: The part of the requested bytes that is the operator's workspace.
+            likely: Bytes that probably suffice, if the workspace was never measured; else 0.
         """
         who = shown_name(who)
         driver = drivers.get(number)
         shortage = NoRoom(needed, memory, budget, None)
-        if driver is None:  # the budget has ended, and its `run` is freed
+        if driver is None:  # the budget has ended, and the Python object of its run was freed
             return OutOfBudget(
                 str(shortage),
                 needed=needed,
@@ -80,11 +89,12 @@ class PythonCallbacks:
                 where="",
             )
         evicted = driver.core.evicted_bytes(driver.handle)
-        error = out_of_budget(shortage, driver.snapshot(), who, evicted)
+        error = out_of_budget(shortage, driver.snapshot(), who, evicted, inside, likely)
         error.__cause__ = None  # as with `raise error from None`
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)
         driver.refused = driver.operators_run, copy(error)
+        driver.interrupted.expect()
         return error
 
     def device_full(self, number: int, said: str) -> torch.OutOfMemoryError:
@@ -95,13 +105,13 @@ class PythonCallbacks:
             error.add_note(out_of_memory(driver.snapshot()))
         return error
 
-    def met_elsewhere(self, number: int, met: str) -> BaseException:
+    def on_wrong_device(self, number: int, found: str) -> BaseException:
         """Return the error for a tensor on another device than the budget's."""
         try:
-            same_device(drivers[number].device, torch.device(met))
+            same_device(drivers[number].device, torch.device(found))
         except Unsupported as error:
             return error
-        raise AssertionError(f"{met} is where the budget is")
+        raise AssertionError(f"{found} is where the budget is")
 
     def recomputed_in_a_graph(self, made_by: str) -> Unsupported:
         """Return the error for a recomputation during CUDA graph capture."""
@@ -112,7 +122,9 @@ class PythonCallbacks:
         driver = drivers.get(number)
         transfers = None if driver is None else driver.transfers
         if transfers is None:
-            return SwapFailed(f"{site} could not be read back, nor can it be computed again")
+            return SwapFailed(
+                f"{site} could not be read back from the host, and it cannot be recomputed"
+            )
         return transfers.lost(site)
 
     def changed_size(self, name: str, now: Bytes, before: Bytes) -> Unsupported:
@@ -120,6 +132,9 @@ class PythonCallbacks:
 
     def resized_input(self, now: Bytes, before: Bytes) -> Unsupported:
         return resized_input(now, before)
+
+    def gathered_input(self, nbytes: Bytes, changed: int) -> Unsupported:
+        return gathered_input(nbytes, bool(changed))
 
     def modified_input(self, made_by: str, now: int, expected: int) -> RuntimeError:
         return modified_input(made_by, now, expected)
@@ -133,13 +148,13 @@ class PythonCallbacks:
     def unseen_by_python(self, name: str) -> Unsupported:
         """Return the error for an operator in a dispatch mode, which needs torch 2.13."""
         return Unsupported(
-            f"{name} ran within a dispatch mode or on a tensor subclass, and what those do a "
-            f"budget cannot see with torch {torch.__version__}: install torch 2.13 or a later one"
+            f"{name} ran inside a dispatch mode or on a tensor subclass, whose operators Rekindle "
+            f"cannot see with torch {torch.__version__}; write pip install 'torch>=2.13'"
         )
 
     def gone(self, number: int) -> None:
-        """Note that the core freed a driver, so it needs the saved leaves no longer."""
-        leaves.stay_away()
+        """Record that the core freed a driver, and free the leaf tensors saved for it."""
+        leaves.deactivate()
 
     def owner_of_file(self, name: str) -> int:
         """Return whose code is in a file: 0 Python's or torch's, 1 a library's, 2 the user's."""
@@ -155,7 +170,7 @@ class PythonCallbacks:
         return [array("q", chain.from_iterable(segment)).tobytes() for segment in found]
 
     def peak(self, number: int) -> None:
-        """Store a snapshot at a new peak, while places are recorded."""
+        """Store a snapshot at a new peak of memory, while the places of operators are recorded."""
         driver = drivers.get(number)
         if driver is not None:
             driver.peak.look()
@@ -184,17 +199,17 @@ class PythonCallbacks:
         if driver is not None:
             driver.noted(operators)
 
-    def plans(self, number: int, met: int) -> None:
-        """Load learned plans of steps whose first operator is `met`."""
+    def plans(self, number: int, op_id: int) -> None:
+        """Load learned plans of steps whose first operator is `op_id`."""
         driver = drivers.get(number)
         if driver is not None and driver.watcher is not None:
-            driver.watcher.begins(met)
+            driver.watcher.begins(op_id)
 
     def all_threads_are_known(self, number: int) -> bool:
         """Return True if each thread was started within the budget or uses no tensors."""
         driver = drivers.get(number)
-        lending = None if driver is None else driver.lending
-        return lending is not None and lending.all_threads_are_known()
+        held = None if driver is None else driver.held
+        return held is not None and held.all_threads_are_known()
 
     def move_copies_out(self, number: int) -> bool:
         """Move copies made to undo an optimizer's step out of the budget.
@@ -211,8 +226,24 @@ class PythonCallbacks:
         return self.core.unpack(handle)
 
     def range(self, number: int, ends: int) -> None:
-        """Note that a profiler range begins (`ends` is 0) or ends, maybe an optimizer's step."""
+        """Record that a range of a profiler, maybe an optimizer's step, begins or ends (`ends`)."""
         driver = drivers.get(number)
         if driver is not None and driver.undo is not None:
             driver.undo.marked(entering=not ends)
             driver.undo_no_more()
+
+
+def _untraced(kind: type[PythonCallbacks]) -> None:
+    """Keep Dynamo from tracing the methods of `kind`, and all functions that they call.
+
+    The core also calls them while compiled code runs, when Dynamo traces each Python function that
+    begins.
+    """
+    frames: Any = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+    skip = frames._FrameAction.SKIP
+    for method in vars(kind).values():
+        if isinstance(method, FunctionType):
+            frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+_untraced(PythonCallbacks)

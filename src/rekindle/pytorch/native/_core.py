@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final
+from typing import Final, cast, final
 
 import torch
 from torch.nn import Parameter
 
-from rekindle.native import REMEDIES, extension, ship
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.native import REMEDIES, TORCH, ship_torch_extension, torch_extension
 from rekindle.native import why_not as why_not_built
 from rekindle.pytorch.native._callbacks import PythonCallbacks
 from rekindle.pytorch.native._higher import ONCE
+from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.operators import (
     EFFECTS,
     IN_PLACE,
@@ -22,27 +24,24 @@ from rekindle.pytorch.operators import (
     traits,
 )
 
-NAME: Final = "_torch"
-#: The source folders of the core in `src/rekindle/native`, lower layers first.
-_ROOMS: Final = (
-    "base",
-    "engine",
-    "allocator",
-    "torch",
-    "ops",
-    "memory",
-    "steps",
-    "dispatch",
-    "python",
-)
-_SOURCES: Final = tuple(f"{room}/*.cpp" for room in _ROOMS)
 _OLDEST: Final = (2, 11)
-_SEES_ALL: Final = (2, 13)  # in older versions, dispatch modes hide operators from the core
+# from this version of torch on, dispatch modes do not hide operators from the core
+_SEES_ALL: Final = (2, 13)
 
-_started: dict[str, Any] = {}  # "module": the module or None; "why not": the reason for None
+
+@final
+class _Start:
+    """The outcome of starting the core in this process."""
+
+    done = False  #: True once the core has started, or cannot start in this process
+    core: Core | None = None
+    why_not = ""  #: why the last attempt gave no core
 
 
-def core(*, build: bool = True) -> ModuleType | None:
+_start = _Start()
+
+
+def core(*, build: bool = True) -> Core | None:
     """Return the native core's module, and start the core on first use.
 
     Compiling the core takes about a minute.
@@ -51,27 +50,27 @@ def core(*, build: bool = True) -> ModuleType | None:
         build: Compile the core if necessary. If False, use it only if it was compiled before.
 
     Returns:
-        The module, or None if there is no core. `why_not()` then returns the reason.
+        The core, or None if there is none. `why_not()` then returns the reason.
     """
-    if "module" in _started:
-        return _started["module"]
+    if _start.done:
+        return _start.core
     if _version() < _OLDEST:
-        _started["why not"] = f"it needs torch 2.11, this is {torch.__version__}"
+        _start.why_not = f"it needs torch 2.11 or later, and torch {torch.__version__} is installed"
         return None
-    module = extension(NAME, _SOURCES, with_torch=True, build=build)
-    if module is None:
-        _started["why not"] = why_not_built(NAME) or "it has not been compiled yet"
+    found = torch_extension(build=build)
+    if found is None:
+        _start.why_not = why_not_built(TORCH) or "it has not been compiled yet"
         return None
+    module = cast("Core", found)
     try:
         reason = module.start(
             PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())],
             (*EFFECTS, ONCE), SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
-    except RuntimeError as error:  # another library has installed the same hooks before
+    except RuntimeError as error:  # another library has installed hooks at the same dispatch key
         reason = f"it cannot be installed: {str(error).splitlines()[0]}"
+    _start.done, _start.why_not = True, reason
     if reason:
-        _started["why not"] = reason
-        _started["module"] = None
         return None
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
@@ -79,7 +78,7 @@ def core(*, build: bool = True) -> ModuleType | None:
             after_in_parent=module.forked_here,
             after_in_child=module.forked,
         )
-    _started["module"] = module
+    _start.core = module
     return module
 
 
@@ -90,27 +89,41 @@ def _version() -> tuple[int, ...]:
 
 def remedy() -> str:
     """Return the advice for users who have no native core (`core()` is None)."""
-    return REMEDIES if _version() >= _OLDEST else "Install torch 2.11 or a later one"
+    return REMEDIES if _version() >= _OLDEST else "Install torch 2.11 or later"
 
 
 def what_it_misses() -> str:
     """Return in a few words what the native core refuses with this version of torch, or ""."""
     if _version() >= _SEES_ALL:
         return ""
-    return f"with torch {torch.__version__} it refuses modes and subclasses (2.13 lets it see them)"
+    return (
+        f"budgets refuse dispatch modes and tensor subclasses with torch {torch.__version__}; "
+        "torch 2.13 supports them"
+    )
 
 
 def why_not() -> str:
     """Return in a few words why `core()` last returned None."""
-    return _started.get("why not", "")
+    return _start.why_not
 
 
 def ship_native_core(folder: Path) -> None:
     """Copy the compiled native core into `folder`, to ship it in a package, if there is a core."""
     if core() is not None:
-        ship(NAME, _SOURCES, folder, with_torch=True)
+        ship_torch_extension(folder)
 
 
 def why_no_native_core() -> str:
     """Build the native core if necessary. Return "" on success, else the reason of the failure."""
     return "" if core() is not None else why_not()
+
+
+def signatures_seen() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], Nanoseconds, Bytes]]:
+    """Iterate over the signatures of all operators that ran in this process.
+
+    Yields:
+        The operator's name, the sizes of its tensors, its cost (ns) and its workspace (bytes).
+    """
+    module = core(build=False)
+    if module is not None:
+        yield from module.signatures_seen()

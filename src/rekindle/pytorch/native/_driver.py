@@ -1,17 +1,16 @@
-"""The Python object for one run of the native core.
+"""The Python object for one run within a budget, which the native core manages.
 
-`NativeDriver` implements the interface `Driver` of `online` by calling the core. It also holds the
-objects that exist in Python only: owners, places, steps, recordings.
+`Driver` implements the interface `DriverInterface` of `online` by calling the core. It also holds
+the objects that exist in Python only: owners, places, steps, recordings.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, final
 from warnings import warn
 
@@ -22,13 +21,14 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, format_ns
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
-from rekindle.pytorch.native._callbacks import drivers
-from rekindle.pytorch.native._engine import NativeEngine
+from rekindle.pytorch.native._engine import EngineHandle
 from rekindle.pytorch.native._higher import UNITS, shown_name
+from rekindle.pytorch.native._module import Core, Handle
 from rekindle.pytorch.native._snapshots import in_words
-from rekindle.pytorch.native._transcript import NativeCapture
+from rekindle.pytorch.native._transcript import Recording
 from rekindle.pytorch.online import (
     Figures,
+    InterruptedPasses,
     KnowsThreads,
     Owners,
     Places,
@@ -52,8 +52,8 @@ MUCH_LOST: Final = 10_000_000_000
 class Watcher(Protocol):
     """The learner of plans, which is notified of the steps of the program."""
 
-    def begins(self, met: int) -> None:
-        """Load learned plans of steps whose first operator is `met`."""
+    def begins(self, op_id: int) -> None:
+        """Load learned plans of steps whose first operator is `op_id`."""
         ...
 
     def step(self) -> None:
@@ -94,7 +94,7 @@ class Kept(NamedTuple):
     nbytes: Bytes
 
 
-class NativeBackoff(NamedTuple):
+class Backoff(NamedTuple):
     """How often the device had less memory than the budget.
 
     Attributes:
@@ -112,11 +112,15 @@ class NativeBackoff(NamedTuple):
     for_places: int
 
 
+#: All drivers, by the id that the core passes to callbacks.
+drivers: weakref.WeakValueDictionary[int, Driver] = weakref.WeakValueDictionary()
+
+
 @final
-class NativePeak:
+class PeakSnapshot:
     """The snapshot of the memory at the peak, which the core takes at each new peak."""
 
-    def __init__(self, driver: NativeDriver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = weakref.ref(driver)
 
     @property
@@ -143,20 +147,20 @@ class NativePeak:
                 self.look()
 
     def look(self) -> None:
-        """Store the peak's snapshot in the driver's `looks`, after the first one stored there."""
+        """Replace the last stored snapshot of a peak by the present one, but keep the first."""
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
 
 
 @final
-class NativeAudit:
+class Audit:
     """A comparison of each recomputed value with the original one, bit by bit.
 
     It costs a pass over the result of every operator.
     """
 
-    def __init__(self, core: ModuleType, handle: Any) -> None:
+    def __init__(self, core: Core, handle: Handle) -> None:
         self._core = core
         self._handle = handle
         self._lines: list[str] = []  # the program's line, for each operator
@@ -177,17 +181,17 @@ class NativeAudit:
 
 
 @final
-class NativeDriver:
+class Driver:
     """One run of the native core: one `rekindle.budget(...)` with its engine and its memory."""
 
     def __init__(
         self,
-        core: ModuleType,
+        core: Core,
         budget: Bytes | None,
         device: torch.device,
         assumed: bool = False,
         learns: bool = False,
-        lends: bool = False,
+        evicts_held_last: bool = False,
         anything: bool = False,
         swaps: tuple[CopiesOnHost, Swap] | None = None,
         policy: Policy = DEFAULT,
@@ -195,15 +199,18 @@ class NativeDriver:
         self.core = core
         amount = -1 if budget is None else budget
         score, chooser = score_of(policy), None
-        if score is None:  # the core calls this policy through Python
+        if score is None:  # the policy is not built in, so the core calls it through Python
             score, chooser = (0, False, False, False), policy.bind()
-        self.handle = core.new(amount, str(device), assumed, learns, lends, score, chooser)
+        self.handle = core.new_driver(
+            amount, str(device), assumed, learns, evicts_held_last, score, chooser
+        )
+        leaves.activate()  # `gone` undoes this when the last handle of a saved tensor is freed
         #: True for evict="anything": operators without grad get recipes as well.
         self.anything = anything
         if anything:
-            core.let_go_of_anything(self.handle)
+            core.evict_anything(self.handle)
         #: Set if user-held memory may be evicted.
-        self.lending: KnowsThreads | None = None
+        self.held: KnowsThreads | None = None
         self.watcher: Watcher | None = None  #: set if the run learns plans
         self.copies: CopiesOnHost | None = None
         self.transfers: TransfersOnHost | None = None
@@ -214,14 +221,14 @@ class NativeDriver:
                 self.handle, self.copies, -1 if swap.host is None else swap.host,
                 swap.out_bytes_per_s, swap.in_bytes_per_s, swap.only,
             )  # fmt: skip
-        self.engine = NativeEngine(core, self.handle, budget, swaps=swaps is not None)
+        self.engine = EngineHandle(core, self.handle, budget, swaps=swaps is not None)
         self.device = device
         self.lock = threading.RLock()  # guards the Python objects of this run, not the core
-        self.capture: NativeCapture | None = None  #: recording of a part of the run
-        self.whole: NativeCapture | None = None  #: recording of the whole run, if requested
+        self.capture: Recording | None = None  #: recording of a part of the run
+        self.whole: Recording | None = None  #: recording of the whole run, if requested
         self.figures: Figures | None = None  #: figures of the recording `whole`, once it has ended
         self.places: Places | None = None
-        self.audit: NativeAudit | None = None
+        self.audit: Audit | None = None
         #: Functions chosen by `rekindle.recomputable` that are not recomputed, and why.
         self.functions_kept: dict[str, str] = {}
         #: While places are recorded: the first and the last snapshot at a peak.
@@ -229,14 +236,14 @@ class NativeDriver:
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine)
         self.undo: StepUndo | None = None  #: restores the weights if the running step fails
+        self.interrupted = InterruptedPasses()
         self._stepping = False
         self._warned = False  # True once `warn_of_losses` has warned
         self._warm = WarmOptimizers()  # optimizers with state from before this run
-        self.peak = NativePeak(self)
+        self.peak = PeakSnapshot(self)
         #: `operators_run` at the last `OutOfBudget`, and a copy of the error without traceback.
         self.refused: tuple[int, OutOfBudget] | None = None
-        drivers[core.number(self.handle)] = self
-        leaves.come_back()  # undone by `gone`, when the last handle of a saved tensor is freed
+        drivers[core.driver_id(self.handle)] = self
 
     @property
     def at_peak(self) -> Snapshot:
@@ -267,16 +274,16 @@ class NativeDriver:
     def warn_of_losses(self) -> None:
         """Warn once if recomputation takes more time than the computation itself."""
         now = self.engine.now()
-        if self._warned or now.lost_ns < max(MUCH_LOST, now.compute_ns):
+        budget = self.engine.budget
+        if budget is None or self._warned or now.lost_ns < max(MUCH_LOST, now.compute_ns):
             return
         self._warned = True
         everything = now.memory + self.core.evicted_bytes(self.handle)
-        budget = int(self.engine.budget)
         warn(
-            f"recomputation took {format_ns(now.lost_ns)} so far, the computation itself "
-            f"{format_ns(now.compute_ns)}: a budget of {format_bytes(budget)} is too small to be "
-            f"fast. Without evictions there would be {format_bytes(everything)} in use now; write "
-            f"rekindle.budget({max(everything + budget, 2 * budget) // 2}) or more",
+            f"recomputation took {format_ns(now.lost_ns)} so far, and the computation itself "
+            f"{format_ns(now.compute_ns)}: the budget of {format_bytes(budget)} is so small that "
+            f"training is slow. Without evictions {format_bytes(everything)} would be in use now; "
+            f"write rekindle.budget({max(everything + budget, 2 * budget) // 2}) or more",
             stacklevel=2,
         )
 
@@ -284,15 +291,16 @@ class NativeDriver:
     def kept(self) -> list[Kept]:
         """The operators whose results are never evicted, because a trial recomputation failed."""
         return [
-            Kept(shown_name(name), *rest)
-            for name, *rest in self.core.kept(self.handle)
-            if not name.startswith(UNITS)  # forward passes of functions are in `functions_kept`
+            Kept(shown_name(name), why, calls, nbytes)
+            for name, why, calls, nbytes in self.core.kept(self.handle)
+            # leave out forward passes of functions, which are in `functions_kept`
+            if not name.startswith(UNITS)
         ]
 
     @property
-    def shortfall(self) -> NativeBackoff:
+    def backoff(self) -> Backoff:
         """Counts of device OOM errors: the device had less memory than the budget."""
-        return NativeBackoff(*self.core.shortfall(self.handle))
+        return Backoff(*self.core.backoff(self.handle))
 
     def keep_reserved(self) -> None:
         """Limit all memory that the device's allocator reserves, not only the memory in use."""
@@ -300,8 +308,8 @@ class NativeDriver:
 
     def elsewhere(self) -> str | None:
         """Return a warning if no tensor of the program was on the budget's device, else None."""
-        met = [torch.device(name) for name in self.core.devices_met(self.handle)]
-        return elsewhere(self.device, {device: device == self.device for device in met})
+        used = [torch.device(name) for name in self.core.devices_used(self.handle)]
+        return elsewhere(self.device, {device: device == self.device for device in used})
 
     def program_tensors(self) -> list[Tensor]:
         """Return the tensors that the program holds and whose memory is resident, oldest first."""
@@ -311,9 +319,13 @@ class NativeDriver:
         """Never evict the memory of `tensor`."""
         self.core.keep(self.handle, tensor)
 
-    def meet(self, tensor: Tensor) -> None:
-        """Count the memory of `tensor` toward the budget from now on."""
-        self.core.meet(self.handle, tensor)
+    def register_tensors(self, tensors: list[Tensor]) -> None:
+        """Count the memory of `tensors` toward the budget from now on.
+
+        Raises:
+            OutOfBudget: They do not fit together. None of them is counted.
+        """
+        self.core.register_tensors(self.handle, tensors)
 
     def meet_owners(self) -> None:
         """Register all weights of the running model, because an operator read some of them.
@@ -321,14 +333,12 @@ class NativeDriver:
         The state that optimizers already have for these weights is registered as well. All of this
         memory counts toward the budget from now on.
         """
-        met = self.core.met(self.handle)
+        new = self.core.new_parameters(self.handle)
         model = self.owners.running_model()
         if model is not None:
-            for tensor in memory_of(model, self.device):
-                self.meet(tensor)
-            met += self.core.met(self.handle)
-        for state in self.owners.states_of(met, self._warm):
-            self.meet(state)
+            self.register_tensors(list(memory_of(model, self.device)))
+            new += self.core.new_parameters(self.handle)
+        self.register_tensors(list(self.owners.states_of(new, self._warm)))
 
     @property
     def stepping(self) -> bool:
@@ -353,8 +363,10 @@ class NativeDriver:
         """
         return self.core.tensors_within(value)
 
-    def begin_step(self, optimizer: Any, *, saves: bool) -> tuple[bool, bytes]:
-        """Prepare the step of `optimizer`: count what it reads, and make sources of what it writes.
+    def begin_step(self, optimizer: torch.optim.Optimizer, *, saves: bool) -> tuple[bool, bytes]:
+        """Prepare the step of `optimizer`: count what it reads, and pin what it writes.
+
+        What the step writes loses its recipe, because recomputing it would need all earlier steps.
 
         Args:
             optimizer: The optimizer.
@@ -368,14 +380,14 @@ class NativeDriver:
             self.handle, optimizer.param_groups, _dict_of(optimizer.state), saves
         )
 
-    def save_before_step(self, optimizer: Any) -> None:
+    def save_before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Recompute and pin the values that depend on contents which the step overwrites (R4)."""
         groups, state = optimizer.param_groups, _dict_of(optimizer.state)
         self.core.save_before_optimizer_step(self.handle, groups, state)
 
-    def forget_sources(self) -> bool:
-        """Free sources kept only to recompute resident values. Return True if there were any."""
-        return self.core.forget_sources(self.handle)
+    def release_recompute_sources(self) -> bool:
+        """Free values kept only to recompute resident ones. Return True if there were any."""
+        return self.core.release_recompute_sources(self.handle)
 
     def limit(self, budget: Bytes) -> None:
         """Change the budget to `budget` bytes."""
@@ -385,64 +397,73 @@ class NativeDriver:
         """Evict until `needed` bytes fit, or raise `OutOfBudget` in the name of `who`."""
         self.core.make_room(self.handle, needed, who)
 
-    def give_away(self, home: torch.UntypedStorage) -> None:
-        """Make the values in the storage `home` sources, because other code may write it (R4)."""
-        self.core.give_away(self.handle, home._cdata)
+    def mark_externally_writable(self, home: torch.UntypedStorage) -> None:
+        """Protect recipes that read the storage `home`, because other code may write to it (R4)."""
+        self.core.mark_externally_writable(self.handle, home._cdata)
 
     def bring_back(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident."""
         self.core.bring_back(self.handle, tensor)
 
-    def keep_there(self, tensor: Tensor) -> None:
+    def pin_exposed_address(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
-        self.core.keep_there(self.handle, tensor)
+        self.core.pin_exposed_address(self.handle, tensor)
 
-    def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
-        """Make the memory of `tensors` resident, and do not evict it until `unlock_there`.
+    def begin_reading(self, tensors: list[Tensor], *, saved: bool = False) -> int:
+        """Make the memory of `tensors` resident, and do not evict it until `end_reading`.
 
         Args:
             tensors: The tensors.
             saved: Also keep values resident that autograd unpacks meanwhile.
 
         Returns:
-            A number that identifies this lock, for `unlock_there`.
+            A number that identifies this lock, for `end_reading`.
         """
-        return self.core.lock_there(self.handle, tensors, saved)
+        return self.core.begin_reading(self.handle, tensors, saved)
 
-    def unlock_there(self, number: int) -> None:
-        """Undo the `lock_there` that returned `number`."""
-        self.core.unlock_there(self.handle, number)
+    def end_reading(self, number: int) -> None:
+        """Undo the `begin_reading` that returned `number`."""
+        self.core.end_reading(self.handle, number)
 
     def record_without_grad(self, record: bool) -> None:
-        """Add or remove a reason not to record operators while grad mode is off.
+        """Begin or end a scope in which operators with grad mode off get no recipes.
 
-        Such operators get recipes only with evict="anything".
+        They get recipes only with evict="anything".
 
         Args:
-            record: True removes one reason, False adds one.
+            record: False begins such a scope, True ends it.
         """
         if self.anything:
             self.core.record_without_grad(self.handle, -1 if record else 1)
 
-    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Callable[[], None] | None:
-        """Note that the program is about to resize the storage `home` to `nbytes`.
+    def about_to_resize(
+        self, home: torch.UntypedStorage, nbytes: int, newest: int
+    ) -> Callable[[], None] | None:
+        """Record that the program is about to resize the storage `home` to `nbytes`.
+
+        Args:
+            home: The storage.
+            nbytes: Its new size.
+            newest: If FSDP frees the storage until a backward pass: the sequence number of the
+                newest autograd node of the module's result. Negative if the contents do not come
+                back.
 
         Returns:
             A function to call after the resize, or None if the core does not track the storage.
         """
-        known = self.core.about_to_resize(self.handle, home._cdata, nbytes)
+        known = self.core.about_to_resize(self.handle, home._cdata, nbytes, newest)
         return partial(self.core.resized, self.handle) if known else None
 
     @contextmanager
     def trading(self, t1: Tensor, t2: Tensor) -> Iterator[None]:
         """Inside the block, hold no references to the tensors, so that PyTorch can swap them."""
         with self.owners.without(t1, t2):
-            self.core.step_back(self.handle, t1)
-            self.core.step_back(self.handle, t2)
+            self.core.suspend_origin_tracking(self.handle, t1)
+            self.core.suspend_origin_tracking(self.handle, t2)
             try:
                 yield
             finally:
-                self.core.follow_again(self.handle)
+                self.core.resume_origin_tracking(self.handle)
 
     def close(self) -> None:
         """End the budget. From now on, the core processes each freed storage at once."""
@@ -450,18 +471,18 @@ class NativeDriver:
         if self.watcher is not None:
             self.watcher.close()
             self.watcher = None
-        if self.anything or (self.lending is not None and self.core.placeholders(self.handle)):
+        if self.anything or (self.held is not None and self.core.placeholders(self.handle)):
             self._write_no_more()
-        self.lending = None
-        self.core.leave(self.handle)
+        self.held = None
+        self.core.deactivate(self.handle)
         if self.copies is not None:
             self.copies.complain()
 
-    def begin_audit(self) -> NativeAudit:
+    def begin_audit(self) -> Audit:
         """From now on, compare each recomputed value with the original one."""
         self.core.audit(self.handle)
-        self.core.note_places(self.handle, True)
-        self.audit = NativeAudit(self.core, self.handle)
+        self.core.notes_places(self.handle, True)
+        self.audit = Audit(self.core, self.handle)
         return self.audit
 
     def noted(self, operators: int) -> None:
@@ -474,11 +495,11 @@ class NativeDriver:
             if each is not None:
                 each.note(operators)
 
-    def write_down(self) -> None:
+    def begin_recording(self) -> None:
         """Record the whole run from now on: all events, and the place of each operator."""
-        self.whole = NativeCapture(self.core, self.handle, whole=True)
+        self.whole = Recording(self.core, self.handle, whole=True)
         self.places = Places()
-        self.core.note_places(self.handle, True)
+        self.core.notes_places(self.handle, True)
 
     def _write_no_more(self) -> None:
         """End the recordings, because values recomputed after the budget's end may exceed it."""
@@ -490,7 +511,7 @@ class NativeDriver:
                 capture.end()
 
     @property
-    def written_down(self) -> bool:
+    def is_recorded(self) -> bool:
         """True while a trace is recorded."""
         return self.whole is not None or self.capture is not None
 
@@ -498,10 +519,10 @@ class NativeDriver:
         """Return every action of the run so far. Empty unless the whole run is recorded."""
         return Recorder() if self.whole is None else self.whole.recorder()
 
-    def also_capture(self) -> NativeCapture:
+    def also_capture(self) -> Recording:
         """Start a recording of a part of the run, which `capture_no_more` ends."""
         self.capture_no_more()
-        self.capture = NativeCapture(self.core, self.handle)
+        self.capture = Recording(self.core, self.handle)
         return self.capture
 
     def capture_no_more(self) -> None:
@@ -521,6 +542,6 @@ class NativeDriver:
         return in_words(self.core.snapshot(self.handle, list(self.owners.optimizers)))
 
 
-def _dict_of(state: Any) -> dict[Any, Any]:
+def _dict_of(state: Mapping[Tensor, Any]) -> dict[Tensor, Any]:
     """Return the state of an optimizer, which may be any mapping, as a dict."""
     return state if isinstance(state, dict) else dict(state.items())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any, NamedTuple, final
+from contextlib import contextmanager
+from typing import NamedTuple, final
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.native._module import Core, Handle
 from rekindle.pytorch.online import Numbers
 
 
-class NativeHost(NamedTuple):
+class SwappedBytes(NamedTuple):
     """Bytes swapped out and in so far, and the most bytes on the host at once."""
 
     swapped_out: Bytes
@@ -19,31 +20,40 @@ class NativeHost(NamedTuple):
 
 
 @final
-class NativeEngine:
+class EngineHandle:
     """Access to the engine of one run in the native core. Each property is one call of the core."""
 
     def __init__(
-        self, core: ModuleType, handle: Any, budget: Bytes | None, *, swaps: bool = False
+        self, core: Core, handle: Handle, budget: Bytes | None, *, swaps: bool = False
     ) -> None:
         self._core = core
         self._swaps = swaps
         self._handle = handle
-        self._budget: Bytes | float = float("inf") if budget is None else budget
+        self._budget = budget
 
     @property
-    def budget(self) -> Bytes | float:
-        """The budget in bytes, or infinity."""
+    def budget(self) -> Bytes | None:
+        """The budget in bytes, or None without a limit."""
         return self._budget
 
     @budget.setter
-    def budget(self, nbytes: Bytes | float) -> None:
+    def budget(self, nbytes: Bytes) -> None:
+        self._core.set_budget(self._handle, nbytes)
         self._budget = nbytes
-        self._core.set_budget(self._handle, -1 if nbytes == float("inf") else nbytes)
+
+    @contextmanager
+    def without_limit(self) -> Iterator[None]:
+        """Evict nothing inside the block, whose memory may exceed the budget."""
+        self._core.set_budget(self._handle, -1)
+        try:
+            yield
+        finally:
+            self._core.set_budget(self._handle, -1 if self._budget is None else self._budget)
 
     @property
-    def host(self) -> NativeHost | None:
+    def host(self) -> SwappedBytes | None:
         """Bytes swapped so far, or None if swapping is off."""
-        return NativeHost(*self._core.swapped(self._handle)) if self._swaps else None
+        return SwappedBytes(*self._core.swapped(self._handle)) if self._swaps else None
 
     def now(self) -> Numbers:
         """Return all counts of the run, in one call of the core."""
@@ -97,7 +107,7 @@ class NativeEngine:
         return self._core.take_samples(self._handle)
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """Take the next sample when the engine's clock is at `due`, and further ones `every` ns."""
+        """Sample the memory in use when the engine's clock is at `due`, then every `every` ns."""
         self._core.space_samples(self._handle, due, every)
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from enum import Enum
 from fnmatch import fnmatchcase
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final, TypeVar, final, overload
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from rekindle._errors import InvalidArgument
 from rekindle.pytorch.native._higher import UNITS, hidden_key, is_seen
+from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.online import Current, replace
 from rekindle.pytorch.operators import TRIED, is_plain
 
@@ -49,10 +50,11 @@ KNOWN: Final = (
     "apex.normalization.*",
     "unsloth.kernels.*",
 )
-#: Most variants of the arguments of one function. Beyond that, its arguments probably change in
-#: each call, and further variants are not recomputed.
-_MOST_WAYS: Final = 256
-#: Most functions in one process. Some programs define new functions all the time.
+#: How many variants of the arguments of one function are recomputed. With more variants, the
+#: arguments probably change in each call, so further ones are not recomputed.
+_MOST_VARIANTS: Final = 256
+#: How many functions are recomputed in one process. Some programs define new functions all the
+#: time.
 _MOST_UNITS: Final = 1_000
 _DEVICES: Final = ("cpu", "cuda")
 #: Types of arguments that are immutable and can be compared.
@@ -123,7 +125,7 @@ _chosen: WeakSet[type[Function]] = WeakSet()
 
 
 @contextmanager
-def functions_recomputed(core: ModuleType, kept: dict[str, str]) -> Iterator[None]:
+def functions_recomputed(core: Core, kept: dict[str, str]) -> Iterator[None]:
     """Inside the block, make the forward pass of each chosen function one operator of the core.
 
     Args:
@@ -134,11 +136,11 @@ def functions_recomputed(core: ModuleType, kept: dict[str, str]) -> Iterator[Non
         session = _Session(core, kept, stack)
         stack.enter_context(_session.during(session))
         session.find()
-        replace(stack, FunctionMeta, "__init__", _heard)
+        replace(stack, FunctionMeta, "__init__", _init_that_chooses)
         yield
 
 
-def _heard(original: Callable[..., None]) -> Callable[..., None]:
+def _init_that_chooses(original: Callable[..., None]) -> Callable[..., None]:
     """Return `FunctionMeta.__init__`, extended to handle each newly defined function class."""
 
     @functools.wraps(original)
@@ -166,7 +168,7 @@ def _name_of(kind: type[Function]) -> str:
 class _Session:
     """The replaced forward passes of one budget, from its start to its end."""
 
-    def __init__(self, core: ModuleType, kept: dict[str, str], stack: ExitStack) -> None:
+    def __init__(self, core: Core, kept: dict[str, str], stack: ExitStack) -> None:
         self.core = core
         self.kept = kept
         self._stack = stack
@@ -182,21 +184,75 @@ class _Session:
                     self.take(kind)
 
     def take(self, kind: type[Function]) -> None:
-        """Make the forward pass of `kind` a unit until the budget ends."""
+        """Run the forward pass of `kind` as one operator (a unit) until the budget ends."""
         if kind not in self._taken:
             self._taken.add(kind)
-            replace(self._stack, kind, "forward", lambda _: _routed(kind))
+            replace(self._stack, kind, "forward", lambda _: _replacement_of(kind))
+
+    def call(
+        self,
+        kind: type[Function],
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        has_context: bool,
+    ) -> Any:
+        """Run a call of `original`, the forward pass of `kind`, as a unit if possible."""
+        ctx, inputs = (args[0], args[1:]) if has_context else (None, args)
+        needs_none = (
+            not ctx.next_functions
+            if ctx is not None
+            else not any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
+        )
+        if needs_none or _running.now is not None or torch.is_inference_mode_enabled():
+            return original(*args)
+        try:
+            variant = self._unit_of(kind, original).variant_of(ctx, inputs)
+        except _NotRecomputable as why:
+            self.kept[_name_of(kind)] = str(why)
+            return original(*args)
+        tensors = [each for each in inputs if isinstance(each, Tensor)]
+        first = _running.now = _FirstRun(variant, ctx, args, tensors)
+        try:
+            if torch._C._len_torch_dispatch_stack() == 0:
+                variant.unit.overload(tensors, variant.number)
+            else:
+                with first.without_modes():
+                    variant.unit.overload(tensors, variant.number)
+        finally:
+            _running.now = None
+        trusted, why = self.core.last_unit()
+        variant.is_trusted = variant.is_trusted or trusted
+        if why:
+            variant.why = variant.why or why
+            self.kept[_name_of(kind)] = variant.why
+        return first.outputs
+
+    def _unit_of(self, kind: type[Function], original: Callable[..., Any]) -> _Unit:
+        """Return the unit of the function class `kind`, made on first use."""
+        found = _units.get(kind)
+        if found is None or found.original is not original:
+            global _made_so_far
+            with _lock:
+                if _made_so_far == _MOST_UNITS:
+                    raise _NotRecomputable(
+                        f"Rekindle recomputes at most {_MOST_UNITS} such functions"
+                    )
+                _made_so_far += 1
+                found = _units[kind] = _Unit(self.core, kind, original, _made_so_far)
+        return found
 
 
 _session = Current[_Session]()
 
 
-def _routed(kind: type[Function]) -> staticmethod[..., Any]:
+def _replacement_of(kind: type[Function]) -> staticmethod[..., Any]:
     """Return a replacement for the forward pass of `kind` that has no reference to a budget."""
     original = kind.forward
-    original = getattr(original, _ORIGINAL, original)  # if inherited, a base may be replaced
+    # an inherited forward may be the replacement that was already set on a base class
+    original = getattr(original, _ORIGINAL, original)
     setup = kind.setup_context
-    has_context = setup is Function.setup_context  # else `setup_context` fills ctx after forward
+    # otherwise `setup_context` fills `ctx` after the forward pass
+    has_context = setup is Function.setup_context
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -205,19 +261,19 @@ def _routed(kind: type[Function]) -> staticmethod[..., Any]:
         session = _session.now
         if session is None or kwargs or not is_seen():
             return original(*args, **kwargs)
-        return _call(session, kind, original, args, has_context)
+        return session.call(kind, original, args, has_context)
 
     setattr(forward, _ORIGINAL, original)
     return staticmethod(forward)
 
 
-class _Stays(Exception):
-    """A call cannot be a unit, for the reason in the message: it runs as without Rekindle."""
+class _NotRecomputable(Exception):
+    """A call cannot run as one operator, for the reason in the message: it runs as in PyTorch."""
 
 
 @final
 class _Call(threading.local):
-    """The forward pass of the program that this thread is running as a unit, or None."""
+    """The forward pass that this thread runs as one operator for the program, or None."""
 
     now: _FirstRun | None = None
 
@@ -225,51 +281,14 @@ class _Call(threading.local):
 _running = _Call()
 
 
-def _call(
-    session: _Session,
-    kind: type[Function],
-    original: Callable[..., Any],
-    args: tuple[Any, ...],
-    has_context: bool,
-) -> Any:
-    """Run the program's call of `original`, the forward pass of `kind`, as a unit if possible."""
-    ctx, inputs = (args[0], args[1:]) if has_context else (None, args)
-    needs_none = (
-        not ctx.next_functions
-        if ctx is not None
-        else not any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
-    )
-    if needs_none or _running.now is not None or torch.is_inference_mode_enabled():
-        return original(*args)
-    try:
-        way = _unit_of(session, kind, original).way_of(ctx, inputs)
-    except _Stays as why:
-        session.kept[_name_of(kind)] = str(why)
-        return original(*args)
-    tensors = [each for each in inputs if isinstance(each, Tensor)]
-    first = _running.now = _FirstRun(way, ctx, args, tensors)
-    try:
-        if torch._C._len_torch_dispatch_stack() == 0:
-            way.unit.overload(tensors, way.number)
-        else:
-            with first.without_modes():
-                way.unit.overload(tensors, way.number)
-    finally:
-        _running.now = None
-    trusted, why = session.core.last_unit()
-    way.is_trusted = way.is_trusted or trusted
-    if why:
-        way.why = way.why or why
-        session.kept[_name_of(kind)] = way.why
-    return first.outputs
-
-
 @final
 class _FirstRun:
     """The program's own call of a function, which the unit's kernel runs with the real context."""
 
-    def __init__(self, way: _Way, ctx: Any, args: tuple[Any, ...], tensors: list[Tensor]) -> None:
-        self._way = way
+    def __init__(
+        self, variant: _CallVariant, ctx: Any, args: tuple[Any, ...], tensors: list[Tensor]
+    ) -> None:
+        self._variant = variant
         self._ctx = ctx
         self._args = args
         self._tensors = tensors
@@ -291,30 +310,30 @@ class _FirstRun:
             _push_all(self._modes)
 
     def is_it(self, tensors: list[Tensor]) -> bool:
-        """Return True if a unit with the arguments `tensors` is this call, not a recomputation."""
+        """Return True if `tensors` are the arguments of the program's own call of the unit."""
         given = (
             zip(self._tensors, tensors, strict=True) if len(tensors) == len(self._tensors) else ()
         )
         return not self._over and bool(tensors) and all(a is b for a, b in given)
 
     def run(self) -> list[Tensor]:
-        """Run the forward pass with the real context. Return the tensors that it made."""
+        """Run the forward pass with the program's own `ctx`. Return the tensors that it made."""
         self._over = True
-        before = None if self._way.is_trusted else _python_draws()
+        before = None if self._variant.is_trusted else _python_rng_states()
         modes, self._modes = self._modes, []
         _push_all(modes)
         try:
-            self.outputs = self._way.unit.original(*self._args)
+            self.outputs = self._variant.unit.original(*self._args)
         finally:
             for _ in modes:
                 self._modes.append(_pop_mode())
-        if before is not None and _python_draws() != before:
-            self._way.why = "it draws from a generator of Python's or NumPy's"
+        if before is not None and _python_rng_states() != before:
+            self._variant.why = "it draws from a generator of Python's or NumPy's"
         if self._ctx is not None and self._ctx.dirty_tensors:
-            self._way.why = "it writes its arguments (ctx.mark_dirty)"
-        made = _made(self.outputs, self._ctx, self._tensors)
+            self._variant.why = "it writes to its arguments (ctx.mark_dirty)"
+        made = _tensors_made(self.outputs, self._ctx, self._tensors)
         if not all(_is_simple(each) for each in made):
-            self._way.why = "it makes tensors that are not plain"
+            self._variant.why = "it makes tensors that are not plain"
         return made
 
 
@@ -324,7 +343,7 @@ def _push_all(modes: list[Any]) -> None:
         _push_mode(mode)
 
 
-def _python_draws() -> tuple[Any, ...]:
+def _python_rng_states() -> tuple[Any, ...]:
     """Return the states of the random generators of Python and NumPy."""
     numpy = sys.modules.get("numpy.random")
     if numpy is None:
@@ -333,7 +352,7 @@ def _python_draws() -> tuple[Any, ...]:
     return (random.getstate(), name, keys.tobytes(), *rest)
 
 
-def _made(outputs: Any, ctx: Any, inputs: list[Tensor]) -> list[Tensor]:
+def _tensors_made(outputs: Any, ctx: Any, inputs: list[Tensor]) -> list[Tensor]:
     """Return the distinct tensors that a forward pass returned or saved, without its inputs."""
     left = [outputs]
     if ctx is not None:
@@ -366,24 +385,11 @@ def _is_simple(tensor: Tensor) -> bool:
     )
 
 
-# -- units ----------------------------------------------------------------------------------------
+# -- units: forward passes as operators -----------------------------------------------------------
 
 _units: WeakKeyDictionary[type[Function], _Unit] = WeakKeyDictionary()
 _lock = threading.Lock()
 _made_so_far = 0
-
-
-def _unit_of(session: _Session, kind: type[Function], original: Callable[..., Any]) -> _Unit:
-    """Return the unit of the function class `kind`, made on first use."""
-    found = _units.get(kind)
-    if found is None or found.original is not original:
-        global _made_so_far
-        with _lock:
-            if _made_so_far == _MOST_UNITS:
-                raise _Stays(f"there are {_MOST_UNITS} such functions already")
-            _made_so_far += 1
-            found = _units[kind] = _Unit(session.core, kind, original, _made_so_far)
-    return found
 
 
 @final
@@ -391,12 +397,12 @@ class _Unit:
     """The operator of the core that runs the forward pass of one function."""
 
     def __init__(
-        self, core: ModuleType, kind: type[Function], original: Callable[..., Any], number: int
+        self, core: Core, kind: type[Function], original: Callable[..., Any], number: int
     ) -> None:
         self.original = original
         self.has_context = kind.setup_context is Function.setup_context
         self.context: type[Any] = kind._backward_cls  # type: ignore[attr-defined]
-        self._ways: dict[Any, _Way] = {}
+        self._variants: dict[Any, _CallVariant] = {}
         name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kind.__name__)}_{number}"
         self._library = torch.library.Library(UNITS, "FRAGMENT")
         self._library.define(
@@ -408,42 +414,45 @@ class _Unit:
         core.learn_traits(f"{UNITS}::{name}", TRIED)
         self.overload: OpOverload = getattr(getattr(torch.ops, UNITS), name).default
 
-    def way_of(self, ctx: Any, inputs: tuple[Any, ...]) -> _Way:
-        """Return the `_Way` of this call, which all calls with equal arguments share.
+    def variant_of(self, ctx: Any, inputs: tuple[Any, ...]) -> _CallVariant:
+        """Return the variant of this call. All calls with equal arguments share one object.
 
         Raises:
-            _Stays: The call cannot be recomputed.
+            _NotRecomputable: The call cannot be recomputed.
         """
         if torch._C._are_functorch_transforms_active():
-            raise _Stays("it is called within a transform of torch.func")
+            raise _NotRecomputable("it is called inside a transform of torch.func")
         if torch._C._len_torch_function_stack() > 0:
-            raise _Stays("it is called within a mode of torch.overrides, as torch.device(...) is")
+            raise _NotRecomputable(
+                "it is called inside a mode of torch.overrides, such as torch.device(...)"
+            )
         needs = None if ctx is None else ctx.needs_input_grad
         key = (needs, _autocast(), *map(_key_of, inputs))
-        way = self._ways.get(key)
-        if way is None:
-            if len(self._ways) >= _MOST_WAYS:
-                raise _Stays("its arguments change too often")
-            way = self._ways[key] = _Way(self, needs, inputs)
-        if way.why:
-            raise _Stays(way.why)
-        return way
+        variant = self._variants.get(key)
+        if variant is None:
+            if len(self._variants) >= _MOST_VARIANTS:
+                raise _NotRecomputable("its arguments change too often")
+            variant = self._variants[key] = _CallVariant(self, needs, inputs)
+        if variant.why:
+            raise _NotRecomputable(variant.why)
+        return variant
 
     def _run(self, tensors: list[Tensor], number: int) -> list[Tensor]:
-        """Run the operator, as its kernel: for the program, or to recompute way `number`."""
+        """Run the forward pass as the operator's kernel: for the program, or to recompute it."""
         first = _running.now
         if first is not None and first.is_it(tensors):
             return first.run()
-        return _ways[number].run_again(tensors)
+        return _variants[number].run_again(tensors)
 
 
-#: All ways, by their numbers. They are never removed, because recipes of living graphs use them.
-_ways: list[_Way] = []
+#: All variants of calls, by number. They are never removed, because recipes of living graphs
+#: refer to them.
+_variants: list[_CallVariant] = []
 
 
 @final
-class _Way:
-    """A way to call one function: its arguments except tensors, the dispatch keys, and autocast."""
+class _CallVariant:
+    """One way to call a function: its arguments without tensors, dispatch keys, and autocast."""
 
     def __init__(
         self, unit: _Unit, needs: tuple[bool, ...] | None, inputs: tuple[Any, ...]
@@ -458,13 +467,13 @@ class _Way:
         self._exclude = torch._C._dispatch_tls_local_exclude_set() | hidden_key()
         self._dtypes = [torch.get_autocast_dtype(device) for device in _DEVICES]
         with _lock:
-            self.number = len(_ways)
-            _ways.append(self)
+            self.number = len(_variants)
+            _variants.append(self)
 
     def run_again(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the forward pass on a blank context. Return the tensors that it made."""
         if self.why:
-            raise RuntimeError(self.why)  # ends the trial that runs this call
+            raise RuntimeError(self.why)  # this error ends the trial that runs the call
         for tensor, asks in zip(tensors, self._asks, strict=True):
             tensor.requires_grad = asks
         given = iter(tensors)
@@ -474,17 +483,18 @@ class _Way:
             ctx = self.unit.context()
             ctx.needs_input_grad = self._needs
             inputs.insert(0, ctx)
-        with self._as_then():
+        with self._with_settings_of_call():
             outputs = self.unit.original(*inputs)
-        return _made(outputs, ctx, tensors)
+        return _tensors_made(outputs, ctx, tensors)
 
     @contextmanager
-    def _as_then(self) -> Iterator[None]:
+    def _with_settings_of_call(self) -> Iterator[None]:
         """Inside the block, use the dispatch keys and autocast settings of the program's call."""
         caches = torch.is_autocast_cache_enabled()
         before = [torch.get_autocast_dtype(device) for device in _DEVICES]
         with torch._C._ForceDispatchKeyGuard(self._include, self._exclude):  # type: ignore[attr-defined]
-            torch.set_autocast_cache_enabled(False)  # casts of a recomputation must not enter it
+            # casts that a recomputation makes must not enter the program's cache
+            torch.set_autocast_cache_enabled(False)
             _set_dtypes(self._dtypes)
             try:
                 yield
@@ -494,7 +504,7 @@ class _Way:
 
 
 def _set_dtypes(dtypes: list[torch.dtype]) -> None:
-    """Set the autocast dtype of each device."""
+    """Set the autocast dtype of each device in `_DEVICES`, in that order."""
     for device, dtype in zip(_DEVICES, dtypes, strict=True):
         torch.set_autocast_dtype(device, dtype)
 
@@ -514,11 +524,13 @@ def _key_of(argument: Any) -> Any:
     """Return a key of `argument`, equal for arguments with which a forward pass does the same.
 
     Raises:
-        _Stays: The argument may change before a recomputation.
+        _NotRecomputable: The argument may change before a recomputation.
     """
     if isinstance(argument, Tensor):
         if not _is_simple(argument):
-            raise _Stays(f"it is given a tensor that is not plain ({type(argument).__name__})")
+            raise _NotRecomputable(
+                f"it is given a tensor that is not plain ({type(argument).__name__})"
+            )
         return _TENSOR, argument.requires_grad
     if isinstance(argument, float):
         return float, argument.hex()
@@ -530,7 +542,7 @@ def _key_of(argument: Any) -> Any:
         isinstance(argument, FunctionType) and argument.__closure__ is None
     ):
         return argument
-    raise _Stays(
+    raise _NotRecomputable(
         f"it is given an object that may change ({type(argument).__qualname__}); numbers, text and "
         "tuples of those do not"
     )
@@ -539,5 +551,5 @@ def _key_of(argument: Any) -> Any:
 def _item_key(item: Any) -> Any:
     """Return the key of an item of a tuple or list argument, which must not be a tensor."""
     if isinstance(item, Tensor):
-        raise _Stays("it is given tensors within a list or a tuple")
+        raise _NotRecomputable("it is given tensors within a list or a tuple")
     return _key_of(item)

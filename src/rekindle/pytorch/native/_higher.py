@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
-from types import ModuleType
 from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload, _compute_keyset, _higher_order_ops
 
+from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.operators import (
     COMPILED,
     REGION,
@@ -50,7 +50,7 @@ def shown_name(name: str) -> str:
 
 
 _taught: set[str] = set()
-_key: list[Any] = []
+_key: list[torch._C.DispatchKey] = []
 
 
 def is_seen() -> bool:
@@ -63,18 +63,18 @@ def is_seen() -> bool:
     return bool(_key) and included.has(_key[0]) and not excluded.has(_key[0])
 
 
-def hidden_key() -> Any:
+def hidden_key() -> torch._C.DispatchKeySet:
     """Return the set of dispatch keys whose exclusion hides operators from the core."""
     return torch._C.DispatchKeySet(_key[0])  # type: ignore[attr-defined]
 
 
-def hidden() -> AbstractContextManager[Any]:
+def hidden() -> AbstractContextManager[object]:
     """Inside the block, hide operators of this thread from the core."""
     return torch._C._ExcludeDispatchKeyGuard(hidden_key())  # type: ignore[attr-defined]
 
 
 @contextmanager
-def higher_order_operators_taught(core: ModuleType, keys: Any) -> Iterator[None]:
+def higher_order_operators_taught(core: Core, keys: torch._C.DispatchKeySet) -> Iterator[None]:
     """Inside the block, let the core see calls of all higher-order operators.
 
     Some are defined by PyTorch's compiler, so this is repeated once the program has imported it.
@@ -89,7 +89,7 @@ def higher_order_operators_taught(core: ModuleType, keys: Any) -> Iterator[None]
         yield
 
 
-def _teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
+def _teach_higher_order_operators(core: Core, keys: torch._C.DispatchKeySet) -> None:
     """Add a kernel for the core's dispatch key (in `keys`) to all higher-order operators."""
     if _higher_order_ops.keys() <= _taught:
         return
@@ -106,7 +106,7 @@ def _teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
 class _Kernel:
     """The kernel of a higher-order operator for the core's dispatch key."""
 
-    def __init__(self, core: ModuleType, higher: HigherOrderOperator) -> None:
+    def __init__(self, core: Core, higher: HigherOrderOperator) -> None:
         self._core = core
         self._higher = higher
 
@@ -134,7 +134,10 @@ def compiled_regions_seen() -> Iterator[None]:
 
 @contextmanager
 def _as_in_a_mode(output_code: Any) -> Iterator[None]:
-    """Inside the block, make compiled code treat the core like a dispatch mode."""
+    """Make regions that Inductor compiled run as one higher-order operator, which the core sees.
+
+    PyTorch runs them so inside a dispatch mode, and asks `is_in_torch_dispatch_mode`.
+    """
     inside = output_code.is_in_torch_dispatch_mode
 
     def seen() -> bool:
@@ -147,10 +150,10 @@ def _as_in_a_mode(output_code: Any) -> Iterator[None]:
         output_code.is_in_torch_dispatch_mode = inside
 
 
-# -- regions --------------------------------------------------------------------------------------
+# -- compiled regions -----------------------------------------------------------------------------
 
 
-def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
+def _run_region(core: Core, compiled: Any, inputs: list[Any]) -> Any:
     """Run the code of a compiled region as one operator."""
     region = region_of(compiled)
     tried = region.may_differ([each for each in inputs if isinstance(each, Tensor)])
@@ -158,7 +161,7 @@ def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
     if found is None:
         found = _operators[region, tried] = _RegionOperator(core, region, tried=tried)
     arguments = list(inputs)
-    inputs.clear()  # so that inputs can be freed during the region, as in PyTorch's own kernel
+    inputs.clear()  # so that inputs can be freed while the region runs, as in PyTorch's own kernel
     with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(region.training):  # type: ignore[attr-defined]
         return found.run(arguments)
 
@@ -177,7 +180,7 @@ class _RegionOperator:
     trial has shown that it gives the same bits.
     """
 
-    def __init__(self, core: ModuleType, region: Region, *, tried: bool) -> None:
+    def __init__(self, core: Core, region: Region, *, tried: bool) -> None:
         namespace = ONCE if region.opaque else AGAIN
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._written = {position for position, _ in region.written}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from rekindle.pytorch.native._driver import NativeDriver
+from rekindle.pytorch.native._driver import Driver
 from rekindle.pytorch.native._higher import (
     compiled_regions_seen,
     hidden,
@@ -19,10 +19,10 @@ from rekindle.pytorch.online import StepUndo
 
 
 @final
-class NativeRuntime:
+class Runtime:
     """The interface of one `rekindle.budget(...)` for `OptimizerSteps` and for the context."""
 
-    def __init__(self, driver: NativeDriver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._never_recompute = 0
 
@@ -39,21 +39,21 @@ class NativeRuntime:
     # -- for the steps of optimizers (`OptimizerSteps`) -------------------------------------------
 
     def record_without_grad(self, record: bool) -> None:
-        """Add or remove a reason not to record operators while grad mode is off.
+        """Begin or end a scope in which operators with grad mode off get no recipes.
 
         Args:
-            record: True removes one reason, False adds one.
+            record: False begins such a scope, True ends it.
         """
         self.driver.record_without_grad(record)
 
-    def not_of_the_program(self) -> AbstractContextManager[Any]:
+    def not_of_the_program(self) -> AbstractContextManager[object]:
         """Inside the block, hide operators of this thread from the core.
 
         The dry run of an optimizer's step handles its operators in a dispatch mode.
         """
         return hidden()
 
-    def unseen(self, func: Any, *args: Tensor) -> Tensor:
+    def unseen(self, func: Callable[..., Tensor], *args: Tensor) -> Tensor:
         """Run `func`, an operator for Rekindle itself. Its result is counted, but never evicted."""
         self.never_recompute += 1
         try:
@@ -67,8 +67,8 @@ class NativeRuntime:
         self.driver.undo = undo
         self.driver.core.tell_ranges(self.driver.handle, True)
 
-    def stepped(self, optimizer: Any) -> None:
-        """Note that an optimizer made a step, so one step of the program is over."""
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record that an optimizer made a step, so one step of the program is over."""
         driver = self.driver
         driver.undo_no_more()
         driver.owners.optimizers.add(optimizer)
@@ -79,30 +79,30 @@ class NativeRuntime:
 
 
 @contextmanager
-def seen(driver: NativeDriver) -> Iterator[None]:
+def seen(driver: Driver) -> Iterator[None]:
     """Inside the block, let the core see operators and saved tensors of this thread."""
     core = driver.core
-    core.enter(driver.handle)
+    core.activate(driver.handle)
     before = torch._C._dispatch_tls_local_include_set()
-    core.see(driver.handle)
+    core.bind_thread(driver.handle)
     try:
         keys = torch._C._dispatch_tls_local_include_set() - before
         with higher_order_operators_taught(core, keys), compiled_regions_seen():
             yield
     finally:
-        core.see(None)
+        core.bind_thread(None)
 
 
 @contextmanager
-def seen_in_thread(driver: NativeDriver) -> Iterator[None]:
+def seen_in_thread(driver: Driver) -> Iterator[None]:
     """Inside the block, let the core see the operators of this thread, started in the budget.
 
     After the end of the budget, the core ignores operators of the thread.
     """
     core = driver.core
-    core.see(driver.handle)
-    del driver  # the thread may outlive the driver
+    core.bind_thread(driver.handle)
+    del driver  # keep no reference: the thread may outlive the driver
     try:
         yield
     finally:
-        core.see(None)
+        core.bind_thread(None)

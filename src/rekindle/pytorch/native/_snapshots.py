@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.pytorch.native._higher import shown_name
+from rekindle.pytorch.native._module import HolderNumbers, OwnedNumbers, SnapshotNumbers
 from rekindle.pytorch.online import (
     CATEGORIES,
     GRADIENTS,
@@ -42,6 +43,23 @@ class _Holder(NamedTuple):
     storage: int
     maker: int
 
+    def category(self, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
+        """Return the category, and the id of the parameter that the memory belongs to, or 0."""
+        flags = self.flags
+        if self.allocation in said:
+            return said[self.allocation]
+        if flags & _COUNTED:
+            return IN_USE, 0
+        if flags & _REPLAYABLE and not flags & _PINNED:
+            if flags & _HELD:
+                return PROGRAM if flags & _REFERENCED else IN_USE, 0
+            return SAVED, 0
+        if flags & _PARAMETER:
+            return PARAMETERS, self.parameter
+        if self.site == "source":
+            return INPUTS, 0
+        return KEPT if flags & _KEPT else IN_USE, 0
+
 
 class _Owned(NamedTuple):
     """One allocation that is known to be an input, parameter, gradient or optimizer state."""
@@ -59,11 +77,11 @@ class _Snapshot(NamedTuple):
     resident: Bytes
     cached: Bytes
     line: tuple[str, int, str, int]
-    holders: Iterable[tuple[Any, ...]]
-    owned: Iterable[tuple[Any, ...]]
+    holders: Iterable[HolderNumbers]
+    owned: Iterable[OwnedNumbers]
 
 
-def in_words(noted: tuple[Any, ...]) -> Snapshot:
+def in_words(noted: SnapshotNumbers) -> Snapshot:
     """Convert a snapshot of the core to a `Snapshot`, with categories, names and the line."""
     memory, clock, resident, cached, line, holders, owned = _Snapshot(*noted)
     said = {
@@ -74,7 +92,7 @@ def in_words(noted: tuple[Any, ...]) -> Snapshot:
     sites: Counter[str] = Counter()
     found: dict[StorageId, Holder] = {}
     for each in sorted((_Holder(*each) for each in holders), key=lambda each: each.allocation):
-        category, parameter = _category(each, said)
+        category, parameter = each.category(said)
         categories[category] += each.nbytes
         maker = OpId(each.maker) if each.maker >= 0 else None
         storage = StorageId(each.storage if each.storage >= 0 else -each.allocation)
@@ -84,21 +102,3 @@ def in_words(noted: tuple[Any, ...]) -> Snapshot:
     ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
     where, most = line_in_words(*line), sites.most_common(5)
     return Snapshot(memory, clock, where, ordered, most, found, resident, cached)
-
-
-def _category(holder: _Holder, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
-    """Return the category of `holder`, and the id of the parameter that it belongs to, or 0."""
-    flags = holder.flags
-    if holder.allocation in said:
-        return said[holder.allocation]
-    if flags & _COUNTED:
-        return IN_USE, 0
-    if flags & _REPLAYABLE and not flags & _PINNED:
-        if flags & _HELD:
-            return PROGRAM if flags & _REFERENCED else IN_USE, 0
-        return SAVED, 0
-    if flags & _PARAMETER:
-        return PARAMETERS, holder.parameter
-    if holder.site == "source":
-        return INPUTS, 0
-    return KEPT if flags & _KEPT else IN_USE, 0

@@ -10,38 +10,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from rekindle._types import Bytes
+from rekindle.pytorch.native._driver import Driver
 from rekindle.pytorch.native._higher import is_seen
+from rekindle.pytorch.online import Current
 
 _NAME: Final = "torch.Generator.get_state"
 
-
-class StateKeeper(Protocol):
-    """The methods of the driver that this file uses."""
-
-    core: ModuleType
-
-    def make_room(self, needed: Bytes, who: str) -> None:
-        """Evict until `needed` bytes fit, or raise `OutOfBudget` in the name of `who`."""
-        ...
-
-    def bring_back(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident."""
-        ...
-
-    def meet(self, tensor: Tensor) -> None:
-        """Count the memory of `tensor` toward the budget from now on."""
-        ...
+_driver = Current[Driver]()
 
 
 @contextmanager
-def random_states_counted(driver: StateKeeper) -> Iterator[None]:
+def random_states_counted(driver: Driver) -> Iterator[None]:
     """Inside the block, make room for each new generator state, and count the state.
 
     Only for budgets of CPU memory, because all generator states are in CPU memory.
@@ -50,27 +35,31 @@ def random_states_counted(driver: StateKeeper) -> Iterator[None]:
 
     @functools.wraps(original)
     def get_state(generator: torch.Generator) -> Tensor:
-        if not is_seen():
+        driver = _driver.now
+        if driver is None or not is_seen():
             return original(generator)
         driver.make_room(_bytes_of_state(generator.device.type, original), _NAME)
         state: Tensor = original(generator)
-        driver.meet(state)
+        driver.register_tensors([state])
         return state
 
     setter = vars(torch.Generator)["set_state"]
 
     @functools.wraps(setter)
     def set_state(generator: torch.Generator, state: Tensor) -> torch.Generator:
-        if is_seen() and isinstance(state, Tensor):
+        driver = _driver.now
+        if driver is not None and is_seen() and isinstance(state, Tensor):
             # No operator reads the state, so the core does not see the access.
             driver.bring_back(state)
         return setter(generator, state)
 
-    put = driver.core.put_method  # a C type, whose attributes Python cannot set
+    # `torch.Generator` is a C type, whose attributes Python cannot set
+    put = driver.core.put_method
     put(torch.Generator, "get_state", get_state)
     put(torch.Generator, "set_state", set_state)
     try:
-        yield
+        with _driver.during(driver):
+            yield
     finally:
         put(torch.Generator, "get_state", original)
         put(torch.Generator, "set_state", setter)

@@ -11,20 +11,21 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import ModuleType
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from rekindle._types import Bytes, OpId, StorageId, ValueId
 from rekindle.pytorch.native._higher import shown_name
+from rekindle.pytorch.native._module import Core, Handle
 from rekindle.schedule import Compute, Discard, Free, Recorder, SwapIn, SwapOut
 from rekindle.trace import Trace, TraceBuilder, taking_over
 
 KINDS: Final = (
     "reads", "makes", "views", "overwrites", "takes", "call", "admit", "use", "pin", "retain",
     "release", "drop", "gone", "forget", "seal", "spoil", "account", "resize", "require",
-    "make_room", "shrink", "evict", "let_return", "lock", "unlock", "mark", "unmark", "clear",
-    "listen", "uncounted", "ahead", "prefetch", "discards", "measured", "swap_out_failed",
-    "swap_in_failed", "copy_lost", "compute", "free", "swap_out", "swap_in", "discard",
+    "make_room", "shrink", "evict", "set_evictable_while_held", "lock", "unlock", "mark", "unmark",
+    "clear", "listen", "uncounted", "ahead", "prefetch", "planned", "save", "fetch", "discards",
+    "measured", "swap_out_failed", "swap_in_failed", "copy_lost", "compute", "free", "swap_out",
+    "swap_in", "discard",
 )  # fmt: skip
 """The kinds of the journal's entries, in the order of native/engine/journal.h."""
 _REPLAYABLE: Final = 1
@@ -49,66 +50,64 @@ class Transcript(NamedTuple):
     """For each call, the storage whose memory its result could take over; negative: none."""
     names: list[str]
 
+    def trace(self) -> tuple[Trace, list[int], list[int]]:
+        """Build a trace from the journal.
 
-def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
-    """Build a trace from a journal.
+        Returns:
+            The trace; and for each operator of the step, how many operators and storages the trace
+            has before it.
 
-    Returns:
-        The trace; and for each operator of the step, how many operators and storages the trace has
-        before it.
-
-    Raises:
-        InvalidTrace: The journal contradicts itself.
-    """
-    reader = _Reader(words)
-    starts: list[int] = []
-    numbers: list[int] = []
-    places = iter(_words(words.places))
-    place = next(places, None)
-    for count, entry in enumerate(_rows(words.entries, 6)):
-        while place == count:
+        Raises:
+            InvalidTrace: The journal contradicts itself.
+        """
+        reader = _Reader(self)
+        starts: list[int] = []
+        numbers: list[int] = []
+        places = iter(_words(self.places))
+        place = next(places, None)
+        for count, entry in enumerate(_rows(self.entries, 6)):
+            while place == count:
+                starts.append(reader.builder.operators)
+                numbers.append(reader.builder.storages)
+                place = next(places, None)
+            reader.read(KINDS[entry[0]], *entry[1:4])
+        while place is not None:
             starts.append(reader.builder.operators)
             numbers.append(reader.builder.storages)
             place = next(places, None)
-        reader.read(KINDS[entry[0]], *entry[1:4])
-    while place is not None:
-        starts.append(reader.builder.operators)
-        numbers.append(reader.builder.storages)
-        place = next(places, None)
-    return reader.build(), starts, numbers
+        return reader.build(), starts, numbers
 
-
-def acted(words: Transcript) -> Recorder:
-    """Return every action in a journal, with the engine's clock and memory before the action."""
-    recorder = Recorder()
-    overwrites = False  # True if the call that follows writes in place
-    for kind, number, _, flags, clock, memory in _rows(words.entries, 6):
-        match KINDS[kind]:
-            case "overwrites":
-                overwrites = True
-            case "admit":
-                recorder.acted(Compute(OpId(number), in_place=overwrites), clock, memory)
-                overwrites = False
-            case "compute":
-                recorder.acted(Compute(OpId(number), in_place=bool(flags)), clock, memory)
-            case "free":
-                recorder.acted(Free(StorageId(number)), clock, memory)
-            case "swap_out":
-                recorder.acted(SwapOut(StorageId(number), keep=bool(flags)), clock, memory)
-            case "swap_in":
-                recorder.acted(SwapIn(StorageId(number)), clock, memory)
-            case "discard":
-                recorder.acted(Discard(StorageId(number)), clock, memory)
-            case _:
-                pass
-    return recorder
+    def recorder(self) -> Recorder:
+        """Return every action, with the engine's clock and memory before the action."""
+        recorder = Recorder()
+        overwrites = False  # True if the call that follows writes in place
+        for kind, number, _, flags, clock, memory in _rows(self.entries, 6):
+            match KINDS[kind]:
+                case "overwrites":
+                    overwrites = True
+                case "admit":
+                    recorder.acted(Compute(OpId(number), in_place=overwrites), clock, memory)
+                    overwrites = False
+                case "compute":
+                    recorder.acted(Compute(OpId(number), in_place=bool(flags)), clock, memory)
+                case "free":
+                    recorder.acted(Free(StorageId(number)), clock, memory)
+                case "swap_out":
+                    recorder.acted(SwapOut(StorageId(number), keep=bool(flags)), clock, memory)
+                case "swap_in":
+                    recorder.acted(SwapIn(StorageId(number)), clock, memory)
+                case "discard":
+                    recorder.acted(Discard(StorageId(number)), clock, memory)
+                case _:
+                    pass
+        return recorder
 
 
 @final
-class NativeCapture:
+class Recording:
     """A recording of a run, from the creation of this object to `end`."""
 
-    def __init__(self, core: ModuleType, handle: Any, *, whole: bool = False) -> None:
+    def __init__(self, core: Core, handle: Handle, *, whole: bool = False) -> None:
         """Start the recording.
 
         Args:
@@ -118,28 +117,28 @@ class NativeCapture:
         """
         self._core = core
         self._handle = handle
-        self._number = core.write_down(handle, whole)
+        self._number = core.begin_recording(handle, whole)
         self._words: Transcript | None = None  # set by `end`
 
     def end(self) -> None:
         """End the recording. It can be read afterwards."""
         if self._words is None:
-            self._words = Transcript(*self._core.write_no_more(self._handle, self._number))
+            self._words = Transcript(*self._core.end_recording(self._handle, self._number))
 
     def trace(self) -> Trace:
         """Return the trace of the recorded events."""
-        trace, *_ = written_down(self._up_to_now())
+        trace, *_ = self._up_to_now().trace()
         return trace
 
     def recorder(self) -> Recorder:
         """Return the recorded actions."""
-        return acted(self._up_to_now())
+        return self._up_to_now().recorder()
 
     def _up_to_now(self) -> Transcript:
-        """Return the journal so far."""
+        """Return the journal of the recording, with all events up to now."""
         if self._words is not None:
             return self._words
-        return Transcript(*self._core.written_down(self._handle, self._number))
+        return Transcript(*self._core.recording(self._handle, self._number))
 
 
 @final
@@ -193,7 +192,7 @@ class _Reader:
                 self.builder.drop(self._values[storage])
             case "uncounted" if storage in self._counted:
                 self.builder.drop(self._counted.pop(storage))
-            case _:  # a trace has no such events
+            case _:  # traces have no event for the other entries
                 pass
 
     def _call(self, cost: int, replayable: bool) -> None:
@@ -219,9 +218,9 @@ class _Reader:
             is_backward=bool(backward),
             workspace=workspace,
         )
-        # Handles of the overwritten values refer to the new ones from now on.
         for (made, _), value in zip(self._made, values, strict=True):
             self._values[made] = value
+        # variables that referred to an overwritten value now refer to the value that replaced it
         for made, old in self._overwrites.items():
             references = self._references.pop(old, 0)
             self._references[made] += references
@@ -232,13 +231,13 @@ class _Reader:
 
 
 def _words(content: bytes) -> array[int]:
-    """Return 64-bit words as an array."""
+    """Return the 64-bit integers in `content`, which the native core wrote."""
     words = array("q")
     words.frombytes(content)
     return words
 
 
 def _rows(content: bytes, length: int) -> Iterator[tuple[int, ...]]:
-    """Iterate over rows of `length` words."""
+    """Iterate over `content` in rows of `length` 64-bit integers."""
     numbers: Iterable[int] = _words(content)
     return zip(*[iter(numbers)] * length, strict=True)

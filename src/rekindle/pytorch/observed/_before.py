@@ -5,7 +5,7 @@ not list them. It copies a storage to the CPU just before an operator first writ
 memory that a step only reads is not copied. `Before` also restores gradients of leaves, random
 number generators, and the attributes of modules, optimizers, schedulers and scalers, with the
 dicts, lists and sets in these attributes. It does not restore other objects and globals of the
-program, iterators, or files.
+program, iterators, or files. `Undo` is the dispatch mode in which a step runs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.online import PutBack, put_back
@@ -44,11 +45,11 @@ class Before:
     Attributes:
         modules: The `nn.Module`s that were alive.
         optimizers: The optimizers that were alive.
-        copies: By address, each storage that an operator has written since, and its old contents.
+        copies: Each storage that an operator has written since, with its old contents, by address.
     """
 
     def __init__(self) -> None:
-        gc.collect()  # otherwise unreachable objects are found too
+        gc.collect()  # so that unreachable objects are not found as live ones
         alive = living_objects(Tensor, *_WITH_ATTRIBUTES)
         tensors = [each for each in alive if isinstance(each, Tensor)]
         self.modules = [each for each in alive if isinstance(each, nn.Module)]
@@ -56,7 +57,8 @@ class Before:
         leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
         self._gradients = [(weakref.ref(leaf), leaf.grad) for leaf in leaves]
         tensors += [grad for _, grad in self._gradients if grad is not None]
-        #: By address, the storages that existed. References are weak, so that a step can free them.
+        #: Weak references to the storages that existed, by address. Weak, so that a step can free
+        #: them.
         self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
         self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         seen: dict[int, PutBack] = {}
@@ -143,3 +145,23 @@ def _generators() -> list[PutBack]:
         numpy_random = sys.modules["numpy"].random
         remember(numpy_random.get_state, numpy_random.set_state)
     return found
+
+
+@final
+class Undo(TorchDispatchMode):
+    """While entered, save storages before operators overwrite them; `restore()` writes them back.
+
+    See `Before` for the state that it restores.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = Before()
+        self.restore = self._before.restore
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self._before.about_to_run(func, args, kwargs)
+        return func(*args, **kwargs)

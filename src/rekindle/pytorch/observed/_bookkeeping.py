@@ -36,28 +36,51 @@ class Prices(NamedTuple):
 
 @functools.cache
 def prices() -> Prices:
-    """Return the smallest overhead of a few measurements. The first call takes about 0.1 s."""
+    """Measure Rekindle's overhead per operator. The first call takes about 0.1 s."""
     weight = torch.full((_WIDTH,), 0.5, requires_grad=True)
-    roomy = budget.unlimited(device="cpu")
-    _chain(weight, roomy)  # warm-up: first calls of a signature take longer
-    operator: list[Nanoseconds] = []
-    again: list[Nanoseconds] = []
-    for _ in range(_ROUNDS):
-        plain, _ = _chain(weight, None)
-        kept, _ = _chain(weight, roomy.copy())
-        tight, run = _chain(weight, budget(_TIGHT, device="cpu"))
-        assert run is not None
-        operator.append((kept - plain) // (2 * _LENGTH))
-        again.append((tight - kept - run.recompute_ns) // max(1, run.recomputations))
-    return Prices(max(0, min(operator)), max(0, min(again)))
+    # run once before the measurement, because the first calls of a signature take longer
+    _chain(weight, budget.unlimited(device="cpu"))
+    rounds = [
+        (
+            _chain(weight, None),
+            _chain(weight, budget.unlimited(device="cpu")),
+            _chain(weight, budget(_TIGHT, device="cpu")),
+        )
+        for _ in range(_ROUNDS)
+    ]
+    (plain, _), (kept, _), (tight, recomputed) = map(min, zip(*rounds, strict=True))
+    operator = (kept - plain) // (2 * _LENGTH)
+    again = (tight - kept - recomputed.ns) // max(1, recomputed.operators)
+    return Prices(max(0, operator), max(0, again))
 
 
-def _chain(weight: Tensor, context: budget | None) -> tuple[Nanoseconds, Run | None]:
+class _Recomputed(NamedTuple):
+    """Recomputation in a budget: time (ns) and number of operators."""
+
+    ns: Nanoseconds = 0
+    operators: int = 0
+
+    @classmethod
+    def of(cls, run: Run | None) -> _Recomputed:
+        return cls() if run is None else cls(run.recompute_ns, run.recomputations)
+
+
+def _chain(weight: Tensor, context: budget | None) -> tuple[Nanoseconds, _Recomputed]:
+    """Run the chain twice. Return the time and recomputation of the second, typical run."""
     with nullcontext() if context is None else context as run:
-        start = time.thread_time_ns()  # not wall-clock time: other processes may use this core
-        x = weight
-        for _ in range(_LENGTH):
-            x = x.tanh()
-        torch.autograd.grad(x.sum(), weight)
-        del x
-        return time.thread_time_ns() - start, run
+        _once(weight)
+        before = _Recomputed.of(run)
+        elapsed = _once(weight)
+        after = _Recomputed.of(run)
+    return elapsed, _Recomputed(after.ns - before.ns, after.operators - before.operators)
+
+
+def _once(weight: Tensor) -> Nanoseconds:
+    # time of this thread instead of wall-clock time: other processes may use this core
+    start = time.thread_time_ns()
+    x = weight
+    for _ in range(_LENGTH):
+        x = x.tanh()
+    torch.autograd.grad(x.sum(), weight)
+    del x
+    return time.thread_time_ns() - start

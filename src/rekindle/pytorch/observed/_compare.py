@@ -62,7 +62,8 @@ def _within(
         try:
             with budget_context(budget):
                 result = _run(step, before)
-            return left_behind(result, before, names)  # after the budget, nothing is evicted
+            # after the budget has ended, so that nothing is evicted
+            return left_behind(result, before, names)
         except OutOfBudget as error:
             budget = max(error.rehearse(), budget + 1)
         before.restore()

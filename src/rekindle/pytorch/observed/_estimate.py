@@ -110,7 +110,8 @@ class Estimate:
             lines += [f"{phase.name}: {format_bytes(phase.peak)}", *table_of(phase.held)]
         if self.assumed:
             lines.append(
-                "taken as 1 or False, since only the data know: " + ", ".join(self.assumed)
+                "assumed to be 1 or False, because the values depend on data: "
+                + ", ".join(self.assumed)
             )
         return "\n".join(lines)
 
@@ -159,9 +160,9 @@ def estimate(
         return _Rehearsal(model, example_inputs, where).run(optimizer, loss or _default_loss)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise Unsupported(
-            f"the size of a result of {error.func} depends on its data, at {users_line()}, so it "
-            "cannot be estimated from shapes. Run a small step under rekindle.budget.unlimited() "
-            "and look at run.peak"
+            f"rekindle.estimate: the size of a result of {error.func} at {users_line()} depends "
+            "on its data, so it cannot be estimated from shapes. Run a small step under "
+            "rekindle.budget.unlimited() and read run.peak"
         ) from error
     finally:
         torch.set_rng_state(state)
@@ -191,8 +192,8 @@ class _Rehearsal:
                 steps = optimizer(self.model.parameters()) if optimizer is not None else None
             as_on_device(steps, device)
             stack.enter_context(self._meter)
-            self._meter.see((list(self.model.parameters()), list(self.model.buffers())))
-            self._meter.see(list(tensors_of(self._inputs)))
+            self._meter.count((list(self.model.parameters()), list(self.model.buffers())))
+            self._meter.count(list(tensors_of(self._inputs)))
             self._step(steps, loss)
             return Estimate(tuple(self._step(steps, loss)), tuple(self._meter.made_up.assumed))
 
@@ -263,8 +264,8 @@ def _check_optimizer(optimizer: object, model: nn.Module) -> None:
     theirs = {id(each) for group in optimizer.param_groups for each in group["params"]}
     if own.isdisjoint(theirs):
         raise InvalidArgument(
-            f"{line.format('...')}: got {type(optimizer).__name__} for parameters of which none is "
-            f"the model's; write {line.format(instead)}, which is given those of the model"
+            f"{line.format('...')}: got {type(optimizer).__name__} with none of the model's "
+            f"parameters; write {line.format(instead)}, which gets the parameters of the model"
         )
 
 

@@ -55,7 +55,7 @@ class Outcome:
     """The outcome of one run of a step.
 
     Attributes:
-        left: By kind and name, fingerprints of the results and of the state after the step.
+        left: Fingerprints of the results and of the state after the step, by kind and name.
         operators: Each operator that the step called, in order, with fingerprints of its results.
     """
 
@@ -144,8 +144,8 @@ def _state_of_optimizers(before: Before, names: Names) -> Iterator[tuple[Key, ob
         for parameter, entries in optimizer.state.items():
             if isinstance(entries, dict):
                 for entry, value in entries.items():
-                    for name, told in _walk(f"{entry} of {names.of(parameter)}", value):
-                        yield (STATE, name), told
+                    for name, each in _walk(f"{entry} of {names.of(parameter)}", value):
+                        yield (STATE, name), each
 
 
 @final

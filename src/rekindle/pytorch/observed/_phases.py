@@ -73,7 +73,7 @@ class Phases:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._driver: Any = run._driver
+        self._driver = run._driver
         self._phases: dict[str, _Phase] = {}
         self._now = _BEFORE
         self._part: Any = None

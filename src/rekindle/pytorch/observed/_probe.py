@@ -10,11 +10,11 @@ import torch
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.policies import Policy
-from rekindle.pytorch.context import amount_of, budget
+from rekindle.pytorch.context import Amount, budget
 from rekindle.pytorch.devices import is_out_of_memory
+from rekindle.pytorch.observed._before import Undo
 from rekindle.pytorch.observed._bookkeeping import prices
 from rekindle.pytorch.observed._profiler import trace_of
-from rekindle.pytorch.observed._undo import Undo
 from rekindle.pytorch.online import device_of
 from rekindle.trace import Trace
 
@@ -39,7 +39,7 @@ class Probe:
         self, amount: str | Bytes, policy: Policy, device: str | torch.device | None
     ) -> None:
         self.device = device_of(device)
-        self.budget = amount_of(amount, self.device)
+        self.budget = Amount(amount).on(self.device)
         self._policy = policy
         self._undo = Undo()
 

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
 from rekindle.pytorch.context import Run, budget
 from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.observed._before import Undo
 from rekindle.pytorch.observed._bookkeeping import prices
-from rekindle.pytorch.observed._undo import Undo
 from rekindle.report._report import Report
 from rekindle.trace import Trace
 
@@ -102,7 +102,8 @@ def observe(
     try:
         watch("warming up")
         warm = _warm(step, within(), undo)
-        for number in range(PATIENCE * repeats):  # alternating, as the machine's load varies
+        # alternate between both kinds of step, because the machine's load varies
+        for number in range(PATIENCE * repeats):
             if number >= repeats and _is_confirmed(kept) and _is_confirmed(plain):
                 break
             watch(f"timing, {number + 1} of {max(number + 1, repeats)}")
@@ -115,7 +116,7 @@ def observe(
                 with undo:
                     plain.append(timed(run))
         watch("recording")
-        run = _written(step, within(record=True), undo, warm)
+        run = _record_step(step, within(record=True), undo, warm)
         trace, report = run.trace, run.report()
     finally:
         undo.restore()
@@ -136,7 +137,7 @@ def trace_of(step: Callable[[], object], device: str | torch.device | None, undo
     try:
         warm = _warm(step, budget.unlimited(device=device), undo)
         context = budget.unlimited(device=device, record=True)
-        return _written(step, context, undo, warm).trace
+        return _record_step(step, context, undo, warm).trace
     finally:
         undo.restore()
 
@@ -154,7 +155,7 @@ class _Warm:
 
     peak: Bytes
     constants: list[weakref.ref[Tensor]]
-    optimizers: list[Any]
+    optimizers: list[torch.optim.Optimizer]
 
 
 def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
@@ -166,7 +167,7 @@ def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
         return _Warm(run.peak, _constants(run), list(run._driver.owners.optimizers))
 
 
-def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _Warm) -> Run:
+def _record_step(step: Callable[[], object], context: budget, undo: Undo, warm: _Warm) -> Run:
     """Run one step in `context`, which records it, and take a snapshot at its peak."""
     with context as run, undo:
         driver = run._driver
@@ -174,7 +175,7 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
         # trace must show where it would without the mode.
         driver.core.predict_in_place(driver.handle)
         driver.owners.optimizers.update(warm.optimizers)
-        _meet(driver, warm)
+        _register(run, warm)
         driver.peak.expect(int(0.98 * warm.peak))  # the two peaks may differ a little
         step()
     return run
@@ -202,7 +203,7 @@ def _constants(run: Run) -> list[weakref.ref[Tensor]]:
     return [weakref.ref(tensor) for tensor in run._driver.program_tensors()]
 
 
-def _meet(driver: Any, warm: _Warm) -> None:
+def _register(run: Run, warm: _Warm) -> None:
     """Register with the budget the tensors that the last step left, before the next step runs.
 
     The optimizer's state comes last, in the order of the optimizer. Otherwise the order in the
@@ -216,11 +217,11 @@ def _meet(driver: Any, warm: _Warm) -> None:
         if isinstance(entry, Tensor)
     ]
     last = {id(entry) for entry in of_optimizers}
+    found: list[Tensor] = []
     for reference in warm.constants:
         tensor = reference()
         if tensor is not None and id(tensor) not in last:
-            driver.meet(tensor)
+            found.append(tensor)
             if tensor.is_leaf and tensor.grad is not None:
-                driver.meet(tensor.grad)
-    for entry in of_optimizers:
-        driver.meet(entry)
+                found.append(tensor.grad)
+    run._driver.register_tensors([*found, *of_optimizers])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from rekindle import _checks as checks
 from rekindle._errors import VerificationFailed
@@ -19,12 +19,12 @@ from rekindle.pytorch.online import Site
 
 _SHOWN = 5  # most names to show of things that differ, for each kind
 _KEEP_IT = (
-    "its result depends on more than its arguments. Keep it: run it in "
+    "its result depends on more than its arguments. To keep its result in memory, run it in "
     "`with rekindle.never_recompute():`"
 )
 _SAME_EACH_TIME = (
-    "give the step the same batch each time it is called; what modules, optimizers and random "
-    "number generators hold is put back by itself"
+    "give the step the same batch each time it is called; rekindle.verify restores modules, "
+    "optimizers and random number generators"
 )
 
 
@@ -87,15 +87,18 @@ class Verification:
         if self.differing:
             return f"{within}: DIFFERENT from plain PyTorch"
         if self.recomputed_differently:
-            return f"{within}: the same as plain PyTorch this time, but not by right"
+            return (
+                f"{within}: the same as plain PyTorch this time, but recomputed operators gave "
+                "other results"
+            )
         return f"{within}: the same as plain PyTorch, bit for bit"
 
     def _table(self) -> list[str]:
         lines = []
         for kind, count in self.compared.items():
             names = [name for each, name in self.unstable or self.differing if each == kind]
-            told = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-            verdict = f"{len(names)} differ: {told}" if names else "equal"
+            listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+            verdict = f"{len(names)} differ: {listed}" if names else "equal"
             lines.append(f"  {kind:<22} {count:>7}   {verdict}")
         again = f"{self.recomputations} recomputed, {self.evictions} evictions"
         lines.append(f"  {'operators':<22} {self.operators:>7}   {again}")
@@ -160,7 +163,7 @@ def verify(
         again = observe(step, before)
         before.restore()
         with budget_context(amount, policy=policy) as run:
-            driver: Any = run._driver
+            driver = run._driver
             audit = driver.begin_audit()
             within = observe(step, before)
     finally:

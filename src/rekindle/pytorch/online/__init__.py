@@ -4,6 +4,7 @@ The native core (C++) handles operators, tensors and saved values. This package 
 around operators.
 """
 
+from rekindle._public import publish
 from rekindle.pytorch.online._budget_history import too_small as too_small
 from rekindle.pytorch.online._calls import ModelCall as ModelCall
 from rekindle.pytorch.online._calls import Shape as Shape
@@ -28,6 +29,8 @@ from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import out_of_memory as out_of_memory
 from rekindle.pytorch.online._explain import table_of as table_of
+from rekindle.pytorch.online._fsdp import InterruptedPasses as InterruptedPasses
+from rekindle.pytorch.online._fsdp import reset_interrupted as reset_interrupted
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
 from rekindle.pytorch.online._handed_out import Current as Current
 from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
@@ -35,7 +38,6 @@ from rekindle.pytorch.online._handed_out import hand_out as hand_out
 from rekindle.pytorch.online._handed_out import handing_out_seen as handing_out_seen
 from rekindle.pytorch.online._handed_out import replace as replace
 from rekindle.pytorch.online._leaves import leaves as leaves
-from rekindle.pytorch.online._on_host import TransfersOnHost as TransfersOnHost
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
 from rekindle.pytorch.online._out_of_memory import short_form as short_form
@@ -47,10 +49,11 @@ from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._places import Site as Site
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._selective import must_saves_seen as must_saves_seen
-from rekindle.pytorch.online._session import Driver as Driver
+from rekindle.pytorch.online._session import DriverInterface as DriverInterface
 from rekindle.pytorch.online._session import KnowsThreads as KnowsThreads
-from rekindle.pytorch.online._session import Runtime as Runtime
+from rekindle.pytorch.online._session import RuntimeInterface as RuntimeInterface
 from rekindle.pytorch.online._session import StepUndo as StepUndo
+from rekindle.pytorch.online._session import TransfersOnHost as TransfersOnHost
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
 from rekindle.pytorch.online._steps import Figures as Figures
 from rekindle.pytorch.online._steps import Numbers as Numbers
@@ -62,3 +65,5 @@ from rekindle.pytorch.online._users_line import line_in_words as line_in_words
 from rekindle.pytorch.online._users_line import owner_of_file as owner_of_file
 from rekindle.pytorch.online._users_line import users_line as users_line
 from rekindle.pytorch.online._warm import WarmOptimizers as WarmOptimizers
+
+publish("rekindle", [Step])

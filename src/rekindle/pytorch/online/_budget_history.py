@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, final
 
-from rekindle._cache import cache_folder
+from rekindle._cache import cache_folder, store
 from rekindle._types import Bytes
 
 
@@ -41,23 +41,23 @@ class BudgetHistory:
     """The budgets that were too small for the running program."""
 
     CAP = 4  #: suggest at most a quarter (1/CAP) more than `smallest`
-    #: If a budget from a forecast fails, the next suggestion adds a tenth: twice its 1/FIRST.
+    #: If a budget from a forecast fails, the next suggestion is a tenth (2 / FIRST) larger.
     FIRST = 20
     MOST = 64  #: most budgets per program, and most programs, to store
 
     def __init__(self) -> None:
-        # By suggested budget: the bytes (stride) that were added to suggest it.
+        # For each suggested budget, the bytes (stride) that were added to get it.
         self._named: dict[Bytes, Bytes] = {}
         self._met: dict[Bytes, Shortage] = {}
         # Failures in earlier processes, by budget. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None
 
-    def beyond(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:
+    def suggest_after(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:
         """Return the budget to suggest after `budget` failed.
 
         Args:
             budget: The budget that failed.
-            smallest: The smallest budget that gets past this operator.
+            smallest: The smallest budget that probably gets past this operator.
             most: The largest budget to suggest.
         """
         before = self._named.get(budget, self._stride_before(budget))
@@ -74,7 +74,7 @@ class BudgetHistory:
         self._keep()
         return worth_trying
 
-    def rather(self, budget: Bytes, worth_trying: Bytes) -> None:
+    def replace_suggestion(self, budget: Bytes, worth_trying: Bytes) -> None:
         """Replace the budget suggested after `budget` failed by one from a forecast."""
         found = self._met.get(budget)
         if found is not None and worth_trying > found.next:
@@ -99,7 +99,7 @@ class BudgetHistory:
         return next((each.next - each.smallest for each in named), None)
 
     def _earlier(self) -> dict[Bytes, Shortage]:
-        """Return the failures of earlier processes, by budget."""
+        """Return the failures of this program in earlier processes, by the budget that failed."""
         if self._before is None:
             self._before = {each.budget: each for each in _read().get(_program(), [])}
         return self._before
@@ -109,15 +109,10 @@ class BudgetHistory:
         program, path = _program(), _path()
         if not program or path is None:
             return
-        with suppress(OSError):
-            known = _read()
-            met = {each.budget: each for each in known.pop(program, [])} | self._met
-            known[program] = list(met.values())[-self.MOST :]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            content = {name: known[name] for name in list(known)[-self.MOST :]}
-            unfinished.write_text(json.dumps(content), encoding="utf-8")
-            unfinished.replace(path)
+        known = _read()
+        met = {each.budget: each for each in known.pop(program, [])} | self._met
+        known[program] = list(met.values())[-self.MOST :]
+        store(path, json.dumps({name: known[name] for name in list(known)[-self.MOST :]}))
 
 
 def _path() -> Path | None:

@@ -40,7 +40,7 @@ def put_back(
 
     def refill() -> Any:
         nonlocal pending
-        if pending:  # else the container contains itself, and is being filled already
+        if pending:  # false if the container contains itself: then it is being filled already
             pending = False
             content = [(key, item()) for key, item in items]
             value.clear()

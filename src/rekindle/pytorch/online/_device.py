@@ -25,16 +25,18 @@ def device_of(device: str | torch.device | None) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        raise _refused(device, "no device that PyTorch knows") from None
+        raise _refused(device, "a name that is no device of PyTorch") from None
     if found.type == "meta":
         raise _refused(device, "a device without memory")
     if found.type == "cpu":
         return found
     module = getattr(torch.backends if found.type == "mps" else torch, found.type, None)
     if module is None or not module.is_available():
-        raise _refused(device, "a device that this PyTorch does not find here")
+        raise _refused(device, "a device that PyTorch does not find on this machine")
     if is_accelerator(found) and (found.index or 0) >= accelerator.count():
-        raise _refused(device, f"one of {accelerator.count()} that are here")
+        raise _refused(
+            device, f"a number that is too large, because this machine has {accelerator.count()}"
+        )
     return found
 
 
@@ -61,49 +63,50 @@ def _refused(device: object, got: str) -> InvalidArgument:
     return InvalidArgument(f"device={str(device)!r}: got {got}; write {write}")
 
 
-def same_device(counted: torch.device, met: torch.device) -> None:
+def same_device(counted: torch.device, found: torch.device) -> None:
     """Check that a program uses the device that its budget counts.
 
     Args:
         counted: The device of the budget.
-        met: The device of a tensor of the program.
+        found: The device of a tensor of the program.
 
     Raises:
         Unsupported: The tensor is on another accelerator.
     """
-    if met == counted or met.type in ("cpu", "meta"):
+    if found == counted or found.type in ("cpu", "meta"):
         return
-    if met.type == counted.type:
+    if found.type == counted.type:
         raise Unsupported(
-            f"this program makes tensors on {met}, and a budget is for one device: memory on "
-            f"{counted} is what would be counted. Start a process for each device, as torchrun "
-            "does (nn.DataParallel keeps copies on all of them), each with a budget of its own. "
-            f'If {counted} alone is what you mean: rekindle.budget(..., device="{counted}")'
+            f"this program makes tensors on {found}, but a budget limits the memory of one device, "
+            f"here {counted}. Start one process per device, as torchrun does, each with a budget "
+            "of its own (nn.DataParallel uses several devices in one process). To limit the "
+            f'memory of {counted} alone, write rekindle.budget(..., device="{counted}")'
         )
     raise Unsupported(
-        f"this program makes tensors on {met.type}, which was not in use when its budget "
-        f"began: memory on {counted.type} is what would be counted. Write "
-        f'rekindle.budget(..., device="{met.type}"), or device="{counted.type}" if that is '
-        "what you mean"
+        f"this program makes tensors on {found.type}, but its budget limits the memory of "
+        f"{counted.type}, because {found.type} was not in use when the budget began. Write "
+        f'rekindle.budget(..., device="{found.type}"), or device="{counted.type}" to limit the '
+        f"memory of {counted.type} alone"
     )
 
 
-def elsewhere(device: torch.device, met: Mapping[torch.device, bool]) -> str | None:
+def elsewhere(device: torch.device, used: Mapping[torch.device, bool]) -> str | None:
     """Return a warning if no tensor of the program was on the counted device.
 
     Args:
         device: The device of the budget.
-        met: The devices of the program's tensors, each with True if it is the counted one.
+        used: The devices of the program's tensors, each with True if it is the counted one.
 
     Returns:
         The warning, or None.
     """
-    if not met or any(met.values()):
+    if not used or any(used.values()):
         return None
-    same = any(other.type == device.type for other in met)
-    others = ", ".join(sorted({str(other) if same else other.type for other in met}))
+    same = any(other.type == device.type for other in used)
+    others = ", ".join(sorted({str(other) if same else other.type for other in used}))
     counted = device if same else device.type
     return (
-        f"nothing in this budget was on {counted}, whose memory it counts: all tensors were "
-        f'on {others}, without any limit. Write rekindle.budget(..., device="{others}")'
+        f"no tensor of this run was on {counted}, whose memory the budget limits: all tensors "
+        f"were on {others}, whose memory had no limit. Write rekindle.budget(..., "
+        f'device="{others}")'
     )

@@ -33,7 +33,7 @@ from rekindle.pytorch.operators import (
 from rekindle.pytorch.tensors import geometry_of
 
 
-def bytes_of_step(optimizer: Any, device: torch.device) -> Bytes:
+def bytes_of_step(optimizer: torch.optim.Optimizer, device: torch.device) -> Bytes:
     """Return the most bytes that `optimizer.step()` will need in addition to those in use now.
 
     Args:
@@ -41,11 +41,12 @@ def bytes_of_step(optimizer: Any, device: torch.device) -> Bytes:
             the user.
         device: The device whose bytes are counted.
     """
+    step: Any = type(optimizer).step
     with _disable_current_modes(), torch.no_grad():
         dry_run = _DryRun(device)
         shadow = _shadow_of(optimizer, dry_run)
         with dry_run:
-            type(optimizer).step.__wrapped__(shadow)  # the plain function, without step hooks
+            step.__wrapped__(shadow)  # the method without its profiler range and step hooks
     return dry_run.peak
 
 
@@ -86,7 +87,7 @@ class _DryRun(TorchDispatchMode):
         self._place: Place = (device, True) if is_accelerator(device) else None
         self.alive: Bytes = 0
         self.peak: Bytes = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # storages alive, by address
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # live storages, by address
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """Return a stand-in for a tensor that exists before the step.
@@ -94,7 +95,7 @@ class _DryRun(TorchDispatchMode):
         A tensor of one element is copied instead, because its value matters.
         """
         if tensor.numel() == 1:
-            made = _copy_of_number(tensor)
+            made = copy_of_number(tensor)
         else:
             storage = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
             made = _StandIn(geometry_of(tensor).of(storage), tensor.device)
@@ -110,7 +111,7 @@ class _DryRun(TorchDispatchMode):
             self._meet(tensor, self._bytes(tensor))
         stood_in = any(issubclass(kind, _StandIn) for kind in types or ())
         if stood_in and facts.name in ("aten::_local_scalar_dense", "aten::is_nonzero"):
-            return 1  # only a norm that scales the step is read, and no size depends on it
+            return 1  # such a number only scales the step (a norm); no size depends on it
         shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
         if not facts.view:
             self.peak = max(self.peak, self.alive + self._needed(facts, shapes, named))
@@ -164,11 +165,11 @@ class _DryRun(TorchDispatchMode):
             self._known[address] = weakref.ref(home, free)
 
 
-def _copy_of_number(tensor: Tensor) -> Tensor:
+def copy_of_number(tensor: Tensor) -> Tensor:
     """Copy a tensor of one element.
 
-    If the tensor is evicted, `clone` fails, because the native core does not see operators of the
-    dry run. `tolist` makes the tensor resident first.
+    `clone` fails if the tensor is evicted: operators of the dry run do not pass through the native
+    core, so nothing recomputes the tensor. `tolist` is a method that Rekindle replaces; it does.
     """
     try:
         return tensor.detach().clone()
@@ -191,13 +192,14 @@ def _returned(func: Any, written: list[Tensor]) -> Any:
     return written[0] if returns == 1 else tuple(written)
 
 
-def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
+def _shadow_of(optimizer: torch.optim.Optimizer, dry_run: _DryRun) -> Any:
     """Return an optimizer with the type, state and settings of `optimizer`, but stand-ins."""
     shadow = object.__new__(type(optimizer))
     vars(shadow).update(
         {
             name: dry_run.stand_in(value) if isinstance(value, Tensor) else value
-            for name, value in vars(optimizer).items()  # `GradScaler` stores tensors there
+            # `GradScaler` stores its tensors in such attributes
+            for name, value in vars(optimizer).items()
         }
     )
     shadow.state = defaultdict(dict)
@@ -214,17 +216,17 @@ def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
                 shadow.state[stand_in] = tree_map_only(Tensor, dry_run.stand_in, dict(state))
         settings = {name: value for name, value in group.items() if name != "params"}
         settings = tree_map_only(Tensor, dry_run.stand_in, settings)
-        shadow.param_groups.append(settings | {"params": parameters} | _foreach(group))
+        shadow.param_groups.append(settings | {"params": parameters} | chosen_foreach(group))
     return shadow
 
 
-def _foreach(group: Mapping[str, Any]) -> dict[str, bool]:
+def chosen_foreach(group: Mapping[str, Any]) -> dict[str, bool]:
     """Return the setting `foreach` that the step would choose.
 
     The step chooses by the type of its parameters. The stand-ins have another type, so this
     function chooses from the original parameters.
     """
-    chooses = "foreach" in group and "differentiable" in group  # False for Adafactor and Muon
+    chooses = "foreach" in group and "differentiable" in group  # Adafactor and Muon do not choose
     if not chooses or group["foreach"] is not None or group.get("fused") is not None:
         return {}
     _, foreach = _default_to_fused_or_foreach(group["params"], group["differentiable"])

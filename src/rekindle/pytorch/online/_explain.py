@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from rekindle._errors import OutOfBudget, remedy_for
+from rekindle._errors import HOW_TO_REHEARSE, OutOfBudget, remedy_for
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle._units import format_bytes
 from rekindle.engine import NoRoom
@@ -21,8 +21,11 @@ SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
 IN_USE = "in use by the operator"
 #: How the error text describes the budget that it suggests.
-PAST_THIS = "The smallest budget that gets past this operator, a later one may need more"
-PAST_MORE = "The last budget named was too small as well, this one has room for later operators"
+PAST_THIS = "The smallest budget with which this operator can run (a later operator may need more)"
+PAST_MORE = (
+    "The last suggested budget was also too small, this one leaves memory for later operators"
+)
+NOT_MEASURED = "The workspace of this operator was never measured, a budget that may suffice for it"
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
@@ -58,7 +61,14 @@ class Snapshot:
     cached: Bytes = 0  #: part of `resident` that is free in the allocator
 
 
-def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes) -> OutOfBudget:
+def out_of_budget(
+    shortage: NoRoom,
+    now: Snapshot,
+    operator: str,
+    evicted: Bytes,
+    inside: Bytes = 0,
+    likely: Bytes = 0,
+) -> OutOfBudget:
     """Return the error for `shortage`, with the needed bytes, the holders and a larger budget.
 
     Args:
@@ -67,22 +77,33 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes
         operator: The operator that made the request.
         evicted: Bytes of evicted values, which plain PyTorch would hold now. The suggested budget
             is at most the memory that plain PyTorch would use.
+        inside: The part of the request that is the operator's workspace.
+        likely: Bytes that probably suffice, if the request is only a lower bound because the
+            workspace was never measured; else 0. The suggested budget has room for them, so it may
+            exceed what plain PyTorch would use.
     """
     smallest = shortage.memory + shortage.needed
-    worth_trying = too_small.beyond(shortage.budget, smallest, smallest + evicted)
+    past_this = shortage.memory + max(shortage.needed, likely)
+    worth_trying = too_small.suggest_after(shortage.budget, past_this, past_this + evicted)
+    named = PAST_THIS if worth_trying == smallest else PAST_MORE
     where = now.where
-    needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
-    if not shortage.needed:  # the budget was lowered, or an operator made more than predicted
-        needs = f"{operator or 'this program'} finds the budget exceeded"
+    least = "at least " if likely else ""
+    needs = f"{operator or 'this program'} needs {least}{format_bytes(shortage.needed)} more"
+    # `needed` is 0 if the budget was lowered, or if an operator made more than predicted
+    if not shortage.needed:
+        needs = f"{operator or 'this program'} cannot run, because more than the budget is in use"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
-    remedy = remedy_for(operator) if 4 * shortage.needed > shortage.budget else ""
+    if inside:
+        needs += f", {format_bytes(inside)} of it as workspace"
+    share = inside / max(1, shortage.needed)
+    remedy = remedy_for(operator, share) if 4 * shortage.needed > shortage.budget else ""
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
         f"  at {where}" if where else "  (in the backward pass)",
         *table_of(now.categories),
         *([remedy] if remedy else []),
-        "What whole steps need: error.rehearse(), or rekindle.profile(step).smallest_budget",
-        f"{PAST_THIS if worth_trying == smallest else PAST_MORE}: rekindle.budget({worth_trying})",
+        HOW_TO_REHEARSE,
+        f"{NOT_MEASURED if likely else named}: rekindle.budget({worth_trying})",
     ]
     message = "\n".join(lines)
     return OutOfBudget(
@@ -100,9 +121,9 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes
 def out_of_memory(now: Snapshot) -> str:
     """Return a note for the device's own OOM error, raised in spite of the budget."""
     lines = [
-        f"Everything that may be evicted has been; {format_bytes(now.memory)} are left:",
+        f"All values that may be evicted are, but {format_bytes(now.memory)} are still in use:",
         *table_of(now.categories),
-        "The device has less room than the budget says: make the batch smaller",
+        "The device has less free memory than the budget allows: make the batch smaller",
     ]
     return "\n".join(lines)
 

@@ -59,7 +59,7 @@ class Current(Generic[T]):
 
     @contextmanager
     def during(self, value: T) -> Iterator[None]:
-        """Set the value inside the `with` block."""
+        """Let the replacements see `value` inside the `with` block."""
         before, self.now = self.now, value
         try:
             yield
@@ -67,7 +67,7 @@ class Current(Generic[T]):
             self.now = before
 
 
-_told = Current[GivenAway]()
+_listener = Current[GivenAway]()
 
 
 @contextmanager
@@ -77,9 +77,9 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
     def lent(original: Any) -> Any:
         @functools.wraps(original)
         def lend(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            told = _told.now
-            if told is not None and not by_rekindle(2):
-                hand_out(told, tensor)
+            listener = _listener.now
+            if listener is not None and not by_rekindle(2):
+                hand_out(listener, tensor)
             return original(tensor, *args, **kwargs)
 
         return lend
@@ -87,14 +87,14 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
     def written(original: Any) -> Any:
         @functools.wraps(original)
         def write(home: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            told = _told.now
-            if told is not None:
-                told(home)
+            listener = _listener.now
+            if listener is not None:
+                listener(home)
             return original(home, *args, **kwargs)
 
         return write
 
-    with _told.during(given_away), ExitStack() as stack:
+    with _listener.during(given_away), ExitStack() as stack:
         replace(stack, Tensor, "numpy", lent)
         for module, names in CAPSULES.items():
             for name in names:

@@ -19,8 +19,8 @@ from rekindle.pytorch.tensors import geometry_of, privately
 _C: Any = torch._C
 _saved: Any = BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
 
-#: Guard that hides the calls of this file from function modes and tensor subclasses, which do not
-#: see calls of autograd either.
+#: Guard that hides the calls of this file from function modes and tensor subclasses, because calls
+#: of autograd are hidden from them too.
 unwatched: Any = _C.DisableTorchFunction
 
 
@@ -31,13 +31,13 @@ class Leaves:
     def __init__(self) -> None:
         self._owners = 0
 
-    def come_back(self) -> None:
+    def activate(self) -> None:
         """Activate the replacement for one more budget."""
         self._owners += 1
         BackwardCFunction.saved_tensors = property(_with_leaves)  # type: ignore[attr-defined]
 
-    def stay_away(self) -> None:
-        """Undo one `come_back`, and restore PyTorch's original after the last."""
+    def deactivate(self) -> None:
+        """Undo one `activate`, and restore PyTorch's original after the last."""
         self._owners -= 1
         if not self._owners:
             del BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def _leaf(tensor: Tensor) -> Tensor:
     """Return the leaf that was saved if `tensor` is a copy of it, else `tensor`."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return tensor
-    if _C._functorch.is_functorch_wrapped_tensor(tensor):  # a tensor of `torch.func`, no storage
+    if _C._functorch.is_functorch_wrapped_tensor(tensor):  # a tensor of `torch.func` has no storage
         return tensor
     with unwatched(), privately(), torch.enable_grad():
         graph: Any = tensor.view_as(tensor).grad_fn

@@ -12,18 +12,21 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, final
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.optim.optimizer as hooks
 from torch import optim
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from rekindle._types import Bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online._dry_run import bytes_of_step
-from rekindle.pytorch.online._session import Runtime
+from rekindle.pytorch.online._session import RuntimeInterface
+from rekindle.pytorch.online._step_kind import StepKind, kind_of_step
 from rekindle.pytorch.online._steps import Numbers
 from rekindle.pytorch.online._undo import Undo
 
@@ -32,6 +35,7 @@ KNOWN: Final = frozenset({
     optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam,
     optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
 })  # fmt: skip
+MOST_KINDS: Final = 64  #: most kinds of steps whose dry runs are remembered
 #: Optimizers whose memory does not depend on the contents of tensors, except with sparse gradients.
 PREDICTABLE: Final = KNOWN | {optim.Adafactor, optim.Muon}
 
@@ -39,9 +43,9 @@ PREDICTABLE: Final = KNOWN | {optim.Adafactor, optim.Muon}
 @final
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A measured step: its kind, and the most bytes it needed beyond those in use before it."""
+    """A measured step: its kind, and the most bytes it needed on top of those in use before."""
 
-    kind: tuple[object, ...]
+    kind: StepKind
     needed: Bytes
 
 
@@ -50,20 +54,24 @@ class _Seen:
 class _Begun:
     """The running step: its kind, its undo, and the engine's numbers before the step."""
 
-    kind: tuple[object, ...] | None
+    kind: StepKind | None
     undo: Undo | None
     before: Numbers
 
 
 # The last measured step of each optimizer.
-_seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()
+_seen: WeakKeyDictionary[Optimizer, _Seen] = WeakKeyDictionary()
+# What dry runs found, by kind of step. None: one dry run so far.
+_predicted: dict[StepKind, Bytes | None] = {}
 
 
 @final
 class OptimizerSteps:
     """Hooks before and after the steps of all optimizers within one budget."""
 
-    def __init__(self, runtime: Runtime, threads: dict[int, OptimizerSteps] | None = None) -> None:
+    def __init__(
+        self, runtime: RuntimeInterface, threads: dict[int, OptimizerSteps] | None = None
+    ) -> None:
         self._runtime = runtime
         self._driver = runtime.driver
         self._thread = threading.get_ident()
@@ -72,16 +80,25 @@ class OptimizerSteps:
         self._threads[self._thread] = self
         self._begun: _Begun | None = None
         self._nested = 0  #: depth of steps inside the running step
-        self._last: Any = None  #: handle of a pre-step hook that runs after the optimizer's own
+        #: Handle of a pre-step hook that runs after the optimizer's own.
+        self._last: RemovableHandle | None = None
 
-    def watch(self) -> Iterator[Any]:
-        """Register the hooks for all optimizers of the process.
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside the block, handle the steps of all optimizers of the process.
 
-        Yields:
-            Handles of the hooks, for the caller to remove.
+        After the block, no thread of the program handles steps.
         """
-        yield hooks.register_optimizer_step_pre_hook(self._step_begins)
-        yield hooks.register_optimizer_step_post_hook(self._step_is_over)
+        with ExitStack() as stack:
+            stack.callback(self._over_in_all_threads)
+            stack.callback(hooks.register_optimizer_step_pre_hook(self._step_begins).remove)
+            stack.callback(hooks.register_optimizer_step_post_hook(self._step_is_over).remove)
+            stack.callback(self.leave)
+            yield
+
+    def _over_in_all_threads(self) -> None:
+        for each in list(self._threads.values()):
+            each.over()
 
     def of_this_thread(self) -> OptimizerSteps:
         """Return the object for another thread of the program. Call this in that thread."""
@@ -98,14 +115,18 @@ class OptimizerSteps:
             self.recover()
             del self._threads[self._thread]
 
-    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_begins(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run `_before` of this thread's object, if the thread is part of the budget."""
         steps = self._threads.get(threading.get_ident())
         if steps is None or self._is_captured():
             return None
         return steps._before(optimizer, args, kwargs)
 
-    def _step_is_over(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _step_is_over(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Run `_after` of this thread's object, and note that a step of the program is over."""
         steps = self._threads.get(threading.get_ident())
         if steps is not None and not self._is_captured():
@@ -133,11 +154,11 @@ class OptimizerSteps:
         self._runtime.record_without_grad(True)
         self._driver.stepping = False
 
-    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare the step, and return the changed arguments of `step`, or None."""
         begun = self._begun
         if begun is not None and begun.undo is not None and begun.undo.running:
-            begun.undo.protect(optimizer)  # a step that another optimizer's step calls
+            begun.undo.protect(optimizer)  # the running step of another optimizer calls this step
             self._nested += 1
             return None
         self.recover()
@@ -153,7 +174,7 @@ class OptimizerSteps:
             self._last = hook(lambda optimizer, *_: self._begin(optimizer, plain=plain))
         return None if closure is None else ((optimizer, self._recorded(closure)), {})
 
-    def _and_begin(self, closure: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
+    def _and_begin(self, closure: Callable[..., Any], optimizer: Optimizer) -> Callable[..., Any]:
         """Return `closure` extended by a call of `_begin` at its end."""
 
         @functools.wraps(closure)
@@ -165,7 +186,7 @@ class OptimizerSteps:
         return close
 
     def _recorded(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `closure` with recipes recorded for its operators, unlike those of the step."""
+        """Return `closure` with recipes for its operators; the step's own operators get none."""
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
@@ -177,7 +198,7 @@ class OptimizerSteps:
 
         return close
 
-    def _begin(self, optimizer: Any, *, plain: bool) -> None:
+    def _begin(self, optimizer: Optimizer, *, plain: bool) -> None:
         """Make room for the step, or raise `OutOfBudget` before the step changes any tensor.
 
         Args:
@@ -186,37 +207,56 @@ class OptimizerSteps:
         """
         driver, engine = self._driver, self._driver.engine
         with driver.lock:
-            predictable, kind = self._look_at(optimizer)
-            kind = kind if plain else None
-            driver.owners.optimizers.add(optimizer)  # used to attribute memory to optimizer state
+            predictable, key = self._look_at(optimizer)
+            kind = key if plain else None
+            # so that memory can be attributed to optimizer state
+            driver.owners.optimizers.add(optimizer)
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
                 seen = None
             if seen is not None and not predictable and not engine.has_room(seen.needed):
-                seen = None  # the measurement may include copies, so it cannot refuse a step
+                # the last measurement may include copies, so a step is not refused because of it
+                seen = None
             name = f"{type(optimizer).__name__}.step()"
-            if seen is not None and not predictable and not driver.written_down:
-                driver.save_before_step(optimizer)  # else `begin_step` has done it
+            if seen is not None and not predictable and not driver.is_recorded:
+                driver.save_before_step(optimizer)  # otherwise `begin_step` has saved the values
             undo = None
             needed = seen.needed if seen is not None else None
             if predictable and needed is None:
-                with self._runtime.not_of_the_program():
-                    needed = bytes_of_step(optimizer, driver.device)
+                needed = self._predict(optimizer, key)
             # While a trace is recorded, make room for the whole step only if it may not fit. A
             # replay of the trace makes room for one operator at a time.
-            if needed is not None and not (driver.written_down and engine.has_room(needed)):
+            if needed is not None and not (driver.is_recorded and engine.has_room(needed)):
                 driver.make_room(needed, name)
             before = now = engine.now()
             if not predictable:
                 undo = Undo(self._runtime, optimizer, copies=seen is None)
                 self._runtime.undoes(undo)
-                now = engine.now()  # including the copies
+                # with the copies, so that they do not count as memory of the step
+                now = engine.now()
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
-            self._runtime.record_without_grad(False)  # results of the step are weights and state
+            # results of the step are weights and state, which need no recipes
+            self._runtime.record_without_grad(False)
             driver.stepping = True
             engine.peak = now.memory
 
-    def _look_at(self, optimizer: Any) -> tuple[bool, tuple[object, ...]]:
+    def _predict(self, optimizer: Optimizer, kind: StepKind) -> Bytes:
+        """Return the bytes that the step will need, from a dry run now or of an equal step.
+
+        The first dry run of a kind is not used again: workspaces of its operators may not have been
+        measured before the step that follows it.
+        """
+        needed = _predicted.get(kind)
+        if needed is not None:
+            return needed
+        with self._runtime.not_of_the_program():
+            needed = bytes_of_step(optimizer, self._driver.device)
+        _predicted[kind] = needed if kind in _predicted else None
+        while len(_predicted) > MOST_KINDS:
+            del _predicted[next(iter(_predicted))]
+        return needed
+
+    def _look_at(self, optimizer: Optimizer) -> tuple[bool, StepKind]:
         """Register the tensors that the step reads, so that the budget counts them.
 
         Returns:
@@ -224,15 +264,17 @@ class OptimizerSteps:
         """
         driver = self._driver
         predictable = _is_predictable(optimizer)
-        saves = predictable and not driver.written_down
-        are_plain, gradients = driver.begin_step(optimizer, saves=saves)
-        return predictable and are_plain, _kind_of(optimizer, driver.device, gradients)
+        saves = predictable and not driver.is_recorded
+        are_plain, tensors = driver.begin_step(optimizer, saves=saves)
+        with self._runtime.not_of_the_program():
+            kind = kind_of_step(optimizer, driver.device, tensors)
+        return predictable and are_plain, kind
 
-    def _after(self, optimizer: Any) -> None:
+    def _after(self, optimizer: Optimizer) -> None:
         """Finish the step, and store the bytes that it needed, to predict the next step."""
         begun, driver = self._begun, self._driver
         with driver.lock:
-            driver.forget_sources()
+            driver.release_recompute_sources()
         if self._nested:
             self._nested -= 1
             return
@@ -251,35 +293,16 @@ def _changes(numbers: Numbers) -> tuple[int, int]:
     return numbers.evictions, numbers.recomputations
 
 
-def _are_alone(optimizer: Any) -> bool:
+def _are_alone(optimizer: Optimizer) -> bool:
     """Return True if the optimizer has no step hooks except those of Rekindle."""
     before, after = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
     its_own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return len(before) == 1 and len(after) == 2 and not its_own  # the second one is that of `_warm`
+    # one hook after steps is that of this class, the other that of `_warm`
+    return len(before) == 1 and len(after) == 2 and not its_own
 
 
-def _is_predictable(optimizer: Any) -> bool:
+def _is_predictable(optimizer: Optimizer) -> bool:
     """Return True if a dry run predicts the memory of the step, given plain tensors."""
     return type(optimizer) in PREDICTABLE and not any(
         group.get("differentiable") for group in optimizer.param_groups
     )
-
-
-def _kind_of(optimizer: Any, device: torch.device, gradients: object) -> tuple[object, ...]:
-    """Return a key of the step. Steps with equal keys need the same memory."""
-    kind: list[object] = [type(optimizer), device, gradients]
-    for group in optimizer.param_groups:
-        for name, value in group.items():
-            if name != "params":
-                kind.append(_kind_of_setting(value))
-    return tuple(kind)
-
-
-def _kind_of_setting(value: object) -> object:
-    """Return the part of an optimizer's setting that affects the memory of its step.
-
-    The value of a number has no effect, except that zero may switch a feature off (weight decay).
-    """
-    if type(value) in (int, float):
-        return bool(value)
-    return value if value is None or type(value) is bool else type(value)

@@ -8,14 +8,14 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.pytorch.online._explain import table_of
-from rekindle.pytorch.online._session import Driver
+from rekindle.pytorch.online._session import DriverInterface
 
 _INTERPRETER = "The following operation failed in the TorchScript interpreter."
 #: The texts with which torch's pipeline stages wrap an error of their module.
 _STAGE = ("Failed to run stage backward", "failed to run forward")
 
 
-def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
+def lost_in(error: RuntimeError, driver: DriverInterface) -> OutOfBudget | None:
     """Return the `OutOfBudget` that other code replaced by `error`, or None.
 
     `load_state_dict` raises an error with the same text, TorchScript's interpreter one without any
@@ -33,7 +33,7 @@ def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
     return copy(refused) if lost else None
 
 
-def short_form(driver: Driver, budget: Bytes | None) -> str:
+def short_form(driver: DriverInterface, budget: Bytes | None) -> str:
     """Return a note for the device's OOM error: the holders at the peak, and a budget to try."""
     peak = driver.steps.peak
     smaller = max(int(0.9 * peak), 1)
@@ -42,7 +42,10 @@ def short_form(driver: Driver, budget: Bytes | None) -> str:
         [
             f"The device ran out of memory{within} (the peak was {format_bytes(peak)}):",
             *table_of(driver.at_peak.categories),
-            f"Give less, so that memory is evicted in time: rekindle.budget({smaller}),",
-            'or what the device has: rekindle.budget("auto")',
+            (
+                "Write a smaller budget, so that values are evicted earlier: "
+                f"rekindle.budget({smaller}),"
+            ),
+            'or let Rekindle measure the free memory of the device: rekindle.budget("auto")',
         ]
     )

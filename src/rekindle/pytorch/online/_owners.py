@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, final
+from typing import final
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -58,7 +58,7 @@ class Owners:
                 parameter.
         """
         self._added = added
-        self.optimizers: WeakSet[Any] = WeakSet()  #: optimizers that made a step
+        self.optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()  #: optimizers that made a step
         self.calls: dict[int, ModelCall] = {}  #: the first call of each model, by the model's id
         self._parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
@@ -98,19 +98,22 @@ class Owners:
                 self.optimizers.add(optimizer)
                 yield from state_of(optimizer)
 
-    def watch(self, stack: ExitStack) -> None:
-        """Register each parameter and buffer that any module gets, until `stack` is closed."""
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Register each parameter and buffer that any module gets inside the block."""
 
-        def parameter(module: Any, name: str, tensor: Tensor | None) -> None:
+        def parameter(module: nn.Module, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
                 self._add(tensor, True)
 
-        def buffer(module: Any, name: str, tensor: Tensor | None) -> None:
+        def buffer(module: nn.Module, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
                 self._add(tensor, False)
 
-        stack.callback(register_module_parameter_registration_hook(parameter).remove)
-        stack.callback(register_module_buffer_registration_hook(buffer).remove)
+        with ExitStack() as stack:
+            stack.callback(register_module_parameter_registration_hook(parameter).remove)
+            stack.callback(register_module_buffer_registration_hook(buffer).remove)
+            yield
 
     @contextmanager
     def without(self, *tensors: Tensor) -> Iterator[None]:

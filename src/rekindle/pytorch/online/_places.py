@@ -9,8 +9,8 @@ runs right after the node is made.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -62,18 +62,19 @@ class Places:
         self.parameters: dict[int, str] = {}  #: path of the module that owns a parameter, by its id
         self._running: list[str] = []  # paths of the running modules, the innermost last
         self._paths: dict[nn.Module, str] = {}  # path of each module
-        self._nodes: list[int] = []  # sequence numbers of nodes, ascending
-        self._made_at: list[Place] = []  # where each of these nodes was made
+        self._nodes: list[int] = []  # sequence numbers of autograd nodes, ascending
+        self._made_at: list[Place] = []  # the place where each of these nodes was made
 
-    def watch(self, stack: ExitStack) -> None:
-        """Track which `nn.Module` is running, until `stack` is closed."""
-        enters = register_module_forward_pre_hook(self._enter)
-        leaves = register_module_forward_hook(self._leave, always_call=True)
-        stack.callback(enters.remove)
-        stack.callback(leaves.remove)
-        # The keys of `_paths` are modules. A module that holds its results, whose graph refers to
-        # this object, would otherwise never be freed.
-        stack.callback(self._paths.clear)
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Track which `nn.Module` is running, inside the block."""
+        with ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(self._enter).remove)
+            stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            # The keys of `_paths` are modules. A module that holds its results, whose graph refers
+            # to this object, would otherwise never be freed.
+            stack.callback(self._paths.clear)
+            yield
 
     def note(self, operators: int) -> None:
         """Record the current place for each operator that ran since the last call.
@@ -93,7 +94,7 @@ class Places:
         node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if node is not None:
             parameter = getattr(node, "variable", None)
-            if parameter is not None:  # the node that accumulates its gradient
+            if parameter is not None:  # the node accumulates the gradient of a parameter
                 return Place(self.parameters.get(id(parameter), OUTSIDE), users_line())
             return self._made_near(node._sequence_nr())
         place = Place(self._running[-1] if self._running else OUTSIDE, users_line())

@@ -1,8 +1,9 @@
 """Detect that a storage is resized by `UntypedStorage.resize_`, which bypasses the dispatcher.
 
 `fully_shard` (FSDP) gathers a layer's parameters before the forward pass, and frees them afterwards
-by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. The runtime
-treats these parameters as a source that is overwritten (R4).
+by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. Values that
+autograd saved in between keep their recipes (`native/memory/gathered.h`). The runtime treats any
+other source that is freed as one that is overwritten (R4).
 
 Invertible networks free activations in the same way, and recompute them in the backward pass from
 the layer's output. The runtime treats that as an in-place write (R3): later recomputation uses the
@@ -11,20 +12,22 @@ new contents.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from rekindle.pytorch.online._fsdp import NEVER, gathered_after
 from rekindle.pytorch.online._handed_out import Current
 
-#: Called with a storage and its new size (bytes) before a resize. Returns a function to call after
-#: the resize, or None.
-AboutToResize = Callable[[torch.UntypedStorage, int], Callable[[], None] | None]
+#: Called before a resize with a storage, its new size (bytes), and the result of `gathered_after`.
+#: Returns a function to call after the resize, or None.
+AboutToResize = Callable[[torch.UntypedStorage, int, int], Callable[[], None] | None]
 
 
-_told = Current[AboutToResize]()
+_listener = Current[AboutToResize]()
 
 
 @contextmanager
@@ -34,8 +37,11 @@ def resizes_seen(about_to_resize: AboutToResize) -> Iterator[None]:
     own = "resize_" in vars(torch.UntypedStorage)
 
     def seen(home: torch.UntypedStorage, nbytes: int) -> Any:
-        told = _told.now
-        resized = None if told is None else told(home, nbytes)
+        listener = _listener.now
+        resized = None
+        if listener is not None:
+            newest = NEVER if nbytes else gathered_after(sys._getframe(1))
+            resized = listener(home, nbytes, newest)
         result = resize(home, nbytes)
         if resized is not None:
             resized()
@@ -43,7 +49,7 @@ def resizes_seen(about_to_resize: AboutToResize) -> Iterator[None]:
 
     torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign, assignment]
     try:
-        with _told.during(about_to_resize):
+        with _listener.during(about_to_resize):
             yield
     finally:
         if own:

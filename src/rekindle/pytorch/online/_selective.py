@@ -23,7 +23,8 @@ from rekindle.pytorch.operators import is_plain, tensors_in
 @contextmanager
 def must_saves_seen(keep: Callable[[Tensor], object]) -> Iterator[None]:
     """Inside the block, call `keep` with each result that a selective checkpoint must save."""
-    mode: Any = getattr(checkpoint, "_CachingTorchDispatchMode", None)  # not public
+    # a class without a public name
+    mode: Any = getattr(checkpoint, "_CachingTorchDispatchMode", None)
     with ExitStack() as stack:
         if mode is not None:
             replace(stack, mode, "__torch_dispatch__", functools.partial(_keeping, keep))
@@ -31,7 +32,10 @@ def must_saves_seen(keep: Callable[[Tensor], object]) -> Iterator[None]:
 
 
 def _keeping(keep: Callable[[Tensor], object], dispatch: Any) -> Any:
-    """Return the mode's method `dispatch`, extended to call `keep` for results to be saved."""
+    """Return `dispatch`, the method of the selective checkpoint mode, extended by a call of `keep`.
+
+    `keep` gets each result that the user's policy says must be saved.
+    """
 
     @functools.wraps(dispatch)
     def seen(mode: Any, *args: Any, **kwargs: Any) -> Any:

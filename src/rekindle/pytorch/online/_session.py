@@ -5,40 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import RLock
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rekindle._errors import OutOfBudget
-from rekindle._types import Bytes
+from rekindle._errors import OutOfBudget, SwapFailed
+from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.online._explain import Snapshot
 from rekindle.pytorch.online._owners import Owners
 from rekindle.pytorch.online._steps import Counting, Steps
 
 
-class Engine(Counting, Protocol):
-    """The engine of one run: its budget, and its counts."""
+class EngineInterface(Counting, Protocol):
+    """The engine of one run within a budget: its budget in bytes, and its counts."""
 
     @property
-    def budget(self) -> Bytes | float: ...
+    def budget(self) -> Bytes | None:
+        """The budget in bytes, or None without a limit."""
+        ...
 
-    @budget.setter
-    def budget(self, nbytes: Bytes | float) -> None: ...
+    def without_limit(self) -> AbstractContextManager[None]:
+        """Evict nothing inside the block, whose memory may exceed the budget."""
+        ...
 
     def has_room(self, needed: Bytes) -> bool:
         """Return True if `needed` more bytes would fit after evicting all candidates."""
         ...
 
 
-class Driver(Protocol):
-    """The object that manages the memory of one run."""
+class DriverInterface(Protocol):
+    """The object that manages the memory of one run within a budget."""
 
     lock: RLock
     device: torch.device
     owners: Owners
     steps: Steps
-    #: `operators_run` at the last `OutOfBudget`, and a copy of the error
+    #: `operators_run` at the last `OutOfBudget`, and a copy of that error. None: no such error yet.
     refused: tuple[int, OutOfBudget] | None
 
     @property
@@ -50,12 +53,12 @@ class Driver(Protocol):
     def stepping(self, on: bool) -> None: ...
 
     @property
-    def written_down(self) -> bool:
+    def is_recorded(self) -> bool:
         """True while a trace is recorded."""
         ...
 
     @property
-    def engine(self) -> Engine: ...
+    def engine(self) -> EngineInterface: ...
 
     @property
     def operators_run(self) -> int: ...
@@ -82,8 +85,10 @@ class Driver(Protocol):
         """
         ...
 
-    def begin_step(self, optimizer: Any, *, saves: bool) -> tuple[bool, bytes]:
-        """Prepare the step of `optimizer`: count what it reads, and make sources of what it writes.
+    def begin_step(self, optimizer: torch.optim.Optimizer, *, saves: bool) -> tuple[bool, bytes]:
+        """Prepare the step of `optimizer`: count what it reads, and pin what it writes.
+
+        What the step writes loses its recipe, because recomputing it would need all earlier steps.
 
         Args:
             optimizer: The optimizer.
@@ -95,12 +100,12 @@ class Driver(Protocol):
         """
         ...
 
-    def save_before_step(self, optimizer: Any) -> None:
+    def save_before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Recompute and pin the values that depend on contents which the step overwrites (R4)."""
         ...
 
-    def forget_sources(self) -> bool:
-        """Free sources kept only to recompute resident values. Return True if there were any."""
+    def release_recompute_sources(self) -> bool:
+        """Free values kept only to recompute resident ones. Return True if there were any."""
         ...
 
 
@@ -121,7 +126,7 @@ class StepUndo(Protocol):
         ...
 
     def marked(self, *, entering: bool) -> None:
-        """Note that a profiler range begins (`entering`) or ends. Each step is such a range."""
+        """Record that a profiler range begins (`entering`) or ends. Each step is such a range."""
         ...
 
     def move_copies_out(self) -> bool:
@@ -129,17 +134,17 @@ class StepUndo(Protocol):
         ...
 
 
-class Runtime(Protocol):
+class RuntimeInterface(Protocol):
     """The methods of one run that `OptimizerSteps` uses."""
 
     @property
-    def driver(self) -> Driver: ...
+    def driver(self) -> DriverInterface: ...
 
     def record_without_grad(self, record: bool) -> None:
-        """Add or remove a reason not to record operators while grad mode is off.
+        """Begin or end a scope in which operators with grad mode off get no recipes.
 
         Args:
-            record: True removes one reason, False adds one.
+            record: False begins such a scope, True ends it.
         """
         ...
 
@@ -155,6 +160,32 @@ class Runtime(Protocol):
         """Set the undo of the running step, and call it when the step ends or memory is short."""
         ...
 
-    def stepped(self, optimizer: Any) -> None:
-        """Note that one step of the program is over."""
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record that one step of the program is over."""
+        ...
+
+
+class TransfersOnHost(Protocol):
+    """Statistics of finished swap transfers, and errors of failed ones."""
+
+    @property
+    def transfer_ns(self) -> Nanoseconds:
+        """Total duration (ns) of the transfers."""
+        ...
+
+    @property
+    def waiting_ns(self) -> Nanoseconds:
+        """Time (ns) that the program waited for transfers."""
+        ...
+
+    def add_note_to(self, out: OutOfBudget) -> None:
+        """Add a note about failed transfers to the error `out`, which they may have caused."""
+        ...
+
+    def lost(self, site: str) -> SwapFailed:
+        """Return the error for a value without a recipe whose host copy cannot be read.
+
+        Args:
+            site: The operator that made the value, and its line.
+        """
         ...

@@ -46,7 +46,7 @@ class Numbers(NamedTuple):
 
 
 class Counting(Protocol):
-    """The counts of an engine, and its samples."""
+    """An engine that counts its evictions and recomputations, and samples its memory in use."""
 
     @property
     def peak(self) -> Bytes: ...
@@ -63,7 +63,7 @@ class Counting(Protocol):
         ...
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """Take the next sample at `due`, and further ones `every` ns."""
+        """Sample the memory in use when the engine's clock is at `due`, then every `every` ns."""
         ...
 
 

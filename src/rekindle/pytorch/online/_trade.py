@@ -20,7 +20,7 @@ from rekindle.pytorch.online._handed_out import Current
 Trading = Callable[[Tensor, Tensor], AbstractContextManager[None]]
 
 
-_told = Current[Trading]()
+_listener = Current[Trading]()
 
 
 @contextmanager
@@ -29,13 +29,13 @@ def trades_seen(trading: Trading) -> Iterator[None]:
     swap: Any = torch.utils.swap_tensors
 
     def seen(t1: Tensor, t2: Tensor) -> None:
-        told = _told.now
-        with nullcontext() if told is None else told(t1, t2):
+        listener = _listener.now
+        with nullcontext() if listener is None else listener(t1, t2):
             swap(t1, t2)
 
     torch.utils.swap_tensors = seen
     try:
-        with _told.during(trading):
+        with _listener.during(trading):
             yield
     finally:
         torch.utils.swap_tensors = swap

@@ -24,7 +24,7 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online._contents import PutBack, keep, put_back
-from rekindle.pytorch.online._session import Runtime
+from rekindle.pytorch.online._session import RuntimeInterface
 from rekindle.pytorch.tensors import geometry_of, homes_of, whole
 
 _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
@@ -82,7 +82,7 @@ class _Before:
         return self._home()
 
     def restored(self) -> torch.UntypedStorage:
-        """Return the storage. If it was freed, make a new one from the copy."""
+        """Return the storage to restore. If it was freed, make a new one from the copy."""
         home = self._home()
         if home is None:
             assert isinstance(self.copy, _Outside)
@@ -123,7 +123,9 @@ class Undo:
     short, the copies move out of the budget (`move_copies_out`).
     """
 
-    def __init__(self, runtime: Runtime, optimizer: Any, *, copies: bool) -> None:
+    def __init__(
+        self, runtime: RuntimeInterface, optimizer: torch.optim.Optimizer, *, copies: bool
+    ) -> None:
         """Copy all tensors that the step of `optimizer` may write.
 
         Args:
@@ -145,7 +147,7 @@ class Undo:
         self._contents: list[PutBack] = []
         self.protect(optimizer)
 
-    def protect(self, optimizer: Any) -> None:
+    def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy all tensors of `optimizer`, whose step begins now, maybe inside this one."""
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
@@ -156,7 +158,7 @@ class Undo:
             self._leave_items()
 
     def marked(self, *, entering: bool) -> None:
-        """Note that a profiler range begins or ends.
+        """Record that a profiler range begins or ends.
 
         Each step is a range, so the end of the outermost one is the end of the step. That includes
         a step that fails, for which optimizers have no hook.
@@ -213,9 +215,9 @@ class Undo:
         """Restore weights and state, or add a note to `error` if there are no copies."""
         if not self._copies:
             error.add_note(
-                f"{self._name}.step() needed more memory than the last time and failed part-way: "
-                "some weights are updated and others are not. Load a checkpoint of the weights "
-                "and of the optimizer's state"
+                f"{self._name}.step() needed more memory than in earlier steps and failed "
+                "part-way: some weights are updated and others are not. Load a checkpoint of the "
+                "weights and of the optimizer's state"
             )
             return
         for before in self._before.values():
@@ -226,9 +228,7 @@ class Undo:
             refill()
 
     def _write_back(self, home: torch.UntypedStorage, copy: Tensor | _Outside) -> None:
-        """Write `copy` back into the storage `home`."""
-        engine = self.driver.engine
-        budget = engine.budget
+        """Write `copy`, the contents from before the step, back into the storage `home`."""
 
         def write() -> None:
             bytes_before = copy if isinstance(copy, Tensor) else whole(copy.read())
@@ -239,23 +239,22 @@ class Undo:
         except OutOfBudget:
             # Results of the failed step may be evicted, and exceed the budget when brought back.
             # Restore them without a limit.
-            engine.budget = float("inf")
-            write()
-        finally:
-            engine.budget = budget
+            with self.driver.engine.without_limit():
+                write()
 
     def _copy_of(self, home: torch.UntypedStorage) -> Tensor | _Outside:
         """Copy the storage `home`: within the budget if it fits without evicting, else outside."""
         engine = self.driver.engine
-        if engine.now().memory + home.nbytes() <= engine.budget:
+        budget = engine.budget
+        if budget is None or engine.now().memory + home.nbytes() <= budget:
             try:
                 return self._clone(home)
-            except OutOfBudget:  # some room is reserved for small results
+            except OutOfBudget:  # there is room, but it is reserved for small results
                 self.driver.refused = None
         return self._outside(home) or self._clone(home)
 
     def _clone(self, home: torch.UntypedStorage) -> Tensor:
-        """Copy the storage `home` within the budget."""
+        """Copy the storage `home` into a tensor that counts towards the budget."""
         copy: Tensor = self._runtime.unseen(_CLONE, whole(home))
         return copy
 

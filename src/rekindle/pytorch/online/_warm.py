@@ -21,10 +21,12 @@ from rekindle.pytorch.tensors import homes_of, living_objects, tensors_of
 
 #: Optimizers that may have state: those that existed before the first budget (when this Python
 #: module is imported), and those that have made a step or loaded a state since.
-_warm: WeakSet[Any] = WeakSet(living_objects(torch.optim.Optimizer))
+_warm: WeakSet[torch.optim.Optimizer] = WeakSet(living_objects(torch.optim.Optimizer))
 
 
-def _remember(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _remember(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Add `optimizer`, which made a step, to the optimizers that have state."""
     _warm.add(optimizer)
 
@@ -36,13 +38,13 @@ _load = _optimizers.load_state_dict
 
 
 @functools.wraps(_load)
-def _load_and_remember(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+def _load_and_remember(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
     """Call the original `load_state_dict`, and add `optimizer` to those that have state."""
     _load(optimizer, *args, **kwargs)
     _warm.add(optimizer)
 
 
-_optimizers.load_state_dict = _load_and_remember  # no hook covers all optimizers
+_optimizers.load_state_dict = _load_and_remember  # replaced, because no hook covers all optimizers
 
 
 @final
@@ -52,9 +54,9 @@ class WarmOptimizers:
     def __init__(self) -> None:
         #: The optimizer of each parameter, by the address of the parameter's storage. Filled on
         #: first use, because that takes a microsecond for each parameter of the process.
-        self._of_storage: dict[int, weakref.ref[Any]] | None = None
+        self._of_storage: dict[int, weakref.ref[torch.optim.Optimizer]] | None = None
 
-    def owner_of(self, storage: int) -> Any | None:
+    def owner_of(self, storage: int) -> torch.optim.Optimizer | None:
         """Return the optimizer of a parameter, or None.
 
         Args:
@@ -72,7 +74,7 @@ class WarmOptimizers:
         return None if found is None else found()
 
 
-def state_of(optimizer: Any) -> Iterator[Tensor]:
+def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Iterate over the strided tensors of the optimizer's state."""
     for tensor in tensors_of(list(optimizer.state.values())):
         if tensor.layout is torch.strided:

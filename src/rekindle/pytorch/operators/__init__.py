@@ -27,6 +27,7 @@ from rekindle.pytorch.operators._plain_kernels import plain_kernels as plain_ker
 from rekindle.pytorch.operators._random import generator_of as generator_of
 from rekindle.pytorch.operators._refusals import changed_size as changed_size
 from rekindle.pytorch.operators._refusals import foreign_input as foreign_input
+from rekindle.pytorch.operators._refusals import gathered_input as gathered_input
 from rekindle.pytorch.operators._refusals import modified_input as modified_input
 from rekindle.pytorch.operators._refusals import recomputed_in_a_graph as recomputed_in_a_graph
 from rekindle.pytorch.operators._refusals import resized_input as resized_input

@@ -73,7 +73,7 @@ TIMED = {
     "cudnn_convolution_relu",
     "cudnn_convolution_transpose",
 }
-#: Names of arguments of an operator that draws from a state of its own.
+#: Argument names of operators that draw from a state of their own, which is `dropout_state`.
 _OWN_STATE = ("dropout", "train", "dropout_state")
 
 

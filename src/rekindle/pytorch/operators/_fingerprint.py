@@ -22,8 +22,8 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
     0.0 and -0.0 differ. For tensors without plain memory (sparse, quantized, subclasses), the hash
     covers only type and shape. The computation is hidden from dispatch modes.
     """
-    told = f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device.type}"
-    digest = hashlib.blake2b(told.encode(), digest_size=16)
+    header = f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device.type}"
+    digest = hashlib.blake2b(header.encode(), digest_size=16)
     plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
     if plain and not tensor.is_quantized and tensor.device.type != "meta" and tensor.numel():
         with privately():

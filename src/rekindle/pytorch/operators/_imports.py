@@ -14,7 +14,7 @@ Act = Callable[[Any], AbstractContextManager[Any]]
 
 @contextmanager
 def when_imported(name: str, act: Act) -> Iterator[None]:
-    """Enter `act(module)` as soon as the program has imported the module `name`.
+    """Enter the context `act(module)` once the program has imported the module `name`.
 
     If the module is already imported, enter `act(module)` now. The context manager is exited at the
     end of this block, in this thread, even if another thread imported the module.
@@ -40,7 +40,7 @@ class _Watch:
         self._imported: Callable[[ModuleType], object] | None = imported
 
     def end(self) -> None:
-        """Remove the finder, and never call back again."""
+        """Remove the finder, and do not call `imported` any more."""
         self._imported = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -64,7 +64,8 @@ class _Watch:
         execute = loader.exec_module
 
         def execute_and_tell(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # several `_Watch` objects may have replaced it
+            # several `_Watch` objects may have replaced the method
+            vars(loader).pop("exec_module", None)
             execute(module)
             if self._imported is not None:
                 self._imported(module)

@@ -34,7 +34,7 @@ class InPlace(NamedTuple):
 
 
 def _pointwise(name: str, *nodes: str) -> InPlace:
-    """Return the entry of the pointwise operator `name`_backward."""
+    """Return the entry of `IN_PLACE` for the pointwise operator `aten::{name}_backward`."""
     return InPlace(f"aten::{name}_backward", "", "grad_input", nodes)
 
 
@@ -88,11 +88,13 @@ def may_take_over(func: Any, args: tuple[Any, ...], result: Any) -> bool:
         and gradient.is_contiguous()
         and gradient.dtype == result.dtype
         and gradient.nbytes == gradient.untyped_storage().nbytes()
-        and all(_lies_beside(each, gradient) for each in args[1:] if isinstance(each, Tensor))
+        and all(
+            _matches_or_is_number(each, gradient) for each in args[1:] if isinstance(each, Tensor)
+        )
     )
 
 
-def _lies_beside(tensor: Tensor, gradient: Tensor) -> bool:
+def _matches_or_is_number(tensor: Tensor, gradient: Tensor) -> bool:
     """Return True if `tensor` has the layout and dtype of `gradient`, or is a real number."""
     same = tensor.size() == gradient.size() and tensor.stride() == gradient.stride()
     number = tensor.dim() == 0 and not tensor.is_complex()

@@ -278,7 +278,7 @@ class Operator:
         self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
 
     def _writes(self, position: int) -> bool:
-        """Return True if the argument at `position` is written."""
+        """Return True if the operator writes its argument at `position`."""
         return any(position == written for written, _ in self.written)
 
     def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -309,9 +309,9 @@ def _check_collective(name: str, tells: bool) -> None:
 def unseen_collective(name: str) -> Unsupported:
     """Return the error for a collective whose writes are unknown."""
     return Unsupported(
-        f"the collective {name} inside rekindle.budget(...): its name says that it writes its "
-        "arguments, and nothing says which. Leave the budget for it, or use its functional "
-        "form, from torch.distributed._functional_collectives"
+        f"the collective {name} inside rekindle.budget(...): its name says that it writes to "
+        "arguments, but its schema does not say to which. Call it outside of the budget, or use "
+        "its functional form from torch.distributed._functional_collectives"
     )
 
 
@@ -334,9 +334,9 @@ def check_higher_order(higher: HigherOrderOperator) -> None:
     """Refuse a higher-order operator that may write its arguments unseen (R11)."""
     if higher.name() not in FUNCTIONAL:
         raise Unsupported(
-            f"the higher-order operator {higher.name()} inside rekindle.budget(...): it may "
-            "write to its arguments, which Rekindle cannot see. Call it outside of the budget, or "
-            "write it in plain operators"
+            f"the higher-order operator {higher.name()} inside rekindle.budget(...): Rekindle "
+            "cannot see whether it writes to its arguments. Call it outside of the budget, or "
+            "replace it by ordinary operators"
         )
 
 
@@ -345,5 +345,6 @@ _known: dict[int, Operator] = {}
 
 def operator(func: Any) -> Operator:
     """Return the properties of `func`, an `OpOverload`."""
-    found = _known.get(id(func))  # by id, because the hash of an overload is implemented in Python
+    # look up by id: the hash of an overload is slow, because it is implemented in Python
+    found = _known.get(id(func))
     return _known.setdefault(id(func), Operator(func)) if found is None else found

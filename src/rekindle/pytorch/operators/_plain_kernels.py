@@ -40,8 +40,8 @@ def plain_kernels() -> Iterator[None]:
 
 
 def _taken_apart() -> list[OpOverload]:
-    """Return the overloads with a Python implementation, except batch norm."""
-    import torch._decomp  # the imports register the implementations
+    """Return the aten overloads that PyTorch implements in Python, except batch norm."""
+    import torch._decomp  # importing these modules registers the implementations
     import torch._refs
 
     found: list[OpOverload] = []
@@ -54,6 +54,6 @@ def _taken_apart() -> list[OpOverload]:
 
 
 def _forget(overloads: Iterator[OpOverload]) -> None:
-    """Clear the dispatch caches of `overloads`."""
+    """Clear PyTorch's caches of the kernels that it selected for each of `overloads`."""
     for each in overloads:
         each._dispatch_cache.clear()

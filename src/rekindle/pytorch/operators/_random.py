@@ -31,7 +31,7 @@ def generator_of(
 
 
 def _default(device: torch.device) -> torch.Generator:
-    """Return the default generator of `device`."""
+    """Return PyTorch's default random generator of `device`."""
     if is_accelerator(device):
         return accelerator.default_generator(device)
     return torch.default_generator

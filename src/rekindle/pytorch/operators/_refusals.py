@@ -9,8 +9,8 @@ from rekindle._types import Bytes
 def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
     """Return the error for an operator whose recomputation made a result of another size."""
     return Unsupported(
-        f"{name} made {now} bytes when it ran again, {before} the first time: its result depends "
-        "on something outside its arguments. Keep it: run it in "
+        f"{name} returned {now} bytes when it was recomputed, but {before} bytes the first time: "
+        "its result depends on more than its arguments. To keep its result in memory, run it in "
         "`with rekindle.never_recompute():`"
     )
 
@@ -18,8 +18,25 @@ def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
 def resized_input(now: Bytes, before: Bytes) -> Unsupported:
     """Return the error for an input of a recomputation that was resized."""
     return Unsupported(
-        f"a tensor of {before} bytes that recomputation needs now has {now}: its memory was "
-        "resized outside (as FSDP does after the forward pass). Use reshard_after_forward=False"
+        f"a tensor that is needed for a recomputation had {before} bytes and now has {now}: its "
+        "storage was resized outside of the budget (as FSDP does after the forward pass). Write "
+        "fully_shard(..., reshard_after_forward=False)"
+    )
+
+
+def gathered_input(nbytes: Bytes, changed: bool) -> Unsupported:
+    """Return the error for an input of a recomputation that FSDP freed, and that is not back."""
+    if changed:
+        return Unsupported(
+            f"a parameter of {nbytes} bytes that FSDP gathered again has other contents than in "
+            "the forward pass, so values of that pass cannot be recomputed. Change parameters "
+            "after the backward pass, or write "
+            "fully_shard(module, reshard_after_forward=False)"
+        )
+    return Unsupported(
+        f"a parameter of {nbytes} bytes that recomputation needs is not gathered: FSDP freed it "
+        "after the forward pass, and a value of its module is read outside the module's backward "
+        "pass. Write fully_shard(module, reshard_after_forward=False) for this module"
     )
 
 
@@ -28,25 +45,25 @@ def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: {made_by} that recomputation needs is at version {now}; expected version "
-        f"{expected} instead. It was modified where the budget does not see it. Do that inside "
-        "`with rekindle.budget(...)`"
+        f"{expected} instead. The tensor was modified outside of the budget. Modify it inside "
+        "`with rekindle.budget(...):`"
     )
 
 
 def foreign_input(made_by: str) -> RuntimeError:
     """Return the error for an input of a recomputation that was written outside of PyTorch."""
     return RuntimeError(
-        f"{made_by} that recomputation needs lies in memory that others may write "
-        "(NumPy, another process, a file), and was modified there. Modify it by PyTorch, "
-        "inside `with rekindle.budget(...)`, or after the backward pass"
+        f"{made_by} is needed for a recomputation, but was modified outside of PyTorch, which "
+        "shares its memory with NumPy, another process or a file. Modify the tensor with PyTorch "
+        "inside `with rekindle.budget(...):`, or after the backward pass"
     )
 
 
 def recomputed_in_a_graph(maker: str) -> Unsupported:
     """Return the error for a recomputation during CUDA graph capture."""
     return Unsupported(
-        f"{maker} was evicted, and is needed while CUDA captures a graph, in which its inputs "
-        "would not be those of each replay. Capture forward and backward pass together, write "
-        "run.keep(tensor) before for what a variable holds, or capture outside of "
-        "rekindle.budget(...)"
+        f"{maker} was evicted, and is needed while CUDA captures a graph. It cannot be recomputed "
+        "there, because replays of the graph have other inputs. Capture the forward and the "
+        "backward pass together, write run.keep(tensor) before the capture if a variable holds "
+        "the tensor, or capture outside of rekindle.budget(...)"
     )

@@ -30,7 +30,8 @@ from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
-#: The name of that setting, and of the functions that make CUDA graphs of compiled code.
+#: Name of the setting of Inductor that shows compiled code to dispatch modes, and names of the
+#: functions that make CUDA graphs of compiled code.
 _WRAPPING = "wrap_inductor_compiled_regions"
 _CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 
@@ -155,7 +156,7 @@ def _is_forward(arguments: list[fx.Node]) -> bool:
 
 def _written(nodes: list[fx.Node]) -> set[fx.Node]:
     """Return the arguments that the graph writes, directly or through views."""
-    # By node: the argument whose memory the node is, or is a view of.
+    # For each node, the argument whose memory it shares: it is the argument or a view of it.
     owner = {node: node for node in nodes if node.op == "placeholder"}
     written: set[fx.Node] = set()
     for node in nodes:
@@ -170,10 +171,10 @@ def _written(nodes: list[fx.Node]) -> set[fx.Node]:
             name = node.target.name()
             if name not in FUNCTIONAL and any(given in owner for given in node.all_input_nodes):
                 raise Unsupported(
-                    f"a compiled region that calls {name} inside rekindle.budget(...): it may "
-                    "write the region's arguments unseen. Let it run outside of the region, by "
-                    "torch.compiler.disable, or compile nothing inside the budget, by "
-                    'torch.compiler.set_stance("force_eager")'
+                    f"a compiled region that calls {name} inside rekindle.budget(...): Rekindle "
+                    f"cannot see whether {name} writes to arguments of the region. Exclude {name} "
+                    "from compilation with torch.compiler.disable, or compile nothing inside the "
+                    'budget with torch.compiler.set_stance("force_eager")'
                 )
     return written
 
@@ -206,6 +207,6 @@ class _OnMeta(fx.Interpreter):
     """An interpreter that runs a graph on meta tensors, including the tensors that it creates."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call `target` with meta in place of every device argument."""
+        """Call `target` with the meta device in place of each argument that is a device."""
         args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (args, kwargs))
         return super().call_function(target, args, kwargs)

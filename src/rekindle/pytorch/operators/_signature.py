@@ -47,7 +47,8 @@ class _Mark:
 
 
 EXTRA = _Mark("extra")
-TRUE, FALSE = _Mark("true"), _Mark("false")  # True == 1, but operators distinguish them
+# marks, because True == 1, but operators distinguish them
+TRUE, FALSE = _Mark("true"), _Mark("false")
 _HASHABLE = (
     str,
     torch.dtype,
@@ -76,7 +77,7 @@ class Invocation:
         if self.extras:
             if self.opaque:
                 parts[1] = (len(args), *map(_size_of_opaque, self.extras))
-            elif not self.tensors:  # arange(0.0, 1.0, 0.1): here the floats determine the size
+            elif not self.tensors:  # as in arange(0.0, 1.0, 0.1), floats determine the size
                 parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
         self.key = tuple(parts)
 
@@ -93,7 +94,7 @@ class Invocation:
                 # As in `geometry_of`, inlined because this is the most frequent call.
                 try:
                     key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
-                except RuntimeError:  # nested: it has memory but no shape
+                except RuntimeError:  # a nested tensor has memory but no shape
                     self.tensors.append(arg)
                     self._take_opaque(arg, parts)
                     continue
@@ -146,7 +147,7 @@ class Signature:
     ) -> None:
         self.operator = operator
         self.key = key
-        self._device = device  # determines how sizes are rounded
+        self._device = device  # `rounded` needs it: each device's allocator rounds differently
         #: Total bytes of the storages that a call makes, or an upper bound. Negative: unknown.
         self.needed: Bytes = -1
 
@@ -157,7 +158,7 @@ class Signature:
             extras: The extras of the call.
         """
         if self.needed < 0:
-            self.needed = _predicted_bytes(self, extras)
+            self.needed = self._predicted_bytes(extras)
         return self.needed
 
     def rounded(self, nbytes: Bytes) -> Bytes:
@@ -187,6 +188,54 @@ class Signature:
         """Iterate over the geometries of the tensor arguments, in order."""
         return _geometries_in(self.key[2:])
 
+    def _predicted_bytes(self, extras: Sequence[Any]) -> Bytes:
+        """Return the bytes of the results, by running the operator on meta tensors.
+
+        In two cases the result is an estimate. If sizes depend on values (`nonzero`) or the
+        operator has no meta kernel, the estimate is 8-byte coordinates of all elements of the
+        largest argument. That is an upper bound if sizes depend on values. If an argument is sparse
+        or nested, it has no meta tensor, and the estimate is the padded size of the largest
+        argument.
+        """
+        operator = self.operator
+        if not operator.returns_tensors:
+            return 0
+        if operator.writes and operator.returns_written and not operator.resizes:
+            return 0
+        opaque = [extra for extra in extras if isinstance(extra, Tensor)]
+        if opaque:
+            plain = (g.size.numel() * g.dtype.itemsize for g in self.geometries())
+            nested = (_padded_bytes(tensor) for tensor in opaque if tensor.is_nested)
+            return max((*plain, *nested), default=0)
+        try:
+            return self._bytes_on_meta(extras)
+        except Exception:  # if the arguments are wrong, the operator itself raises later
+            counts = (g.size.numel() * max(len(g.size), 1) for g in self.geometries())
+            return 8 * max(counts, default=0) * operator.results
+
+    def _bytes_on_meta(self, extras: Sequence[Any]) -> Bytes:
+        """Run the operator on meta tensors, and return the bytes of the storages that it makes."""
+        metas = [_meta(geometry) for geometry in self.geometries()]
+        homes = [meta.untyped_storage() for meta in metas]
+        known = {home._cdata: self.rounded(home.nbytes()) for home in homes}
+        drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
+        args, kwargs = self.arguments(iter(metas), drawn)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = "meta"
+        result = self.operator.predicting(*args, **kwargs)
+        results = tensors_in(result)
+        total = 0
+        for tensor in results:
+            if tensor.layout is torch.strided:  # a new storage, or one that `out=` has enlarged
+                home = tensor.untyped_storage()
+                size = self.rounded(home.nbytes())
+                total += max(0, size - known.get(home._cdata, 0))
+                known[home._cdata] = size
+        if self.operator.reduced_in_place:
+            elements = torch.broadcast_shapes(*(meta.shape for meta in metas)).numel()
+            total = max(total, self.rounded(elements * results[0].itemsize))
+        return total
+
 
 # Module functions instead of closures: a recursive closure is a reference cycle, and would keep its
 # memory until the next garbage collection.
@@ -215,7 +264,7 @@ def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]
 
 
 def _geometries_in(parts: Any) -> Iterator[Geometry]:
-    """Iterate over the geometries in a key."""
+    """Iterate over the tensors' geometries in `parts`, a key or a part of one."""
     for part in parts:
         if type(part) is Geometry:
             yield part
@@ -271,7 +320,7 @@ def is_plain(kind: type) -> bool:
 
 
 def _has_dispatch(kind: type) -> bool:
-    """Return True if the type has its own `__torch_dispatch__`."""
+    """Return True if the tensor class `kind` has its own `__torch_dispatch__`."""
     plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
     return getattr(kind, "__torch_dispatch__", plain) not in (
         plain,
@@ -279,59 +328,10 @@ def _has_dispatch(kind: type) -> bool:
     )
 
 
-def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
-    """Return the bytes of the results, by running the operator on meta tensors.
-
-    In two cases the result is an estimate. If sizes depend on values (`nonzero`) or the operator
-    has no meta kernel, the estimate is 8-byte coordinates of all elements of the largest argument.
-    That is an upper bound if sizes depend on values. If an argument is sparse or nested, it has no
-    meta tensor, and the estimate is the padded size of the largest argument.
-    """
-    operator = signature.operator
-    if not operator.returns_tensors:
-        return 0
-    if operator.writes and operator.returns_written and not operator.resizes:
-        return 0
-    opaque = [extra for extra in extras if isinstance(extra, Tensor)]
-    if opaque:
-        plain = (g.size.numel() * g.dtype.itemsize for g in signature.geometries())
-        nested = (_padded_bytes(tensor) for tensor in opaque if tensor.is_nested)
-        return max((*plain, *nested), default=0)
-    try:
-        return _bytes_on_meta(signature, extras)
-    except Exception:  # if the arguments are wrong, the operator itself raises later
-        counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
-        return 8 * max(counts, default=0) * operator.results
-
-
 def _padded_bytes(nested: Tensor) -> Bytes:
     """Return the bytes of the nested tensor `nested` after padding."""
     sizes = nested._nested_tensor_size()
     return nested.dtype.itemsize * len(sizes) * int(sizes.amax(0).prod()) if sizes.numel() else 0
-
-
-def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
-    """Run the operator on meta tensors, and return the bytes of the storages that it makes."""
-    metas = [_meta(geometry) for geometry in signature.geometries()]
-    homes = [meta.untyped_storage() for meta in metas]
-    known = {home._cdata: signature.rounded(home.nbytes()) for home in homes}
-    drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
-    args, kwargs = signature.arguments(iter(metas), drawn)
-    if kwargs.get("device") is not None:
-        kwargs["device"] = "meta"
-    result = signature.operator.predicting(*args, **kwargs)
-    results = tensors_in(result)
-    total = 0
-    for tensor in results:
-        if tensor.layout is torch.strided:  # a new storage, or one that `out=` has enlarged
-            home = tensor.untyped_storage()
-            size = signature.rounded(home.nbytes())
-            total += max(0, size - known.get(home._cdata, 0))
-            known[home._cdata] = size
-    if signature.operator.reduced_in_place:
-        elements = torch.broadcast_shapes(*(meta.shape for meta in metas)).numel()
-        total = max(total, signature.rounded(elements * results[0].itemsize))
-    return total
 
 
 def _meta(geometry: Geometry) -> Tensor:

@@ -26,6 +26,7 @@ from rekindle.pytorch.operators import plain_kernels
 from rekindle.pytorch.planned._boxed import boxed
 from rekindle.pytorch.planned._channels_last import put_channels_last
 from rekindle.pytorch.planned._cut import Cut
+from rekindle.pytorch.planned._host import Host
 from rekindle.pytorch.planned._joint import Joint, refuse_symbols
 from rekindle.pytorch.planned._late_slices import copy_late_slices
 from rekindle.pytorch.planned._layouts import lay_out
@@ -74,7 +75,8 @@ class Backend:
         inner: "inductor" compiles light operators in segments; "eager" runs operators one by one.
         shapes: "replan" plans for each shape of inputs; "error" refuses a second shape.
         reserve: Bytes of the budget that the plan leaves unused, for memory outside the graphs.
-        graphs: By frame of torch.compile, the last graph compiled for that frame.
+        host: Where plans may swap values to, or None.
+        graphs: The last graph that was compiled for each frame of torch.compile.
         last: The last graph that was planned, even if no plan fits the budget.
         rehearsing: While True, graphs are compiled but not run: a call raises `Rehearsed`.
         when_compiled: Called after each attempt to compile a graph, successful or not.
@@ -88,18 +90,26 @@ class Backend:
         inner: Inner = "inductor",
         shapes: Shapes = "replan",
         reserve: Bytes = 0,
+        host: Host | None = None,
         prices: Prices | None = None,
         report: Report | None = None,
         besides: Callable[[Bytes], Bytes] = lambda _: 0,
     ) -> None:
         if inner not in ("inductor", "eager"):
-            raise Unsupported(f'inner={inner!r}: got neither; write inner="inductor" or "eager"')
+            raise Unsupported(
+                f'rekindle.backend(..., inner={inner!r}): wanted one of "inductor", "eager"; '
+                'write inner="inductor" or inner="eager"'
+            )
         if shapes not in ("replan", "error"):
-            raise Unsupported(f'shapes={shapes!r}: got neither; write shapes="replan" or "error"')
+            raise Unsupported(
+                f'rekindle.backend(..., shapes={shapes!r}): wanted one of "replan", "error"; '
+                'write shapes="replan" or shapes="error"'
+            )
         self.budget = budget
         self.inner = inner
         self.shapes = shapes
         self.reserve = reserve
+        self.host = host
         self.graphs: dict[object, Planned] = {}
         self.last: Planned | None = None
         self.rehearsing = False
@@ -110,7 +120,7 @@ class Backend:
         self.when_compiled: Callable[[], None] = lambda: None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: tuple[Bytes, Bytes] = (0, 0)
-        self._segments: dict[Segment, None] = {}  # used as a set; keeps segments alive
+        self._segments: dict[Segment, None] = {}  # keys only: keeps the segments alive
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._same_shapes(module, inputs)
@@ -122,7 +132,8 @@ class Backend:
         try:
             compiled = self._compiled(module, inputs)
         except BaseException:
-            self.graphs.pop(_frame(), None)  # it never runs: it needs no share of the budget
+            # the graph did not compile, so it needs no share of the budget
+            self.graphs.pop(_frame(), None)
             raise
         finally:
             self.when_compiled()
@@ -180,7 +191,7 @@ class Backend:
         self.last = Planned(plan, joint.trace, 0, *self._sizes)
         if plan.schedule is None:
             raise self._out_of_budget(plan)
-        partition = Partition(joint, plan.schedule)
+        partition = Partition(joint, plan.schedule, self._budget_left(), self.host)
         saved = _saved_bytes(joint, partition)
         self.last = self.graphs[_frame()] = Planned(
             plan, joint.trace, saved, *self._sizes, partition.spared, joint.segments()
@@ -230,11 +241,11 @@ class Backend:
     def _out_of_budget(self, plan: Plan) -> OutOfBudget:
         held = {"other graphs": self._elsewhere(), "reserve": self.reserve}
         smallest = (plan.smallest_budget or plan.needed) + sum(held.values())
-        told = "".join(f", {format_bytes(n)} of it for {name}" for name, n in held.items() if n)
+        parts = "".join(f", {format_bytes(n)} of it for {name}" for name, n in held.items() if n)
         return OutOfBudget(
-            f"no plan fits in {self.budget} bytes ({format_bytes(self.budget)}{told}); the "
-            f"smallest budget known to do is {smallest} bytes ({format_bytes(smallest)}): write "
-            f"budget={smallest}",
+            f"no plan fits in {self.budget} bytes ({format_bytes(self.budget)}{parts}); the "
+            f"smallest budget with a known plan is {smallest} bytes ({format_bytes(smallest)}): "
+            f"write budget={smallest}",
             needed=smallest,
             budget=self.budget,
             held=held,
@@ -250,8 +261,9 @@ class Backend:
             planned = self._shapes.setdefault(name, shape)
             if self.shapes == "error" and planned != shape:
                 raise Unsupported(
-                    f"an input of shape {list(shape)} where the plan is for {list(planned)}: "
-                    f'make them alike, or write shapes="replan" to plan for each shape'
+                    f"got an input of shape {list(shape)}, wanted {list(planned)}, for which the "
+                    'plan was made; give inputs of one shape, or write shapes="replan" to make '
+                    "a plan for each shape"
                 )
 
 

@@ -16,7 +16,7 @@ from torch import fx
 from rekindle.pytorch.planned._layouts import result_of
 
 _aten = torch.ops.aten
-#: By operator, positions of the arguments to convert.
+#: Operator -> positions of the arguments to convert.
 _WANT = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -75,7 +75,8 @@ def _as_before(output: fx.Node, node: fx.Node, stride: tuple[int, ...]) -> fx.No
     """
     fake = node.meta["val"]
     before = fake.new_empty_strided(fake.shape, stride)
-    # If both are contiguous, only strides of dimensions of size one differ, which do not matter.
+    # If the old and the new layout are contiguous, they differ only in strides of dimensions of
+    # size one, which do not matter.
     if fake.is_contiguous() and before.is_contiguous():
         return node
     with output.graph.inserting_before(output):

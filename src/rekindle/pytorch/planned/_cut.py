@@ -117,7 +117,8 @@ class Cut:
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         self._graph = joint.module.graph
-        #: By tensor, its node: the call that makes it, or the `getitem` that picks it from results.
+        #: For each tensor, its node: the call that makes it, or the `getitem` that picks it from
+        #: results.
         self._node_at: dict[Place, fx.Node] = {}
         self._readers: dict[Place, set[fx.Node]] = {}
         for node in self._graph.nodes:
@@ -350,7 +351,7 @@ class _Writer:
             else:
                 for node in group.nodes:
                     self._copy_of(node)
-        for each in results:  # views of results are taken as early as possible
+        for each in results:  # make the views of results as early as possible
             if isinstance(each, fx.Node):
                 self._copy_of(each)
 
@@ -376,7 +377,7 @@ class _Writer:
             self._made[place] = made
 
 
-#: By key of a segment: True if its operators, run one by one, are faster than the segment.
+#: For each key of a segment, True if its operators run faster one by one than as a segment.
 _is_slow: dict[str, bool] = {}
 
 

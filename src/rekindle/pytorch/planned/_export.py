@@ -35,7 +35,7 @@ class Export:
         keep_all_peak: The peak (bytes) of a step without checkpoints.
         recompute_ns: Time (ns) of recomputation in a step with the checkpoints.
         compute_ns: Time (ns) of a step without checkpoints.
-        blocks: By path of a module in the model, the operator calls whose results are saved.
+        blocks: Path of a module in the model -> the operator calls whose results are saved.
     """
 
     budget: Bytes
@@ -94,8 +94,9 @@ class Export:
         """Return Python code to paste after the line that makes `model`; it imports torch only."""
         if any(self.blocks.values()):
             raise Unsupported(
-                "a selective export keeps a table of operators: save it with pickle and use "
-                ".apply(model), or write rekindle.export(..., selective=False)"
+                "export.code(): a selective export needs a table of operators, which cannot be "
+                "written as code; save the export with pickle and write export.apply(model), or "
+                "write rekindle.export(..., selective=False)"
             )
         names = "".join(f"    {name!r},\n" for name in self.blocks)
         return (

@@ -41,9 +41,9 @@ class Joint:
         forward_results: Results of the forward pass, nodes or constants.
         backward_results: Results of the backward pass, nodes or constants.
         nodes: The node of each operator of the trace; None for memory outside the graph.
-        value: By tensor of the graph, its value in the trace.
-        place: By value of the trace, its tensor in the graph.
-        mutations: By input that the forward pass overwrites, the node with the new contents.
+        value: Tensor of the graph -> its value in the trace.
+        place: Value of the trace -> its tensor in the graph.
+        mutations: Input that the forward pass overwrites -> the node with its new contents.
         trace: The trace of the forward and the backward pass.
     """
 
@@ -150,7 +150,8 @@ class Joint:
             for each, result in zip(described, results, strict=False)
             if hasattr(each, "mutated_input")
         }
-        for node in self.module.graph.nodes:  # Inductor writes in the graph itself, at its end
+        # Inductor puts such writes into the graph itself, at its end
+        for node in self.module.graph.nodes:
             if mutates(node) and node.args[0] in self.primals:
                 found[node.args[0]] = node.args[1]
         return found
@@ -193,7 +194,7 @@ class Joint:
 
         Args:
             node: The placeholder or constant.
-            homes: By address of the storage, the value of the first input in it.
+            homes: Address of each storage so far -> the value of the first input in it.
         """
         fake = node.meta.get("val")
         if not isinstance(fake, Tensor):
@@ -220,7 +221,7 @@ class Joint:
         aliases = [inputs[each.alias] if each.alias >= 0 else None for each in price.results]
         self.nodes.append(node)
         results = price.results
-        if mutates(node):  # its result is the argument that it wrote into, not a new value
+        if mutates(node):  # the result is the argument that the operator wrote, not a new value
             for index, alias in enumerate(aliases):
                 if alias is not None:
                     self.value[node, index] = alias
@@ -300,7 +301,7 @@ def makes_statistics(node: fx.Node) -> bool:
     return where is not None and (where < 0 or bool(node.args[where]))
 
 
-#: By batch norm operator, position of its argument `training`; -1 if it has none and always trains.
+#: Batch norm operator -> position of its argument `training`; -1 if it has none and always trains.
 _STATISTICS = {
     "aten::_native_batch_norm_legit_functional": 5,
     "aten::_batch_norm_with_update_functional": -1,
@@ -313,7 +314,7 @@ def is_random(node: fx.Node) -> bool:
         return False
     name = target._schema.name
     if name.startswith("prims::inductor_"):
-        return False  # deterministic: its seed is an argument, which another operator drew
+        return False  # deterministic: the seed is an argument, which another operator drew
     return torch.Tag.nondeterministic_seeded in target.tags or name in UNTAGGED_RANDOM
 
 
@@ -399,6 +400,6 @@ def refuse_symbols(module: fx.GraphModule) -> None:
         )
         if symbolic:
             raise Unsupported(
-                "a plan is for fixed sizes, and torch.compile made them symbols: write "
+                "a plan needs fixed sizes, but torch.compile traced symbolic sizes; write "
                 "torch.compile(model, backend=rekindle.backend(...), dynamic=False)"
             )

@@ -48,7 +48,7 @@ def lay_out(
         prices: Returns the measured costs and results of operator calls.
     """
     _spread(module.graph, _masks(module.graph))
-    while True:  # each round corrects the first wrong operator at least, so the loop ends
+    while True:  # ends, because each round corrects at least the first wrong operator
         calls = [node for node in module.graph.nodes if is_call(node)]
         found = prices(calls)
         wrong = {
@@ -107,7 +107,7 @@ def _spread(graph: fx.Graph, layouts: dict[fx.Node, Any]) -> None:
 
     Args:
         graph: The graph to correct.
-        layouts: By node, its fake result with the correct strides.
+        layouts: Node -> its fake result with the correct strides.
     """
     changed: set[fx.Node] = set()
     for node in graph.nodes:

@@ -3,7 +3,7 @@
 Each `Compute` of the schedule becomes a node, also the second `Compute` of an operator, which is a
 recomputation. The forward graph saves only values that the backward graph reads before it
 recomputes them. A random operator that is recomputed starts from the generator state that it had
-when it first ran.
+when it first ran. Copies to the host and back become calls of the host.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -19,7 +20,8 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from rekindle._types import Bytes, StorageId, ValueId
+from rekindle._types import Bytes, OpId, StorageId, ValueId
+from rekindle.pytorch.planned._host import Host
 from rekindle.pytorch.planned._joint import (
     Joint,
     is_random,
@@ -28,7 +30,7 @@ from rekindle.pytorch.planned._joint import (
     place_of,
     state_bytes,
 )
-from rekindle.schedule import Action, Compute, Free, Schedule
+from rekindle.schedule import Action, Compute, Discard, Free, Schedule, SwapIn, SwapOut
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
 
@@ -41,8 +43,26 @@ class Partition:
         saved_values: Values that the forward pass saves for the backward pass.
     """
 
-    def __init__(self, joint: Joint, schedule: Schedule) -> None:
+    def __init__(
+        self, joint: Joint, schedule: Schedule, budget: Bytes, host: Host | None = None
+    ) -> None:
+        """Make the graph of the forward pass and that of the backward pass.
+
+        Args:
+            joint: The joint graph.
+            schedule: A valid schedule of its trace.
+            budget: The budget of the schedule.
+            host: The host, if the schedule copies storages to it.
+        """
         self._joint = joint
+        self._host = host
+        self._budget = budget
+        self._resident: set[StorageId] = set()
+        self._memory: Bytes = 0  # bytes of resident storages
+        self._leaving: Bytes = 0  # bytes of all copies to the host, which may still run
+        self._copied: dict[StorageId, _Copied] = {}  # storages with a copy on the host
+        # storages being copied from the host -> node of the swap-in, until something waits for it
+        self._coming: dict[StorageId, fx.Node] = {}
         self._contents: list[list[ValueId]] = [[] for _ in joint.trace.storages]
         for value, storage in enumerate(joint.trace.values):
             self._contents[storage].append(ValueId(value))
@@ -51,12 +71,16 @@ class Partition:
         self._forward = fx.Graph()
         self._backward = fx.Graph()
         self._graph = self._forward
-        self._now: dict[ValueId, fx.Node] = {}  # resident values: their nodes in the current graph
-        self._before: dict[ValueId, fx.Node] = {}  # those of the forward graph at its end
-        self._saved: list[tuple[fx.Node, fx.Node]] = []  # pairs: in forward, in backward graph
+        # resident values -> their nodes in the current graph
+        self._now: dict[ValueId, fx.Node] = {}
+        # values resident at the end of the forward graph -> their nodes
+        self._before: dict[ValueId, fx.Node] = {}
+        # saved tensors: (node in the forward graph, node in the backward graph)
+        self._saved: list[tuple[fx.Node, fx.Node]] = []
         self.saved_values: list[ValueId] = []
         self._ran: set[fx.Node] = set()
-        self._states: dict[fx.Node, fx.Node] = {}  # generator states, by node of the joint graph
+        # random node of the joint graph -> node of the generator state that it had
+        self._states: dict[fx.Node, fx.Node] = {}
         self._draw(schedule)
 
     def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -78,9 +102,13 @@ class Partition:
         backward = _boundary(joint, schedule)
         for node in joint.primals:
             self._place_holder(node)
+        copied = [each.storage for each in schedule.actions if isinstance(each, SwapOut)]
+        self._leaving = sum(joint.trace.storages[storage] for storage in copied)
         for action in schedule.actions[:backward]:
             self._perform(action)
         results = self._outputs(joint.forward_results)
+        for storage in list(self._coming):
+            self._arrive(storage)
         self._begin_backward()
         for action in schedule.actions[backward:]:
             self._perform(action)
@@ -104,18 +132,109 @@ class Partition:
             self._place_holder(node)
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, Free):
-            self._free(action.storage)
-            return
-        assert isinstance(action, Compute), "graphs are planned without swapping"
-        node = self._joint.nodes[action.op]
-        if node is not None and node.op == "call_function":
-            self._compute(node)
+        match action:
+            case Free(storage):
+                self._free(storage)
+            case SwapOut(storage, keep):
+                self._swap_out(storage)
+                if not keep:
+                    self._free(storage)
+            case SwapIn(storage):
+                self._swap_in(storage)
+            case Discard(storage):
+                del self._copied[storage]
+            case Compute(op):
+                self._take_memory(op)
+                node = self._joint.nodes[op]
+                if node is not None and node.op == "call_function":
+                    self._compute(node)
 
     def _free(self, storage: StorageId) -> None:
+        if storage in self._coming:
+            self._arrive(storage)
         for value in self._contents[storage]:
             self._now.pop(value, None)
             self._before.pop(value, None)
+        self._resident.remove(storage)
+        self._memory -= self._joint.trace.storages[storage]
+        copied = self._copied.get(storage)
+        if copied is not None and not copied.evicted:
+            assert self._host is not None
+            copied.evicted = True
+            self._graph.call_function(self._host.evict, (self._ticket_of(copied),))
+
+    # -- copies -----------------------------------------------------------------------------------
+
+    def _swap_out(self, storage: StorageId) -> None:
+        """Insert the calls into the graph that begin to copy `storage` to the host."""
+        assert self._host is not None
+        trace = self._joint.trace
+        values = [
+            value
+            for value in self._contents[storage]
+            if (value in self._now or value in self._before) and not self._is_view(value)
+        ]
+        if storage in self._coming:
+            self._arrive(storage)
+        site = trace.ops[trace.maker[values[0]]].name
+        nodes = [self._node_of(value) for value in values]
+        ticket = self._graph.call_function(self._host.swap_out, (site, *nodes))
+        ticket.meta = {"val": _fake_ticket(nodes[0])}
+        self._copied[storage] = _Copied(ticket, values, self._graph)
+
+    def _swap_in(self, storage: StorageId) -> None:
+        """Insert the call that begins to copy `storage` back. Its first reader waits for it."""
+        assert self._host is not None
+        size = self._joint.trace.storages[storage]
+        self._make_room(size)
+        self._resident.add(storage)
+        self._memory += size
+        ticket = self._ticket_of(self._copied[storage])
+        self._coming[storage] = self._graph.call_function(self._host.swap_in, (ticket,))
+
+    def _arrive(self, storage: StorageId) -> None:
+        """Wait for the copy from the host that `_swap_in` began."""
+        assert self._host is not None
+        copied = self._copied[storage]
+        arguments = (self._ticket_of(copied), self._coming.pop(storage))
+        made = self._graph.call_function(self._host.arrive, arguments)
+        for index, value in enumerate(copied.values):
+            result = self._graph.call_function(operator.getitem, (made, index))
+            result.meta = {"val": self._fake_of(value)}
+            self._now[value] = result
+
+    def _ticket_of(self, copied: _Copied) -> fx.Node:
+        if copied.graph is not self._graph:
+            copied.ticket, copied.graph = self._save(copied.ticket), self._graph
+        return copied.ticket
+
+    def _is_view(self, value: ValueId) -> bool:
+        """Return True if a call that makes only views makes `value`."""
+        node = self._joint.nodes[self._joint.trace.maker[value]]
+        return node is not None and node.op == "call_function" and self._joint.is_view(node)
+
+    def _fake_of(self, value: ValueId) -> Tensor:
+        node, index = self._joint.place[value]
+        leaves = pytree.tree_leaves(node.meta["val"])
+        return [each for each in leaves if isinstance(each, Tensor)][index]
+
+    def _take_memory(self, op: OpId) -> None:
+        """Count the memory of an operator, and make room for it."""
+        trace = self._joint.trace
+        self._make_room(trace.output_bytes(trace.ops[op]) + trace.ops[op].workspace)
+        made = set(trace.new_storages(trace.ops[op])) - self._resident
+        self._resident |= made
+        self._memory += sum(trace.storages[storage] for storage in made)
+
+    def _make_room(self, needed: Bytes) -> None:
+        """Wait for copies of evicted storages as long as `needed` bytes do not fit beside them."""
+        if self._host is None or not self._leaving:
+            return
+        allowed = max(0, self._budget - self._memory - needed)
+        if allowed < self._leaving:
+            self._graph.call_function(self._host.make_room, (allowed,))
+
+    # -- operators --------------------------------------------------------------------------------
 
     def _compute(self, node: fx.Node) -> None:
         arguments = (node.args, node.kwargs)
@@ -129,7 +248,7 @@ class Partition:
         for index, path in enumerate(paths_of(node)):
             value = self._joint.value[node, index]
             if value in self._now or value in self._before:
-                continue  # it is still resident
+                continue  # the value is still resident
             result = made
             fake = node.meta["val"]
             for step in path:
@@ -168,17 +287,24 @@ class Partition:
         In the backward graph, a value that only the forward graph has computed becomes a saved one.
         """
         if not isinstance(node.meta.get("val"), Tensor):
-            return node.meta["val"]  # a number: sizes are fixed
-        value = self._joint.value[place_of(node)]
-        found = self._now.get(value)
-        if found is None:
+            return node.meta["val"]  # a number, which is a constant because sizes are fixed
+        return self._node_of(self._joint.value[place_of(node)])
+
+    def _node_of(self, value: ValueId) -> fx.Node:
+        """Return the node in the current graph for `value`, which is resident."""
+        storage = self._joint.trace.values[value]
+        if storage in self._coming:
+            self._arrive(storage)
+        if value not in self._now:
             if value in self._constants:
-                found = self._copy_of(place_of(node)[0])
-            else:
-                found = self._save(self._before[value])
+                self._now[value] = self._copy_of(self._joint.place[value][0])
+            elif value in self._before:
+                self._now[value] = self._save(self._before[value])
                 self.saved_values.append(value)
-            self._now[value] = found
-        return found
+            else:  # a view: it comes back together with the storage that was swapped in
+                assert storage in self._copied
+                self._compute(self._joint.place[value][0])
+        return self._now[value]
 
     def _save(self, before: fx.Node) -> fx.Node:
         """Make `before`, a node of the forward graph, a saved tensor.
@@ -219,6 +345,24 @@ class Partition:
             graph.lint()
 
 
+@final
+@dataclass
+class _Copied:
+    """A storage with a copy on the host.
+
+    Attributes:
+        ticket: The node that names the copy, in `graph`.
+        values: The values that come back with the copy. Their views are made again when needed.
+        graph: The forward or the backward graph.
+        evicted: True once the storage was freed after the copy was begun.
+    """
+
+    ticket: fx.Node
+    values: Sequence[ValueId]
+    graph: fx.Graph
+    evicted: bool = False
+
+
 def _boundary(joint: Joint, schedule: Schedule) -> int:
     """Return the index of the first action of the backward pass."""
     tangents = set(joint.tangents)
@@ -247,6 +391,11 @@ def _fake_state(node: fx.Node) -> Tensor:
     fake = pytree.tree_leaves(node.meta["val"])[0]
     with fake.fake_mode:
         return torch.empty(state_bytes(node), dtype=torch.uint8, device="cpu")
+
+
+def _fake_ticket(like: fx.Node) -> Tensor:
+    with like.meta["val"].fake_mode:
+        return torch.empty(1, dtype=torch.int64, device="cpu")
 
 
 def _described(joint: Joint, start: int, end: int | None) -> dict[str, Any]:

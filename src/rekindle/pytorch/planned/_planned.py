@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from logging import Logger
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import exc
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -19,9 +21,12 @@ from rekindle._errors import OutOfBudget, RekindleError, Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, format_ns
 from rekindle.planners._result import Plan, Status
+from rekindle.policies import Swap
 from rekindle.pytorch.planned._backend import Backend, Planned, PlanTrace, Rehearsed, Shapes
+from rekindle.pytorch.planned._host import Host, host_for
 from rekindle.pytorch.planned._path import Path, as_if_eager
 from rekindle.pytorch.planned._prices import Prices, Report
+from rekindle.pytorch.planned._refused import refuse_numpy
 from rekindle.trace import Trace
 
 
@@ -41,6 +46,7 @@ class ModelPlan:
         self.path = path
         self.budget = backend.budget
         self.reserve = backend.reserve
+        self.host = backend.host
 
     @property
     def plan(self) -> Plan:
@@ -71,7 +77,10 @@ class ModelPlan:
 
     @property
     def overhead(self) -> float | None:
-        """Time of recomputation, as a fraction of the time without it; None without a plan."""
+        """Time of recomputation and of waiting for copies, as a fraction of the time without.
+
+        None without a plan.
+        """
         return self.plan.overhead
 
     @property
@@ -106,8 +115,9 @@ class ModelPlan:
         """
         if self.plan.schedule is None:
             raise OutOfBudget(
-                f"there is no plan within {self.budget} bytes to apply ({self.plan.message}): "
-                f"write rekindle.plan(model, ..., budget={self.smallest_budget})",
+                f"there is no plan to apply, because none fits into {self.budget} bytes "
+                f"({self.plan.message}); write rekindle.plan(model, ..., "
+                f"budget={self.smallest_budget})",
                 needed=self.smallest_budget,
                 budget=self.budget,
                 held={"reserve": self.reserve},
@@ -128,20 +138,30 @@ class ModelPlan:
                 ("predicted peak", format_bytes(self.peak)),
                 ("saved for backward", format_bytes(self.saved)),
                 ("predicted time", format_ns(plan.cost_ns)),
-                ("recomputation", f"{plan.overhead:.2%}"),
+                ("recomputation", f"{(plan.overhead or 0.0) - self._waiting:.2%}"),
             ]
+        if self.host is not None and plan.schedule is not None:
+            rows.append(("waiting for copies", f"{self._waiting:.2%}"))
+            rows.append(("copied to the host", format_bytes(plan.swapped_out)))
         if self._planned.segments:
             distinct = len(set(self._planned.segments))
             calls = f"{len(self._planned.segments)} calls of {distinct} segments"
             rows.append(("compiled", f"{calls}, {len(self.trace.ops)} operators with them"))
         rows.append(("lower bound", f"{plan.lower_bound:.2%}"))
         if plan.gap is not None:
-            rows.append(("gap", f"{plan.gap:.2%}"))
+            shown = f"{plan.gap:.2%}"
+            rows.append(("gap", "< 0.01%" if plan.gap > 0 and shown == "0.00%" else shown))
         rows.append(("planned by", f"{plan.planner} in {plan.seconds:.1f} s"))
         if self.path == "compiled":
-            rows.append(("path", "as the model goes for compilers: its eager one cannot be traced"))
+            path = "traced as for a compiler, because the plain model cannot be traced"
+            rows.append(("path", path))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {figure}" for name, figure in rows)
+
+    @property
+    def _waiting(self) -> float:
+        """Time of waiting for copies, as a fraction of the time without a budget."""
+        return self.plan.waiting_ns / self.plan.compute_ns if self.plan.compute_ns else 0.0
 
     def __str__(self) -> str:
         return self.report()
@@ -155,6 +175,7 @@ def plan_model(
     *,
     shapes: Shapes = "replan",
     reserve: Bytes = 0,
+    host: Host | None = None,
     prices: Prices | None = None,
     report: Report | None = None,
     compiled: bool = False,
@@ -171,6 +192,7 @@ def plan_model(
         plan_trace: Makes a plan from a trace and a budget.
         shapes: "replan" plans for each shape of inputs; "error" refuses a second shape.
         reserve: Bytes of the budget for memory that the plan does not count.
+        host: Where the plan may swap values to, from `open_host`; None: it does not swap.
         prices: Measured costs of operators. Default: those in the user's cache.
         report: Called with texts on the progress.
         compiled: Compile light operators in segments, by Inductor.
@@ -185,11 +207,13 @@ def plan_model(
             inner="inductor" if compiled else "eager",
             shapes=shapes,
             reserve=reserve,
+            host=host,
             prices=prices,
             report=report,
             besides=lambda counted: max(around - counted, 0),
         )
-        module = copy.copy(model)  # own flags and hooks; shared parameters and children
+        # a copy with flags and hooks of its own, but the same parameters and children
+        module = copy.copy(model)
         module._compiled_call_impl = _Call(module, backend, path)  # type: ignore[assignment]
         _rehearse(backend, lambda: module(*args, **kwargs))
         return ModelPlan(backend, module, path)
@@ -197,8 +221,28 @@ def plan_model(
     try:
         return planned("eager")
     except _Untraceable:
-        pass  # continue outside the handler: a later error must not have this one as its context
+        pass  # try again outside the handler: a later error must not have this one as its context
     return planned("compiled")
+
+
+def open_host(
+    model: nn.Module,
+    example_inputs: Any,
+    budget: Bytes | None,
+    swap: str | int | Swap,
+    directory: str | os.PathLike[str] | None,
+) -> Host:
+    """Open the host memory that a plan of `model` may swap values to, and measure its bandwidth.
+
+    Args:
+        model: The model.
+        example_inputs: As for `plan_model`.
+        budget: The budget, which limits the probe of the bandwidth.
+        swap: An amount of host memory, or a `Swap` with its bandwidths.
+        directory: The folder of the swap file, for a model on the CPU.
+    """
+    tensors = [*model.parameters(), *model.buffers(), *_tensors_in(_arguments(example_inputs))]
+    return host_for(tensors, swap, directory, budget)
 
 
 def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
@@ -216,8 +260,9 @@ def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
         backend.rehearsing = False
     if backend.last is None:
         raise Unsupported(
-            "nothing to plan: no result of the model has a gradient. Are all parameters frozen? "
-            "Write model.requires_grad_(True), or do without a plan"
+            "rekindle.plan(model, ...): no result of the model requires a gradient, so there is "
+            "nothing to plan. If all parameters are frozen, write model.requires_grad_(True); "
+            "otherwise run the model without a plan"
         )
 
 
@@ -278,7 +323,10 @@ class _Call:
     def __init__(self, module: nn.Module, backend: Backend, path: Path) -> None:
         self._path = as_if_eager if path == "eager" else nullcontext()
         self._compiled = torch.compile(
-            _own_code(module._call_impl), backend=backend, fullgraph=True, dynamic=False
+            _own_code(module._call_impl),
+            backend=partial(_compile, backend),
+            fullgraph=True,
+            dynamic=False,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -292,24 +340,30 @@ class _Call:
             raise
         except exc.FailOnRecompileLimitHit as error:
             raise Unsupported(
-                "this planned model met too many kinds of input (shapes, train and eval, with and "
-                "without gradients): make batches alike, or allow for more: write "
-                "torch._dynamo.config.recompile_limit = 64"
+                "this planned model got too many kinds of input (shapes, train and eval mode, "
+                "with and without gradients). Give batches of one shape, or allow more kinds: "
+                "write torch._dynamo.config.recompile_limit = 64"
             ) from error
         except _NOT_TRACED as error:
             raise _Untraceable(
-                f"this model cannot be planned ahead, for its path depends on data or on something "
-                f"outside: {_first_lines(error)}. Let memory be decided while it runs: write "
-                f"with rekindle.budget(...) around the step"
+                "this model cannot be planned ahead, because the operators that it runs depend "
+                f"on data or on something outside of the model: {_first_lines(error)}. To evict "
+                "and recompute while the model runs instead, write `with rekindle.budget(...):` "
+                "around the training step"
             ) from error
         except RuntimeError as error:
             if "found no compiled frames" not in str(error):
                 raise
             raise Unsupported(
-                "a planned model below another dispatch mode (a counter of operators, say), "
-                "where nothing can be compiled: leave that mode for it, or run the plain model "
-                "there"
+                "a planned model was called inside another dispatch mode (such as a counter of "
+                "operators), where nothing can be compiled. Call the planned model outside of "
+                "that mode, or the plain model inside it"
             ) from error
+
+
+def _compile(backend: Backend, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    refuse_numpy(module)
+    return backend(module, inputs)
 
 
 def _loggers() -> set[Any]:
@@ -345,8 +399,9 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
         return tuple(example_inputs), {}
     raise Unsupported(
-        f"example_inputs: got {type(example_inputs).__name__}, wanted what the model is called "
-        "with; write rekindle.plan(model, (x, y), ...) or rekindle.plan(model, {'x': x}, ...)"
+        f"rekindle.plan(model, example_inputs, ...): got {type(example_inputs).__name__}, wanted "
+        "the arguments of a call of the model; write rekindle.plan(model, (x, y), ...) or "
+        "rekindle.plan(model, {'x': x}, ...)"
     )
 
 

@@ -7,7 +7,8 @@ the fastest after the caches were filled with other data. The same run shows whi
 views: those in the storage of an argument, whatever the schema says.
 
 One file per device and version of torch, in `rekindle._cache.cache_folder`, keeps the measurements.
-So a second plan of a model need not measure again.
+On a busy machine even the fastest run may be slow. So the first few processes each measure again,
+and the least cost counts. Within a process the cost of a signature never changes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, final
@@ -31,15 +32,17 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rekindle._cache import cache_folder
+from rekindle._cache import cache_folder, store
 from rekindle._errors import RekindleError
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
 from rekindle.pytorch.operators import kernels_in_words
 from rekindle.pytorch.planned._segments import Segment
 
-FEWEST_RUNS, MOST_RUNS = 2, 6  #: number of runs with warm caches, and of runs with cold ones
-ENOUGH_NS = 20_000_000  #: time (ns) after which a signature gets no further runs
+FEWEST_RUNS, ENOUGH_RUNS, MOST_RUNS = 2, 6, 24  #: runs with warm caches, and runs with cold ones
+AGREE = 1.25  #: two times agree if the larger is at most this many times the smaller
+ENOUGH_NS = 50_000_000  #: time (ns) after which a signature gets no further runs
+ENOUGH_PROCESSES = 3  #: number of processes after which a stored cost is not measured again
 CACHE_BYTES = 40 << 20  #: bytes written before a cold run: about the size of a last-level cache
 SMALL_BYTES = 1 << 16  #: below these bytes of inputs, caches do not matter and are not filled
 UNPRICED_BYTES_PER_NS = 4  #: assumed bandwidth of operators that cannot run on made-up tensors
@@ -73,11 +76,29 @@ class Price:
         cost: Time of a call (ns).
         results: The tensors that the operator returns, in order.
         workspace: Bytes that the operator uses only while it runs.
+        processes: Number of processes that measured it.
     """
 
     cost: Nanoseconds
     results: tuple[Result, ...]
     workspace: Bytes = 0
+    processes: int = 1
+
+    @property
+    def is_final(self) -> bool:
+        """True if no further process need measure it."""
+        return self.processes >= ENOUGH_PROCESSES or not self.cost
+
+    def after(self, earlier: Price | None) -> Price:
+        """Return this measurement, combined with the one of an earlier process."""
+        if earlier is None:
+            return self
+        return replace(
+            self,
+            cost=min(self.cost, earlier.cost),
+            workspace=max(self.workspace, earlier.workspace),
+            processes=max(self.processes, earlier.processes + 1),
+        )
 
 
 @final
@@ -91,14 +112,18 @@ class Prices:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._known: dict[str, dict[str, Price]] = {}
+        self._stored: dict[str, dict[str, Price]] = {}
 
     @staticmethod
     def of_user() -> Prices:
-        """Return the `Prices` that keeps its files in the user's cache folder."""
-        return Prices(cache_folder())
+        """Return the `Prices` that keeps its files in the user's cache folder.
+
+        All plans of a process share it, so that the cost of a signature does not change.
+        """
+        return _of_folder(cache_folder())
 
     def of(self, nodes: list[fx.Node], report: Report | None = None) -> dict[fx.Node, Price]:
-        """Return the price of each node. Measure signatures that were not measured before.
+        """Return the price of each node. Measure signatures that need a further measurement.
 
         Args:
             nodes: Operator calls. Their arguments have fake tensors in `meta["val"]`.
@@ -108,7 +133,7 @@ class Prices:
         missing: dict[tuple[str, str], list[fx.Node]] = {}
         for node in nodes:
             device, signature = signature_of(node)
-            known = self._of_device(device).get(signature)
+            known = self._final(device, signature)
             if known is None:
                 missing.setdefault((device, signature), []).append(node)
             else:
@@ -117,32 +142,40 @@ class Prices:
             for number, ((device, signature), alike) in enumerate(missing.items()):
                 if report is not None:
                     report(f"measuring operators: {number} of {len(missing)} ({alike[0].target})")
+                stored = self._stored[device].get(signature)
                 try:
-                    price = self._known[device][signature] = measure(alike[0])
+                    price = measure(alike[0]).after(stored)
+                    self._known.setdefault(device, {})[signature] = price
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
-                    price = _guess(alike[0])  # not kept: next time there may be enough memory
+                    # do not store the guess: next time there may be enough memory
+                    price = stored or _guess(alike[0])
                 found.update(dict.fromkeys(alike, price))
         finally:
             for device in {device for device, _ in missing}:
                 self._save(device)
         return found
 
-    def _of_device(self, device: str) -> dict[str, Price]:
-        if device not in self._known:
-            self._known[device] = self._load(device)
-        return self._known[device]
+    def _final(self, device: str, signature: str) -> Price | None:
+        """Return the price that holds for this process, or None if it must be measured."""
+        if device not in self._stored:
+            self._stored[device] = self._load(device)
+        known = self._known.get(device, {}).get(signature)
+        if known is None:
+            stored = self._stored[device].get(signature)
+            known = stored if stored is not None and stored.is_final else None
+        return known
 
     def _path(self, device: str) -> Path:
         assert self.folder is not None
-        name = f"prices-{device}-torch{torch.__version__}-workspaces"
+        name = f"prices-{device}-torch{torch.__version__}-least"
         return self.folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.json"
 
     def _load(self, device: str) -> dict[str, Price]:
         if self.folder is None:
             return {}
-        with suppress(OSError, ValueError, TypeError, KeyError):  # a broken file is ignored
+        with suppress(OSError, ValueError, TypeError, KeyError):  # ignore a broken file
             stored = json.loads(self._path(device).read_text(encoding="utf-8"))
             return {
                 signature: Price(
@@ -151,30 +184,43 @@ class Prices:
                         Result(int(n), int(alias), tuple(stride)) for n, alias, stride in results
                     ),
                     int(workspace),
+                    int(processes),
                 )
-                for signature, (cost, results, workspace) in stored.items()
+                for signature, (cost, results, workspace, processes) in stored.items()
             }
         return {}
 
     def _save(self, device: str) -> None:
-        """Write the file of `device` atomically, with what other processes have added to it."""
-        if self.folder is None:
+        """Write the file of `device` atomically, with what other processes have added to it.
+
+        The file keeps the least cost, which may be less than the one that holds for this process.
+        """
+        known = self._known.get(device)
+        if self.folder is None or not known:
             return
-        known = self._known[device] = self._load(device) | self._known[device]
+        latest = self._load(device)
+        for signature, price in known.items():
+            other = latest.get(signature, price)
+            latest[signature] = replace(
+                price,
+                cost=min(price.cost, other.cost),
+                processes=max(price.processes, other.processes),
+            )
         stored = {
             signature: (
                 price.cost,
                 [(each.nbytes, each.alias, each.stride) for each in price.results],
                 price.workspace,
+                price.processes,
             )
-            for signature, price in known.items()
+            for signature, price in latest.items()
         }
-        with suppress(OSError):  # a cache that cannot be written must not stop the program
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, path = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(stored, file)
-            os.replace(path, self._path(device))
+        store(self._path(device), json.dumps(stored))
+
+
+@cache
+def _of_folder(folder: Path | None) -> Prices:
+    return Prices(folder)
 
 
 def signature_of(node: fx.Node) -> tuple[str, str]:
@@ -198,7 +244,7 @@ def signature_of(node: fx.Node) -> tuple[str, str]:
 
     arguments = [text(value) for value in node.args]
     arguments += [f"{name}={text(value)}" for name, value in node.kwargs.items()]
-    text(node.meta.get("val"))  # without tensor arguments, the device of the result counts
+    text(node.meta.get("val"))  # a call without tensor arguments runs on the device of its result
     device = devices[0] if devices else torch.device("cpu")
     where = f"{_name_of(device)}-{torch.get_num_threads()}" if device.type == "cpu" else ""
     return where or _name_of(device), f"{node.target}({', '.join(arguments)})"
@@ -227,7 +273,8 @@ def measure(node: fx.Node) -> Price:
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, RekindleError):
                 raise
-            return _guess(node)  # made-up values do not suit: a singular matrix, a large index
+            # the operator refuses made-up values: a singular matrix, a large index
+            return _guess(node)
 
 
 def _run(node: fx.Node) -> Price:
@@ -236,11 +283,11 @@ def _run(node: fx.Node) -> Price:
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
     device = next((leaf.device for leaf in given), torch.device("cpu"))
     made = _call(node, args, kwargs)
-    results = _told(node, made, homes)
+    results = _results_of(node, made, homes)
     if isinstance(node.target, Segment):
         node.target.compare(args, made)
     elif results and all(result.alias >= 0 for result in results):
-        return Price(0, results)  # a view
+        return Price(0, results)  # the operator returns views, which cost nothing
     del made
     within = _most_at_once(lambda: _call(node, args, kwargs), device)
     own = sum(result.nbytes for result in results if result.alias < 0)
@@ -248,14 +295,23 @@ def _run(node: fx.Node) -> Price:
     cold: list[Nanoseconds] = []
     is_small = sum(leaf.untyped_storage().nbytes() for leaf in given) < SMALL_BYTES
     something_else = torch.zeros(0 if is_small else CACHE_BYTES, dtype=torch.uint8, device=device)
-    while len(cold) < FEWEST_RUNS or (sum(warm + cold) < ENOUGH_NS and len(cold) < MOST_RUNS):
+    until = time.perf_counter_ns() + ENOUGH_NS
+    while len(cold) < FEWEST_RUNS or (
+        time.perf_counter_ns() < until
+        and (len(cold) < ENOUGH_RUNS or (len(cold) < MOST_RUNS and not _agree(warm, cold)))
+    ):
         warm.append(_time(node, args, kwargs, device))
         something_else.add_(1)
         cold.append(_time(node, args, kwargs, device))
     return Price((min(warm) + min(cold)) // 2, results, max(0, within - own))
 
 
-def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
+def _agree(*kinds: list[Nanoseconds]) -> bool:
+    """Return True if the two least times of each kind agree, so that neither was disturbed."""
+    return all(second <= AGREE * least for least, second, *_ in map(sorted, kinds))
+
+
+def _results_of(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
     """Describe the tensors that a call returned.
 
     Some kernels return None in place of a tensor, for example the backward of a norm whose input
@@ -264,18 +320,18 @@ def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, 
     Args:
         node: The call, whose fake results tell how many tensors there are.
         returned: What the call returned.
-        homes: By address of an argument's storage, the position of the argument.
+        homes: Address of each argument's storage -> position of the argument.
     """
-    told: list[Result] = []
+    results: list[Result] = []
     leaves = pytree.tree_leaves(returned)
     for fake, leaf in zip(pytree.tree_leaves(node.meta.get("val")), leaves, strict=True):
         if isinstance(leaf, Tensor):
             home = leaf.untyped_storage()
             alias = homes.get(home._cdata, -1)
-            told.append(Result(home.nbytes(), alias, tuple(leaf.stride())))
+            results.append(Result(home.nbytes(), alias, tuple(leaf.stride())))
         elif isinstance(fake, Tensor):
-            told.append(Result(0, -1, tuple(fake.stride())))
-    return tuple(told)
+            results.append(Result(0, -1, tuple(fake.stride())))
+    return tuple(results)
 
 
 @contextmanager
@@ -333,11 +389,11 @@ def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanose
         end.record()
         end.synchronize()
         return int(start.elapsed_time(end) * 1e6)
-    # The clock of this thread does not count time that other processes have the core.
-    clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
-    began = clock()
+    # The clock of this thread does not count time that other processes have the core, also while
+    # this thread sleeps until such processes let the operator's other threads finish their parts.
+    began = time.thread_time_ns()
     _call(node, args, kwargs)
-    return clock() - began
+    return time.thread_time_ns() - began
 
 
 def _values(arguments: Any) -> Any:
@@ -361,7 +417,7 @@ def _guess(node: fx.Node) -> Price:
     leaves = pytree.tree_leaves((_values(node.args), _values(node.kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
-    results = _told(node, node.meta.get("val"), homes)
+    results = _results_of(node, node.meta.get("val"), homes)
     moved = sum(leaf.untyped_storage().nbytes() for leaf in given)
     moved += sum(result.nbytes for result in results)
     return Price(1_000 + moved // UNPRICED_BYTES_PER_NS, results)

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo import exc
 from torch.utils import _pytree as pytree
 
@@ -41,6 +41,41 @@ def checked(model: Any, example_inputs: Any) -> Generator[None]:
         raise _do_not_fit(model, example_inputs, reason.rstrip(".")) from failed
 
 
+def refuse_numpy(module: fx.GraphModule) -> None:
+    """Raise `Unsupported` if the graph computes with NumPy.
+
+    torch.compile replaces NumPy's functions by PyTorch's. Their results may differ in the last
+    bits, and random numbers come from another generator. A function of plain numbers, such as
+    `np.sqrt(64)`, is let through.
+    """
+    data = {node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")}
+    for node in module.graph.nodes:
+        reads_data = not data.isdisjoint(node.all_input_nodes)
+        if reads_data:
+            data.add(node)
+        if _is_of_numpy(node.target) and (reads_data or _is_random(node.target)):
+            raise Unsupported(
+                f"this model cannot be planned ahead, because it computes with NumPy "
+                f"({_numpy_name(node.target)}): a plan would compute that with PyTorch, whose "
+                "results may differ in the last bits. Write that part with PyTorch, or write "
+                "`with rekindle.budget(...):` around the training step instead of a plan"
+            )
+
+
+def _is_of_numpy(target: object) -> bool:
+    """Return True for the functions by which torch.compile replaces those of NumPy."""
+    kind = type(target)
+    return kind.__module__ == "torch._dynamo.utils" and kind.__name__.startswith("numpy_")
+
+
+def _is_random(target: Any) -> bool:
+    return getattr(getattr(target, "f", None), "__module__", "") == "torch._numpy.random"
+
+
+def _numpy_name(target: Any) -> str:
+    return "numpy." + str(target.__name__).removeprefix("wrapped_")
+
+
 def _check_signature(model: nn.Module, example_inputs: Any) -> None:
     positional: tuple[Any, ...] = ()
     keywords: dict[str, Any] = {}
@@ -51,12 +86,12 @@ def _check_signature(model: nn.Module, example_inputs: Any) -> None:
     elif isinstance(example_inputs, list | tuple):
         positional = tuple(example_inputs)
     else:
-        return  # `plan_model` refuses other types
+        return  # leave other types to `plan_model`, which refuses them
     try:
         inspect.signature(model.forward).bind(*positional, **keywords)
     except TypeError as error:
         raise _do_not_fit(model, example_inputs, str(error)) from None
-    except ValueError:  # a forward without a signature
+    except ValueError:  # the forward has no signature
         return
 
 
@@ -69,5 +104,6 @@ def _do_not_fit(model: nn.Module, example_inputs: Any, reason: str) -> InvalidAr
     return InvalidArgument(
         f"rekindle.plan: {type(model).__name__} cannot be traced with these example inputs "
         f"({', '.join(shapes)}): {reason}. Write rekindle.plan(model, (batch,), budget=...) with "
-        "what the model is called with; if it does run with these, with rekindle.budget(...) around"
+        "the arguments of a call of the model. If the model does run with these inputs, write "
+        "`with rekindle.budget(...):` around the training step instead"
     )

@@ -47,12 +47,12 @@ class Segment:
         self.makes_statistics = makes_statistics
         self._boxed: Boxed | None = None
         self._lock = threading.Lock()
-        self.__name__ = self.__qualname__ = f"segment_{key[:12]}"  # fx prints these names
+        self.__name__ = self.__qualname__ = f"segment_{key[:12]}"  # fx prints these names in code
 
     def __str__(self) -> str:
         names = [_name(node) for node in self.graph.nodes if node.op == "call_function"]
-        told = "+".join(dict.fromkeys(name for name in names if name != "getitem"))
-        return f"compiled({told})#{self.key[:16]}"
+        operators = "+".join(dict.fromkeys(name for name in names if name != "getitem"))
+        return f"compiled({operators})#{self.key[:16]}"
 
     def __call__(self, *args: Any) -> Sequence[Tensor]:
         return self.compile()(list(args))
@@ -74,9 +74,9 @@ class Segment:
                 except Exception as error:
                     raise Unsupported(
                         f"{self} cannot be compiled ({type(error).__name__}: "
-                        f"{str(error).strip().partition(chr(10))[0]}). Is there a C++ compiler "
-                        f"that runs? Write it without compile=True, or with "
-                        f'rekindle.backend(..., inner="eager")'
+                        f"{str(error).strip().partition(chr(10))[0]}). Check that a C++ compiler "
+                        "works, or leave out compile=True (in rekindle.backend(...): write "
+                        'inner="eager")'
                     ) from error
             return self._boxed
 
@@ -94,8 +94,9 @@ class Segment:
         for expected, found in zip(wanted, results, strict=True):
             if found.stride() != expected.stride() or not _close(found, expected):
                 raise Unsupported(
-                    f"{self}: compiled by Inductor it does not give what its operators do. Write "
-                    f'it without compile=True, or with rekindle.backend(..., inner="eager")'
+                    f"{self}: the code that Inductor compiled gives other results than the "
+                    "operators. Leave out compile=True (in rekindle.backend(...): write "
+                    'inner="eager")'
                 )
 
 

@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._guards import TracingContext
 
 from rekindle.pytorch.planned._boxed import boxed
+from rekindle.pytorch.planned._host import is_kept
 from rekindle.pytorch.planned._joint import is_tangent, mutates
 from rekindle.pytorch.planned._layouts import VIEWS
 from rekindle.pytorch.planned._segments import Segment
@@ -219,7 +220,9 @@ def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
                 node.replace_input_with(each, made)
     output = graph.output_node()
     output.args = (tuple(None if each in undefined else each for each in output.args[0]),)  # type: ignore[union-attr]
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or mutates(node))
+    graph.eliminate_dead_code(
+        lambda node: node.op in ("placeholder", "output") or mutates(node) or is_kept(node)
+    )
 
 
 def _is_cut(graph: fx.Graph) -> bool:

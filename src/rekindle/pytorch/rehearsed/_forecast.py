@@ -46,7 +46,7 @@ from rekindle.simulator import smallest_budget
 from rekindle.trace import Trace, keep_all_peak
 
 Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
-"""By name of an operator and sizes of its tensors: measured cost (ns) and workspace (bytes)."""
+"""(operator name, sizes of its tensors) -> measured cost (ns) and workspace (bytes)"""
 
 #: Factor on the simulated budget. Real costs differ from simulated ones, so a real run evicts other
 #: values and may need a little more.
@@ -77,7 +77,8 @@ def forecast(
     """
     model = call.model()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if model is None or distributed:  # collectives would wait for ranks that do not rehearse
+    # in a process group, collectives would wait for ranks that do not rehearse
+    if model is None or distributed:
         return None
     state = torch.get_rng_state(), random.getstate()
     try:
@@ -88,10 +89,10 @@ def forecast(
         torch.set_rng_state(state[0])
         random.setstate(state[1])
     needed = min(int(_SPARE * smallest_budget(trace, policy)), keep_all_peak(trace))
-    return needed + _beside(step.held, held)
+    return needed + _of_other_models(step.held, held)
 
 
-def _beside(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
+def _of_other_models(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
     """Return the bytes in `held` that do not belong to the model, but perhaps to another one.
 
     Args:
@@ -196,7 +197,8 @@ class _Step:
 
     def _run(self) -> None:
         args, kwargs = self._inputs
-        output = self._model(*args, **kwargs)  # alive to the end: the program may hold it
+        # keep the result to the end, because the program may hold it
+        output = self._model(*args, **kwargs)
         loss = _loss_of(output)
         if loss is not None:
             loss.backward()
@@ -214,7 +216,7 @@ class _Step:
             kwargs: Its keyword arguments.
             made: Bytes of the storages that the call makes.
         """
-        self._report("rehearsing the step on shapes, for a budget that does for all of it")
+        self._report("rehearsing the step on shapes, to find a budget for the whole step")
         tensors = tensors_in([*args, *kwargs.values()])
         found = self._known.get((facts.name, tuple(tuple(each.size()) for each in tensors)))
         if found is not None:
@@ -253,11 +255,13 @@ def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
     """Estimate the workspace (bytes) of an operator that never ran: its inputs plus its results.
 
     On a CPU it is 0 for operators without workspace, and twice as large for half precision, which
-    CPUs compute in single precision.
+    CPUs compute in single precision. It is half as large for the backward of an LSTM layer. Twin of
+    `one_copy` in native/ops/workspaces.cpp, which gives the reasons.
     """
     on_host = not is_accelerator(device)
     if on_host and not is_roomy_on_host(signature.operator.name):
         return 0
     reads = sum(each.size.numel() * each.dtype.itemsize for each in signature.geometries())
     wider = on_host and any(each.dtype in _HALF for each in signature.geometries())
-    return (reads + max(0, signature.needed)) * (2 if wider else 1)
+    copy = (reads + max(0, signature.needed)) * (2 if wider else 1)
+    return copy // 2 if signature.operator.name == "aten::mkldnn_rnn_layer_backward" else copy

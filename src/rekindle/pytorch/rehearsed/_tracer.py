@@ -51,11 +51,12 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self._fakes, self._made_up, self._take = fakes, made_up, take
         self.trace = TraceBuilder("rehearsal", held=True)
-        self._values: dict[int, ValueId] = {}  # by address of the storage
-        self._alive: Counter[ValueId] = Counter()  # live storages that have the value
+        self._values: dict[int, ValueId] = {}  # address of a storage -> the value in it
+        self._alive: Counter[ValueId] = Counter()  # value -> number of live storages that have it
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lost: set[ValueId] = set()  # values without a recipe
-        self._in_place: dict[OpId, ValueId] = {}  # first input, if it may be overwritten
+        # operator -> its first input, if the result may overwrite it
+        self._in_place: dict[OpId, ValueId] = {}
         self._within = ExitStack()
 
     def __enter__(self) -> Tracer:
@@ -93,7 +94,8 @@ class Tracer(TorchDispatchMode):
             return self._made_up.answer(args[0])
         facts = operator(func)
         if facts.view or not (facts.returns_tensors or facts.writes):
-            return func(*args, **kwargs)  # for example `prim::device`
+            # returns a view, or makes and writes nothing, like `prim::device`
+            return func(*args, **kwargs)
         read = [self.meet(each) for each in tensors_in([*args, *kwargs.values()])]
         result = func(*args, **kwargs)
         written = self._overwritten_by(facts, args, kwargs)
@@ -143,7 +145,7 @@ class Tracer(TorchDispatchMode):
     def _is_here(self, tensor: Tensor) -> bool:
         return tensor.layout is torch.strided and tensor.device == self._fakes.device
 
-    # -- where values are -----------------------------------------------------------------------
+    # -- storages and the values in them --------------------------------------------------------
 
     def _settle(self, home: torch.UntypedStorage, value: ValueId) -> None:
         address = home._cdata
@@ -159,11 +161,12 @@ class Tracer(TorchDispatchMode):
             self.trace.drop(value)
 
     def _move(self, address: int, old: ValueId, new: ValueId) -> None:
-        """Note that the storage at `address` holds the value `new` instead of `old`."""
+        """Record that the storage at `address` holds the value `new` instead of `old`."""
         self._values[address] = new
         self._alive[new] += 1
         self._alive[old] -= 1
-        if self._alive[old]:  # another storage still holds it, recomputed for the backward pass
+        # another storage still has it: it was recomputed for the backward pass
+        if self._alive[old]:
             self.trace.use(old)
 
     # -- saved tensors --------------------------------------------------------------------------

@@ -36,12 +36,12 @@ class Pace:
             latency_ns: Time (ns) to subtract from each transfer, so that the bandwidth of small
                 transfers is comparable with that of the large probe.
         """
-        self._believed = believed  # bytes per second
+        self._believed = believed  # expected bandwidth in bytes per second
         self._latency_ns = latency_ns
         self._last: deque[tuple[Bytes, Nanoseconds]] = deque(maxlen=WATCHED)
 
     def slower(self, nbytes: Bytes, ns: Nanoseconds) -> Bytes | None:
-        """Note that a transfer of `nbytes` took `ns`.
+        """Record that a transfer of `nbytes` took `ns`.
 
         Returns:
             The measured bandwidth if it is much lower than the expected one, else None. The
@@ -72,7 +72,7 @@ def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
 
 
 def _measured(store: Store, nbytes: Bytes) -> Bandwidth:
-    """Measure the bandwidth with transfers of `nbytes`."""
+    """Measure the bandwidth of `store` in both directions, by transfers of `nbytes`."""
     home = store.new_home(nbytes)
     out: list[float] = []
     back: list[float] = []
@@ -80,13 +80,13 @@ def _measured(store: Store, nbytes: Bytes) -> Bandwidth:
         begun = store.write(home)
         if begun is None:
             raise Lost("no room for a probe")
-        key, way = begun
+        key, transfer = begun
         try:
-            way.wait()
-            out.append(home.nbytes() / max(way.ns, 1))
-            way = store.read(key, home)
-            way.wait()
-            back.append(home.nbytes() / max(way.ns, 1))
+            transfer.wait()
+            out.append(home.nbytes() / max(transfer.ns, 1))
+            transfer = store.read(key, home)
+            transfer.wait()
+            back.append(home.nbytes() / max(transfer.ns, 1))
         finally:
             store.release(key)
     median = _ROUNDS // 2

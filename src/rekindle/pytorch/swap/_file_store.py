@@ -38,7 +38,7 @@ from rekindle.pytorch.swap._store import Lost, Store, Transfer
 _PIECE = 8 * 2**14
 """The most bytes that PyTorch sums in a single thread."""
 _NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
-_FORKED = "what was swapped out before a fork belongs to the process it was forked from"
+_FORKED = "a value that was swapped out before a fork can be read only by the parent process"
 _thread = threading.local()
 
 
@@ -58,8 +58,8 @@ class FileStore(Store):
     def __init__(self, limit: Bytes, directory: Path) -> None:
         if not hasattr(os, "pwrite") or not hasattr(os, "preadv"):
             raise Unsupported(
-                "swap= on this system, whose Python has no os.pwrite and os.preadv; "
-                "leave it out: rekindle.budget(...) recomputes"
+                "swap=...: Python has no os.pwrite and os.preadv on this "
+                "system, which swapping needs; leave out swap=, so that values are recomputed"
             )
         self.limit = limit
         self._file = _open(directory)
@@ -126,7 +126,7 @@ class FileStore(Store):
         """Start a transfer between `home` and `block` in a thread of `pool`."""
         try:
             future = pool.submit(move, self._file, home.data_ptr(), block)
-        except RuntimeError as error:  # no more threads, or the interpreter is shutting down
+        except RuntimeError as error:  # no thread can start, or Python is shutting down
             raise Lost(str(error)) from None
         job = _Job(future, home, self._moving, self)
         self._moving.add(job)
@@ -181,17 +181,17 @@ class _Job(Transfer):
         store, start = self._store(), time.perf_counter_ns()
         if not self._future.done():
             if store is None or not store.here:
-                raise Lost("its file was closed while it was on its way")
+                raise Lost("the swap file was closed during the transfer")
             if getattr(_thread, "moves", False):
                 # The garbage collector calls this in the store's own thread, which would have to
                 # finish the transfer: waiting would be a deadlock.
-                raise Lost("it was on its way when it was not needed any more")
+                raise Lost("the value was freed during the transfer")
         try:
             # Read the exception instead of raising it, because its traceback would keep the storage
             # alive.
             error = self._future.exception()
         except CancelledError:
-            error = OSError("its file was closed")
+            error = OSError("the swap file was closed")
         self._waiting_ns = time.perf_counter_ns() - start
         self._home = None
         self._moving.discard(self)
@@ -218,7 +218,7 @@ def _write(file: int, address: int, block: _Block) -> Nanoseconds:
     while done < block.nbytes:
         wrote = os.pwrite(file, memory[done:], block.offset + done)
         if not wrote:
-            raise OSError(errno.ENOSPC, "nothing more could be written")
+            raise OSError(errno.ENOSPC, "the swap file accepts no more bytes")
         done += wrote
     return time.perf_counter_ns() - start
 
@@ -237,10 +237,10 @@ def _read(file: int, address: int, block: _Block) -> Nanoseconds:
     while done < block.nbytes:
         got = os.preadv(file, [memory[done:]], block.offset + done)
         if not got:
-            raise OSError(errno.EIO, "the file ends before what was written")
+            raise OSError(errno.EIO, "the swap file is shorter than the bytes written to it")
         done += got
     if _sum(memory) != block.sum:
-        raise OSError(errno.EIO, "what is read is not what was written")
+        raise OSError(errno.EIO, "the bytes read from the swap file differ from those written")
     return time.perf_counter_ns() - start
 
 
@@ -250,16 +250,17 @@ def _view(address: int, nbytes: Bytes) -> memoryview:
 
 
 def _sum(memory: memoryview) -> int:
-    """Return a checksum of `memory`."""
+    """Return a checksum (64 bits) of the bytes in `memory`."""
     whole = len(memory) // 8 * 8
     total = int.from_bytes(memory[whole:], "little")
     for start in range(0, whole, _PIECE):
         words = torch.frombuffer(memory[start : min(start + _PIECE, whole)], dtype=torch.int64)
-        total = (31 * total + int(words.sum())) % 2**64  # the factor detects exchanged pieces
+        # with the factor, the sum changes if two pieces are exchanged
+        total = (31 * total + int(words.sum())) % 2**64
     return total
 
 
-# -- the file --------------------------------------------------------------------------------------
+# -- the swap file ---------------------------------------------------------------------------------
 
 
 def _open(directory: Path) -> int:
@@ -276,9 +277,9 @@ def _open(directory: Path) -> int:
         file = os.open(path, flags, 0o600)  # only the user may read activations
     except OSError as error:
         raise Unsupported(
-            f"swap= cannot make a file in {str(directory)!r}: {error.strerror}. Name a directory "
-            'that is there and can be written: rekindle.budget("6GiB", swap="32GiB", '
-            'swap_directory="/path")'
+            f"swap_directory={str(directory)!r}: no swap file can be made there: "
+            f"{error.strerror}. Name a folder that exists and can be written: "
+            'swap="32GiB", swap_directory="/path"'
         ) from error
     with suppress(OSError):
         path.unlink()
@@ -302,7 +303,7 @@ def _started(process: int) -> int:
     """Return the start time of `process` in clock ticks. 0: unknown; -1: no such process."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{process}/stat").read_text()
-        return int(status.rpartition(")")[2].split()[19])  # proc(5), field 22
+        return int(status.rpartition(")")[2].split()[19])  # field 22 of proc(5): the start time
     try:
         os.kill(process, 0)
     except ProcessLookupError:

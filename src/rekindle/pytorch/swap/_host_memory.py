@@ -45,8 +45,9 @@ def host_memory(
         return HostMemory(swap, directory, device)
     if directory is not None:
         raise Unsupported(
-            f"swap_directory={os.fspath(directory)!r} without swap=, so that nothing goes there; "
-            'write rekindle.budget("6GiB", swap="32GiB", swap_directory=...)'
+            f"rekindle.budget(..., swap_directory={os.fspath(directory)!r}): got no swap=, "
+            'without which nothing is swapped; write rekindle.budget("6GiB", swap="32GiB", '
+            "swap_directory=...)"
         )
     return None
 
@@ -57,29 +58,41 @@ ANY: Final[Bytes] = 1 << 60
 
 @final
 class HostMemory:
-    """The checked arguments `swap=` and `swap_directory=` of a budget. `copies` opens the store."""
+    """The checked arguments `swap=` and `swap_directory=`. `copies` opens the store."""
 
     def __init__(
         self,
         swap: str | int | Swap,
         directory: str | os.PathLike[str] | None,
         device: torch.device,
+        call: str = 'rekindle.budget("6GiB", {})',
     ) -> None:
+        """Check the arguments.
+
+        Args:
+            swap: As for `host_memory`.
+            directory: As for `host_memory`.
+            device: The device of the values.
+            call: The user's call, with {} for the arguments, for error messages.
+        """
+        function = call.partition("(")[0]
         if device.type != "cpu" and not is_accelerator(device):
             raise Unsupported(
-                f"swap= on {device.type}: values are swapped on CUDA and on the CPU; leave it out"
+                f"{function}(..., swap=...): values on {device.type} cannot be swapped, only "
+                "those on CUDA and on the CPU; leave out swap="
             )
         if directory is not None and device.type != "cpu":
             raise Unsupported(
-                f"swap_directory={os.fspath(directory)!r} on {device.type}, from where values go "
-                'to pinned memory and not to a file; write rekindle.budget(..., swap="32GiB") alone'
+                f"{function}(..., swap_directory={os.fspath(directory)!r}): values on "
+                f"{device.type} are swapped to page-locked host memory, not to a file; write "
+                f'{function}(..., swap="32GiB") without swap_directory='
             )
-        line = 'rekindle.budget("6GiB", swap="32GiB", swap_directory={})'
+        line = call.format('swap="32GiB", swap_directory={}')
         paths = (str, os.PathLike, type(None))
         checks.kind(directory, paths, "the path of a folder", line, '"/var/tmp"')
         self._swap = swap
         if not isinstance(swap, Swap):
-            self._limit = parse_bytes(swap, line='rekindle.budget("6GiB", swap={})')
+            self._limit = parse_bytes(swap, line=call.format("swap={}"))
         else:
             self._limit = None if swap.host is None else swap.host
         self._device = device

@@ -37,12 +37,12 @@ class Copies:
         self.transfers = Transfers(store, believed, self._measured)
         self._keys: dict[StorageId, object] = {}
         # The running transfer of each storage, its bytes, and True for a swap-out.
-        self._ways: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
+        self._running: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
         # Measured bandwidths to report to the core.
         self._out_bytes_per_s = self._in_bytes_per_s = 0
 
-    def see(self, stream_id: int, device: int, kind: int) -> None:
-        """Note that the program uses a CUDA stream, given by the three numbers of the stream."""
+    def add_stream(self, stream_id: int, device: int, kind: int) -> None:
+        """Record that the program uses a CUDA stream, given by the three numbers of the stream."""
         assert isinstance(self.store, PinnedStore)
         self.store.streams.add(accelerator.stream(stream_id, device, kind))
 
@@ -57,8 +57,8 @@ class Copies:
         begun = self.store.write(home)
         if begun is None:
             return False
-        self._keys[number], way = begun
-        self._ways[number] = way, home.nbytes(), True
+        self._keys[number], transfer = begun
+        self._running[number] = transfer, home.nbytes(), True
         return True
 
     def read(self, number: StorageId, home: torch.UntypedStorage) -> str:
@@ -68,15 +68,15 @@ class Copies:
             "" if the copy was started, else the reason why it failed.
         """
         try:
-            way = self.store.read(self._keys[number], home)
-            self._ways[number] = way, home.nbytes(), False
+            transfer = self.store.read(self._keys[number], home)
+            self._running[number] = transfer, home.nbytes(), False
         except Lost as lost:
             return str(lost) or "no reason is known"
         return ""
 
     def ended(self, number: StorageId) -> bool:
         """Return True if the transfer of storage `number` has ended or failed."""
-        return self._ways[number][0].ended()
+        return self._running[number][0].ended()
 
     def wait(self, number: StorageId) -> tuple[str, int, int]:
         """Wait for the running transfer of storage `number`.
@@ -85,10 +85,10 @@ class Copies:
             "" or the reason why the transfer failed; the bandwidth of swap-outs and that of
             swap-ins (bytes per second), each 0 if it did not change.
         """
-        way, nbytes, out = self._ways.pop(number)
+        transfer, nbytes, out = self._running.pop(number)
         why = ""
         try:
-            self.transfers.wait(way, nbytes, out=out)
+            self.transfers.wait(transfer, nbytes, out=out)
         except Lost as lost:
             why = str(lost) or "no reason is known"
         news = why, self._out_bytes_per_s, self._in_bytes_per_s
@@ -100,7 +100,7 @@ class Copies:
         self.store.release(self._keys.pop(number))
 
     def complain_of(self, nbytes: Bytes, site: str, why: str) -> None:
-        """Note that a value could not be swapped.
+        """Record that a value could not be swapped.
 
         Args:
             nbytes: The size of the value.

@@ -37,7 +37,7 @@ A larger value gets a slab of its own.
 class PinnedStore(Store):
     """A store in at most `limit` bytes of page-locked host memory, for values on `device`."""
 
-    probe = 64 * 1024**2  # with a smaller probe, the latency dominates
+    probe = 64 * 1024**2  # with fewer bytes, the latency dominates
     latency_ns = 20_000  # small, because CUDA events measure the time on the device
 
     def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
@@ -94,7 +94,7 @@ class PinnedStore(Store):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return None  # the host cannot lock as many pages as `limit` allows
+            return None  # the system does not lock as many pages as `limit` allows
         self._slabs.append(_Slab(memory, Space(size)))
         return self._slabs[-1].take(nbytes)
 
@@ -110,7 +110,8 @@ class PinnedStore(Store):
         self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
     ) -> Transfer:
         """Queue a copy from `source` to `into` on `stream`, behind all of the program's streams."""
-        self.streams.wait_on(stream)  # they may still write the source, or read the target
+        # work queued on them may still write the source or read the target
+        self.streams.wait_on(stream)
         with accelerator.on_stream(stream):
             start = _now()
             into.copy_(source, non_blocking=True)

@@ -27,7 +27,8 @@ class Space:
     def __init__(self, limit: Bytes) -> None:
         self.limit = limit // PAGE * PAGE
         self.used: Bytes = 0
-        self._holes: list[tuple[int, int]] = [(0, self.limit)]  # (offset, bytes), sorted by offset
+        # free blocks: (offset, bytes), sorted by offset
+        self._holes: list[tuple[int, int]] = [(0, self.limit)]
 
     def take(self, nbytes: Bytes) -> int | None:
         """Reserve `nbytes` in one piece. Return the offset, or None if no hole is large enough."""

@@ -25,7 +25,7 @@ class Streams:
         self._device = device
         self._seen: dict[int, Any] = {}
 
-    def see(self) -> int:
+    def add_current(self) -> int:
         """Register the current stream as one that the program uses. Return its id."""
         found = accelerator.current_stream_id(self._device)
         if found not in self._seen:
@@ -38,13 +38,13 @@ class Streams:
 
     def wait_on(self, copying: Any) -> None:
         """Make `copying`, a stream of the store, wait for all work of the program queued so far."""
-        self.see()
+        self.add_current()
         for stream in self._seen.values():
             copying.wait_stream(stream)
 
     def wait_for(self, event: Any) -> None:
         """Make all later work of the program wait for `event`."""
-        self.see()
+        self.add_current()
         for stream in self._seen.values():
             stream.wait_event(event)
 

@@ -27,7 +27,7 @@ class _Moved(NamedTuple):
     """A transfer that was waited for, and the `Pace` of its direction, if it is monitored."""
 
     nbytes: Bytes
-    way: Transfer
+    transfer: Transfer
     pace: Pace | None
 
 
@@ -51,7 +51,7 @@ class Transfers:
         self._transfer_ns: Nanoseconds = 0
         self._waiting_ns: Nanoseconds = 0
         self._complaint = ""  # text of the first failure
-        self._told = False
+        self._reported = False
 
     @property
     def transfer_ns(self) -> Nanoseconds:
@@ -65,11 +65,11 @@ class Transfers:
         self._add_up()
         return self._waiting_ns
 
-    def wait(self, way: Transfer, nbytes: Bytes, *, out: bool) -> None:
-        """Wait until the transfer `way` of `nbytes` has ended.
+    def wait(self, transfer: Transfer, nbytes: Bytes, *, out: bool) -> None:
+        """Wait until `transfer`, which copies `nbytes`, has ended.
 
         Args:
-            way: The transfer.
+            transfer: The transfer.
             nbytes: Its size.
             out: True for a swap-out.
 
@@ -77,20 +77,20 @@ class Transfers:
             Lost: The transfer failed.
         """
         pace = self._out if out else self._back
-        self._moved.append(_Moved(nbytes, way, pace))
+        self._moved.append(_Moved(nbytes, transfer, pace))
         try:
-            way.wait()
+            transfer.wait()
         finally:
             if pace is not None or len(self._moved) > MOST_NOT_ADDED:
                 self._add_up()
 
     def _add_up(self) -> None:
-        """Add the times of ended transfers to the totals."""
+        """Add the times of the transfers that have ended to the totals."""
         under_way: list[_Moved] = []
         for moved in self._moved:
-            if moved.way.ended():
-                self._transfer_ns += moved.way.ns
-                self._waiting_ns += moved.way.waiting_ns
+            if moved.transfer.ended():
+                self._transfer_ns += moved.transfer.ns
+                self._waiting_ns += moved.transfer.waiting_ns
                 self._watch(moved)
             else:
                 under_way.append(moved)
@@ -98,8 +98,8 @@ class Transfers:
 
     def _watch(self, moved: _Moved) -> None:
         """Call `slower` if the direction of `moved` became slow, so that it is used less."""
-        nbytes, way, pace = moved
-        slower = pace.slower(nbytes, way.ns) if pace is not None and way.ns else None
+        nbytes, transfer, pace = moved
+        slower = pace.slower(nbytes, transfer.ns) if pace is not None and transfer.ns else None
         if slower is None:
             return
         if pace is self._out:
@@ -107,7 +107,7 @@ class Transfers:
         else:
             self._slower(in_bytes_per_s=slower)
 
-    # -- failures ---------------------------------------------------------------------------------
+    # -- failed transfers -------------------------------------------------------------------------
 
     def failed(self, nbytes: Bytes, site: str, why: str) -> None:
         """Store the text of the first failure: the value of the operator `site` was not swapped."""
@@ -116,8 +116,8 @@ class Transfers:
 
     def complaint(self) -> str:
         """Return the text of the first failure at the first call after it, else ""."""
-        told, self._told = self._told, self._told or bool(self._complaint)
-        return "" if told else self._complaint
+        reported, self._reported = self._reported, self._reported or bool(self._complaint)
+        return "" if reported else self._complaint
 
     def add_note_to(self, out: OutOfBudget) -> None:
         """Add a note about the first failure to the error `out`, which it may have caused."""
@@ -127,9 +127,9 @@ class Transfers:
     def lost(self, site: str) -> SwapFailed:
         """Return the error for a value that can be neither swapped in nor recomputed."""
         return SwapFailed(
-            f"{self.complaint() or site}, nor can it be computed again. "
-            "Weights and optimizer state are as they were: run this step again, with "
-            "swap_directory= on another disk, or without swap="
+            f"{self.complaint() or site}, and it cannot be recomputed. Weights and optimizer "
+            "state are unchanged: run this step again, with swap_directory= on another disk, or "
+            "without swap="
         )
 
     def complain(self) -> None:
@@ -137,8 +137,8 @@ class Transfers:
         complaint = self.complaint()
         if complaint:
             warnings.warn(
-                f"swapping: {complaint}. Nothing is lost: what cannot be swapped is recomputed, or "
-                "stays in memory",
+                f"swapping: {complaint}. No value is lost: values that cannot be swapped are "
+                "recomputed or stay in memory",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -40,10 +40,10 @@ class Meter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self.see((args, kwargs, result))
+        self.count((args, kwargs, result))
         return result
 
-    def see(self, values: Any) -> None:
+    def count(self, values: Any) -> None:
         """Count the storages of the tensors in `values`, with the sizes that they have now."""
         for tensor in tensors_of(values):
             if tensor.device.type != "meta" and tensor.layout is torch.strided:

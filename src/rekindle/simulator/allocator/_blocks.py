@@ -1,4 +1,4 @@
-"""Model the blocks of an allocator, and pools of segments with an index of their free blocks."""
+"""Model an allocator's blocks, and its pools of segments with an index of the free blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Block:
             block = block.following
 
     def cut(self, nbytes: Bytes) -> Block:
-        """Shrink this block to its first `nbytes` bytes; return the rest as a new block."""
+        """Shrink this block to its first `nbytes` bytes, and return the rest as a new block."""
         begin, left = self.address + nbytes, self.nbytes - nbytes
         rest = Block(self.pool, begin, left, mapped=self.mapped)
         self.nbytes = nbytes

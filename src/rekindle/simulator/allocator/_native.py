@@ -43,7 +43,8 @@ class Native(CachingAllocator):
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
-        self._next_address = 0  # of the next segment; freed addresses are not used again here
+        # address of the next segment; a simulated address is never used twice
+        self._next_address = 0
 
     def release(self) -> None:
         for pool in (self.large, self.small):

@@ -91,7 +91,8 @@ def _read(lines: Iterator[str], name: str) -> Trace:
         if module.recognizes(first):
             return module.read(_again(first, lines), name)
     got = repr(first.strip()[:40]) if first.strip() else "an empty line or file"
-    if '"rekindle report"' in first + next(lines, ""):  # a file written by `Report.to_json`
+    # the file is a report, written by `Report.to_json`
+    if '"rekindle report"' in first + next(lines, ""):
         got = "a report, which `rekindle report` shows: `rekindle capture` writes traces"
     raise InvalidFile(1, "", f"a trace in the format {_KNOWN}", got)
 

@@ -51,7 +51,7 @@ def read(lines: Iterable[str], name: str = "") -> Trace:
     try:
         document = json.loads("".join(lines))
     except ValueError as error:
-        raise InvalidTrace("graph-file", f"this is no JSON: {error}") from None
+        raise InvalidTrace("graph-file", f"the file is not JSON: {error}") from None
     trace = graph_to_trace(document)
     return trace if trace.name else replace(trace, name=name)
 
@@ -110,8 +110,8 @@ def write(trace: Trace) -> Iterator[str]:
     for op_id, op in enumerate(trace.ops):
         if len(op.outputs) != 1 or not trace.is_root(op.outputs[0]) or op.overwrites:
             raise Unsupported(
-                f"op {op_id} ({op.name}) has {len(op.outputs)} outputs, a view or an in-place "
-                "write, which a graph file cannot say; write the native format instead"
+                f"a graph file cannot express op {op_id} ({op.name}), which has {len(op.outputs)} "
+                "outputs, makes a view or writes in place; save the trace as .jsonl instead"
             )
         (output,) = op.outputs
         node: dict[str, object] = {
@@ -127,7 +127,9 @@ def write(trace: Trace) -> Iterator[str]:
         nodes.append(node)
     for event in trace.events:
         if not isinstance(event, Call | Release | Pin) or (isinstance(event, Call) and event.held):
-            raise Unsupported(f"a graph file cannot say {event}; write the native format instead")
+            raise Unsupported(
+                f"a graph file cannot express {event}; save the trace as .jsonl instead"
+            )
     document: dict[str, object] = {"name": trace.name, "meta": {}, "nodes": nodes}
     yield json.dumps(document) + "\n"
 
@@ -139,16 +141,18 @@ _Node = Mapping[str, object]
 
 
 def _nodes_of(document: object) -> tuple[Sequence[_Node], str]:
-    """Return the nodes and the name of a graph."""
+    """Return the nodes and the name of the graph in `document`, the parsed JSON file."""
     if not isinstance(document, dict) or "nodes" not in document:
-        raise InvalidTrace("graph-file", 'a graph is an object with a list "nodes"')
+        raise InvalidTrace(
+            "graph-file", 'the file is not a graph: wanted a JSON object with a list "nodes"'
+        )
     graph = cast("dict[str, object]", document)
     nodes = graph["nodes"]
     if not isinstance(nodes, list):
         raise InvalidTrace("graph-file", f'"nodes" is {type(nodes).__name__}, wanted a list')
     for at, node in enumerate(cast("list[object]", nodes)):
         if not isinstance(node, dict):
-            raise InvalidTrace("graph-file", f"node {at} is no object: {node!r}")
+            raise InvalidTrace("graph-file", f"node {at} is {node!r}, wanted a JSON object")
     return cast("list[_Node]", nodes), str(graph.get("name", ""))
 
 
@@ -166,7 +170,9 @@ def _label(node: _Node, at: int) -> str:
 def _number(node: _Node, at: int, key: str) -> float:
     found = node.get(key)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise InvalidTrace("graph-file", f"node {at} ({_label(node, at)}) has {key} {found!r}")
+        raise InvalidTrace(
+            "graph-file", f"node {at} ({_label(node, at)}) has {key} {found!r}, wanted a number"
+        )
     if found < 0:
         raise InvalidTrace(
             "nothing-is-negative", f"node {at} ({_label(node, at)}) has the {key} {found}"
@@ -191,13 +197,16 @@ def _deps(node: _Node, at: int, position: Mapping[object, int]) -> list[int]:
     """Return the positions of the nodes that a node reads, without duplicates."""
     found = node.get("deps", [])
     if not isinstance(found, list):
-        raise InvalidTrace("graph-file", f"node {at} ({_label(node, at)}) has deps {found!r}")
+        raise InvalidTrace(
+            "graph-file",
+            f"node {at} ({_label(node, at)}) has deps {found!r}, wanted a list of node ids",
+        )
     deps: list[int] = []
     for dep in cast("list[object]", found):
         if not isinstance(dep, int | str) or dep not in position:
             raise InvalidTrace(
                 "known-names",
-                f"node {at} ({_label(node, at)}) depends on {dep!r}, which is no node",
+                f"node {at} ({_label(node, at)}) depends on {dep!r}, but no node has this id",
             )
         if position[dep] not in deps:
             deps.append(position[dep])

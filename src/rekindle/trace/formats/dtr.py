@@ -102,7 +102,7 @@ class _Reader:
         return self.builder.build()
 
     def _annotate(self, line: Line) -> None:
-        """Handle ANNOTATE; START discards everything before it."""
+        """Handle an ANNOTATE line. The first START discards all that was read before it."""
         annotation = line.text("ANNOTATION")
         if annotation == "START" and not self.started:
             self.__init__(self.name)
@@ -165,7 +165,7 @@ class _Reader:
     def _release(self, line: Line) -> None:
         name = line.text("NAME")
         if name not in self.names and self.started:
-            return  # the name was made before START and is not part of the program
+            return  # a name from before START is not part of the program
         value = self._value(line, "NAME")
         if not self.references[value]:
             raise line.wrong("NAME", "a name that is not released yet", name)
@@ -183,7 +183,7 @@ class _Reader:
         self.builder.retain(value)
 
     def _let_go(self, value: ValueId) -> None:
-        """Release one reference of a value."""
+        """Release one reference of the program to `value`."""
         self.references[value] -= 1
         self.builder.release(value)
 
@@ -268,7 +268,8 @@ class _Writer:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.count = 0
-        self.names: dict[str, ValueId] = {}  # every name so far, in order of appearance
+        # all names so far, in order of appearance, with their values
+        self.names: dict[str, ValueId] = {}
         self.live: dict[ValueId, list[str]] = {}
         self.backward = False
         self.pins: list[ValueId] = []
@@ -282,13 +283,15 @@ class _Writer:
                 op = self.trace.ops[op_id]
                 if held or op.overwrites or (op.inputs and not op.replayable):
                     raise Unsupported(
-                        f"a DTR log cannot hold op {op_id} ({op.name}): it is held, overwrites "
-                        "memory, or cannot be recomputed; save the trace as .jsonl instead"
+                        f"a DTR log cannot hold op {op_id} ({op.name}): the op is user-held, "
+                        "overwrites memory, or cannot be recomputed; save the trace as .jsonl "
+                        "instead"
                     )
                 if not op.replayable and (op.cost or len(op.outputs) != 1):
                     raise Unsupported(
-                        f"a DTR log cannot hold op {op_id} ({op.name}): a source has one output "
-                        "and costs nothing; save the trace as .jsonl instead"
+                        f"a DTR log cannot hold op {op_id} ({op.name}): an op that cannot be "
+                        "recomputed must have one output and no cost; save the trace as .jsonl "
+                        "instead"
                     )
                 yield from self._call(op, position)
             case Retain(value):
@@ -299,10 +302,13 @@ class _Writer:
             case Pin(value):
                 self.pins.append(value)
             case _:
-                raise Unsupported(f"a DTR log cannot hold {event}; save the trace as .jsonl")
+                raise Unsupported(
+                    f"a DTR log cannot hold {event}; save the trace as .jsonl instead"
+                )
         if self.pins and not isinstance(event, Pin):
             raise Unsupported(
-                "a DTR log has pins at its end only, this trace has one before; save it as .jsonl"
+                "a DTR log can pin values only at its end, but this trace pins one before; save "
+                "the trace as .jsonl instead"
             )
 
     def check_outputs(self) -> None:
@@ -310,9 +316,9 @@ class _Writer:
         outputs = [v for v in dict.fromkeys(self.names.values()) if self.live.get(v)]
         if outputs != self.pins:
             raise Unsupported(
-                "in a DTR log the values that still have references at the end are its outputs, in "
-                "the order of their names; this trace pins others, or in another order; save it as "
-                ".jsonl instead"
+                "a DTR log pins exactly the values that have references at its end, in the order "
+                "of their names, but this trace pins other values or in another order; save the "
+                "trace as .jsonl instead"
             )
 
     def _new_name(self, value: ValueId) -> str:
@@ -352,7 +358,10 @@ class _Writer:
 
     def _argument(self, value: ValueId) -> str:
         if not self.live.get(value):
-            raise Unsupported(f"a DTR log cannot hold a call that reads value {value}, not held")
+            raise Unsupported(
+                f"a DTR log cannot hold a call that reads value {value}, which the program no "
+                "longer holds; save the trace as .jsonl instead"
+            )
         return self.live[value][0]
 
     def _memory(self, name: str, value: ValueId) -> str:

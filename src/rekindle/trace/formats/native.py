@@ -57,7 +57,7 @@ def _line(fields: dict[str, Any]) -> str:
 
 
 def _written(trace: Trace, call: Call) -> dict[str, Any]:
-    """Return the fields of the line for a call."""
+    """Return the fields of the line that is written for `call`."""
     op = trace.ops[call.op]
     fields: dict[str, Any] = {"call": op.name, "cost": op.cost, "in": op.inputs, "out": []}
     for value in op.outputs:

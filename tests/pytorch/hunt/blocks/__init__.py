@@ -1,7 +1,7 @@
-"""Blocks of networks: each takes `x` of the shape (batch, time, 8) and leaves one of that shape.
+"""Blocks of networks: each reads `x` of the shape (batch, time, 8) and assigns one of that shape.
 
-`M` stands for the block's own name: `M = ...` becomes an attribute of the network, `M_a = ...`
-another one. Other names are variables of its `forward`, shared with the blocks around.
+`M` stands for the block's own name: `M = ...` becomes an attribute of the network, and `M_a = ...`
+becomes another one. Other names are variables of its `forward`, shared with the other blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks with functions of their own, checkpoints, hooks and state."""
+"""Blocks with custom functions, checkpoints, hooks and state."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Habits that go with any loop: lines at its places.
+"""Habits that go with any loop: lines for each place of a step.
 
-setup: before the loop. before: when a step begins. batch: when `x` and `target` are there. around:
-a context of the forward pass. call: the forward pass itself. loss: after the loss is there.
-backward: in the place of `loss.backward()`. after: when gradients are there. between: when the
-optimizer has made its step. zero: in the place of `optimizer.zero_grad()`. last: at the end of a
-step. Of two with the same `call`, `backward` or `zero` a loop has only one.
+The places are: setup (before the loop), before (the start of a step), batch (`x` and `target` are
+assigned), around (a context of the forward pass), call (the forward pass itself), loss (after the
+loss), backward (replaces `loss.backward()`), after (gradients are computed), between (the optimizer
+has made its step), zero (replaces `optimizer.zero_grad()`), last (the end of a step). A loop has at
+most one habit with a `call`, `backward` or `zero`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Habits between steps: averages, evaluation, files, weights that are written."""
+"""Habits between steps: weight averages, evaluation, files, and weights that the program writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Habits around the forward pass: its input, its context, its loss."""
+"""Habits around the forward pass: its input, its context and its loss."""
 
 from __future__ import annotations
 

@@ -1,0 +1,49 @@
+// Finds the candidates whose cost includes the cost of a given evicted storage.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "../base/types.h"
+
+namespace rekindle {
+
+// A range of storage ids. Ids grow in the order of the program, so the evicted ancestors of a
+// storage usually have a narrow range of their own.
+struct Span final {
+    StorageId first = std::numeric_limits<StorageId>::max();
+    StorageId last = std::numeric_limits<StorageId>::min();
+
+    bool is_empty() const noexcept { return first > last; }
+
+    void add(StorageId id) noexcept {
+        first = std::min(first, id);
+        last = std::max(last, id);
+    }
+
+    bool overlaps(const Span& other) const noexcept {
+        return first <= other.last && other.first <= last;
+    }
+};
+
+// Stores a span for some of the slots of the candidates.
+class Spans final {
+public:
+    using Slot = std::int32_t;
+
+    // Store the span of `slot`. An empty span removes the stored one.
+    void set(Slot slot, const Span& span);
+    // Add the slots whose span overlaps `span` to `found`. Return false if there are more than
+    // `most`.
+    bool find(const Span& span, std::size_t most, std::vector<Slot>& found) const;
+
+private:
+    std::vector<Span> spans_;
+    std::vector<Slot> slots_;           // Slot of each span.
+    std::vector<std::uint32_t> place_;  // Position in `spans_` for each slot, from 1; 0: none.
+};
+
+}  // namespace rekindle

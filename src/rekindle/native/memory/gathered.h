@@ -1,0 +1,50 @@
+// Sources that FSDP frees after a forward pass, and gathers again for the backward pass.
+//
+// NOTE [Gathered parameters]
+//
+// `fully_shard` gathers the parameters of a unit before its forward pass, frees them afterwards
+// (`UntypedStorage.resize_(0)`), and gathers them into the same storages before the unit's backward
+// pass. In between, nothing can be recomputed from them.
+//
+// What autograd saved in the unit is read in the unit's backward pass, when the parameters are
+// back. These values keep their recipes, and may be evicted. Every other reader needs a tensor of
+// the program: so when FSDP frees a parameter, the values that depend on it and that the program
+// holds lose their recipes and stay in memory (`leave`). An example is the result of the unit. What
+// is computed from them later does not depend on the parameter.
+//
+// A unit may leave behind more than its result, such as a loss of its own. Autograd runs newer
+// nodes first. Nodes that are older than those of the result run after the hook of the result, by
+// which FSDP gathers. If the unit left newer nodes behind, they may run earlier, so all values that
+// depend on the parameter stay in memory.
+//
+// The parameter may have changed when it comes back: an optimizer's step, a checkpoint, another
+// rank. So its contents are compared, at the first recomputation that reads it (`is_back`). If they
+// differ, the recomputation raises. If a recipe is recorded that reads the new contents, the
+// parameter becomes a new source (`settle`), and evicted values that need the old contents can
+// never be recomputed.
+//
+// A recomputation never gathers parameters: the ranks evict different values, so they would run
+// collectives in different orders.
+#pragma once
+
+#include <cstdint>
+
+#include "driver.h"
+
+namespace rekindle {
+
+// Prepare for FSDP to free the gathered parameter `record`, which recipes read. `newest` is the
+// sequence number of the newest autograd node of the result of the parameter's unit.
+void leave(Driver& driver, StorageRecord& record, std::int64_t newest);
+// Return true if `storage_impl`, the memory of the gathered parameter `record`, has the contents
+// again that recipes need.
+bool is_back(StorageRecord& record, const StoragePtr& storage_impl);
+// Before a write to `source`, a value without a recipe: check whether values that need its contents
+// can only be recomputed after FSDP gathers a parameter. If so, keep in memory the values computed
+// directly from `source`, so that the others do not need it.
+void detach_from(Driver& driver, StorageRecord& source);
+// Return the record that a new recipe should read instead of `record`, a parameter that FSDP freed
+// before. `tensor` is the tensor through which the recipe reads it.
+StorageRecord& settle(Driver& driver, StorageRecord& record, const c10::TensorImpl& tensor);
+
+}  // namespace rekindle

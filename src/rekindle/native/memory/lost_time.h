@@ -1,0 +1,49 @@
+// Time that a budget costs: choosing, evicting and recomputing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <utility>
+
+#include "../base/types.h"
+
+namespace rekindle {
+
+// Adds up the time of scopes that may nest, in one thread or in several: time that two scopes share
+// counts once. The caller holds the session mutex, which the scopes' work may release meanwhile.
+class LostTime final {
+public:
+    // Run `work`, and add its duration.
+    template <class F>
+    void add(F&& work) {
+        if (depth_++ == 0) {
+            since_ = Clock::now();
+        }
+        try {
+            std::forward<F>(work)();
+        } catch (...) {
+            leave();
+            throw;
+        }
+        leave();
+    }
+
+    Nanoseconds total() const noexcept { return total_; }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    // End a scope. Time runs on if another scope is open: another thread may have entered one while
+    // the session mutex was released.
+    void leave() {
+        if (--depth_ == 0) {
+            total_ += std::chrono::nanoseconds(Clock::now() - since_).count();
+        }
+    }
+
+    Nanoseconds total_ = 0;
+    int depth_ = 0;            // scopes that are open
+    Clock::time_point since_;  // start of the outermost scope
+};
+
+}  // namespace rekindle

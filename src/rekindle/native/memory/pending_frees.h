@@ -1,0 +1,51 @@
+// Frees that the driver knows of and has not reported to the engine yet.
+//
+// Frees become known at any time, for example in the middle of an action of the engine. They are
+// reported between two events of the program (`Driver::process_pending`).
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "../base/ref.h"
+#include "../base/types.h"
+#include "../torch/free_queue.h"
+#include "storage_record.h"
+
+namespace rekindle {
+
+// The frees, by kind. Empty after `Driver::process_pending`. The caller holds the session mutex.
+struct PendingFrees final {
+    std::vector<const void*> addresses;   // buffer of `Driver::drain_free_queue`
+    std::vector<StorageRecord*> handles;  // records whose autograd handle was destroyed
+    std::vector<Ref<Storage>> storages;   // storages whose memory was freed
+    // Values that were restored into the program's own storage. The driver still holds a reference
+    // to that storage, which `hand_back` releases.
+    std::vector<Ref<Storage>> restored;
+    Bytes counted = 0;  // freed bytes of storages without a record
+    // True if polling found freed storages, and the device's allocator was not queried since.
+    bool found_by_polling = false;
+
+    // Return true if anything is to be reported to the engine.
+    bool any() const noexcept {
+        return !handles.empty() || !storages.empty() || !restored.empty() || counted != 0;
+    }
+
+    // Return true if some freed memory belonged to a value that is locked in the engine.
+    bool any_locked() const noexcept {
+        return std::ranges::any_of(storages, [](const Ref<Storage>& each) {
+            return each->locks != 0;
+        });
+    }
+
+    // Move all entries of `queue` into `addresses` and `handles`.
+    void take(FreeQueue& queue) { queue.take(addresses, handles); }
+
+    void clear() noexcept {
+        storages.clear();
+        restored.clear();
+    }
+};
+
+}  // namespace rekindle

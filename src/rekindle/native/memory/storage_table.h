@@ -1,0 +1,76 @@
+// The address table: which storages are counted against the budget, by the address of their memory.
+//
+// The driver looks a storage up whenever an operator reads or makes it. The free queue reports the
+// address of freed memory, and the driver then removes the entry.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "../base/address_map.h"
+#include "../base/types.h"
+#include "../ops/facts.h"
+#include "storage_record.h"
+
+namespace rekindle {
+
+// Entry of the address table for one storage. Without a record, only the storage's bytes count
+// against the budget: it can be neither evicted nor recomputed.
+struct AddressEntry final {
+    StorageRecord* record = nullptr;
+    Bytes nbytes = 0;
+    const Facts* maker = nullptr;
+    const c10::StorageImpl* storage_impl = nullptr;  // set if the storage lacks our deleter hook
+    AllocationId allocation = 0;
+};
+
+// Storages by the address of their memory. Each resident record with memory has one entry, and each
+// entry's record names the address of that entry. The caller holds the session mutex.
+class StorageTable final {
+public:
+    // Return the entry at `address`, or null. The pointer is valid until the next `put` or `take`.
+    AddressEntry* find(const void* address) noexcept { return entries_.find(address); }
+
+    // Set the entry at `address`. A new entry gets the next allocation number; an address that is
+    // in the table keeps its number.
+    void put(
+        const void* address,
+        StorageRecord* record,
+        Bytes nbytes,
+        const Facts* maker,
+        const c10::StorageImpl* storage_impl
+    ) {
+        AddressEntry& there = entries_.at(address);
+        const AllocationId allocation = there.allocation != 0 ? there.allocation : ++allocations_;
+        there = {record, nbytes, maker, storage_impl, allocation};
+    }
+
+    // Remove the entry at `address`, if there is one.
+    void take(const void* address) noexcept { entries_.take(address); }
+
+    // Remove the entry of `record`, whose memory was freed or passed to another record. Return the
+    // entry's address; null if there was none.
+    const void* take(StorageRecord& record) noexcept {
+        const void* address = std::exchange(record.address, nullptr);
+        if (address != nullptr) {
+            entries_.take(address);
+        }
+        return address;
+    }
+
+    // Call `visit(address, entry)` for each storage that has no record.
+    template <class F>
+    void each_counted(F&& visit) {
+        entries_.each([&](const void* address, const AddressEntry& entry) {
+            if (entry.record == nullptr) {
+                visit(address, entry);
+            }
+        });
+    }
+
+private:
+    AddressMap<AddressEntry> entries_;
+    AllocationId allocations_ = 0;  // number of the last allocation
+};
+
+}  // namespace rekindle

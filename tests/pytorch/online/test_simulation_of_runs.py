@@ -1,0 +1,53 @@
+"""Tests that simulating a recorded run takes the same decisions as the run itself."""
+
+from __future__ import annotations
+
+import pytest
+
+import rekindle
+from rekindle import Run
+from rekindle.policies import DEFAULT, DTR, LRU, Policy
+from rekindle.schedule import Compute, verify
+from rekindle.simulator import replay
+from tests.helpers import combined, name_of
+from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.test_models import plainly, train
+
+OTHERS = (DTR("classes"), LRU())
+
+
+def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
+    while True:
+        workload = case.build()
+        try:
+            with rekindle.budget(budget, policy=policy, record=True, evict="saved") as run:
+                train(workload)
+        except rekindle.OutOfBudget as error:
+            budget = error.smallest_budget
+        else:
+            return budget, run
+
+
+@pytest.mark.parametrize(
+    ("case", "policy"), combined(ALL_CASES, (DEFAULT, DTR(), *OTHERS)), ids=name_of
+)
+def test_simulation_of_recorded_run_takes_same_actions(
+    case: Case, policy: Policy, request: pytest.FixtureRequest
+) -> None:
+    if case.name == "mixture_of_experts" and policy == LRU():
+        # An index and a product were last read by one operator. The order in which they became
+        # candidates decides which is evicted first. The native run and the simulator differ in it.
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason="a tie is broken otherwise"))
+    # Workspaces that are estimated before the first call of an operator are in no trace.
+    with rekindle.budget.unlimited():
+        train(case.build())
+    budget, run = _feasible(case, plainly(case).measured.budget(0.5), policy)
+    trace, record = run.trace, run.record
+    cost = verify(trace, record.schedule, budget)
+    assert cost.peak == record.peak
+    assert cost.recomputations == record.recomputations > 0
+    simulated = replay(trace, budget=budget, policy=policy)
+    assert simulated.actions == record.actions
+    assert simulated.recompute_ns == record.recompute_ns
+    assert simulated.peak == record.peak
+    assert any(isinstance(action, Compute) for action in record.actions)
