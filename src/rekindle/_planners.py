@@ -127,19 +127,17 @@ class WarmCuts:
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         if self.swap is not None:
             return self._mixed(problem, budget, watch, self.swap)
-        run = Online(DEFAULT, limit=_QUICK).schedule(problem, budget)
-        plan = self._cuts(_steps(problem, [run])).plan(problem, budget, watch=watch)
+        runs = _runs(problem, budget, [DEFAULT], _QUICK)
+        plan = self._cuts(_steps(problem, runs)).plan(problem, budget, watch=watch)
         if plan.status is Status.NOT_FOUND:
-            policies = DEFAULT, DTR(), MSPS()
-            runs = [Online(each, limit=LONGEST).schedule(problem, budget) for each in policies]
-            run, warm = runs[0], _steps(problem, runs)
-            if warm:
-                plan = self._cuts(warm).plan(problem, budget, watch=watch)
+            runs = _runs(problem, budget, [DEFAULT, DTR(), MSPS()], LONGEST)
+            if runs:
+                plan = self._cuts(_steps(problem, runs)).plan(problem, budget, watch=watch)
         elif plan.recompute_ns is not None and plan.recompute_ns > _QUICK * problem.compute_ns:
             limit = min(LONGEST, plan.recompute_ns / problem.compute_ns)
-            run = Online(DEFAULT, limit=limit).schedule(problem, budget)
-        if run is not None:
-            return _no_dearer(plan, problem, run)
+            runs = _runs(problem, budget, [DEFAULT], limit)
+        for run in runs:
+            plan = _no_dearer(plan, problem, run)
         return plan if plan.schedule is not None else self._with_smallest(plan, problem)
 
     def _with_smallest(self, plan: Plan, problem: Problem) -> Plan:
@@ -169,7 +167,8 @@ class WarmCuts:
         ways = None, replace(swap, only=True), replace(swap, only=False)
         runs = [Online(DEFAULT, way, LONGEST).schedule(problem, budget) for way in ways]
         known = tuple(run for run in runs if run is not None)
-        planner = self._cuts(_steps(problem, runs[:1]), known)
+        recomputed = [runs[0]] if runs[0] is not None else []
+        planner = self._cuts(_steps(problem, recomputed), known)
         return planner.plan(problem, budget, watch=watch)
 
     def _cuts(self, warm: tuple[tuple[int, ...], ...], known: tuple[Schedule, ...] = ()) -> Planner:
@@ -178,18 +177,27 @@ class WarmCuts:
         return Cuts(self.time_limit, self.gap, warm_start=warm, swap=self.swap, known=known)
 
 
-def _steps(problem: Problem, runs: Sequence[Schedule | None]) -> tuple[tuple[int, ...], ...]:
-    return tuple(steps_of(problem, run) for run in runs if run is not None)
+def _runs(
+    problem: Problem, budget: Bytes, policies: Sequence[Policy], limit: float
+) -> list[Schedule]:
+    """Return the schedules of the simulated runs that stay within `budget`, one for each policy."""
+    runs = [Online(policy, limit=limit).schedule(problem, budget) for policy in policies]
+    return [run for run in runs if run is not None]
+
+
+def _steps(problem: Problem, runs: Sequence[Schedule]) -> tuple[tuple[int, ...], ...]:
+    return tuple(steps_of(problem, run) for run in runs)
 
 
 def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
     """Return the cheaper of `plan` and a plan made of the simulated run `run`.
 
     The search does not count the time of views, but its schedule may run some views again. So
-    `plan` can cost more than the run from which the search started.
+    `plan` can cost more than the run from which the search started. A search that ran out of time
+    may have found no plan at all.
     """
     cost = verify(problem.trace, run, plan.budget)
-    if plan.cost_ns is None or cost.total_ns >= plan.cost_ns:
+    if plan.cost_ns is not None and plan.cost_ns <= cost.total_ns:
         return plan
     return replace(
         plan,
@@ -198,6 +206,7 @@ def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
         schedule=replace(run, made_by=plan.planner),
         recompute_ns=cost.recompute_ns,
         peak=cost.peak,
+        smallest_budget=None,
     )
 
 

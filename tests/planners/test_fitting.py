@@ -14,7 +14,7 @@ from rekindle.planners._base import recompute_all
 from rekindle.planners._fitting import Fitter
 from rekindle.planners._sequence import Timeline, prune, timeline
 from rekindle.planners._writer import to_schedule
-from rekindle.policies import DTR, MSPS, Thrifty
+from rekindle.policies import DEFAULT, DTR, MSPS, Thrifty
 from rekindle.schedule import verify
 from rekindle.trace import Event, Pin, Retain, TraceBuilder, check_trace
 from tests.planners.helpers import exhaustive, problem_of, small_graphs, unit_chain
@@ -220,15 +220,15 @@ def test_smallest_budget_that_cuts_suggest_has_plan() -> None:
     assert Cuts(time_limit=1).plan(problem, refused.smallest_budget).schedule is not None
 
 
-@given(problems())
+@given(problems(), st.sampled_from([1e-6, 0.2]))
 @examples(25)
-def test_fitting_finds_plan_for_each_budget_that_policy_keeps(drawn) -> None:
+def test_fitting_finds_plan_for_each_budget_that_policy_keeps(drawn, seconds) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
-    policies = DTR(), Thrifty(), MSPS()
+    policies = DEFAULT, DTR(), MSPS()
     ran = [Online(each, limit=10).schedule(problem, budget) for each in policies]
     if any(ran):
-        plan = WarmCuts(0.2).plan(problem, budget)
+        plan = WarmCuts(seconds).plan(problem, budget)
         assert plan.cost_ns is not None
         if ran[0] is not None:
             judged = verify(trace, ran[0], budget)
