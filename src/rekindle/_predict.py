@@ -35,7 +35,7 @@ def profile(
     device: str | None = None,
     repeats: int = 3,
     clock: Callable[[], Nanoseconds] = time.perf_counter_ns,
-    watch: Callable[[str], None] = lambda stage: None,
+    watch: Callable[[str], None] | None = None,
 ) -> Profile:
     """Measure what one step needs, and predict its time within smaller budgets.
 
@@ -55,7 +55,8 @@ def profile(
             time; up to four times as often on a busy machine. 0 runs the step once, restores
             nothing, and takes the sum of the times of its operators as the time of the step.
         clock: The clock that times the step, in ns.
-        watch: A function that is called with a line about the current stage.
+        watch: A function that is called with a line about the current stage. Default: a progress
+            line on a terminal, a line every ten seconds in a log.
 
     Returns:
         A `Profile`: the holders of memory at the peak, the smallest feasible budget, and the
@@ -78,23 +79,30 @@ def profile(
     if budget is not None and budget != "auto":
         budget = parse_bytes(budget, line="rekindle.profile(step, budget={})")
     policy = policy_of(policy)
-    seen = observe(
-        step,
-        amount=budget,
-        policy=policy,
-        device=device,
-        repeats=repeats,
-        clock=clock,
-        watch=watch,
-    )
-    if not seen.trace.ops:
-        raise InvalidArgument(
-            "rekindle.profile: got a step that ran no operator of PyTorch, wanted one that trains; "
-            "write rekindle.profile(lambda: step(batch))"
+    progress = ProgressLine()
+    show = watch or progress
+    try:
+        seen = observe(
+            step,
+            amount=budget,
+            policy=policy,
+            device=device,
+            repeats=repeats,
+            clock=clock,
+            watch=show,
         )
-    points = curve(
-        seen.trace, policy, watch=lambda done, of: watch(f"simulating budget {done + 1} of {of}")
-    )
+        if not seen.trace.ops:
+            raise InvalidArgument(
+                "rekindle.profile: got a step that ran no operator of PyTorch, wanted one that "
+                "trains; write rekindle.profile(lambda: step(batch))"
+            )
+        points = curve(
+            seen.trace,
+            policy,
+            watch=lambda done, of: show(f"simulating budget {done + 1} of {of}"),
+        )
+    finally:
+        progress.done()
     again = prices().again
 
     def choice(point: Point) -> Choice:
@@ -196,7 +204,7 @@ def max_batch(
         policy: As for `rekindle.profile`.
         device: As for `rekindle.profile`.
         watch: A function that is called with a line about the current stage. Default: a progress
-            line on a terminal.
+            line on a terminal, a line every ten seconds in a log.
 
     Returns:
         The batch size, an int with an attribute `slowdown`.

@@ -1,7 +1,6 @@
-"""Show the progress of a slow function as one line on a terminal.
+"""Show the progress of a slow function: one line on a terminal, now and then a line in a log.
 
-The planners, `rekindle.max_batch` and `rekindle.sequential` use it. Nothing is shown if standard
-error is not a terminal.
+The planners, `rekindle.max_batch` and `rekindle.sequential` use it.
 """
 
 from __future__ import annotations
@@ -13,24 +12,36 @@ from typing import Final, final
 SECONDS: Final = 2.0
 """Work that takes less than this shows no line."""
 
+LOG_SECONDS: Final = 10.0
+"""Time between two lines if standard error is a file or a pipe. Shorter work writes no line."""
+
 
 @final
 class ProgressLine:
     """Progress line on a terminal: it appears after `SECONDS` of work, and `done()` erases it.
 
-    Call the object with a text to update the line.
+    Call the object with a text to update the line. If standard error is not a terminal, a new line
+    is written every `LOG_SECONDS` of work, and `done()` erases nothing.
     """
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._shown = 0.0
+        self._logged = 0.0
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
         if self._began is None:
-            self._began = now
-        if now - self._began > SECONDS and now - self._shown > 0.2:
-            self._show(text)
+            self._began = self._logged = now
+        if sys.stderr.isatty():
+            if now - self._began > SECONDS and now - self._shown > 0.2:
+                self._shown = now
+                sys.stderr.write(f"\r\x1b[Krekindle: {text[:100]}")
+                sys.stderr.flush()
+        elif now - self._logged > LOG_SECONDS:
+            self._logged = now
+            sys.stderr.write(f"rekindle: {text}\n")
+            sys.stderr.flush()
 
     def stages(self, done: int, stages: int) -> None:
         if done < stages:
@@ -44,9 +55,3 @@ class ProgressLine:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
         self._began, self._shown = None, 0.0
-
-    def _show(self, text: str) -> None:
-        if sys.stderr.isatty():
-            self._shown = time.monotonic()
-            sys.stderr.write(f"\r\x1b[Krekindle: {text[:100]}")
-            sys.stderr.flush()

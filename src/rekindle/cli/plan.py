@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rekindle._errors import RekindleError
+from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns
 from rekindle.cli._options import examples, size, sizes
@@ -192,25 +193,25 @@ def _as_object(plan: Plan, problem: Problem) -> dict[str, object]:
 
 @contextmanager
 def _progress(name: str, quiet: bool) -> Generator[Watch | None]:
-    """Show the state of the search as a line on a terminal; yield the function that updates it."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    """Show the state of the search on standard error; yield the function that updates it."""
+    if quiet:
         yield None
         return
     from rekindle.planners import Progress
 
-    with console.status(f"{name}: starting") as status:
+    line = ProgressLine()
 
-        def watch(step: Progress) -> None:
-            best = "none yet" if step.incumbent_ns is None else format_ns(step.incumbent_ns)
-            line = f"{name}: {step.seconds:.0f} s, plan {best}, bound {format_ns(step.bound_ns)}"
-            if step.incumbent_ns:
-                line += f", gap {(step.incumbent_ns - step.bound_ns) / step.incumbent_ns:.2%}"
-            status.update(f"{line} ({step.note})")
+    def watch(step: Progress) -> None:
+        best = "none yet" if step.incumbent_ns is None else format_ns(step.incumbent_ns)
+        state = f"{name}: {step.seconds:.0f} s, plan {best}, bound {format_ns(step.bound_ns)}"
+        if step.incumbent_ns:
+            state += f", gap {(step.incumbent_ns - step.bound_ns) / step.incumbent_ns:.2%}"
+        line(f"{state} ({step.note})")
 
+    try:
         yield watch
+    finally:
+        line.done()
 
 
 def _show(plans: Sequence[Plan], problem: Problem) -> None:

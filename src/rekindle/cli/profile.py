@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,10 +91,7 @@ def command(
 
     sys.argv = [program.partition(":")[0], *arguments]
     step, is_function = step_of(program)
-    with _status() as watch:
-        profile = rekindle.profile(
-            step, budget=budget, repeats=repeats if is_function else 0, watch=watch
-        )
+    profile = rekindle.profile(step, budget=budget, repeats=repeats if is_function else 0)
     if not is_function:
         of_run = replace(profile.report, title="A profile of one run", measured="run")
         profile = replace(profile, report=of_run)
@@ -124,16 +119,3 @@ def _answers(profile: Profile, slowdown: float | None, fits: Bytes | None) -> No
     if fits is not None:
         fine = "fits" if profile.fits(fits) else "does not fit"
         click.echo(f"\nit {fine} into {format_bytes(fits)}")
-
-
-@contextmanager
-def _status() -> Generator[Callable[[str], None]]:
-    """Show the current stage as a line on a terminal; yield the function that updates it."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: None
-        return
-    with console.status("starting") as status:
-        yield status.update
