@@ -18,7 +18,7 @@ Effects*& of_this_thread() noexcept {
     return now;
 }
 
-// Call `visit` with the storage of each tensor in `values` that has memory.
+// Call `visit` with the storage of each tensor in `values`, except for tensors without memory.
 template <class F>
 void each_home(std::span<const c10::IValue> values, F&& visit) {
     each_tensor(values, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
@@ -65,7 +65,8 @@ void Effects::run(
     torch::jit::Stack& stack,
     Locked& lock
 ) {
-    if (facts.composed) {  // the inner operators that this one consists of arrive separately
+    // a composite operator: the operators that it calls pass through this function separately
+    if (facts.composed) {
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, &stack);
         return;
@@ -106,8 +107,8 @@ void Effects::look_at(const Facts& facts, const torch::jit::Stack& stack) {
     }
 }
 
-// Handle a write to `tensor` by an inner operator. If the kernel did not make this memory, note the
-// side effect, and register a write that has no recipe.
+// Handle a write to `tensor` by an operator inside the observed kernel. If the kernel did not make
+// this memory, note the side effect, and register a write that has no recipe.
 void Effects::about_to_write(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return;

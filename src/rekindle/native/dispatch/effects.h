@@ -17,26 +17,26 @@
 
 namespace rekindle {
 
-// Observes one call of an operator whose kernel is not trusted yet. While this object lives, every
-// inner operator (one that the kernel calls) goes through `run`. Inner operators get no recipe.
-// Three kinds of side effects are noted: writes to memory that was not made inside the kernel,
-// random numbers from a generator of the program, and communication with other processes. Each of
-// those writes is also registered as a write that has no recipe, so that other values stay correct
-// (R3, R4).
+// Observes one call of an operator that is written in Python and not trusted yet. While this object
+// lives, every inner operator (one that the kernel calls) goes through `run`. Inner operators get
+// no recipe. Three kinds of side effects are noted: writes to memory that was not made inside the
+// kernel, random numbers from a generator of the program, and communication with other processes.
+// Each such write is also registered as a write without a recipe, so that other values stay correct
+// (R3, in-place writes; R4, sources).
 class Effects final {
 public:
-    // inputs: storages that the operator reads and must not write. Their checksums reveal writes by
-    // kernels that call no operator. If empty, only inner operators are observed.
+    // inputs: storages that the operator reads and must not write. Comparing their checksums shows
+    // writes by kernels that call no operator. If empty, only inner operators are observed.
     Effects(Driver& driver, std::span<const StoragePtr> inputs);
     Effects(const Effects&) = delete;
     Effects& operator=(const Effects&) = delete;
     Effects(Effects&&) = delete;
     Effects& operator=(Effects&&) = delete;
-    // Must be called with the session mutex.
+    // The session mutex must be held.
     ~Effects();
 
-    // Scope in which the operators that this thread calls go through `effects`. If it is null, they
-    // run unobserved.
+    // Scope in which the operators that this thread calls go through `effects`, which looks for
+    // side effects. If `effects` is null, the operators run unobserved.
     class Watching final {
     public:
         explicit Watching(Effects* effects) noexcept;
@@ -50,10 +50,11 @@ public:
         Effects* const before_;
     };
 
-    // Return the object that observes operators of this thread, or null.
+    // Return the object that looks for side effects in the operators of this thread, or null.
     static Effects* current() noexcept;
 
-    // Run an inner operator, after looking for side effects. Releases the session mutex.
+    // Run an operator that the observed kernel calls, after looking for side effects. Releases the
+    // session mutex.
     void run(
         const Facts& facts,
         const c10::OperatorHandle& op,
@@ -62,7 +63,7 @@ public:
         Locked& lock
     );
 
-    // Return a side effect that the kernel had, as text, or null if it had none. Must be called
+    // Return a side effect of the observed kernel as text, or null if it had none. Must be called
     // after the kernel has run.
     const char* found() const;
 
@@ -71,9 +72,9 @@ private:
     void about_to_write(const c10::TensorImpl& tensor);
 
     Driver& driver_;
-    // Checksums of the inputs before the kernel ran.
+    // Checksums of the operator's inputs before the kernel ran.
     std::vector<std::pair<StoragePtr, std::uint64_t>> checksums_;
-    // Storages made inside the kernel, which may be freed already.
+    // Storages made inside the observed kernel. Some may be freed already.
     std::unordered_set<const c10::StorageImpl*> made_;
     const char* found_ = nullptr;
 };

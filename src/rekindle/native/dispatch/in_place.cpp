@@ -22,13 +22,13 @@ namespace rekindle {
 
 namespace {
 
-// Reference count of a gradient that has no other owner, while an operator of its autograd node
-// runs. One reference is `grads` of the node's `apply`, into which autograd's engine moved the
-// gradient. The other is the boxed argument of the operator. tests/pytorch/online/test_in_place.py
-// counts them.
+// Reference count of an incoming gradient that only its autograd node uses, while an operator of
+// the node runs. One reference is `grads` of the node's `apply`, into which autograd's engine moved
+// the gradient. The other is the boxed argument of the operator.
+// tests/pytorch/online/test_in_place.py counts them.
 constexpr std::size_t REFERENCES = 2;
 
-// The saved tensor that autograd unpacked last on this thread, and the node that saved it.
+// The saved tensor that autograd unpacked last on this thread, and the backward node that saved it.
 struct Unpacked final {
     const void* node = nullptr;
     const c10::StorageImpl* storage_impl = nullptr;
@@ -56,16 +56,16 @@ bool unpacks_without_hooks(const torch::autograd::Node& node) {
     return found != nullptr && !found->other_.has_hooks();
 }
 
-// Return true if `node` multiplies or divides by a tensor that autograd saved without hooks.
-// Autograd saves Python numbers that way.
+// Return true if `node` multiplies or divides by a tensor that autograd saved without saved-tensor
+// hooks. Autograd saves Python numbers that way.
 bool unpacks_without_hooks(const torch::autograd::Node& node) {
     return unpacks_without_hooks<torch::autograd::generated::MulBackward0>(node) ||
            unpacks_without_hooks<torch::autograd::generated::DivBackward0>(node);
 }
 
 // Return true if `node` computes the gradient of its first input by the operator of `entry` alone,
-// and no other input requires a gradient. Then the operator is the last use of the incoming
-// gradient.
+// and no other input requires a gradient. Then this operator is the last use of the incoming
+// gradient, so it may write over it.
 bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
     const auto leads_on = [](const torch::autograd::Edge& edge) { return edge.is_valid(); };
     const auto& edges = node.next_edges();
@@ -74,9 +74,10 @@ bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
            has_no_hooks(node);
 }
 
-// Return true if the formula of `node` makes this call. The node saved one tensor, and the formula
-// calls no other operator between unpacking this tensor and the call. This excludes other callers
-// on this thread, for example a C++ function in a forward pass that checkpointing runs again.
+// Return true if the backward formula of `node` makes this operator call. The node saved one
+// tensor, and the formula calls no other operator between unpacking this tensor and the call. This
+// excludes other callers on this thread, for example a C++ function in a forward pass that
+// checkpointing runs again.
 bool is_called_by(
     const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
 ) {
@@ -90,7 +91,7 @@ bool is_called_by(
 
 // -- the gradient and the other arguments ---------------------------------------------------------
 
-// Return true if the tensor has the strides that a new contiguous tensor of its sizes would have.
+// Return true if `tensor` has the strides that a new contiguous tensor of its sizes would have.
 bool has_contiguous_strides(const c10::TensorImpl& tensor) {
     std::int64_t expected = 1;
     for (std::int64_t i = tensor.dim() - 1; i >= 0; --i) {
@@ -103,7 +104,7 @@ bool has_contiguous_strides(const c10::TensorImpl& tensor) {
 }
 
 // Return true if a newly allocated result would have the strides of `gradient` and fill as many
-// bytes as the storage of `gradient`.
+// bytes as the storage of `gradient`. Only then can the result be written over the gradient.
 bool has_geometry_of_result(const c10::TensorImpl& gradient, bool pointwise) {
     const auto one = [](std::int64_t size) { return size == 1; };
     const bool dense = pointwise && gradient.is_non_overlapping_and_dense() &&
@@ -118,8 +119,8 @@ bool has_tangent(const at::Tensor& tensor) {
     return tensor._fw_grad(0).defined();
 }
 
-// Return true if operand `tensor` lets the result have the dtype, sizes and strides of the
-// gradient: it has the same ones, or is a real scalar.
+// Return true if the operand `tensor` gives the result the dtype, sizes and strides of `gradient`:
+// `tensor` has the same ones, or is a real scalar.
 bool keeps_geometry(const at::Tensor& tensor, const at::Tensor& gradient) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (impl.dim() == 0 && gradient.dim() != 0) {
@@ -131,8 +132,8 @@ bool keeps_geometry(const at::Tensor& tensor, const at::Tensor& gradient) {
            storage_or_null(tensor) != storage_or_null(gradient);
 }
 
-// Return true if all operands but the gradient let the result have the gradient's dtype, sizes and
-// strides.
+// Return true if all operands except the gradient give the result the gradient's dtype, sizes and
+// strides, so that the result can be written over the gradient.
 bool operands_keep_geometry(const Facts& facts, std::span<const c10::IValue> given) {
     const at::Tensor& gradient = given[0].toTensor();
     for (std::size_t i = 1; i < given.size(); ++i) {
@@ -151,8 +152,8 @@ bool operands_keep_geometry(const Facts& facts, std::span<const c10::IValue> giv
 
 // -- owners of the gradient -----------------------------------------------------------------------
 
-// Return true if anything may still read the value of `record`: a recipe, autograd, the swapper or
-// a kernel in flight.
+// Return true if a recipe, autograd, the swapper or a running kernel may still read the value of
+// `record`. Then the value must not be overwritten.
 bool may_be_read(const StorageRecord& record) noexcept {
     return record.consumed() || record.references != 0 || record.pinned ||
            record.special.is_external() || record.flags != 0 || record.leaving || record.on_host ||
@@ -161,7 +162,7 @@ bool may_be_read(const StorageRecord& record) noexcept {
 }
 
 // Return true if `tensor` has exactly `references` references, no Python object, and no weak
-// reference except that of `record`.
+// reference except the one in `record`.
 bool has_only(const at::Tensor& tensor, std::size_t references, const StorageRecord* record) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     const std::size_t ours =
@@ -171,7 +172,7 @@ bool has_only(const at::Tensor& tensor, std::size_t references, const StorageRec
 }
 
 // Return true if only `gradient` refers to its storage, or if only `gradient` and its base do and
-// the base has no other view.
+// the base has no other view. Then nothing else sees a write to this storage.
 bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
     const c10::StorageImpl* storage_impl = storage_or_null(gradient);
     const auto* view = torch::autograd::impl::get_view_autograd_meta(gradient);
@@ -187,8 +188,9 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
            has_only(base, 1, record) && gradient.storage().use_count() == 2;
 }
 
-// Return true if nothing but `gradient` owns its storage. The fence orders the reads of earlier
-// owners, who have released their references, before our write.
+// Return true if nothing but `gradient` owns its storage, so that the operator may write over it.
+// The fence orders the reads of earlier owners, who have released their references, before this
+// write.
 bool is_only_used_here(Driver& driver, const at::Tensor& gradient) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
     const AddressEntry* found = driver.find_by_address(storage_impl);
@@ -251,8 +253,9 @@ TakesOver takes_over(
     if (!node || !ends_formula(*node, *facts.in_place) || !operands_keep_geometry(facts, given)) {
         return TakesOver::no;
     }
-    // If the handler of a dispatch mode makes this call, `any_modes_set` is false in spite of the
-    // mode. But then the gradient has a Python object, so `is_only_used_here` returns false.
+    // If the handler of a dispatch mode makes this call, `any_modes_set` is false although the mode
+    // sees the gradient. But then the gradient has a Python object, so `is_only_used_here` returns
+    // false.
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && is_called_by(*node, last, given) &&
         is_only_used_here(driver, given[0].toTensor())) {
         return TakesOver::yes;

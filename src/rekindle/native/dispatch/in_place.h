@@ -17,23 +17,25 @@
 
 namespace rekindle {
 
-// Record that autograd unpacked the tensor `saved` on this thread, for the node that runs.
+// Record that autograd unpacked the saved tensor `saved` on this thread, for the backward node that
+// runs.
 void note_unpacked(const at::Tensor& saved);
-// Forget the tensor of `note_unpacked`, because another operator ran on this thread after the
-// unpacking.
+// Forget the saved tensor that `note_unpacked` recorded, because another operator ran on this
+// thread after autograd unpacked it.
 void forget_unpacked() noexcept;
 
-// Answers to the question: does a call write its result over its first argument?
+// Whether an operator call writes its result over its first argument, the incoming gradient.
 enum class TakesOver : std::uint8_t {
     no,
     yes,
-    // No, but it would if rekindle's own dispatch mode were off and nothing else used the argument.
+    // It does not, but it would if Rekindle's own dispatch mode were off and nothing else used the
+    // argument.
     without_modes,
 };
 
-// Decide if a call of the operator `facts` with the arguments `given` writes its result over its
-// first argument. `facts.in_place` must be set. Must be called once per call, with the session
-// mutex.
+// Decide whether a call of the operator `facts` with the arguments `given` writes its result over
+// its first argument, the incoming gradient. `facts.in_place` must be set. Must be called once per
+// call, with the session mutex.
 TakesOver takes_over(
     Driver& driver, const Facts& facts, bool pointwise, std::span<const c10::IValue> given
 );

@@ -1,5 +1,5 @@
-// The main steps of an operator, and the registration of its results. The note in
-// dispatch/runtime.cpp lists all stages of an operator.
+// The main steps of an operator call within a budget, and the registration of its results. The note
+// in dispatch/runtime.cpp lists all stages of an operator.
 #include "operation.h"
 
 #include <c10/core/GradMode.h>
@@ -33,8 +33,8 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     for (const std::uint32_t position : parsed_.written) {
         driver_.note_shared_version_counter(*parsed_.tensors[position]);
     }
-    // Record a recipe only if the results may be needed again, and if a replay gives the same bits.
-    // With grad mode off autograd needs no recipe, but user-held values may need one.
+    // Record a recipe only if the results may be needed again, and if a recomputation gives the
+    // same bits. With grad mode off autograd needs no recipe, but user-held values may need one.
     const bool without_grad =
         driver_.held_eviction && driver_.held_eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
@@ -61,7 +61,8 @@ void Operation::run_as_it_may() {
     run_with_inputs();
 }
 
-// Decide whether the result is written over the incoming gradient; see dispatch/in_place.h.
+// Decide whether a backward operator writes its result over its incoming gradient; see
+// dispatch/in_place.h.
 void Operation::decide_in_place() {
     const auto given = torch::jit::last(stack_, facts_.arguments);
     const TakesOver what = takes_over(driver_, facts_, op_.hasTag(at::Tag::pointwise), given);
@@ -72,16 +73,16 @@ void Operation::decide_in_place() {
     }
 }
 
-// Run the operator, whose inputs are resident.
+// Run the operator. All its inputs are in memory.
 void Operation::run_with_inputs() {
-    // Fast path, for example for optimizer steps and evaluation: no recipe, no records.
+    // Fast path without recipe and records, for example for optimizer steps and evaluation.
     if (!recording_ && may_only_count()) {
         only_count();
         return;
     }
     prune_history();
     retry_evicting_held([&] { know_inputs(); });
-    // The operator may read its inputs after it has returned, so do not evict them while the
+    // This operator may read its inputs after it has returned, so do not evict them while the
     // program holds them.
     if (facts_.opaque) {
         keep_inputs_there();
@@ -102,8 +103,8 @@ void Operation::run_with_inputs() {
             shortage.inside = inside_;
             throw;
         }
-        // No candidate for eviction is left. Run the operator anyway, because `needed_` is only an
-        // upper bound.
+        // No candidate for eviction is left. Run the operator anyway: `needed_` is only an upper
+        // bound of the bytes of its results, so they may fit.
         needed_ = 0;
     }
     driver_.refuse_for_tests(facts_.name.c_str());
@@ -116,12 +117,13 @@ void Operation::run_with_inputs() {
     enforce_budget();
 }
 
-// If the operator made more bytes than predicted, evict until memory is within the budget again.
+// If the operator made more bytes than predicted, evict values until memory is within the budget
+// again.
 void Operation::enforce_budget() {
     if (driver_.engine.memory > driver_.engine.budget) {
         about_to_let_go(driver_, lock_);
-        // The operator has overwritten memory and cannot be undone, so the next operator raises
-        // `OutOfBudget` instead.
+        // The operator has overwritten memory and cannot be undone. So do not raise here: the next
+        // operator raises `OutOfBudget` instead.
         if (facts_.writes) {
             driver_.clear(0);
             return;
@@ -129,8 +131,8 @@ void Operation::enforce_budget() {
         try {
             or_without_copies(driver_, lock_, [&] { driver_.make_room(0, facts_.name.c_str()); });
         } catch (OutOfBudgetError& shortage) {
-            // In the error, name the bytes that the operator has made instead of the predicted
-            // bytes.
+            // In the error, name the bytes that the operator has really made instead of the
+            // predicted bytes.
             shortage.needed = shortage.memory - shortage.budget;
             shortage.memory = shortage.budget;
             throw;
@@ -143,16 +145,17 @@ void Operation::enforce_budget() {
 
 // -- operators that are only counted --------------------------------------------------------------
 
-// Return true if a call without a recipe needs no records either: only its bytes and cost matter.
-// Return false if the call writes memory that has a recipe or that recipes read, or if it reads
-// contents that no operator wrote. The results of a counted call become sources (storages without a
-// recipe) when a recipe reads them or autograd saves them.
+// Return true if a call without a recipe needs no storage records either, so that only its bytes
+// and cost are counted. Return false if the call writes memory that has a recipe or that recipes
+// read, or if it reads contents that no operator wrote. Results that are only counted become
+// sources (values without a recipe) when a recipe reads them or autograd saves them.
 bool Operation::may_only_count() {
     const Signature& signature = *parsed_.signature;
     if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {
         return false;
     }
-    // The next written tensor. An optimizer step writes hundreds, so no search is made for each.
+    // Position of the next tensor that the operator writes. An optimizer step writes hundreds, so a
+    // search for each would be slow.
     const std::uint32_t* written = parsed_.written.begin();
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const bool is_written = written != parsed_.written.end() && *written == i;
@@ -180,7 +183,7 @@ bool Operation::may_only_count() {
     return true;
 }
 
-// Run an operator whose results are counted but get no record.
+// Run an operator whose results count against the budget but get no record.
 void Operation::only_count() {
     register_tensor();
     needed_ = parsed_.signature->needed;
@@ -230,7 +233,8 @@ void Operation::order_counted() {
     }
 }
 
-// Let the stream of the call wait for earlier accesses to the operand `record` on other streams.
+// Let the stream of this operator wait for earlier accesses to its operand `record` on other
+// streams.
 void Operation::order(
     std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record
 ) {
@@ -240,7 +244,8 @@ void Operation::order(
     }
 }
 
-// Record that this stream was the last to write the operands that the call writes in place.
+// Record that the stream of this operator was the last to write the operands that it writes in
+// place.
 void Operation::note_writer() {
     for (const std::uint32_t position : parsed_.written) {
         const AddressEntry* found = driver_.find_by_address(
@@ -253,8 +258,8 @@ void Operation::note_writer() {
 }
 
 // Record which streams wrote and read `after`, the new version of the value `before` in the same
-// memory. Streams that read `before` count as readers of this memory, so a later free waits for
-// them.
+// memory. Streams that read `before` count as readers of `after` too, so that a later free of the
+// memory waits for them.
 void Operation::note_written(const StorageRecord& before, const StorageRecord& after) {
     Streams& streams = driver_.device.streams;
     if (!streams.has_order(before.id)) {
@@ -271,8 +276,8 @@ void Operation::note_written(const StorageRecord& before, const StorageRecord& a
 
 // -- before the operator runs ---------------------------------------------------------------------
 
-// Prune long chains of recipes whenever about as many new storages were made as the engine's graph
-// contains.
+// Shorten long chains of recipes, whenever about as many new storages were made as the engine's
+// graph contains.
 void Operation::prune_history() {
     if (driver_.storages_made > driver_.next_history_check) {
         driver_.prune_history();
@@ -282,13 +287,14 @@ void Operation::prune_history() {
     }
 }
 
-// Store `need`, the predicted bytes of the results.
+// Store `need`, the predicted bytes of the operator's results.
 void Operation::need(Need need) {
     needed_ = need.nbytes;
     guessed_ = !need.known;
 }
 
-// Predict the bytes of the results from the signature if it knows them, else from the arguments.
+// Predict the bytes of the operator's results: from the call's signature if an earlier call
+// measured them, else from the arguments.
 void Operation::predict() {
     need({parsed_.signature->needed, !parsed_.signature->bound});
     if (needed_ < 0) {
@@ -298,7 +304,8 @@ void Operation::predict() {
             need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
         }
         driver_.drain_free_queue();
-        // Sizes depend on values, so only the upper bound is stored in the signature.
+        // The sizes of these results depend on the values of the arguments, so the signature stores
+        // only the upper bound.
         if (facts_.dynamic) {
             parsed_.signature->needed = needed_;
             parsed_.signature->bound = guessed_;
@@ -312,14 +319,15 @@ void Operation::predict() {
     }
 }
 
-// Return true if the predicted results and the workspace fit into the budget without evicting.
+// Return true if the predicted results and the operator's workspace fit into the budget without
+// evicting anything.
 bool Operation::fits() const {
     const Engine& engine = driver_.engine;
     const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
     return wanted <= engine.budget - engine.memory - engine.in_flight;
 }
 
-// On the device, find free blocks for each result and for the workspace.
+// Find free blocks on the device for each result and for the operator's workspace.
 void Operation::find_places() {
     if (const auto& pieces = parsed_.signature->pieces) {
         for (const Bytes nbytes : *pieces) {
@@ -331,8 +339,8 @@ void Operation::find_places() {
     driver_.reserved.find_place(inside_);
 }
 
-// Evict until the results and the workspace fit. A workspace that was not measured yet is
-// estimated, if this call will measure it.
+// Evict values until the results and the workspace of this operator fit. A workspace that was not
+// measured yet is estimated, if this call will measure it.
 void Operation::make_room() {
     Signature& signature = *parsed_.signature;
     inside_ = driver_.reserves_for_operators() ? signature.workspace : 0;
@@ -355,8 +363,8 @@ void Operation::make_room() {
     }
 }
 
-// Record the states of the random generators that the operator draws from (R5, randomness). On a
-// device they are also noted for a retry after a device OOM.
+// Record the states of the random generators that the operator draws from, for recomputations (R5,
+// randomness). On a device they are also used to repeat the operator after a device OOM.
 void Operation::draw() {
     if (!facts_.random || !(recording_ || driver_.device.queues())) {
         return;
@@ -381,9 +389,9 @@ void Operation::draw() {
     }
 }
 
-// Return the device of the results: the one that an argument names, else the device of the tensor
-// arguments. A CPU tensor decides only if no argument is on another device, because it may be a
-// single number.
+// Return the device of the operator's results: the one that an argument names, else the device of
+// the tensor arguments. A CPU tensor decides only if no argument is on another device, because it
+// may be a single number.
 c10::Device Operation::where() const {
     if (facts_.device >= 0) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
@@ -402,7 +410,8 @@ c10::Device Operation::where() const {
 
 // -- after the operator has run -------------------------------------------------------------------
 
-// Return the results whose storages are not in the address table yet: the newly made ones.
+// Return the results in newly allocated memory: those whose storages are not in the address table
+// yet.
 Operation::Results Operation::gather_results() {
     Results results;
     each_memory(
@@ -430,7 +439,7 @@ Operation::Results Operation::gather_results() {
     return results;
 }
 
-// Report to the engine what the operator made, and record how to recompute it.
+// Report to the engine the storages that the operator made, and record how to recompute them.
 void Operation::register_results() {
     const Results results = gather_results();
     const auto& [made, parts, nbytes, non_strided_result, quantized, external] = results;
@@ -441,8 +450,8 @@ void Operation::register_results() {
     Signature& signature = *parsed_.signature;
     if (!signature.fresh) {
         signature.learn(positions, nbytes, non_strided_result);
-        // Only `find_places` reads the sizes of the single results, on a device that queues its
-        // work.
+        // Store the sizes of the single results only on a device that queues its work: only
+        // `find_places` reads them.
         if (driver_.device.queues()) {
             signature.pieces.emplace();
             for (const Made& each : made) {
@@ -452,27 +461,32 @@ void Operation::register_results() {
     }
     Nanoseconds cost = signature.cost;
     recording_ = recording_ && inputs_can_be_had();
-    own_inputs();  // the inputs may have lost their recipes while the operator ran
+    // While the operator ran, the inputs may have lost their recipes. Then only a reference keeps
+    // them in memory.
+    own_inputs();
     if (!parsed_.written.empty()) {
         if (written_over(recording_, nbytes)) {
             cost = 0;  // `written_over` has reported the cost to the engine
         }
-        // A replay cannot both write in place and return new results.
+        // The operator wrote in place and also returned new results. A recomputation cannot do
+        // both, except if the written tensors are running statistics.
         recording_ = recording_ && facts_.has(Traits::STATISTICS);
         // NOLINTNEXTLINE(bugprone-unchecked-optional-access): learned by now
     } else if (!std::ranges::equal(positions, *signature.fresh)) {
-        // The operator made other results than its last call with this signature, so they depend on
-        // more than the arguments.
+        // The operator made other results than its last call with this signature. So its results
+        // depend on more than the arguments, and a recomputation could differ.
         recording_ = false;
     }
     recording_ = recording_ && !non_strided_result && !external;
-    // Keep inputs in memory that a result refers to. A quantized tensor refers to its scales. A
-    // sparse tensor consists of its inputs; with `evict="anything"` the runtime sees these parts
-    // and restores them as needed.
+    // Keep inputs in memory that a result refers to. A quantized tensor refers to its scales, and a
+    // sparse tensor consists of its inputs. With `evict="anything"` the runtime sees the parts of a
+    // sparse tensor and restores them as needed.
     if (driver_.held_eviction ? quantized : non_strided_result) {
         keep_inputs_there();
     }
-    if (parsed_.takes_over) {  // only the result still refers to the memory of the first argument
+    // The result is written over the first argument, so that only the result still refers to this
+    // memory.
+    if (parsed_.takes_over) {
         const at::Tensor& result = torch::jit::last(stack_, 1)[0].toTensor();
         Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
     }
@@ -486,7 +500,7 @@ void Operation::register_results() {
     }
 }
 
-// Return true if every input is resident or can be restored. An input is lost if, while the
+// Return true if every input is in memory or can be restored. An input is lost if, while the
 // operator ran, another thread wrote it or passed its address to other code.
 bool Operation::inputs_can_be_had() const {
     return std::ranges::all_of(inputs_, [](const Ref<Storage>& each) {
@@ -505,7 +519,7 @@ bool Operation::has_moved(const c10::StorageImpl& storage_impl) {
     });
 }
 
-// Create the records of the new results `made`, with a recipe if `recording_`.
+// Create the records of `made`, the new results of the operator; with a recipe if `recording_`.
 void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     Recipe& call = driver_.new_call(&facts_, cost, recording_);
     const Ref<Call> kept(&call);
@@ -519,13 +533,13 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.flags = facts_.content & (UNWRITTEN | ZEROED);
         Driver::remember(record, *each.tensor);
         if (!parsed_.written.empty()) {
-            // The program may have passed this result as `out=`: autograd bumps its version
-            // afterwards.
+            // The program may have passed this result as `out=`. Then autograd bumps its version
+            // counter afterwards, which is not a write.
             record.version.expected = -1;
         }
         if (facts_.has(Traits::ROUTING) &&
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
-            record.pinned = true;  // never recompute values that decide a shape (R8, routing)
+            record.pinned = true;  // values that decide a shape are never recomputed (R8, routing)
         }
         const auto suitable = driver_.held_eviction ? &HeldEviction::is_returnable : &is_returnable;
         record.suits_held_eviction = recording_ && suitable(*each.tensor);
@@ -537,8 +551,8 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     driver_.admit(call, parsed_.signature->workspace + stand_ins());
 }
 
-// Return the bytes of the scratch tensors that a replay passes to the operator instead of the
-// running statistics.
+// Return the bytes of the scratch tensors that a recomputation passes to the operator in place of
+// the running statistics.
 Bytes Operation::stand_ins() {
     Bytes nbytes = 0;
     if (recording_ && facts_.written != 0) {
@@ -549,15 +563,15 @@ Bytes Operation::stand_ins() {
     return nbytes;
 }
 
-// Register new versions of the values that the operator wrote in place (R3). A source (no recipe)
-// that no recipe reads keeps its record. Autograd's handles of an old version then refer to the new
-// one; each handle's version check decides if unpacking raises (R7). A replay also makes the
-// operator's results again: `results` bytes that nothing needs, so they count as its workspace.
-// Return true if a call was recorded.
+// Register new versions of the values that the operator wrote in place (R3, in-place writes). A
+// source (a value without a recipe) that no recipe reads keeps its record. Saved-tensor handles of
+// an old version then refer to the new one; the version check of each handle decides whether
+// unpacking raises (R7). A recomputation also makes the operator's results again: `results` bytes
+// that nothing needs, so they count as its workspace. Return true if a call was recorded.
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<StorageRecord*, 2> changed;
-    // positions of the written arguments, ascending
+    // Positions of the arguments that the operator wrote, ascending.
     for (const std::uint32_t position : parsed_.written) {
         StorageRecord* record = input(position);
         if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
@@ -604,8 +618,8 @@ bool Operation::written_over(bool recording, Bytes results) {
     return true;
 }
 
-// Fill in the recipe `call`, and note the versions of its inputs. `statistics`: the written tensors
-// are running statistics, which a replay does not update (R6, hidden writes).
+// Fill in the recipe `call`, and note the versions of its inputs. statistics: the written tensors
+// are running statistics, which a recomputation does not update (R6, hidden writes).
 void Operation::link(Recipe& call, bool statistics) {
     call.signature = parsed_.signature;
     call.grad_mode = c10::GradMode::is_enabled();

@@ -65,19 +65,20 @@ public:
     void note_read(StorageList& read) const override;
 
 private:
-    // A result in newly allocated memory, with its position among the results.
+    // A result of the operator in newly allocated memory, with its position among the results.
     struct Made final {
         std::uint32_t position;
         c10::TensorImpl* tensor;
         c10::StorageImpl* storage_impl;
     };
 
-    // All results in newly allocated memory. `nbytes`: their total, as the budget counts it.
-    // `non_strided_result`: some result is not a plain strided tensor. `quantized`: some result is
-    // quantized.
+    // All results of an operator in newly allocated memory. nbytes: their total, as the budget
+    // counts it. non_strided_result: some result is not a plain strided tensor. quantized: some
+    // result is quantized.
     struct Results final {
         c10::SmallVector<Made, 4> made;
-        Parts parts;  // keeps parts of sparse results alive until they are registered
+        // keeps the parts of sparse results (indices, values) alive until they are registered
+        Parts parts;
         Bytes nbytes = 0;
         bool non_strided_result = false;
         bool quantized = false;
@@ -93,11 +94,12 @@ private:
     void bring_inputs();
     void evict_for_tests();
 
-    // Run `step`. If its memory does not fit, run it once more while user-held values may be
-    // evicted.
+    // Run `step`. If its memory does not fit into the budget, run it once more while user-held
+    // values may be evicted.
     template <class Step>
     void retry_evicting_held(Step&& step) {
-        // `run_touching` has called `about_to_let_go`, which does the same
+        // With `evict="anything"`, `run_touching` has already made user-held values candidates for
+        // eviction.
         if (driver_.held_eviction) {
             or_without_copies(driver_, lock_, [&] { driver_.held_eviction->attempt(step); });
             return;
@@ -163,28 +165,30 @@ private:
     const c10::DispatchKeySet keys_;
     torch::jit::Stack& stack_;
     Locked& lock_;
-    const std::size_t below_;  // size of `stack_` without the operator's arguments
+    // size of the dispatcher's stack `stack_` without the operator's arguments
+    const std::size_t below_;
     ParsedCall parsed_;
-    c10::SmallVector<Ref<Storage>, 6> inputs_;  // records of the tensor arguments; null: no memory
+    // storage records of the tensor arguments; null for an argument without memory
+    c10::SmallVector<Ref<Storage>, 6> inputs_;
     // Storages without a recipe that the operator writes, and that recipes of other values read.
     c10::SmallVector<StorageRecord*, 1> fixed_;
-    // Inputs held in memory until the recipe exists.
+    // Inputs that this object keeps in memory until the recipe of the operator exists.
     c10::SmallVector<StorageRecord*, 4> owned_here_;
     c10::SmallVector<StoragePtr, 1> private_;  // private copies of inputs that other code may write
     StreamIndex stream_ = 0;                   // stream that the operator runs on
     bool begun_ = false;                       // this operation is registered as a `Reader`
     bool recording_ = false;
-    // the results get a recipe only if a trial replay gives the same bits
+    // The results get a recipe only if a trial recomputation gives the same bits.
     bool tried_ = false;
-    // side effects of an autograd.Function whose recomputation is not trusted yet
+    // Finds side effects of an autograd.Function whose recomputation is not trusted yet.
     std::optional<Effects> effects_;
-    // For traces: the result would be written over an argument if rekindle's dispatch mode were
+    // For traces: the result would be written over an argument if Rekindle's own dispatch mode were
     // off.
     bool would_take_over_ = false;
     bool foreign_ = false;  // other code than PyTorch may write some input
     Bytes needed_ = 0;      // predicted bytes of the results
-    bool guessed_ = false;  // `needed_` is only an upper bound
-    // predicted bytes of the workspace: what the kernel allocates and frees itself
+    bool guessed_ = false;  // `needed_` is only an upper bound of the bytes of the results
+    // predicted bytes of the operator's workspace, which the kernel allocates and frees itself
     Bytes inside_ = 0;
     RngCheckpoints random_;
 };

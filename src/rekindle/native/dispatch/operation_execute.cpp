@@ -30,7 +30,8 @@ Nanoseconds now_ns() {
 
 }  // namespace
 
-// Report this operator to the learner, which compares the step with its learned plans.
+// Report this operator to the learner, which compares the running training step with its learned
+// plans.
 void Operation::register_tensor() {
     Learner* following = learner_of(driver_);
     if (following == nullptr || !following->watches()) {
@@ -48,9 +49,9 @@ void Operation::register_tensor() {
     learner.observe(op_id, parsed_);
 }
 
-// Return true if the budget may refuse memory to the running kernel: its workspace is unknown, and
-// it can run again, because it writes nothing, draws no random numbers and runs no code of the
-// program.
+// Return true if Rekindle's allocator may refuse memory to the running kernel and let it run again
+// later: the kernel's workspace is unknown, and the kernel writes nothing, draws no random numbers
+// and runs no code of the program.
 bool Operation::may_be_refused() const {
     return !driver_.device.queues() && driver_.device.guesses && driver_.reserves_for_operators() &&
            parsed_.signature->watched == 0 && driver_.engine.budget != UNLIMITED &&
@@ -58,9 +59,9 @@ bool Operation::may_be_refused() const {
            !facts_.opaque && !parsed_.signature->takes_over;
 }
 
-// After the budget refused memory to the running call, make room for the `nbytes` that it needs at
-// least. If there is none, throw `OutOfBudgetError` with the bytes that it probably needs, or
-// return false if hardly any bytes are missing.
+// Rekindle's allocator has refused memory to the running kernel. Evict values until the `nbytes`
+// fit that the kernel needs at least. If that is impossible, throw `OutOfBudgetError` with the
+// bytes that the kernel probably needs, or return false if hardly any bytes are missing.
 bool Operation::find_room_inside(Bytes nbytes) {
     try {
         retry_evicting_held([&] { driver_.make_room(nbytes, facts_.name.c_str()); });
@@ -79,17 +80,19 @@ bool Operation::find_room_inside(Bytes nbytes) {
     }
 }
 
-// Run the kernel with the session mutex released. If the budget or the device refuses memory to it,
-// evict values and run the kernel again if possible.
+// Run the kernel with the session mutex released. If the budget or the device refuses memory to the
+// kernel, evict values and, if possible, run the kernel again.
 void Operation::call() {
     const bool refusable = may_be_refused();
-    // Copies of the arguments for a retry: the kernel may have moved some before it fails.
+    // Copies of the arguments, to run the kernel again: a kernel that fails may have moved some of
+    // its arguments.
     c10::SmallVector<c10::IValue, 6> arguments;
     if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
         arguments.append(given.begin(), given.end());
     }
-    // The loop ends: an attempt has a limit only if the attempt before got past an earlier refusal.
+    // The loop ends: an attempt of the kernel has a memory limit only if the attempt before got
+    // past an earlier refusal.
     Bytes ignored = 0;
     Bytes before = 0;
     for (bool limited = refusable;;) {
@@ -100,7 +103,8 @@ void Operation::call() {
         if (refused == 0) {
             return;
         }
-        // Limit the next attempt only if no other operator's memory was counted in `refused`.
+        // Limit the memory of the next attempt only if `refused` counts this operator alone: no
+        // other operator started meanwhile.
         limited = driver_.in_progress.started == begun && refused > before;
         before = refused;
         ++driver_.repeated_calls;
@@ -112,10 +116,11 @@ void Operation::call() {
     }
 }
 
-// Run the kernel once. If it would use more than `limit` bytes, return the bytes that it would use;
-// otherwise 0.
+// Run the kernel once. If it would use more memory than `limit` bytes, stop it and return the bytes
+// that it would use; otherwise return 0.
 Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& arguments) {
-    // Measures the workspace, if no other operator runs at the same time.
+    // Measures the workspace of the kernel, but only while no other operator runs: their memory
+    // would be counted too.
     std::optional<WorkspaceProbe> watched;
     if (!parsed_.signature->priced && driver_.in_progress.operators == 0) {
         watched.emplace(driver_.device, limit);
@@ -151,7 +156,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& argumen
     return 0;
 }
 
-// Return true if `error` was a device OOM, and the kernel ran when repeated after evicting values.
+// Return true if `error` was a device OOM, and the kernel succeeded when repeated after evictions.
 bool Operation::rescued(const std::exception& error, std::span<const c10::IValue> arguments) {
     if (arguments.empty() || !is_device_oom(error)) {
         return false;
@@ -169,8 +174,8 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     return true;
 }
 
-// Call the next kernel in the dispatcher, and measure its time unless the cost is known. Runs with
-// the session mutex released.
+// Call the next kernel in the dispatcher. Measure its time, unless the cost of such calls is known.
+// Runs with the session mutex released.
 void Operation::redispatch() {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
     std::optional<Effects::Watching> watching;
@@ -180,7 +185,7 @@ void Operation::redispatch() {
         guard.emplace(KEY);
     }
     std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
-    // Let PyTorch resolve conjugation, as without a dispatch mode of the program.
+    // Let PyTorch resolve conjugation, as it does if the program has no dispatch mode.
     if (facts_.has(Traits::CONJUGATING)) {
         const auto keys = c10::impl::tls_local_dispatch_key_set();
         conjugating.emplace(
@@ -202,8 +207,8 @@ void Operation::redispatch() {
     signature.sample(now_ns() - started);
 }
 
-// Run the kernel. A result that is written over the first argument is a new tensor in the
-// argument's storage.
+// Run the kernel. If the result is written over the first argument, the result is a new tensor in
+// the argument's storage.
 void Operation::run_kernel() {
     if (!parsed_.takes_over) {
         op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
@@ -217,8 +222,8 @@ void Operation::run_kernel() {
     stack_.back() = parsed_.signature->geometries[0].in(storage_impl);
 }
 
-// Measure the kernel with events of the device. The session mutex is taken only for the
-// bookkeeping.
+// Run the kernel, and measure its time with events of the device. The session mutex is taken only
+// for the bookkeeping.
 void Operation::priced_by_events() {
     bool wanted = false;
     {
@@ -237,8 +242,8 @@ void Operation::priced_by_events() {
     driver_.prices.add(std::move(pair));
 }
 
-// Return true if a replay may give different bits, so that the results must not be evicted without
-// a trial. Twin of rekindle.pytorch.operators._doubtful, which gives the reasons.
+// Return true if a recomputation may give different bits, so that the results must not be evicted
+// without a trial. Twin of rekindle.pytorch.operators._doubtful, which gives the reasons.
 bool Operation::may_differ() const {
     const auto given = torch::jit::last(stack_, facts_.arguments);
     if (facts_.rng_state_args != 0) {
@@ -274,8 +279,8 @@ bool Operation::may_differ() const {
     return true;
 }
 
-// After the operator failed: register the writes that it may have made before, and let its inputs
-// be evicted again. The program gets `error`.
+// Clean up after the operator has failed with `error`: register the writes that it may have made
+// before, and allow eviction of its inputs again. The program gets `error`.
 void Operation::interrupted(std::exception& error) {
     after(error, [&] {
         if (!inputs_.empty() && !parsed_.written.empty()) {

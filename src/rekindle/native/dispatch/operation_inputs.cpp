@@ -1,5 +1,5 @@
-// Prepares the operands of an operator: makes them resident, looks up their records, and protects
-// their contents from writes.
+// Prepares the operands of an operator: restores evicted ones, looks up their storage records, and
+// protects their contents from writes.
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -16,7 +16,8 @@ void Operation::note_read(StorageList& read) const {
     }
 }
 
-// Restore the inputs that were evicted while variables of the program refer to them.
+// Restore the inputs of the operator that were evicted while variables of the program refer to
+// them.
 void Operation::bring_inputs() {
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
         retry_evicting_held([&] {
@@ -25,14 +26,15 @@ void Operation::bring_inputs() {
     }
 }
 
-// For tests: evict everything that may be evicted before the operator runs.
+// For tests: evict every value that may be evicted before the operator runs.
 void Operation::evict_for_tests() {
     about_to_let_go(driver_, lock_);
     driver_.evict_all();
     with_held_evictable(driver_, lock_, [&] { driver_.evict_all(); });
 }
 
-// Look up the records of all tensor arguments, and note their version counters for recipes.
+// Look up the storage records of all tensor arguments, and note the version counters that recipes
+// need.
 void Operation::know_inputs() {
     inputs_.clear();
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
@@ -47,8 +49,7 @@ void Operation::know_inputs() {
             record = &settle(driver_, *record, *tensor);
             inputs_.back() = Ref<Storage>(record);
         }
-        // Get the version counter now, because the tensor may be destroyed by the time the operator
-        // has run.
+        // Get the version counter now. After the operator has run, the tensor may be destroyed.
         record->find_version_counter(*tensor);
         foreign_ = foreign_ || record->special.is_external();
     }
@@ -64,7 +65,7 @@ void Operation::know_inputs() {
     }
 }
 
-// Exclude the inputs from eviction as long as the program holds them.
+// Exclude the operator's inputs from eviction as long as the program holds them.
 void Operation::keep_inputs_there() {
     for (const Ref<Storage>& each : inputs_) {
         if (each) {
@@ -73,13 +74,14 @@ void Operation::keep_inputs_there() {
     }
 }
 
-// Return true if the operator writes the tensor at `position`.
+// Return true if the operator writes the tensor argument at `position`.
 bool Operation::is_written(std::uint32_t position) const noexcept {
     return std::ranges::binary_search(parsed_.written, position);
 }
 
 // Handle the input at `position` if it was made by `empty` or `zeros` and no operator has written
-// it: other code may have written it unseen (R4).
+// it: other code may have written it unseen, so recomputing it could give other contents (R4,
+// sources).
 void Operation::resolve_content_flags(std::uint32_t position) {
     StorageRecord& record = *input(position);
     const c10::TensorImpl& tensor = *parsed_.tensors[position];
@@ -94,7 +96,7 @@ void Operation::resolve_content_flags(std::uint32_t position) {
     record.flags = 0;
 }
 
-// Pin the masks and indices among the inputs that decide the shape of a result: they are never
+// Pin those inputs, such as masks and indices, that decide the shape of a result: they are never
 // recomputed (R8, routing).
 void Operation::keep_indices() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
@@ -108,7 +110,7 @@ void Operation::keep_indices() {
 }
 
 // Before the operator overwrites sources (values without a recipe), recompute and pin the values
-// that need them (R4, sources).
+// whose recipes need the old contents (R4, sources).
 void Operation::save_what_is_overwritten() {
     fixed_.clear();
     for (const std::uint32_t position : parsed_.written) {
@@ -116,8 +118,8 @@ void Operation::save_what_is_overwritten() {
         if (record != nullptr) {
             finish_swap_out(driver_, *record);
         }
-        // FSDP gathers a parameter again by writing to its storage: compare the contents when a
-        // recipe reads them.
+        // Exception: FSDP gathers a parameter again by writing to its storage. Its contents are
+        // compared later, when a recipe reads them.
         if (record != nullptr && !record->replayable && record->consumed() && !record->absent) {
             fixed_.push_back(record);
             driver_.forget(*record);
@@ -125,12 +127,13 @@ void Operation::save_what_is_overwritten() {
     }
 }
 
-// Let the recipe read private copies of those inputs that other code may write. Return false if the
-// copies would take more bytes than keeping the results in memory. Weights are not copied, but get
-// a checksum (R4, sources).
+// Make private copies of those inputs that code outside PyTorch may write, and let the recipe read
+// the copies. Return false if the copies would take more bytes than keeping the results in memory.
+// Weights are not copied, but get a checksum (R4, sources).
 bool Operation::take_private_inputs() {
     if (driver_.device.queues()) {
-        return false;  // the device may still be writing the buffer
+        // the device may still be writing the buffer, so a copy could have wrong contents
+        return false;
     }
     c10::SmallVector<StorageRecord*, 2> copied;
     Bytes more = 0;
@@ -169,8 +172,8 @@ bool Operation::take_private_inputs() {
     return true;
 }
 
-// Hold references to those inputs that are sources (no recipe) while the operator runs, because the
-// program may free them meanwhile.
+// Hold references to those inputs that are sources (values without a recipe) while the operator
+// runs, because the program may free them meanwhile and the recipe needs them.
 void Operation::own_inputs() {
     if (!recording_) {
         return;

@@ -1,12 +1,12 @@
-// Operators with `evict="anything"`: operands are restored and locked while the operator runs. Then
-// its results become evictable although the program holds them.
+// Operators with `evict="anything"`: the operands are restored, and locked in memory while the
+// operator runs. Afterwards its results may be evicted although the program holds them.
 #include "../memory/held_eviction.h"
 #include "../torch/parts.h"
 #include "operation.h"
 
 namespace rekindle {
 
-// Run the operator with its operands locked in the engine, then make its results evictable.
+// Run the operator with its operands locked in the engine. Then allow eviction of its results.
 void Operation::run_touching() {
     StorageList storages;
     note_read(storages);
@@ -22,8 +22,8 @@ void Operation::run_touching() {
     let_results_return();
 }
 
-// Return true if values may have to be evicted for the operator. Then Python is asked first if
-// threads that it does not know may read user-held values.
+// Return true if running the operator may require evictions. Then the caller first asks Python
+// whether threads that the runtime does not know may read user-held values.
 bool Operation::may_let_go() {
     const Signature& signature = *parsed_.signature;
     if (signature.needed < 0 || !signature.priced || facts_.dynamic || driver_.steps) {
@@ -41,8 +41,8 @@ bool Operation::may_let_go() {
         const StorageRecord* record = found->record;
         if (record != nullptr &&
             (record->special.is_external() || (is_written(i) && record->consumed()))) {
-            // The input gets a private copy, or values computed from it are recomputed. Both need
-            // room.
+            // This input gets a private copy, or values computed from it are recomputed. Both need
+            // room in memory.
             return true;
         }
     }
@@ -50,7 +50,8 @@ bool Operation::may_let_go() {
     return more > engine.budget - engine.memory - engine.in_flight;
 }
 
-// Let results and written operands be evicted while the program holds them.
+// Allow eviction of the results and of the operands that the operator wrote, although the program
+// holds them.
 void Operation::let_results_return() {
     HeldEviction& held_eviction = *driver_.held_eviction;
     each_memory(

@@ -19,8 +19,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// Forwards to autograd's engine, except that it returns our hooks for saved tensors. It also notes
-// which threads run a backward pass.
+// Forwards all calls to autograd's engine, except that it returns Rekindle's hooks for saved
+// tensors. It also notes which threads run a backward pass.
 class Proxy final : public autograd::Engine {
 public:
     explicit Proxy(autograd::Engine& behind) : behind_(behind) {}
@@ -98,7 +98,7 @@ autograd::Engine& stub() {
 }  // namespace
 
 void install_engine_proxy() {
-    // Like autograd's engine, the proxy outlives Python.
+    // The proxy is never destroyed: like autograd's engine, it outlives Python.
     if (the_proxy() == nullptr) {
         the_proxy() = &leaky_singleton<Proxy>(autograd::Engine::get_default_engine());
         autograd::set_default_engine_stub(&stub);

@@ -1,4 +1,4 @@
-// Installs a proxy of autograd's engine that makes `SavedVariable` use our handles for saved
+// Installs a proxy of autograd's engine that makes `SavedVariable` use Rekindle's handles for saved
 // tensors.
 //
 // For each saved tensor `SavedVariable` asks the default engine for the saved-tensor hooks in

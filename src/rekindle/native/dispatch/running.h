@@ -5,9 +5,10 @@
 
 namespace rekindle {
 
-// Scope in which an operator of the program runs and `nbytes` of its results and workspace count as
-// in flight. If `reads_anything`, the operator may read any memory of the program, so user-held
-// values are not evicted in this scope. Begins and ends with the session mutex held.
+// Scope in which an operator of the program runs. Meanwhile `nbytes`, its results and its
+// workspace, count as memory in use. If `reads_anything`, the operator may read any memory of the
+// program, so user-held values are not evicted in this scope. The session mutex is held where the
+// scope begins and where it ends.
 class Running final {
 public:
     Running(Driver& driver, Bytes nbytes, bool reads_anything)

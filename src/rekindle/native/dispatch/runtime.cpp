@@ -43,13 +43,13 @@ namespace rekindle {
 
 namespace {
 
-// Pass the operator on to the next kernel.
+// Pass the operator on to the next kernel in PyTorch's dispatcher.
 void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
     op.redispatchBoxed(keys & BELOW_KEY, stack);
 }
 
-// Restore the tensor arguments of `set_`, and do not evict them while `set_` runs.
+// Restore the tensor arguments of the operator `set_`, and do not evict them while `set_` runs.
 void bring_operands(
     Driver& driver,
     const Facts& facts,
@@ -76,7 +76,7 @@ void bring_operands(
     }
 }
 
-// Run `set_`, which gives a tensor another storage, maybe one that no operator made.
+// Run the operator `set_`, which gives a tensor another storage, maybe one that no operator made.
 void set_memory(
     Driver& driver,
     const Facts& facts,
@@ -104,7 +104,8 @@ void set_memory(
     driver.process_pending();
     if (plain) {
         if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
-            // Autograd bumps the version counter for this write afterwards.
+            // Autograd bumps the version counter for this write afterwards. The runtime has
+            // registered the write already, so the bump must not count as another one.
             record->version.expected = -1;
         }
     }
@@ -113,8 +114,8 @@ void set_memory(
     }
 }
 
-// Register the first argument of a view, so that its memory is counted: the program may read it
-// through the view. Not every such tensor has memory.
+// Register the first argument of a view operator, so that its memory is counted: the program may
+// read it through the view. An argument without memory is ignored.
 void register_first_argument(
     Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock
 ) {
@@ -124,7 +125,7 @@ void register_first_argument(
     }
 }
 
-// Run an operator that returns a view: it allocates no memory and launches no kernel.
+// Run an operator that returns a view. Such an operator allocates no memory and launches no kernel.
 void view(
     Driver& driver,
     const Facts& facts,
@@ -139,7 +140,8 @@ void view(
         if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`, which returns nothing
             driver.records_streams = true;
             if (is_placeholder(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
-                // `record_stream` has no effect on an evicted tensor.
+                // `record_stream` on an evicted tensor has nothing to do, because the tensor has no
+                // memory.
                 torch::jit::drop(*stack, facts.arguments);
                 return;
             }
@@ -154,7 +156,7 @@ void view(
     pass(op, keys, stack);
 }
 
-// Run an operator that reads no element of its arguments. New results are counted, but nothing is
+// Run an operator that reads no element of its arguments. Its results are counted, but nothing is
 // evicted to make room for them.
 void query(
     Driver& driver,
@@ -179,8 +181,8 @@ void query(
     driver.count(0, made, 0);
 }
 
-// Pin the operands of an operator that is captured into a CUDA graph, because the graph stores
-// their addresses.
+// Pin the operands of an operator that is captured into a CUDA graph, because the graph stores the
+// addresses of their memory.
 void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
     driver.drain_free_queue();
     each_memory(
@@ -198,8 +200,8 @@ void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit
     );
 }
 
-// Run the operator. Return false if notifications to Python must wait, because an exception of
-// theirs would end the process.
+// Run one operator of the program. Return false if notifications to Python must wait, because an
+// exception that Python raises here would end the process.
 bool run(
     Driver& driver,
     const c10::OperatorHandle& op,
@@ -218,7 +220,7 @@ bool run(
         }
     }
     const std::optional<c10::Stream> now = driver.device.stream_if_any();
-    // During CUDA graph capture operators are neither counted nor recorded.
+    // During CUDA graph capture, operators are neither counted nor recorded.
     if (driver.device.is_capturing(now)) {
         if (driver.evicts_held_last || driver.held_eviction) {
             keep_operands_of_graph(driver, facts, *stack);
@@ -238,8 +240,8 @@ bool run(
     if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
         throw UnsupportedOperatorError(facts, true);
     }
-    // A composite operator, which arrives here in inference mode only. The operators that it
-    // consists of arrive separately.
+    // A composite operator reaches this function in inference mode only. The operators that it
+    // consists of reach it separately.
     if (facts.composed) {
         register_first_argument(driver, facts, *stack, lock);
         lock.unlock();
@@ -270,7 +272,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 const char* register_fallback() {
     const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    // Without `PYTHON_COMES_FIRST`, `run` refuses operators that have a Python dispatch key.
+    // The kernels of views bypass `run`. Without `PYTHON_COMES_FIRST`, `run` refuses operators that
+    // have a Python dispatch key, so views must pass through `run` then.
     if (PYTHON_COMES_FIRST && *why_not == '\0') {
         register_view_kernels(library_at_key("aten"));
     }

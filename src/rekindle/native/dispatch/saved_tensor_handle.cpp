@@ -29,8 +29,8 @@ at::Tensor tensor_of(c10::intrusive_ptr<c10::TensorImpl> impl) {
     return at::Tensor(std::move(impl));
 }
 
-// Return true if the node that saves `tensor` also made it. Then the node of `tensor` is the newest
-// node of this thread: a node that saves the result of an older node is newer itself.
+// Return true if the autograd node that saves `tensor` also made it. Then the node of `tensor` is
+// the newest node of this thread: a node that saves the result of an older node is newer itself.
 bool is_result_of_newest_node(const at::Tensor& tensor) {
     const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
     const torch::autograd::Node* node = meta == nullptr ? nullptr : meta->grad_fn_.get();
@@ -53,7 +53,7 @@ SavedTensorHandle::~SavedTensorHandle() {
 void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
-        // The tensor has no graph, so keeping it makes no reference cycle.
+        // The tensor has no autograd graph, so keeping a reference to it makes no reference cycle.
         kept_ = tensor;
     }
     const bool packed =
@@ -65,7 +65,8 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
     notify(*driver_);
 }
 
-// Look up the record of `tensor` and add a reference to it. Return false if `tensor` has no memory.
+// Look up the storage record of `tensor`, and add a reference of autograd to it. Return false if
+// `tensor` has no memory.
 bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     Locked lock;
     Driver& driver = *driver_;
@@ -100,8 +101,8 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     return true;
 }
 
-// Keep an alias of `tensor` in `kept_`. Keeping `tensor` itself in the graph that made it would be
-// a reference cycle.
+// Keep an alias of `tensor` in `kept_`. `tensor` itself refers to the autograd graph, which holds
+// this handle: keeping it would make a reference cycle.
 void SavedTensorHandle::keep_as_it_is(const at::Tensor& tensor) {
     if (!kept_.defined()) {
         kept_ = detached(tensor);
@@ -113,9 +114,9 @@ void SavedTensorHandle::keep_as_it_is(const at::Tensor& tensor) {
 
 namespace {
 
-// Return true if the node that is running is one of PyTorch's own, which read saved tensors by
-// operators only. Names of generated nodes end in a digit, such as `MulBackward0`. A node of the
-// program may launch kernels of its own on any stream.
+// Return true if the backward node that is running is one of PyTorch's own, which read saved
+// tensors by operators only. Names of generated nodes end in a digit, such as `MulBackward0`. A
+// node of the program may launch kernels of its own on any stream.
 bool is_read_by_operators() {
     const auto node = torch::autograd::get_current_node();
     if (!node) {
@@ -125,7 +126,7 @@ bool is_read_by_operators() {
     return !name.empty() && name.back() >= '0' && name.back() <= '9';
 }
 
-// Make the saved value `record` resident, and do not evict it while the running node reads it.
+// Restore the saved value `record`, and do not evict it while the running backward node reads it.
 void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
     if (record.resident) {
         driver.use(record);
@@ -179,7 +180,8 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
             return own;
         }
         const StoragePtr storage_impl =
-            current(*record_).at();  // another thread may have written the value meanwhile
+            // another thread may have written the value meanwhile, so use its newest version
+            current(*record_).at();
         TORCH_CHECK(storage_impl, "a value that should be in memory is not; please report this");
         return in(storage_impl);
     });
@@ -188,7 +190,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
     return found;
 }
 
-// Return another handle for the same saved tensor.
+// Return another saved-tensor handle for the same tensor.
 std::unique_ptr<SavedTensorHandle> SavedTensorHandle::another() const {
     auto made = std::make_unique<SavedTensorHandle>(driver_);
     if (record_ != nullptr) {
@@ -212,7 +214,8 @@ SavedTensorHandle::retrieve_unpack_hook_data() const {
     return unpacked_by_python(another());
 }
 
-// Raise if the tensor was modified: autograd's own check is off under hooks (R7, version check).
+// Raise PyTorch's error if the saved tensor was modified. Autograd skips its own check when
+// saved-tensor hooks are active (R7, version check).
 void SavedTensorHandle::check_version(const char* maker) const {
     if (!version_.moved()) {
         return;
@@ -237,9 +240,9 @@ void SavedTensorHandle::check_version(const char* maker) const {
     );
 }
 
-// If `tensor.data = ...` gave the saved tensor other memory, return a tensor with its current
-// contents. Plain PyTorch computes with the current contents, unless the node that made the tensor
-// saved it.
+// If the program gave the saved tensor other memory (`tensor.data = ...`), return a tensor with its
+// current contents. Plain PyTorch also computes with the current contents, unless the node that
+// made the tensor saved it.
 at::Tensor SavedTensorHandle::moved(const StorageRecord& record) const {
     const auto tensor = saved_.lock();
     if (!tensor || !tensor->has_storage()) {
@@ -264,8 +267,8 @@ at::Tensor SavedTensorHandle::own_tensor() const {
     return same ? tensor_of(tensor) : at::Tensor();
 }
 
-// Return how many bytes the tensor spans in its storage, from the storage's start; 0 for a tensor
-// without elements.
+// Return how many bytes the saved tensor spans in its storage, from the storage's start; 0 for a
+// tensor without elements.
 std::int64_t SavedTensorHandle::bytes_reached() const {
     std::int64_t last = offset_;
     for (std::size_t i = 0; i < geometry_.size(); ++i) {
@@ -289,7 +292,9 @@ at::Tensor SavedTensorHandle::in(const StoragePtr& storage_impl) const {
         reach,
         " are needed"
     );
-    std::optional<c10::InferenceMode> as_saved;  // a backward pass may run in inference mode
+    // The tensor was saved outside inference mode, so rebuild it outside: a backward pass may run
+    // in inference mode.
+    std::optional<c10::InferenceMode> as_saved;
     if (c10::InferenceMode::is_enabled()) {
         as_saved.emplace(false);
     }
@@ -297,8 +302,8 @@ at::Tensor SavedTensorHandle::in(const StoragePtr& storage_impl) const {
         at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage_impl), keys_, dtype_);
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);
-    // Share the version counter, so that a write through this tensor is noticed by other nodes that
-    // saved it.
+    // Let the unpacked tensor share the version counter of the saved one. So other nodes that saved
+    // the tensor notice a write to the unpacked one.
     if (version_.counter.enabled()) {
         impl.set_version_counter(version_.counter);
     }

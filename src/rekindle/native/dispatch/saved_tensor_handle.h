@@ -31,9 +31,9 @@
 
 namespace rekindle {
 
-// One reference of autograd to a value: its record, and the geometry of the saved tensor. The
-// destructor only enqueues the record for release, because it may run in any thread and under any
-// lock.
+// Autograd's reference to one saved tensor: the record of its storage, and its geometry. The
+// destructor only puts the record into a queue for release, because it may run in any thread and
+// under any lock.
 class SavedTensorHandle final : public torch::autograd::SavedVariableHooks {
 public:
     explicit SavedTensorHandle(c10::intrusive_ptr<Driver> driver) : driver_(std::move(driver)) {}
@@ -46,8 +46,8 @@ public:
 
     void call_pack_hook(const at::Tensor& tensor) override;
     at::Tensor call_unpack_hook() override;
-    // Return a Python function that unpacks the saved tensor, and its argument. Compiled autograd
-    // calls it when it needs the value.
+    // Return a Python function that unpacks the saved tensor, and the function's argument. Compiled
+    // autograd calls the function when it needs the value.
     std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
     retrieve_unpack_hook_data() const override;
 
@@ -62,15 +62,18 @@ private:
     at::Tensor in(const StoragePtr& storage_impl) const;
 
     c10::intrusive_ptr<Driver> driver_;
-    StorageRecord* record_ = nullptr;  // holds a counted reference; null: see `kept_`
+    // storage record of the saved tensor, counted as a reference; null: the tensor is in `kept_`
+    StorageRecord* record_ = nullptr;
     c10::impl::SizesAndStrides geometry_;
-    std::int64_t offset_ = 0;  // storage offset in elements
+    std::int64_t offset_ = 0;  // storage offset of the saved tensor, in elements
     caffe2::TypeMeta dtype_;
     c10::DispatchKeySet keys_;
     Version version_;  // version counter of the saved tensor, and the version when it was saved
-    // Tensor that the program saved, unless the node that made the tensor saves it.
+    // Weak pointer to the tensor that the program saved. Null if the node that made the tensor
+    // saved it.
     WeakTensor saved_ = no_tensor();
-    // The tensor itself, if it cannot be rebuilt or has Python attributes.
+    // The saved tensor itself, if it cannot be rebuilt from a storage and a geometry, or has Python
+    // attributes.
     at::Tensor kept_;
 };
 

@@ -22,8 +22,8 @@ namespace rekindle {
 namespace {
 
 constexpr int ONCE = 1;
-// Number of equal trials required of operators that add atomically, because the order of their
-// additions may differ in any run.
+// Number of trials with equal bits that are required of operators with atomic additions: the order
+// of the additions may differ in any run.
 constexpr int SEVERAL = 3;
 
 Probation& of_last_unit() noexcept {
@@ -51,7 +51,7 @@ bool same_geometry(const c10::TensorImpl& one, const c10::TensorImpl& other) {
            one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
 }
 
-// Return the bytes of `tensor` in memory as a one-dimensional tensor.
+// Return the bytes of `tensor` as a one-dimensional tensor, to compare two results bit by bit.
 at::Tensor bytes_of(const at::Tensor& tensor) {
     Geometry geometry = Geometry::of(*tensor.unsafeGetTensorImpl());
     geometry.conjugate = false;
@@ -66,7 +66,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }
 
 bool same_bits(const at::Tensor& one, const at::Tensor& other) {
-    // The program's profiler must not show the second run.
+    // The second run of the operator is Rekindle's, so the program's profiler must not show it.
     const at::DisableRecordFunctionGuard unseen;
     const ReplayDispatchGuard guard(false);
     return one.numel() == 0 || at::equal(bytes_of(one), bytes_of(other));
@@ -126,9 +126,9 @@ const Probation& last_unit() noexcept {
 
 // -- deciding which calls are tried ---------------------------------------------------------------
 
-// Return true if a call that may give other bits gets a recipe anyway, or will be tried first.
-// Calls that write their arguments or advance a random state of their own are never tried, because
-// a second run would be a side effect.
+// Return true if a call that may give other bits gets a recipe anyway, or will first run a second
+// time on trial. A call that writes its arguments or advances a random state of its own is never
+// tried, because a second run would be a side effect.
 bool Operation::is_trusted_or_tried() {
     if (!parsed_.written.empty() || facts_.writes || facts_.rng_state_args != 0) {
         return false;
@@ -158,8 +158,8 @@ void Operation::look_for_effects() {
     effects_.emplace(driver_, storages);
 }
 
-// After the first run, look for side effects, and run the trial if one is due. The call gets a
-// recipe only if its signature is trusted after that.
+// After the first run of an operator, look for side effects, and run the operator a second time if
+// a trial is due. The call gets a recipe only if its signature is trusted after that.
 void Operation::stand_trial() {
     if (!tried_ && !effects_) {
         return;
@@ -184,8 +184,8 @@ void Operation::stand_trial() {
     recording_ = recording_ && probation.is_trusted();
 }
 
-// Make room for the second results and their comparison. The first results are in memory, but not
-// counted yet. If there is no room, return false instead of raising.
+// Make room for the results of a second run, and for the comparison. The first results are in
+// memory, but not counted yet. If there is no room, return false instead of raising.
 bool Operation::find_room_for_trial(Bytes nbytes) {
     const Bytes compared = driver_.device.queues() ? nbytes : 0;
     needed_ = 2 * nbytes + compared;

@@ -1,5 +1,5 @@
-// Results of a trial: the second run of an operator call that may give other bits when it is
-// recomputed. See ops/probation.h and trial.cpp.
+// Functions for the trial of an operator: a second run that shows whether recomputation gives the
+// same bits. See ops/probation.h and trial.cpp.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -12,19 +12,19 @@
 
 namespace rekindle {
 
-// Compare the results `first` and `again` of two runs of a call that reads the storages `inputs`.
-// Return the difference as text, or null if the results are equal bit for bit and each run returned
-// new memory.
+// Compare the results `first` and `again` of two runs of an operator call that reads the storages
+// `inputs`. Return the difference as text, or null if the results are equal bit for bit and each
+// run returned new memory.
 const char* difference(
     std::span<const c10::IValue> first,
     std::span<const c10::IValue> again,
     std::span<const StoragePtr> inputs
 );
 
-// Record in this thread the state of the trials of an autograd.Function whose forward pass just ran
-// as one operator (a unit).
+// Remember in this thread the trials of an autograd.Function, whose forward pass just ran as one
+// operator (a unit).
 void note_unit(const Probation& probation);
-// Return the state that this thread last passed to `note_unit`.
+// Return the trials that this thread last passed to `note_unit`.
 const Probation& last_unit() noexcept;
 
 }  // namespace rekindle

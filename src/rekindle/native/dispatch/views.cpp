@@ -41,8 +41,8 @@ void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
 
 namespace {
 
-// Kernel for rekindle's dispatch key. It has the C++ type of the operator's own kernel, so that
-// arguments are not boxed.
+// Kernel of a view operator for Rekindle's dispatch key. It has the C++ type of the operator's own
+// kernel, so that arguments are not boxed.
 template <auto redispatch>
 struct View;
 

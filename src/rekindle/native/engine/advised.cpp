@@ -61,8 +61,8 @@ void AdvisedChooser::unready(Storage& storage) noexcept {
     }
 }
 
-// Remove the null entries of `ready_` once they outnumber its storages, so that the vector does not
-// grow with each mark.
+// Remove the null entries of `ready_`, the list of marked storages, once they outnumber its
+// storages. So the list does not grow with each mark.
 void AdvisedChooser::remove_null_entries() {
     if (ready_.size() < 2 * n_ready_ + 16) {
         return;

@@ -12,21 +12,22 @@
 
 namespace rekindle {
 
-// Chooser that evicts marked storages first, in the order in which they became candidates. If there
-// is none, it asks the wrapped policy.
+// Policy that first evicts the storages that a plan has marked as not needed, in the order in which
+// they became candidates. If there is none, it asks the wrapped policy.
 class AdvisedChooser final : public Chooser {
 public:
     explicit AdvisedChooser(std::unique_ptr<Chooser> chooser) : chooser_(std::move(chooser)) {}
 
     // Mark `storage` as not needed by the plan until the plan recomputes it.
     void mark(Storage& storage);
-    // Remove the mark of `storage`, because the plan needs its value from now on.
+    // Remove the mark of `storage`, because the plan needs the value of `storage` from now on.
     void unmark(Storage& storage);
-    // Remove all marks. If marks have decided evictions since the policy's last choice, the policy
-    // first processes the updates that it deferred.
+    // Remove all marks, so that the wrapped policy decides alone. If marks have decided evictions
+    // since its last choice, the policy first processes the updates that it deferred.
     void clear(Nanoseconds now);
-    // Return the bytes of all marked candidates except those that `inputs` read. `mark` is a new
-    // mark of the graph (`Graph::new_mark`), which this function sets on the inputs.
+    // Return the bytes of all candidates that the plan has marked as not needed, except those that
+    // `inputs` read. `mark` is a new mark of the graph (`Graph::new_mark`), which this function
+    // sets on the inputs.
     Bytes spare_beside(std::span<const Edge> inputs, std::uint64_t mark) const;
 
     void add(Storage& storage) override;
@@ -60,13 +61,13 @@ private:
     // A storage is marked if its `standing.marked` equals this number. Incrementing the number
     // removes all marks at once.
     std::uint32_t age_ = 1;
-    // Marked candidates in the order in which they are evicted. An entry is null if its storage was
-    // removed.
+    // Candidates that the plan has marked, in the order in which they are evicted. An entry is null
+    // if its storage was removed.
     std::vector<Storage*> ready_;
-    std::size_t first_ready_ = 0;  // All entries before this index are null.
+    std::size_t first_ready_ = 0;  // All entries of `ready_` before this index are null.
     std::size_t n_ready_ = 0;
-    Bytes spare_ = 0;      // Bytes of the storages in `ready_`.
-    bool behind_ = false;  // True if marks have decided an eviction since the policy's last choice.
+    Bytes spare_ = 0;      // Bytes of all storages that the plan has marked (`ready_`).
+    bool behind_ = false;  // Marks have decided an eviction since the wrapped policy chose last.
 };
 
 }  // namespace rekindle

@@ -11,8 +11,8 @@
 
 namespace rekindle {
 
-// State of an eviction policy during one run. Events that only some policies need do nothing by
-// default.
+// State of an eviction policy during one run. The engine reports events to it. Events that only
+// some policies need do nothing by default.
 class Chooser {
 public:
     Chooser() = default;
@@ -22,48 +22,50 @@ public:
     Chooser& operator=(Chooser&&) = delete;
     virtual ~Chooser() = default;
 
-    // Return true if the policy depends on events before its first `choose`, and not only on the
+    // Return true if the policy depends on events before its first choice, and not only on the
     // current candidates. Such a policy is active from the start of the run.
     virtual bool remembers() const { return false; }
 
-    // `storage` became a candidate for eviction.
+    // Called when `storage` became a candidate for eviction.
     virtual void add(Storage& storage) = 0;
-    // `storage` is not a candidate for eviction any more: it is locked, user-held, evicted or dead.
+    // Called when `storage` is not a candidate for eviction any more: it is locked, user-held,
+    // evicted or dead.
     virtual void remove(Storage& storage) = 0;
     // Return the storage to evict at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;
 
-    // Process the updates that the policy deferred to its next `choose`. Called if evictions were
-    // decided without calling `choose` for a while.
+    // Process the updates that the policy deferred to its next `choose`. Called if plan marks have
+    // decided evictions for a while, without calling `choose`.
     virtual void catch_up(Nanoseconds now) { choose(now); }
 
     // Return the estimated time (ns) to recompute `storage`.
     virtual Nanoseconds recompute_ns(Storage& storage) { return storage.cost; }
 
-    // Return what is lost by evicting `storage` at clock `now`: its score without regard to its
+    // Return the loss of evicting `storage` at clock `now`: its score without the factor for its
     // size.
     virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
-    // A call in progress will make `storage` resident. Until then `storage` counts as evicted.
-    // Reported only with `Rules::quirks`.
+    // Called when a call in progress is going to make `storage` resident. Until then `storage`
+    // counts as evicted. Reported only with `Rules::quirks`.
     virtual void expected(Storage& /*storage*/) {}
 
-    // `storage` was evicted and can be recomputed.
+    // Called when `storage` was evicted and can be recomputed.
     virtual void evicted(Storage& /*storage*/) {}
 
-    // `storage` is resident again, or the call that `expected` announced has made it.
+    // Called when `storage` is in memory again, or the call that `expected` announced has made it.
     virtual void returned(Storage& /*storage*/) {}
 
-    // The evicted `storage` will never be needed again.
+    // Called when the evicted `storage` will never be needed again.
     virtual void forgotten(Storage& /*storage*/) {}
 
-    // The last access of the candidate `storage` changed.
+    // Called when the program accessed the candidate `storage`, so that its last access changed.
     virtual void touched(Storage& /*storage*/) {}
 
-    // The cost or the parents of `storage` changed, because the program made a view of it.
+    // Called when the cost or the parents of `storage` changed, because the program made a view of
+    // it.
     virtual void repriced(Storage& /*storage*/) {}
 
-    // `storage` is about to be destroyed.
+    // Called when `storage` is about to be destroyed.
     virtual void disposed(Storage& /*storage*/) noexcept {}
 
 protected:
@@ -74,8 +76,8 @@ protected:
     }
 };
 
-// Which costs of other storages a policy's score includes in addition to the storage's own, as in
-// rekindle.policies._neighborhood. The native core does not implement `classes`.
+// Costs of other storages that a policy's score includes in addition to the storage's own cost, as
+// in rekindle.policies._neighborhood. The native core does not implement `classes`.
 enum class Costs : std::uint8_t { nothing, local, classes, exact, ancestors, capped };
 
 // Policy with the score cost / (bytes * staleness), or a variant of it that leaves a factor out.
@@ -86,7 +88,7 @@ struct Policy final {
     bool by_staleness = true;
     bool root = true;  // True: the score contains the square root of the staleness.
 
-    // Make the state of this policy for one run of the engine with `graph`.
+    // Make the state of this eviction policy for one run of the engine with `graph`.
     std::unique_ptr<Chooser> bind(Graph& graph) const;
 };
 

@@ -27,16 +27,16 @@ namespace rekindle {
 
 namespace {
 
-// How often one climb may restart, per call in the graph. A climb that makes progress needs fewer
-// restarts.
+// Largest number of restarts of one recomputation, per call in the graph. A recomputation that
+// makes progress needs fewer.
 constexpr std::size_t MOST_BEGUN = 100;
 
 }  // namespace
 
 // -- first runs -----------------------------------------------------------------------------------
 
-// Visit the outputs of `call`. `wanted` (the output to recompute, else the first) comes last, so
-// that it becomes a candidate for eviction last.
+// Call `visit` for the outputs of `call`. `wanted` (the output to recompute, else the first) comes
+// last, so that it becomes a candidate for eviction last.
 template <class F>
 void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     if (call.n_outputs == 0) {
@@ -175,8 +175,8 @@ void Engine::Interlude::give_back(const Call& call) {
     }
 }
 
-// Mark the storages that `call` is overwriting as evicted. Only `call` may use them now; an event
-// of another thread that needs one must recompute it.
+// Mark the storages that the running `call` overwrites as evicted. Only `call` may use them now; an
+// event of another thread that needs one must recompute it.
 void Engine::lend(const Call& call) {
     for (const Overwrite& pair : call.overwrites()) {
         Storage& storage = *pair.source->storage;
@@ -188,8 +188,8 @@ void Engine::lend(const Call& call) {
 
 // -- recomputation --------------------------------------------------------------------------------
 
-// Make `value` resident, by swapping it in or recomputing it. Repeat while other threads evict it
-// again.
+// Put `value` into memory, by swapping it in or recomputing it. Repeat if other threads evict it
+// again meanwhile.
 void Engine::require_quietly(Value& value) {
     touch(*value.storage);
     const std::uint64_t visits = visits_;
@@ -212,14 +212,14 @@ void Engine::require_quietly(Value& value) {
     } while (!value.defined && visits != visits_);
 }
 
-// Return true if `value` is not in memory and can be recomputed. Checked again after visits,
-// because other threads may change both.
+// Return true if `value` is not in memory and can be recomputed. Callers check this again after
+// events of other threads, which may change both.
 bool Engine::is_missing(const Value& value) noexcept {
     return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
 
-// Run `call` after recomputing its evicted inputs: one attempt with early locks and, if there is no
-// room, one with late locks.
+// Run `call` after recomputing its evicted inputs. The first attempt locks inputs early; if there
+// is no room, a second attempt locks them late (see NOTE [Recomputation without recursion]).
 void Engine::materialize(Call& call, Value* wanted, bool held) {
     if (rules.quirks && !call.ran) {
         link(call);
@@ -233,18 +233,19 @@ void Engine::materialize(Call& call, Value* wanted, bool held) {
         climb(call, wanted, held, Locks::early);
         return;
     } catch (const NoRoom&) {
-        if (rules.quirks) {  // The DTR authors' simulator does not try again.
+        if (rules.quirks) {  // the DTR authors' simulator does not try a second time
             throw;
         }
     }
-    // Locked storages may have prevented evictions: evict everything and retry with late locks.
+    // Locked storages may have prevented evictions. So evict everything and try again with late
+    // locks.
     shrink(-1);
     if (wanted == nullptr || is_missing(*wanted)) {
         climb(call, wanted, held, Locks::late);
     }
 }
 
-// The calls in progress of one `climb`. The destructor removes the unfinished ones from the
+// The calls in progress of one recomputation. The destructor removes the unfinished ones from the
 // engine's stacks, also after an error.
 class Engine::Climb final {
 public:
@@ -263,8 +264,8 @@ public:
         }
     }
 
-    // Remove all calls in progress from the stacks, and unlock their inputs. Free those inputs that
-    // nothing needs any more.
+    // Remove all calls in progress from the engine's stacks, and unlock their inputs. Free those
+    // inputs that nothing needs any more.
     void undo_and_prune() {
         std::vector<Ref<Storage>> had;
         had.reserve(engine_.locked_.size());
@@ -278,8 +279,9 @@ public:
         }
     }
 
-    // Restart the climb, because visits may have changed which values are resident and how to
-    // recompute the others. Return false if `wanted` need not be recomputed any more.
+    // Restart the recomputation, because events of other threads may have changed which values are
+    // in memory and how to recompute the others. Return false if `wanted` need not be recomputed
+    // any more.
     bool begin_again(Call& call, Value* wanted, Locks locks) {
         undo_and_prune();
         if (wanted == nullptr || !is_missing(*wanted)) {
@@ -308,8 +310,8 @@ private:
     std::size_t begun_ = 1;
 };
 
-// Recompute the missing inputs of `call` depth first and in their order, then run `call`. Uses
-// stacks instead of recursion.
+// Recompute the evicted inputs of `call`, depth first and in their order, then run `call`. Uses
+// explicit stacks instead of recursion.
 void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     Climb progress(*this);
     open(call, wanted, locks);
@@ -351,8 +353,8 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     }
 }
 
-// Push `call` on the stack of calls in progress. Add its missing inputs to `pending_`. With early
-// locks, lock the resident ones; with late locks, add them to `pending_` as well.
+// Push `call` on the stack of calls in progress, and its evicted inputs on the stack `pending_`.
+// With early locks, lock the inputs in memory; with late locks, push them on `pending_` as well.
 void Engine::open(Call& call, Value* wanted, Locks locks) {
     // More calls are in progress than exist, so some call depends on its own output.
     if (frames_.size() > graph.n_calls()) {
@@ -374,8 +376,8 @@ void Engine::open(Call& call, Value* wanted, Locks locks) {
     std::reverse(first, pending_.end());
 }
 
-// Lock the inputs of the topmost call in order, up to the first that is not resident. Return that
-// input; null if there is none.
+// Lock the inputs of the topmost call in progress in order, up to the first that is not in memory.
+// Return that input; null if there is none.
 Value* Engine::next_missing() {
     const std::size_t first = frames_.back().pending;
     while (pending_.size() > first) {
@@ -390,8 +392,9 @@ Value* Engine::next_missing() {
     return nullptr;
 }
 
-// Unlock the inputs of a call that left the stack. If all of them are locked, unlock them in the
-// order of the arguments, because inputs become candidates in the order of unlocking.
+// Unlock the inputs of a call that left the stack of calls in progress. If all of them are locked,
+// unlock them in the order of the arguments, because storages become candidates for eviction in the
+// order of unlocking.
 void Engine::close(const Frame& frame) {
     // If an event of another thread removed the call from the graph, `n_inputs` is 0.
     if (pending_.size() == frame.pending && frame.call->n_inputs == locked_.size() - frame.locked) {
@@ -407,7 +410,7 @@ void Engine::close(const Frame& frame) {
     locked_.resize(frame.locked);
 }
 
-// Return true if nothing but the topmost call needs the inputs that it overwrites.
+// Return true if only the topmost call in progress needs the inputs that it overwrites.
 bool Engine::may_consume(const Frame& frame) const {
     for (const Overwrite& pair : frame.call->overwrites()) {  // NOLINT(readability-use-anyofallof)
         const Storage& storage = *pair.source->storage;
@@ -421,7 +424,8 @@ bool Engine::may_consume(const Frame& frame) const {
     return true;
 }
 
-// Return the bytes that `call` needs while it runs: those that are not yet counted in `memory`.
+// Return the bytes that `call` needs while it runs, in addition to those already counted in
+// `memory`.
 Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     Bytes taken_over = 0;
     if (in_place) {
@@ -432,8 +436,8 @@ Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     return call.nbytes - taken_over + workspace_of(call);
 }
 
-// Return true if the topmost call must still run again and all its inputs are resident. Other
-// threads may have changed either.
+// Return true if the topmost call in progress must still run again and all its inputs are in
+// memory. Events of other threads may have changed either.
 bool Engine::can_run(const Frame& frame) {
     const Call& call = *frame.call;
     const bool wanted = frame.wanted == nullptr || is_missing(*frame.wanted);
@@ -441,7 +445,8 @@ bool Engine::can_run(const Frame& frame) {
            std::ranges::all_of(call.inputs(), [](const Edge& edge) { return edge.value->defined; });
 }
 
-// Make room for the topmost call, run it, and update the engine's state with its results.
+// Make room for the topmost call in progress, run it, and update the engine's state with its
+// results.
 void Engine::run(const Frame& frame, bool held) {
     Call& call = *frame.call;
     const bool overwrites = call.n_overwrites != 0;
@@ -449,7 +454,7 @@ void Engine::run(const Frame& frame, bool held) {
     const std::uint64_t visits = visits_;
     make_room(bytes_beside(call, in_place), &call);
     if (visits != visits_ && call.ran) {
-        // Do not overwrite an input that other threads may need.
+        // Another thread may need an input that the call would overwrite, so run it on a copy.
         if (in_place && !may_consume(frame)) {
             in_place = false;
             make_room(bytes_beside(call, in_place), &call);
@@ -467,15 +472,15 @@ void Engine::run(const Frame& frame, bool held) {
         free_all();
         return;
     }
-    // Another thread overwrote an input during the run, so the call may have read wrong contents:
-    // discard its results.
+    // Another thread overwrote an input while the call ran. The call may have read wrong contents,
+    // so discard its results.
     if (visits != visits_ && !(call.replayable && call.linked)) {
         clock += call.cost;
         recompute_ns += call.cost;
         return;
     }
-    // Other outputs of this call that have a copy on the host. They are evicted again below,
-    // because no event needs them.
+    // Other outputs of this call that have a host copy. No event needs them, so they are evicted
+    // again below.
     std::vector<Storage*> copied;
     for (const Value* value : call.outputs()) {
         Storage& storage = *value->storage;
@@ -513,7 +518,7 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
             continue;
         }
         Storage& storage = *value->storage;
-        // This output was resident already, so its recomputed duplicate is freed at once.
+        // This output was in memory already, so free its recomputed duplicate at once.
         if (storage.resident) {
             memory -= storage.nbytes;
         } else {
@@ -533,8 +538,8 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
     });
 }
 
-// Free the outputs that were recomputed together with the wanted one, although nothing can use them
-// any more.
+// Free the outputs of `call` that were recomputed together with the wanted one, although nothing
+// can use them any more.
 void Engine::drop_unasked(Call& call) {
     for (Value* value : call.outputs()) {
         if (is_root(*value) && !value->storage->listed) {
@@ -546,7 +551,7 @@ void Engine::drop_unasked(Call& call) {
     free_all();
 }
 
-// Count the memory of the overwritten input as memory of the output. Return its size.
+// Count the memory of the overwritten input as memory of the output. Return its size in bytes.
 Bytes Engine::take_over(const Overwrite& overwrite) {
     Storage& old = *overwrite.source->storage;
     Storage& made = *overwrite.output->storage;

@@ -61,7 +61,7 @@ void Engine::use(Value& value) {
     }
     if (value.defined) {
         hold_by_program(*value.storage);
-    }  // A value that left the graph stays undefined; no later event can need it.
+    }  // A value that left the graph stays undefined, because no later event can need it.
 }
 
 void Engine::pin(Value& value) {
@@ -127,8 +127,8 @@ void Engine::forget(Storage& storage) {
     forget_quietly(storage);
 }
 
-// Keeps storages locked, so that they stay resident. The destructor unlocks them, also after an
-// error.
+// Scope in which storages are locked, so that they stay in memory. The destructor unlocks them,
+// also after an error.
 class Engine::Saved final {
 public:
     explicit Saved(Engine& engine) : engine_(engine) {}
@@ -154,11 +154,11 @@ private:
     std::vector<Storage*> storages_;
 };
 
-// Make the referenced values that can only be computed from `storage` resident, and lock them.
+// Restore the referenced values that can be computed only from `storage`, and lock them in memory.
 void Engine::save_from(Storage& storage, Saved& saved) {
     std::vector<Storage*> needy;
     graph.made_through(storage, needy);
-    // Lock the values that are resident before restoring one, which could evict another of them.
+    // First lock the values that are in memory: restoring one of the others could evict them.
     for (Storage* made : needy) {
         if (made->resident) {
             saved.save(*made);
@@ -174,13 +174,15 @@ void Engine::save_from(Storage& storage, Saved& saved) {
     }
 }
 
-// Make all values that depend on `storage` resident, then remove the recipes of the calls that read
-// it. Sources that only those recipes needed are processed in the same way.
+// Restore all values that depend on `storage`, then remove the recipes of the calls that read
+// `storage`. Sources (values without a recipe) that only those recipes needed are processed in the
+// same way.
 void Engine::forget_quietly(Storage& storage) {
     {
         Saved saved(*this);
         std::uint64_t visits = 0;
-        // Repeat, because other threads may have computed more values from `storage` meanwhile.
+        // Repeat, because events of other threads may have computed more values from `storage`
+        // meanwhile.
         do {
             visits = visits_;
             save_from(storage, saved);
@@ -223,7 +225,7 @@ void Engine::spoil(Storage& storage) {
     note_event(Entry::Kind::spoil, storage.id);
     const Event event(*this);
     if (lent_) {
-        if (!storage.resident) {  // If `storage` is resident, another thread has recomputed it.
+        if (!storage.resident) {  // if `storage` is in memory, another thread has recomputed it
             free(storage);
         }
         prune(storage);

@@ -15,9 +15,9 @@
 
 namespace rekindle {
 
-// Keeps `memory` within `budget` bytes. This class handles the program's events and recomputes
-// values; its base class `Ledger` evicts. Each event may throw the performer's errors, `NoRoom` or
-// `Thrashed`. The invariants hold after an error as well.
+// The online engine: keeps `memory` within `budget` bytes. This class handles the program's events
+// and recomputes values; its base class `Ledger` evicts. An event may throw the performer's errors,
+// `NoRoom` or `Thrashed`. The invariants hold after an error as well.
 class Engine final : public Ledger {
 public:
     // Make an engine with a budget of `most` bytes.
@@ -40,9 +40,9 @@ public:
     ~Engine() = default;
 
     // Scope inside `Performer::compute` in which the engine accepts other events (visits), from
-    // other threads or from the running call. During the scope the memory of the running call
-    // counts as in flight, and storages that it overwrites in place count as evicted. After a
-    // visit, the interrupted event makes evicted inputs resident again.
+    // other threads or from the running call. Meanwhile the memory of the running call counts as in
+    // flight, and storages that it overwrites in place count as evicted. After a visit, the
+    // interrupted event restores evicted inputs again.
     class Interlude final {
     public:
         Interlude(Engine& engine, const Call& call, bool in_place);
@@ -55,11 +55,12 @@ public:
         Interlude& operator=(Interlude&&) = delete;
         ~Interlude();
 
-        // Count an event that ran during this scope, so that the interrupted event notices it.
+        // Record that an event of another thread ran during this scope. The interrupted event then
+        // looks up its state again.
         void visited() noexcept { ++engine_.visits_; }
 
-        // Undo the start of `call`, which failed without writing anything and without visits: the
-        // storages that it was to overwrite become resident again.
+        // Undo the start of `call`, which failed before it wrote anything and before any event of
+        // another thread. The storages that it was to overwrite count as resident again.
         void give_back(const Call& call);
 
     private:
@@ -74,55 +75,56 @@ public:
 
     // -- events ---------------------------------------------------------------------------------
 
-    // The program runs `call` for the first time. Evicted inputs are restored first. `held`: the
-    // program's variables hold the outputs.
+    // Event: the program runs `call` for the first time. The engine first restores evicted inputs.
+    // held: variables of the program hold the outputs.
     void call(Call& call, bool held);
-    // The program has run `call` for the first time, after the caller made room for it. Links its
-    // outputs into the graph.
+    // Event: the program has run `call` for the first time, after the caller made room for it.
+    // Links its outputs into the graph.
     void admit(Call& call, bool held);
-    // The program reads `value`. Restores the value if it is evicted. The value counts as user-held
-    // from now on.
+    // Event: the program reads `value`. Restores the value if it is evicted. The value counts as
+    // user-held from now on.
     void use(Value& value);
-    // Restore `value`, and pin it: it stays resident while it is referenced.
+    // Restore `value`, and pin it: it stays in memory while anything refers to it.
     void pin(Value& value);
-    // Add a reference to `storage`, such as one of autograd, that permits its eviction.
+    // Event: add a reference to `storage`, such as one of autograd. Such a reference permits
+    // eviction.
     void retain(Storage& storage);
-    // Remove a reference that `retain` added.
+    // Event: remove a reference that `retain` added.
     void release(Storage& storage);
-    // Report that no variable of the program holds `storage` any more.
+    // Event: no variable of the program holds `storage` any more.
     void drop(Storage& storage);
-    // The program freed the memory of `storage`, to which nothing else refers. Also frees the
-    // storages that only served to recompute `storage`.
+    // Event: the program freed the memory of `storage`, to which nothing else refers. Also frees
+    // the storages that only served to recompute `storage`.
     void gone(Storage& storage);
-    // The program is about to overwrite the source `storage`. Recomputes and pins the evicted
-    // values that depend on its contents (R4, sources).
+    // Event: the program is about to overwrite `storage`, a value without a recipe. Recomputes and
+    // pins the evicted values that depend on its contents (R4, sources).
     void forget(Storage& storage);
-    // Drop the recipe of the resident `storage`, because an unknown write changed its contents.
-    // From now on it is a source (a storage without a recipe).
+    // Event: an unknown write changed the contents of `storage`, which is in memory. Drops its
+    // recipe, so it becomes a source (a value without a recipe).
     void seal(Storage& storage);
-    // The contents of the dead `storage` are lost, because a call failed while it overwrote them.
-    // Called inside `Performer::compute`, or as an event.
+    // Event: the contents of the dead `storage` are lost, because a call failed while it overwrote
+    // them. May be called inside `Performer::compute`.
     void spoil(Storage& storage);
-    // An operator ran whose results are not in the graph. `nbytes` is the change of the memory that
-    // is only counted; it may be negative.
+    // Event: an operator ran whose results are not in the graph. `nbytes` is the change of the
+    // memory that is only counted; it may be negative.
     void account(Nanoseconds cost, Bytes nbytes = 0, Bytes workspace = 0);
-    // The program resized `storage`, which its variables hold.
+    // Event: the program resized `storage`, which its variables hold.
     void resize(Storage& storage, Bytes nbytes);
-    // Restore `value` if it is evicted, because the caller reads it.
+    // Restore `value` if it is evicted, because the caller is going to read it.
     void require(Value& value);
 
     // -- copies on the host ---------------------------------------------------------------------
 
     // Report from inside `Performer::swap_in` that the host copy of `storage` could not be read.
-    // The copy is forgotten. Return true if `storage` can be recomputed. Otherwise its value is
-    // lost, and the performer should throw.
+    // The engine forgets the copy. Return true if `storage` can be recomputed. Otherwise its value
+    // is lost, and the performer should throw.
     bool swap_in_failed(Storage& storage);
-    // The copy of `storage` to the host, which the performer had started, failed later. Call this
-    // between any two actions. If `storage` is not resident, it must be recomputed. The host's
-    // current usage becomes its limit, as after `swap_out_failed`.
+    // Event: a copy of `storage` to the host failed after the performer had started it. May be
+    // called between any two actions. If `storage` is not in memory, it must be recomputed. The
+    // host's current usage becomes its limit, as after `swap_out_failed`.
     void copy_lost(Storage& storage);
-    // Swap in the evicted `storage` ahead of its use, because a plan says so. Does nothing if
-    // `storage` has no copy on the host.
+    // Swap in the evicted `storage` before its use, because a plan says so. Do nothing if `storage`
+    // has no host copy.
     void fetch(Storage& storage);
     // Swap in values before they are needed, the most recently used first, while the budget has
     // room. Called after an operator of a backward pass, which needs the values in that order. Uses
@@ -131,8 +133,8 @@ public:
     void prefetch(Bytes room = UNLIMITED);
 
 private:
-    // Time at which a call locks its resident inputs: before or after its missing inputs are
-    // restored.
+    // Time at which a call locks those of its inputs that are in memory: before or after its
+    // evicted inputs are restored.
     enum class Locks : std::uint8_t { early, late };
 
     class Climb;
@@ -168,7 +170,7 @@ private:
     template <class F>
     void outputs_but_last(Call& call, const Value* wanted, F&& visit);
 
-    std::vector<Frame> frames_;     // One entry for each call in progress.
+    std::vector<Frame> frames_;     // One entry for each call whose recomputation is in progress.
     std::vector<Value*> pending_;   // Inputs of the calls in progress that are not locked yet.
     std::vector<Storage*> locked_;  // Storages that are locked for the calls in progress.
     // True if the last `Interlude` marked the storages that its call overwrites as evicted.

@@ -11,13 +11,14 @@ namespace rekindle {
 namespace {
 
 // Twice the worst relative rounding error of a benefit, which is a product and a quotient of
-// integers. With this margin, the line of a benefit stays on top as long as predicted, even among
-// lines that differ by rounding errors only.
+// integers. With this margin the greatest line stays on top as long as predicted, even among lines
+// that differ only by rounding errors.
 constexpr double ERROR = 4 * std::numeric_limits<double>::epsilon();
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();
 
-// Stands for the ceiling of a node whose top is known.
+// Marks a tree node whose greatest line is known, where an unknown node has an upper bound
+// (ceiling).
 constexpr double KNOWN = -NEVER;
 
 }  // namespace
@@ -86,13 +87,14 @@ void Envelope::reprice(Slot slot, double cost, Nanoseconds now_ns) {
     change(at, static_cast<double>(now_ns));
 }
 
-// Update the nodes above `slot`, whose line changed. A node whose top line is still greater need
-// not be searched again; only the time at which the changed line may overtake that top becomes
+// Update the tree nodes above `slot`, whose line changed. A node whose top line is still greater
+// need not be searched again; only the time at which the changed line may overtake that top becomes
 // earlier.
 void Envelope::change(std::size_t slot, double now) {
     const double here = benefit(slot, now);
     const double slope = moving_ ? slope_[slot] : 0.0;
-    bool below = false;  // The line is below a top, so it is below the tops of all nodes above.
+    // The line is below the top of a node, so it is below the tops of all nodes above.
+    bool below = false;
     double until = NEVER;
     for (std::size_t level = 0, i = slot / WIDTH; level < levels_.size(); ++level, i /= WIDTH) {
         Node& node = levels_[level][i];
@@ -130,7 +132,8 @@ Envelope::Slot Envelope::best(Nanoseconds now_ns) {
     return root.top;
 }
 
-// Find the top of the node with children `first` to `first + WIDTH` among the lines.
+// Find the top line of a node of the lowest level. Its children are the lines `first` to `first +
+// WIDTH`.
 void Envelope::find_top_line(Node& node, std::size_t first, double now) const noexcept {
     std::array<double, WIDTH> benefits{};
     std::size_t found = 0;
@@ -160,8 +163,9 @@ void Envelope::find_top(std::size_t level, std::size_t index, double now) {
     }
     const std::span below(levels_[level - 1]);
     const std::span children = below.subspan(first, std::min(WIDTH, below.size() - first));
-    std::array<double, WIDTH> benefits{};  // Of the tops of the children.
-    std::array<double, WIDTH> ceilings{};  // Of the children whose top is unknown; else `KNOWN`.
+    std::array<double, WIDTH> benefits{};  // benefits of the top lines of the node's children
+    // upper bounds of the children whose top line is unknown; else `KNOWN`
+    std::array<double, WIDTH> ceilings{};
     std::size_t best = 0;
     double greatest = -NEVER;
     const auto compare = [&](std::size_t i) {

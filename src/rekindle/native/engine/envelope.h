@@ -19,13 +19,13 @@
 
 namespace rekindle {
 
-// The benefits of all candidates over time, as lines in numbered slots: finds the greatest benefit
-// at a given time. Among equal benefits, the line with the greatest `order` comes first.
+// The benefits of evicting each candidate over time, as lines in numbered slots. Finds the greatest
+// benefit at a given time. Among equal benefits, the line with the greatest `order` comes first.
 class Envelope final {
 public:
     using Slot = std::int32_t;
 
-    // `moving`: benefits grow with time. Otherwise the benefit is bytes / cost.
+    // moving: benefits grow with time. Otherwise the benefit of a storage is bytes / cost.
     explicit Envelope(bool moving) : moving_(moving) {}
 
     // Add the benefit line of a storage with this cost, and return its slot. Searches ignore the
@@ -41,13 +41,14 @@ public:
     Slot best(Nanoseconds now_ns);
 
 private:
-    static constexpr std::size_t WIDTH = 8;  // Children per node.
+    static constexpr std::size_t WIDTH = 8;  // number of children of each tree node
 
     struct Node final {
         Slot top = 0;
         bool dirty = true;
         double until = 0;  // Time until which no other line below the node can overtake `top`.
-        // The ceiling: `height` at time `since`, and `slope` more per nanosecond from then on.
+        // Upper bound of all lines below the node (the ceiling): `height` at time `since`, and
+        // `slope` more per nanosecond from then on.
         double height = std::numeric_limits<double>::infinity();
         double since = 0;
         double slope = 0;
@@ -81,7 +82,8 @@ private:
     std::vector<double> slope_;  // Slope of each line: bytes / cost.
     std::vector<double> last_;
     std::vector<std::int64_t> order_;
-    // The nodes of the first level have the lines as children; the last level is the root.
+    // The levels of the tree. The nodes of the first level have the lines as children; the last
+    // level is the root.
     std::vector<std::vector<Node>> levels_;
 };
 

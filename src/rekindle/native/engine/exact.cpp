@@ -5,7 +5,7 @@
 namespace rekindle {
 
 Exact::~Exact() {
-    // The storages may outlive this object, so release the references to them first.
+    // The evicted storages may outlive this object, so release the references to them first.
     returned_.clear();
     returned_parents_.clear();
     lost_.clear();
@@ -117,8 +117,8 @@ void Exact::expected(Storage& storage) {
     evicted(storage);
 }
 
-// Make the costs of all storages that have `storage` among their evicted descendants include
-// expected storages from now on.
+// Mark `storage`: from now on, the costs of storages that have it among their evicted descendants
+// include expected storages.
 void Exact::notice(Storage& storage) {
     neighbor(storage).noticed = age_;
     begin_walk();
@@ -172,12 +172,12 @@ void Exact::returned(Storage& storage) {
     if (own.expected) {
         own.expected = false;
         if (--n_expected_ == 0) {
-            ++age_;  // Makes the `noticed` of all storages outdated.
+            ++age_;  // makes the `noticed` of all storages outdated
         }
     } else if (n_expected_ != 0) {
         notice(storage);
     }
-    // If no cost was computed while `storage` was evicted, no computed cost includes that of
+    // If no cost was computed while `storage` was evicted, no known cost includes that of
     // `storage`.
     if (own.evicted && remove(own) < asked_) {
         add_returned(own);
@@ -187,7 +187,7 @@ void Exact::returned(Storage& storage) {
 void Exact::forgotten(Storage& storage) {
     Neighbor& own = neighbor(storage);
     double lost = static_cast<double>(storage.cost) + remove_lost(own);
-    // While it was evicted, `storage` connected its descendants with its parents, so their costs
+    // While `storage` was evicted, it connected its descendants with its parents. So their costs
     // fall by an unknown amount as well.
     if (own.down != nullptr) {
         lost = std::numeric_limits<double>::infinity();
@@ -207,7 +207,7 @@ void Exact::repriced(Storage& storage) {
 
 // -- the graph of evicted storages ----------------------------------------------------------------
 
-// Link two evicted storages, of which `lower` needs `upper` to be recomputed.
+// Link two evicted storages: the recomputation of `lower` needs `upper`.
 void Exact::connect(Neighbor& lower, Neighbor& upper) {
     Link& link = links_.make(Link{&lower, &upper});
     link.next_up = lower.up;
@@ -235,7 +235,8 @@ void Exact::disconnect(Link& link) noexcept {
     links_.drop(link);
 }
 
-// Remove a storage from the graph of evicted storages. Return its `since`.
+// Remove a storage from the graph of evicted storages. Return its `since`: the number of costs
+// computed before its eviction.
 std::int64_t Exact::remove(Neighbor& gone) noexcept {
     while (gone.up != nullptr) {
         disconnect(*gone.up);
@@ -249,7 +250,7 @@ std::int64_t Exact::remove(Neighbor& gone) noexcept {
 
 // -- cost decreases -------------------------------------------------------------------------------
 
-// Record that a storage became resident again, together with its current parents.
+// Record that the storage of `back` is in memory again, together with its current parents.
 void Exact::add_returned(Neighbor& back) {
     const std::size_t first = returned_parents_.size();
     each_parent(*back.storage, [&](Storage& parent) { returned_parents_.emplace_back(&parent); });
@@ -293,11 +294,11 @@ double Exact::remove_lost(Neighbor& lost) noexcept {
     return lost.lost;
 }
 
-// When a storage becomes resident again, it no longer connects its evicted ancestors with its
-// evicted descendants. The costs on either side fall by at most the sum of the costs on the other.
-// In a tight budget a long evicted chain lies below each recomputed value. If visiting that chain
-// would take more than `most` storages, every candidate whose cost may have included the recomputed
-// value is assumed to have lost that much, and nothing is known of the costs above the chain.
+// When a storage is in memory again, it no longer connects its evicted ancestors with its evicted
+// descendants. The costs on either side fall by at most the sum of the costs on the other. In a
+// tight budget a long evicted chain lies below each recomputed value. If visiting that chain would
+// take more than `most` storages, every candidate whose cost may have included the recomputed value
+// is assumed to have lost that much, and nothing is known of the costs above the chain.
 double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most, Span& span) {
     if (returned_.empty() && lost_.empty()) {
         return 0;
@@ -337,8 +338,8 @@ double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most,
     return many ? loss_below : 0;
 }
 
-// Add all evicted descendants of `found_` to `found_`. Return false, and stop, if there are more
-// than `most`.
+// Add all evicted descendants of the storages in `found_` to `found_`. Stop and return false if
+// there are more than `most`.
 bool Exact::walk_down_within(std::size_t most) {
     std::size_t visited = 0;
     while (visited < found_.size() && found_.size() <= most) {
@@ -350,8 +351,8 @@ bool Exact::walk_down_within(std::size_t most) {
     return found_.size() <= most;
 }
 
-// Add to `found` the ancestors of the storages that became resident again. Each cost fell by at
-// most `loss`; with `capped`, by at most 2/3 of the storage's own cost.
+// Add to `found` the evicted ancestors of the storages that are in memory again. Each cost fell by
+// at most `loss`; with `capped`, by at most 2/3 of the storage's own cost.
 void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {
@@ -375,8 +376,8 @@ void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     }
 }
 
-// Add to `found` the descendants of the storages that became resident again. Each cost fell by at
-// most `loss`.
+// Add to `found` the evicted descendants of the storages that are in memory again. Each cost fell
+// by at most `loss`.
 void Exact::add_below(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {

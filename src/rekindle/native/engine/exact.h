@@ -19,9 +19,10 @@ namespace rekindle {
 struct Link final {
     Neighbor* lower;
     Neighbor* upper;
-    Link* previous_up = nullptr;  // Previous link in the list `lower->up`.
+    Link* previous_up = nullptr;  // previous link in the list `lower->up` of its evicted parents
     Link* next_up = nullptr;
-    Link* previous_down = nullptr;  // Previous link in the list `upper->down`.
+    // previous link in the list `upper->down` of its evicted children
+    Link* previous_down = nullptr;
     Link* next_down = nullptr;
 };
 
@@ -31,17 +32,18 @@ struct Neighbor final {
     Storage* storage = nullptr;
     Link* up = nullptr;    // Links to the evicted storages that it is computed from.
     Link* down = nullptr;  // Links to the evicted storages that are computed from it.
-    // Number of costs that were computed before it was evicted (`Exact::asked_`).
+    // Number of costs that were computed before the storage was evicted (`Exact::asked_`).
     std::int64_t since = 0;
-    // Upper bound of the amount by which its cost, and the costs of storages that depend on it,
-    // fell since the last `cost_decreases`.
+    // Upper bound of the amount by which the cost of the storage, and the costs of storages that
+    // depend on it, fell since the last `cost_decreases`.
     double lost = 0;
-    // Value of `Exact::age_` when its cost last began to include the costs of expected storages
-    // (`Chooser::expected`).
+    // Value of `Exact::age_` when the cost of the storage last began to include the costs of
+    // expected storages (`Chooser::expected`).
     std::uint64_t noticed = 0;
-    std::uint32_t lost_at = 0;  // Position in `Exact::lost_`, from 1; 0 if it is not in that list.
+    // position of the storage in `Exact::lost_`, from 1; 0 if it is not in that list
+    std::uint32_t lost_at = 0;
     std::uint32_t returned_at =
-        0;  // Position in `Exact::returned_`, from 1; 0 if it is not in that list.
+        0;  // position of the storage in `Exact::returned_`, from 1; 0 if it is not in that list
     bool evicted = false;
     bool expected = false;
 };
@@ -51,8 +53,8 @@ struct Neighbor final {
 // the recomputed storage.
 class Exact final : public Neighborhood {
 public:
-    // `costs` says which evicted descendants count: with `exact` all, with `ancestors` none, with
-    // `capped` up to a limit.
+    // `costs` says which evicted descendants count: all (`exact`), none (`ancestors`), or up to a
+    // limit (`capped`).
     Exact(Costs costs, Graph& graph) : descendants_(costs), graph_(graph) {}
 
     Exact(const Exact&) = delete;
@@ -76,7 +78,7 @@ public:
 private:
     enum class Way : std::uint8_t { up, down };
 
-    // A storage that became resident again since the last `cost_decreases`, or a child of one that
+    // A storage that is in memory again since the last `cost_decreases`, or a child of one that
     // left the graph. Its parents are stored here, because the storage itself may leave the graph
     // before the next `cost_decreases`.
     struct Returned final {
@@ -119,9 +121,9 @@ private:
     std::vector<Ref<Storage>> returned_parents_;
     std::vector<Ref<Storage>> lost_;
     std::size_t n_expected_ = 0;
-    std::uint64_t age_ = 1;         // Incremented when no expected storage is left.
+    std::uint64_t age_ = 1;         // Number that changes whenever no expected storage is left.
     std::int64_t asked_ = 0;        // Number of calls of `cost` so far.
-    std::uint64_t mark_ = 0;        // Graph mark of the current walk.
+    std::uint64_t mark_ = 0;        // graph mark of the current walk over evicted storages
     std::vector<Neighbor*> found_;  // Evicted storages that the current walk has found.
     // Used by `cost_decreases`: evicted ancestors of the storages that became resident again.
     std::vector<Neighbor*> above_;

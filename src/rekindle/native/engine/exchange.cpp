@@ -21,13 +21,14 @@ void Ledger::measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s)
 
 // -- swapping out ---------------------------------------------------------------------------------
 
-// Evict or swap out storages until at most `nbytes` are in use.
+// Evict storages or swap them out until at most `nbytes` are in use.
 void Ledger::send_until(Bytes nbytes) {
     while (memory > nbytes) {
         if (Storage* victim = choose(); victim != nullptr) {
             send(*victim);
         } else if (!host->saving.empty() || !host->coming.empty()) {
-            // Only storages that a transfer locks are left to evict, so wait for the transfers.
+            // Only storages that a transfer to or from the host locks are left to evict. Wait for
+            // these transfers.
             unlock_saved(true);
             unlock_prefetched(true);
         } else {
@@ -36,8 +37,8 @@ void Ledger::send_until(Bytes nbytes) {
     }
 }
 
-// Swap `victim` out if that is cheaper than recomputing it, or the only way to restore it.
-// Otherwise free its memory for recomputation.
+// Evict `victim`. Swap it out if that is cheaper than recomputing it, or if it has no recipe.
+// Otherwise free its memory, and recompute it later.
 void Ledger::send(Storage& victim) {
     if (!victim.on_host && pays(victim)) {
         make_host_room(victim.nbytes);
@@ -61,8 +62,8 @@ bool Ledger::pays(Storage& victim) {
     return !planned_ && host->waiting(victim, clock) < chooser_->recompute_ns(victim);
 }
 
-// Make room for `nbytes` on the host by discarding copies of resident storages. Discard none if
-// that does not suffice.
+// Make room for `nbytes` on the host by discarding host copies of storages that are also in memory.
+// Discard none if that does not suffice.
 void Ledger::make_host_room(Bytes nbytes) {
     discard_all();
     std::vector<Storage*> spare;
@@ -84,8 +85,8 @@ void Ledger::swap_out(Storage& storage) {
     copy(storage, false);
 }
 
-// Let the performer begin to copy `storage` to the host, and handle a failure. `keep`: the storage
-// stays resident.
+// Let the performer start to copy `storage` to the host, and handle a failure. keep: the storage
+// also stays in memory.
 void Ledger::copy(Storage& storage, bool keep) {
     note(Entry::Kind::swap_out, storage.id, 0, keep ? Entry::KEPT : 0);
     if (!performer_.swap_out(storage, keep) && !swap_out_failed(storage)) {
@@ -95,7 +96,7 @@ void Ledger::copy(Storage& storage, bool keep) {
 
 bool Ledger::swap_out_failed(Storage& storage) {
     note(Entry::Kind::swap_out_failed, storage.id, 0, nesting_ != 0 ? Entry::NESTED : 0);
-    // The copy ahead of an eviction failed; the storage is still resident.
+    // A copy to the host ahead of the eviction failed, so the storage is still in memory.
     if (storage.resident) {
         const bool locked = host->saving.take(storage);
         host->failed(storage);
@@ -120,8 +121,8 @@ bool Ledger::swap_out_failed(Storage& storage) {
     return true;
 }
 
-// Exclude `storage` from the candidates until the host has room: it has no recipe, and the host has
-// no room for its copy now.
+// Exclude `storage` from the candidates for eviction until the host has room: it has no recipe, and
+// the host has no room for its copy now.
 void Ledger::refuse(Storage& storage) {
     if (!host->refuses(storage)) {
         host->refused.push_back(&storage);
@@ -182,7 +183,7 @@ void Ledger::save(Storage& storage) {
     copy(storage, true);
 }
 
-// Return the candidate that most needs a copy on the host: the one most expensive to recompute per
+// Return the candidate for which a host copy is worth most: the one most expensive to recompute per
 // byte. With `only`, return the least recently used one.
 Storage* Ledger::most_worth_copying() const noexcept {
     const auto worth = [](const Storage& storage) {
@@ -200,8 +201,8 @@ Storage* Ledger::most_worth_copying() const noexcept {
     return found;
 }
 
-// Unlock the storages whose copies to the host are complete. With `all_of_them`, also those whose
-// copies are in progress.
+// Unlock the storages whose copies to the host are complete. If `all_of_them`, also unlock those
+// whose copies are in progress.
 void Ledger::unlock_saved(bool all_of_them) {
     std::vector<Storage*> landed;
     for (const auto& [storage, end] : host->saving) {
@@ -219,7 +220,7 @@ void Ledger::unlock_saved(bool all_of_them) {
 }
 
 // Unlock the prefetched storages that the program has used since, so that they can be evicted
-// again. With `all_of_them`, unlock all prefetched storages.
+// again. If `all_of_them`, unlock all prefetched storages.
 void Ledger::unlock_prefetched(bool all_of_them) {
     std::vector<Storage*> used;
     for (const auto& [storage, since] : host->coming) {
@@ -266,8 +267,8 @@ void Ledger::discard(Storage& storage) {
     performer_.discard(storage);
 }
 
-// Update the cost of `storage`: that of the transfer if it has a host copy or no recipe, otherwise
-// that of its calls.
+// Update the cost of restoring `storage`: that of the transfer if it has a host copy or no recipe,
+// otherwise that of the calls that made it.
 void Ledger::reprice(Storage& storage) {
     const bool copied = storage.on_host || !storage.replayable;
     storage.cost = copied ? host->cost(storage) : recipe_ns(storage);
@@ -276,7 +277,7 @@ void Ledger::reprice(Storage& storage) {
     }
 }
 
-// Mark `storage` and its values as resident again.
+// Mark `storage` and its values as in memory again.
 void Ledger::appear(Storage& storage) {
     storage.resident = true;
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
@@ -286,7 +287,8 @@ void Ledger::appear(Storage& storage) {
 
 // -- for the rest of the ledger -------------------------------------------------------------------
 
-// Unlock `storage` if a transfer in progress locks it. Return true if no other lock is left.
+// Unlock `storage` if a transfer in progress locks it. Return true if the storage has no other
+// lock.
 bool Ledger::abandon_copy(Storage& storage) {
     if (host == nullptr) {
         return false;
@@ -299,7 +301,7 @@ bool Ledger::abandon_copy(Storage& storage) {
     return storage.locks == 0;
 }
 
-// Let the host copy of `storage`, which left the graph, be discarded later.
+// Let the host copy of `storage`, which left the engine's graph, be discarded later.
 void Ledger::left(Storage& storage) const {
     if (host != nullptr) {
         std::erase(host->refused, &storage);
@@ -309,8 +311,8 @@ void Ledger::left(Storage& storage) const {
     }
 }
 
-// Update the cost of `storage` in the policy. The cost may have decreased, so the storage is
-// removed from the policy and added again.
+// Update the cost of `storage` in the policy. The cost may have decreased, which policies do not
+// expect, so remove the storage from the policy and add it again.
 void Ledger::renew(Storage& storage) {
     if (host != nullptr) {
         reprice(storage);

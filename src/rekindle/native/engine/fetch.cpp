@@ -12,7 +12,7 @@ constexpr double LEFT_FREE = 1.0 / 16;  // Fraction of the budget that prefetchi
 
 }  // namespace
 
-// Return true if the missing `value` should be restored from its host copy. Return false if there
+// Return true if the evicted `value` should be restored from its host copy. Return false if there
 // is none or recomputation is faster.
 bool Engine::copies(const Value& value) const {
     const Storage& storage = *value.storage;
@@ -26,8 +26,8 @@ bool Engine::copies(const Value& value) const {
     return waiting <= climb_ns(value, waiting);
 }
 
-// Return a lower bound of the time to recompute `value`, including the transfers of inputs on the
-// host. The sum stops once it reaches `limit`.
+// Return a lower bound of the time (ns) to recompute `value`, including swap-ins of its inputs. The
+// sum stops once it reaches `limit`.
 Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
     Nanoseconds total = value.call->cost;
     std::vector<const Call*> calls{value.call};
@@ -52,13 +52,13 @@ Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
     return total;
 }
 
-// Swap `storage` in; `early`: before anything reads it. If the performer fails, the storage counts
-// as evicted.
+// Swap `storage` in. early: before anything reads it. If the performer fails, the storage counts as
+// evicted.
 void Engine::swap_in(Storage& storage, bool early) {
     const std::uint64_t visits = visits_;
     make_room(storage.nbytes, storage.root.call);
     const bool comes = storage.on_host && !storage.resident && !storage.dissolved;
-    if (visits != visits_ && !comes) {  // Another thread swapped the storage in or freed it.
+    if (visits != visits_ && !comes) {  // another thread swapped the storage in or freed it
         return;
     }
     note(Entry::Kind::swap_in, storage.id);
@@ -146,7 +146,7 @@ void Engine::prefetch(Bytes room) {
             }
             room -= storage->nbytes;
         } else if (room != UNLIMITED) {
-            // With an unlimited budget there is no fraction to leave free.
+            // The budget is unlimited, so there is no fraction of it to leave free.
             return;
         }
         touch(*storage);
@@ -158,8 +158,8 @@ void Engine::prefetch(Bytes room) {
     }
 }
 
-// Make the call in progress at position `at` (not the topmost) lock all its inputs again, one after
-// the other. Return the storages that it had locked.
+// Let the call in progress at position `at` (not the topmost) lock all its inputs again, one after
+// the other. Return the storages that it had locked before.
 std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const auto place = [](auto& stack, std::size_t index) {
         return stack.begin() + static_cast<std::ptrdiff_t>(index);
@@ -183,8 +183,8 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
 }
 
 // Swap out the inputs that the calls in progress from position `first` on have locked, except for
-// the topmost call. That makes room for what the topmost call computes or needs. Each call gives up
-// its inputs only once. Return true if some call did so now.
+// the topmost call. That makes room for the topmost call. Each call unlocks its inputs in this way
+// only once. Return true if some call did so now.
 bool Engine::give_up(std::size_t first) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {
@@ -198,7 +198,8 @@ bool Engine::give_up(std::size_t first) {
         for (Storage* storage : locked) {
             unlock_quietly(*storage);
         }
-        // A storage may be in `locked` twice. The second time it is no candidate any more.
+        // A storage may be in `locked` twice. The second time it is no candidate for eviction any
+        // more.
         for (Storage* storage : locked) {
             if (storage->order >= 0 && !storage->on_host && host->lacks(storage->nbytes) <= 0) {
                 swap_out(*storage);

@@ -6,7 +6,7 @@ namespace rekindle {
 
 namespace {
 
-// Return true if `storage` should be swapped in: something refers to it, and its value exists on
+// Return true if the plan should swap `storage` in: something refers to it, and its value exists on
 // the host only.
 bool is_host_only(const Storage& storage) noexcept {
     return !storage.dissolved && storage.on_host && !storage.resident;
@@ -35,7 +35,7 @@ Follower::Follower(Engine& engine, const Route& route, Host& host)
     }
 }
 
-// Record that the plan mentions the storage with this `number`.
+// Record that the plan mentions the storage with the number `number`.
 void Follower::name(std::int64_t number) {
     const std::size_t needed = static_cast<std::size_t>(number) + 1;
     if (stops_.size() < needed) {
@@ -106,8 +106,8 @@ std::span<const std::int64_t> Follower::restored_by(std::int64_t move) const {
     return std::span(route_.restored).subspan(first, last - first);
 }
 
-// Perform the next step of the plan: mark a storage as not needed for now, begin a copy, or
-// recompute the storages of a group that fit.
+// Perform the next step of the plan: mark a storage as not needed for now, start a copy to or from
+// the host, or recompute a group of storages.
 void Follower::move() {
     const std::int64_t move = route_.moves[static_cast<std::size_t>(position_++)];
     if (move < 0) {
@@ -137,7 +137,7 @@ void Follower::move() {
     }
 }
 
-// Begin to copy the storage with this `number` to the host.
+// Start to copy the storage that has the number `number` in the plan to the host.
 void Follower::save(std::int64_t number) {
     const Ref<Storage> storage = stop(number).storage;
     if (storage && !storage->dissolved) {
@@ -145,7 +145,8 @@ void Follower::save(std::int64_t number) {
     }
 }
 
-// Swap in the storages whose swap-in is due, in their order, up to the first that does not fit.
+// Swap in the storages whose swap-in is due by the plan, in their order, up to the first that does
+// not fit.
 void Follower::fetch_late() {
     std::size_t done = 0;
     for (; done < late_.size(); ++done) {
@@ -164,9 +165,9 @@ void Follower::fetch_late() {
 void Follower::mark(std::int64_t number) {
     if (const Ref<Storage> storage = stop(number).storage; storage) {
         engine_.mark(*storage);
-        // If the plan contains copies, evict the storage at once. Memory of a swapped-out storage
-        // is freed only when its copy ends, and until then the plan counts on the memory of the
-        // other evicted ones.
+        // If the plan contains copies to the host, evict the storage at once. Memory of a
+        // swapped-out storage is freed only when its copy ends. Until then the plan counts on the
+        // memory of the other evicted storages.
         if (!route_.copies.empty()) {
             engine_.evict_these(std::span(&storage, 1));
         }
@@ -188,7 +189,8 @@ void Follower::unmark(std::int64_t move) {
     }
 }
 
-// Release the follower's reference to the storage with this `number`, if it has one.
+// Release the follower's reference to the storage that has the number `number` in the plan, if the
+// follower has one.
 void Follower::give_up(std::int64_t number) {
     Stop& place = stop(number);
     if (place.kept) {
@@ -199,8 +201,7 @@ void Follower::give_up(std::int64_t number) {
     }
 }
 
-// Return true if `storage` can be restored right now without evicting anything that the plan still
-// needs.
+// Return true if `storage` can be restored now without evicting anything that the plan still needs.
 bool Follower::fits(Storage& storage) {
     if (storage.dissolved || !storage.restorable()) {
         return false;

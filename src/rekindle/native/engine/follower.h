@@ -20,11 +20,12 @@ namespace rekindle {
 struct Route final {
     std::vector<std::int64_t> stops;
     std::vector<std::int64_t> moves;
-    // Bounds of the groups in `restored`: one entry more than there are groups.
+    // Bounds of the groups in `restored`, the storages to restore: one entry more than there are
+    // groups.
     std::vector<std::int64_t> restores;
     std::vector<std::int64_t> restored;
-    // Numbers of the storages that the follower keeps alive when the program no longer holds them,
-    // because the plan uses them again.
+    // Numbers of the storages that stay in memory when the program no longer holds them, because
+    // the plan uses them again.
     std::vector<std::int64_t> kept;
     // Copies to the host and back: s copies storage s to the host, ~s swaps it in.
     std::vector<std::int64_t> copies;
@@ -34,14 +35,14 @@ struct Route final {
         return static_cast<std::int64_t>(restores.size()) - 1;
     }
 
-    // Return the copy that `move` begins, or null.
+    // Return the copy to or from the host that the plan's step `move` starts, or null.
     const std::int64_t* copy_of(std::int64_t move) const noexcept {
         const std::int64_t index = move - n_restores();
         return index < 0 ? nullptr : &copies[static_cast<std::size_t>(index)];
     }
 };
 
-// Interface of the owner of the memory, as far as a follower uses it.
+// Interface to the owner of the memory, such as the driver, as far as a follower uses it.
 class Host {
 public:
     Host() = default;
@@ -50,10 +51,10 @@ public:
     Host(Host&&) = delete;
     Host& operator=(Host&&) = delete;
 
-    // Update which storages the program still holds. Called when the follower is about to restore
-    // values and needs room.
+    // Update which storages the program still holds. Called before the follower restores values.
     virtual void poll() = 0;
-    // Return the storage that replaced `storage`; `storage` itself if none did.
+    // Return the storage that replaced `storage` after an in-place write; `storage` itself if none
+    // did.
     virtual Storage& current(Storage& storage) = 0;
     // Keep the memory of `storage` even if the program no longer holds it.
     virtual void own(Storage& storage) = 0;
@@ -64,7 +65,8 @@ protected:
     ~Host() = default;
 };
 
-// Follows one plan, `route`, once. The engine must be advised and must outlive the follower.
+// Follows the plan `route` once. The engine must accept marks of a plan (`advised`) and must
+// outlive the follower.
 class Follower final {
 public:
     Follower(Engine& engine, const Route& route, Host& host);
@@ -77,17 +79,18 @@ public:
     // Return the number of steps of the plan (evictions and restores) performed so far.
     std::int64_t position() const noexcept { return position_; }
 
-    // The program made `storage`, whose number in the plan is `number`.
+    // Record that the program made `storage`, which has the number `number` in the plan.
     void made(std::int64_t number, Storage& storage);
-    // Advance past the plan's steps before the first run of `op`, without restoring any storage.
+    // Advance past the plan's steps that come before the first run of `op`, without restoring any
+    // storage.
     void skip(std::int64_t op);
     // Perform the plan's evictions and restores that come before the first run of `op`.
     void before(std::int64_t op);
-    // The program needs `storage`, which is evicted, before `op`. Performs the plan's evictions and
-    // restores until `storage` is resident.
+    // The program needs the evicted `storage` before `op`. Perform the plan's evictions and
+    // restores until `storage` is in memory.
     void about_to_access(const Storage& storage, std::int64_t op);
-    // Stop following: the plan ended, or the program ran another operator than planned. From now on
-    // the policy decides alone.
+    // Stop following the plan: it ended, or the program ran another operator than planned. From now
+    // on the policy decides alone.
     void end();
 
 private:
@@ -96,7 +99,7 @@ private:
         Ref<Storage> storage;
         bool named = false;
         bool to_keep = false;
-        bool kept = false;  // True if the follower holds a reference to the storage.
+        bool kept = false;  // The follower holds a reference to the storage.
     };
 
     Stop& stop(std::int64_t number) { return stops_[static_cast<std::size_t>(number)]; }

@@ -10,8 +10,8 @@
 
 namespace rekindle {
 
-// The budget is exceeded: all candidates for eviction are evicted, and `needed` more bytes do not
-// fit.
+// Error: the budget is exceeded. All candidates for eviction are evicted, and `needed` more bytes
+// do not fit.
 struct NoRoom final : std::exception {
     NoRoom(Bytes more, Bytes there, Bytes most, Ref<Call> whose)
         : needed(more), memory(there), budget(most), call(std::move(whose)) {}
@@ -23,10 +23,10 @@ struct NoRoom final : std::exception {
     Bytes needed;
     Bytes memory;
     Bytes budget;
-    Ref<Call> call;  // Call that needs the bytes; null if there is none.
+    Ref<Call> call;  // call of an operator that needs the bytes; null if there is none
 };
 
-// The total time of recomputation exceeded `Rules::recompute_limit`.
+// Error: the total time of recomputation exceeded `Rules::recompute_limit`.
 struct Thrashed final : std::exception {
     Thrashed(Nanoseconds spent, Nanoseconds most) : recompute_ns(spent), limit(most) {}
 
@@ -36,14 +36,15 @@ struct Thrashed final : std::exception {
     Nanoseconds limit;
 };
 
-// A value depends on itself: the graph is damaged.
+// Error: a value depends on itself, so the engine's graph is damaged.
 struct Cyclic final : std::exception {
     const char* what() const noexcept override {
         return "a value is needed to compute itself: the graph is damaged; please report this";
     }
 };
 
-// Other threads evict the inputs of a recomputation again and again, so that it makes no progress.
+// Error: other threads evict the inputs of a recomputation again and again, so that it makes no
+// progress.
 struct Starved final : std::exception {
     const char* what() const noexcept override {
         return "a value cannot be recomputed, because its inputs become unavailable again and "
@@ -54,19 +55,19 @@ struct Starved final : std::exception {
     }
 };
 
-// While this thread was recomputing a value, another thread removed the value's recipe.
+// Error: while this thread was recomputing a value, another thread removed the value's recipe.
 struct Lost final : std::exception {
     const char* what() const noexcept override {
         return "a value that was being recomputed cannot be any more; please report this";
     }
 };
 
-// A call in progress. Its missing inputs (in reverse order) begin at position `pending` of
-// `Engine::pending_`. Its locked inputs begin at position `locked` of `Engine::locked_`. Both
-// ranges end where those of the next frame begin.
+// A call that waits for its inputs to be recomputed. Its missing inputs (in reverse order) begin at
+// position `pending` of `Engine::pending_`, its locked inputs at position `locked` of
+// `Engine::locked_`. Both ranges end where those of the next frame begin.
 struct Frame final {
     Call* call;
-    Value* wanted;  // Value to recompute; null for a first run, which makes all outputs.
+    Value* wanted;  // value to recompute; null for a first run, which makes all outputs of the call
     std::size_t pending;
     std::size_t locked;
     // True if the call has unlocked its inputs once to make room for a missing one.

@@ -65,7 +65,8 @@ void Graph::add_output(Call& call, Value& value) {
     const std::uint32_t n = call.n_outputs;
     if (n == 0) {
         call.output = &value;
-    } else if (n == 1 || std::has_single_bit(n)) {  // The array of outputs is full, so double it.
+        // the array of the call's outputs is full, so double it
+    } else if (n == 1 || std::has_single_bit(n)) {
         Value** longer = outputs_.take(std::size_t{2} * n);
         const std::span<Value* const> old = call.outputs();
         std::ranges::copy(old, longer);
@@ -101,7 +102,8 @@ void Graph::consume(Call& call) {
             continue;
         }
         if (storage.last_consumer != nullptr && storage.last_consumer->call == &call) {
-            // The list has the call already, because it reads another value of this storage, too.
+            // The list of consumers has this call already, because the call also reads another
+            // value of the storage.
             continue;
         }
         edge.previous = storage.last_consumer;
@@ -114,7 +116,7 @@ void Graph::consume(Call& call) {
 void Graph::unlink(Edge& edge) noexcept {
     Storage& storage = *edge.value->storage;
     if (edge.previous == nullptr && storage.first_consumer != &edge) {
-        return;  // This edge is not in the list of consumers.
+        return;  // this edge is not in the storage's list of consumers
     }
     (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = edge.next;
     (edge.next != nullptr ? edge.next->previous : storage.last_consumer) = edge.previous;
@@ -164,7 +166,8 @@ void Graph::dissolve(Storage& storage) noexcept {
 }
 
 void Graph::clean(Storage& storage) noexcept {
-    // A storage whose root has a call, but was not dissolved, never was linked into the graph.
+    // A storage whose first value has a call, but was not dissolved, was never linked into the
+    // graph.
     if (!storage.dissolved && storage.root.call != nullptr) {
         dissolve(storage);
     }

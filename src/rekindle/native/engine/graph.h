@@ -23,10 +23,12 @@ struct Storage;
 struct Neighbor;  // State of a storage in a `Neighborhood`.
 class Graph;
 
-// Contents that one call wrote into a storage. The object lives as long as the storage.
+// Contents that one call wrote into a storage: the storage's first value, or a view. The object
+// lives as long as the storage.
 struct Value final {
     Storage* storage = nullptr;
-    // Call that made the value. Counts a reference to it until the storage leaves the graph.
+    // Call that made the value. The value counts a reference to it until the storage leaves the
+    // graph.
     Call* call = nullptr;
     Value* next = nullptr;  // Next view of the same storage.
     // True while the value is in memory.
@@ -55,7 +57,7 @@ struct Standing final {
     Neighbor* neighbor = nullptr;
     // Index of the storage's entry in the `Envelope`; negative if it has none.
     std::int32_t slot = -1;
-    std::uint32_t news_at = 0;  // Position in `ScoredChooser::news_`.
+    std::uint32_t news_at = 0;  // position of the storage in `ScoredChooser::news_`
     // Position in `AdvisedChooser::ready_`, from 1; 0 if it is not in that list.
     std::uint32_t ready_at = 0;
     // Equals `AdvisedChooser::age_` if the plan marked the storage as not needed.
@@ -79,32 +81,33 @@ struct Storage : Counted<Storage> {
     Nanoseconds last_access = 0;
     // Sequence number among the candidates for eviction; negative if it is not a candidate.
     std::int64_t order = -1;
-    // Number of references, such as autograd's, that permit eviction (`Engine::retain`).
+    // Number of references, such as autograd's, that permit the storage's eviction
+    // (`Engine::retain`).
     std::int32_t references = 0;
-    bool held = false;  // True if the program's variables hold it.
-    // True if it may be evicted even while the program holds it, because an access restores it.
+    bool held = false;  // variables of the program hold the storage
+    // The storage may be evicted even while the program holds it, because an access restores it.
     bool evictable_while_held = false;
-    // True if it may be evicted while the program holds it, but only if nothing else can be
+    // The storage may be evicted while the program holds it, but only if nothing else can be
     // evicted.
     bool reserved = false;
-    bool pinned = false;  // True if it must stay resident while it is referenced.
+    bool pinned = false;  // the storage must stay in memory while anything refers to it
     bool resident = false;
     // True if the storage has a copy on the host, from which it can be restored without its calls.
     bool on_host = false;
-    // True if the program has freed this source, and may bring the same contents back later. Until
-    // then nothing can be recomputed from it.
+    // The program has freed this storage without a recipe, and may bring the same contents back
+    // later. Until then nothing can be recomputed from it.
     bool absent = false;
     bool replayable = true;  // True if all calls that made it can run again.
-    bool listed = false;     // True while it is in the graph.
-    bool dissolved = false;  // True after it left the graph; it never returns.
+    bool listed = false;     // the storage is in the engine's graph
+    bool dissolved = false;  // the storage has left the engine's graph, and never returns
     Value root;              // First value of the storage. `Value::next` leads to its views.
-    // First edge of the calls that read this storage and can be replayed, without those that only
+    // First edge of the calls that read this storage and can run again, without those that only
     // make a view of it.
     Edge* first_consumer = nullptr;
     Edge* last_consumer = nullptr;
-    Storage* previous = nullptr;  // Neighbor in the list of all storages in the graph.
+    Storage* previous = nullptr;  // neighbor in the list of all storages in the engine's graph
     Storage* next = nullptr;
-    // Number of the last walk over the graph that visited it (`Graph::new_mark`).
+    // Number of the last walk over the graph that visited the storage (`Graph::new_mark`).
     std::uint64_t mark = 0;
     Standing standing;
 
@@ -116,8 +119,8 @@ struct Storage : Counted<Storage> {
     // Return true if the storage can be restored after an eviction.
     bool restorable() const noexcept { return replayable || on_host; }
 
-    // Return true if neither the program nor autograd refers to the storage any more. Other
-    // storages may still need it to be recomputed.
+    // Return true if neither the program nor autograd refers to the storage any more. Recipes of
+    // other storages may still need it.
     bool dead() const noexcept { return references == 0 && !held; }
 
 protected:
@@ -135,7 +138,7 @@ struct Call : Counted<Call> {
     Edge* edges = nullptr;
 
     union {
-        Value* output = nullptr;  // The output, if there is at most one.
+        Value* output = nullptr;  // output of the call, if there is at most one
         Value** several;
     };
 
@@ -146,8 +149,8 @@ struct Call : Counted<Call> {
     std::uint16_t n_overwrites = 0;
     bool replayable;
     bool ran = false;
-    bool linked = false;  // True while its outputs hold it by counted references.
-    // True if the call needs workspace. `Performer::workspace` knows the size.
+    bool linked = false;  // the outputs of the call hold it by counted references
+    // The call needs workspace. `Performer::workspace` knows the size.
     bool has_workspace = false;
 
     std::span<Edge> inputs() const noexcept { return {edges, n_inputs}; }
@@ -185,13 +188,15 @@ public:
 
     // -- a call, before it is linked ------------------------------------------------------------
 
-    // Set the inputs of `call`, in this order. Called once.
+    // Set the values that `call` reads, in the order of its arguments. Must be called once per
+    // call.
     void reads(Call& call, std::span<Value* const> inputs);
     // Add an output to `call`: the first value of the new `storage`.
     Value& makes(Call& call, Storage& storage);
     // Add an output to `call`: a view of `storage`.
     Value& views(Call& call, Storage& storage);
-    // Set which outputs of `call` take over the memory of which inputs. Called once.
+    // Set which outputs of `call` take over the memory of which inputs. Must be called once per
+    // call.
     void overwrites(Call& call, std::span<const Overwrite> pairs);
 
     // -- called by the ledger only
@@ -202,19 +207,18 @@ public:
     // Add `call` to the consumers of the storages that it reads. A storage of which the call only
     // makes a view is left out.
     void consume(Call& call);
-    // Remove `call` from the consumers of the storages that it reads.
+    // Remove `call` from the lists of consumers of the storages that it reads.
     void unconsume(Call& call) noexcept;
-    // Release all references that `call` has, because it is not needed any more.
+    // Release all references of `call` to other objects, because the call is not needed any more.
     void dissolve(Call& call) noexcept;
-    // Release the calls that made `storage`, because it left the graph.
+    // Release the calls that made `storage`, because the storage left the graph.
     void dissolve(Storage& storage) noexcept;
-    // Release the memory that the graph's bookkeeping holds for an object that is about to be
-    // destroyed.
+    // Release what the graph keeps for an object that is about to be destroyed.
     void clean(Storage& storage) noexcept;
     void clean(Call& call) noexcept;
 
     // Add to `found`, oldest first, the evicted storages that cannot be recomputed without
-    // `storage`. The search does not pass a resident value.
+    // `storage`. The search stops at values that are in memory.
     void made_through(Storage& storage, std::vector<Storage*>& found);
     // Add to `found` the referenced storages that can be recomputed from the source `storage`. Adds
     // none unless all of them are resident and held by the program only.
@@ -223,8 +227,8 @@ public:
     // recompute values that the program holds anyway.
     bool useless(Storage& storage);
 
-    // Return the number of a new walk over the graph. A walk sets `mark` of each storage that it
-    // visits.
+    // Return the number of a new walk over the graph. A walk sets the `mark` of each storage that
+    // it visits to this number.
     std::uint64_t new_mark() noexcept { return ++marks_; }
 
     // Return the number of linked calls.
@@ -243,7 +247,7 @@ private:
     Arrays<Overwrite> overwrites_;
     std::uint64_t marks_ = 0;
     std::size_t n_calls_ = 0;
-    std::vector<Storage*> stack_;  // Stack of a walk; empty between walks.
+    std::vector<Storage*> stack_;  // stack of a walk over the graph; empty between walks
 };
 
 // -- walks over the graph -------------------------------------------------------------------------

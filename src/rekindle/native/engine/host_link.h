@@ -19,7 +19,7 @@ struct Swap final {
     bool only = false;
 };
 
-// State of both transfer directions during one run, in the time of the engine's clock.
+// State of transfers to and from the host during one run. Times are those of the engine's clock.
 class HostLink final {
 public:
     explicit HostLink(const Swap& swap) noexcept
@@ -37,23 +37,23 @@ public:
     // Return the duration of one swap-in, without the wait for earlier ones.
     Nanoseconds in_ns(Bytes nbytes) const noexcept { return takes(nbytes, in_rate_); }
 
-    // Return true if the outgoing direction will probably be idle before `asked` is called again.
-    // Assumes that the time between calls stays the same.
+    // Return true if no swap-out will probably be in progress when `asked` is called next. Assumes
+    // that the time between calls stays the same.
     bool idle_out(Nanoseconds now) const noexcept { return busy_out_ - now <= now - asked_; }
 
-    // Return true if a swap-in would begin at once.
+    // Return true if a swap-in would start at once, because none is queued.
     bool idle_in(Nanoseconds now) const noexcept { return busy_in_ <= now; }
 
-    // Record that `idle_out` was used at the time `now`.
+    // Record that the engine called `idle_out` at the time `now`.
     void asked(Nanoseconds now) noexcept { asked_ = now; }
 
-    // Queue a swap-out of `nbytes`. Return the time at which it ends.
+    // Add a swap-out of `nbytes` to the queue. Return the time at which it will end.
     Nanoseconds send(Bytes nbytes, Nanoseconds now) noexcept {
         busy_out_ = std::max(busy_out_, now) + out_ns(nbytes);
         return busy_out_;
     }
 
-    // Queue a swap-in of `nbytes`.
+    // Add a swap-in of `nbytes` to the queue.
     void fetch(Bytes nbytes, Nanoseconds now) noexcept {
         busy_in_ = std::max(busy_in_, now) + in_ns(nbytes);
     }
@@ -89,7 +89,7 @@ private:
 
     std::int64_t out_rate_;
     std::int64_t in_rate_;
-    Nanoseconds busy_out_ = 0;  // Time until which swap-outs are queued.
+    Nanoseconds busy_out_ = 0;  // time at which the last queued swap-out will end
     Nanoseconds busy_in_ = 0;
     Nanoseconds asked_ = 0;
 };

@@ -7,12 +7,12 @@ namespace rekindle {
 
 namespace {
 
-// Largest fraction of a swap-in that is assumed to overlap with computation. A copy ahead of
-// eviction is made only if it pays under this assumption.
+// Largest fraction of a swap-in that is assumed to overlap with computation. A host copy ahead of
+// an eviction is made only if it pays under this assumption.
 constexpr double MOST_HIDDEN = 0.9;
 
-// Duration of a backward pass relative to its forward pass: it computes two matrix products for
-// each product of the forward pass.
+// Estimated duration of a backward pass relative to its forward pass: it computes two matrix
+// products for each one of the forward pass.
 constexpr Nanoseconds BACKWARD = 2;
 
 }  // namespace

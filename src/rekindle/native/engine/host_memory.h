@@ -11,8 +11,8 @@
 
 namespace rekindle {
 
-// Storages with a transfer in progress and a time for each, in the order of insertion. Linear
-// search suffices: only large storages are copied, so there are few.
+// List of storages that have a transfer in progress, with a time for each, in the order of
+// insertion. Linear search suffices: only large storages are copied, so there are few.
 class Moves final {
 public:
     using Move = std::pair<Storage*, Nanoseconds>;
@@ -33,7 +33,8 @@ private:
     std::vector<Move> moves_;
 };
 
-// Counts the copies in host memory against `limit`. `Ledger` makes and discards the copies.
+// Counts the copies of values in host memory against `limit`. `Ledger` makes and discards the
+// copies.
 class HostMemory final {
 public:
     explicit HostMemory(const Swap& swap) noexcept
@@ -46,13 +47,14 @@ public:
     ~HostMemory() = default;
 
     Bytes limit;
-    const bool only;  // True: always swap, never recompute, while there is room on the host.
+    const bool only;  // Always swap, never recompute, as long as there is room on the host.
     Bytes nbytes = 0;
     Bytes peak = 0;
     Bytes swapped_out = 0;  // Total bytes swapped out.
     Bytes swapped_in = 0;   // Total bytes swapped in.
     HostLink link;
-    // Clock when an operator of a forward pass ran last: the time at which the pass turns backward.
+    // Engine's clock when an operator of a forward pass ran last. That is the time at which the
+    // pass turns backward.
     Nanoseconds turn = 0;
     std::vector<Storage*> copies;
     // Storages that are being copied before their eviction, with the time at which each copy ends.
@@ -71,8 +73,8 @@ public:
     void failed(Storage& storage) noexcept;
     bool refuses(const Storage& storage) const noexcept;
 
-    // Return how many bytes to free on the host before `more` bytes fit; zero or less if they fit
-    // already.
+    // Return how many bytes must be freed on the host before `more` bytes fit; zero or less if they
+    // fit already.
     Bytes lacks(Bytes more) const noexcept {
         return limit == UNLIMITED ? 0 : nbytes + more - limit;
     }

@@ -14,8 +14,8 @@
 
 namespace rekindle {
 
-// One event or action. Several entries describe a call: its `reads`, `makes`, `views`, `overwrites`
-// and `takes` come before the `call` or `admit` that they belong to.
+// One event or action in the engine's log. Several entries describe a call: its `reads`, `makes`,
+// `views`, `overwrites` and `takes` come before the `call` or `admit` that they belong to.
 struct Entry final {
     enum class Kind : std::int64_t {
         // Events that reach the engine. The comments give the fields of the entry; `id` is a
@@ -72,7 +72,8 @@ struct Entry final {
     static constexpr std::int64_t REPLAYABLE = 1;
     static constexpr std::int64_t HELD = 2;
     static constexpr std::int64_t KEPT = 1;
-    static constexpr std::int64_t NESTED = 1;  // The entry is part of another event.
+    // the entry was written while the engine handled another event
+    static constexpr std::int64_t NESTED = 1;
 
     Kind kind;
     std::int64_t id;
@@ -84,7 +85,7 @@ struct Entry final {
 
 class Journal final {
 public:
-    // Keep the last `length` entries from now on; 0 closes the journal.
+    // Keep the last `length` entries of the log from now on; 0 closes the log.
     void open(std::size_t length) {
         entries_.clear();
         entries_.reserve(length);
@@ -92,7 +93,7 @@ public:
         written_ = 0;
     }
 
-    // Keep all entries from now on, without a limit.
+    // Keep all entries of the log from now on, without a limit.
     void open_whole() {
         open(0);
         length_ = ALL;
@@ -115,10 +116,11 @@ public:
     void write(const Entry& entry) noexcept {
         const std::size_t place = written_++;
         if (length_ == ALL && entries_.size() == entries_.capacity() && !grow()) {
-            return;  // Out of memory: drop the entry. `whole` notices that entries are missing.
+            return;  // out of memory: drop the entry; `whole` notices that entries are missing
         }
         if (entries_.size() < length_) {
-            entries_.push_back(entry);  // Within the reserved capacity, so this does not throw.
+            // the vector has reserved this capacity, so the call does not throw
+            entries_.push_back(entry);
         } else {
             entries_[place % length_] = entry;
         }

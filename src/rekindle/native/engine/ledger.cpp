@@ -51,7 +51,7 @@ Ledger::~Ledger() {
     dispose();
 }
 
-// Destroy all unreferenced storages and calls; destroying one can release others.
+// Destroy all storages and calls to which nothing refers. Destroying one can release others.
 void Ledger::dispose() noexcept {
     for (;;) {
         if (Storage* storage = graph.dead_storages.take(); storage != nullptr) {
@@ -86,7 +86,8 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
         const std::uint64_t visits = visits_;
         shrink(budget_beside(nbytes));
         if (memory <= budget_beside(nbytes) || visits != visits_) {
-            // Other threads may have taken or freed memory while the policy ran, so compare again.
+            // Other threads may have taken or freed memory while the policy's Python code ran, so
+            // compare again.
             continue;
         }
         if (reserve_.empty()) {
@@ -132,7 +133,8 @@ double Ledger::loss(Storage& storage) {
     return chooser_->loss(storage, clock);
 }
 
-// Turn the storages of `reserve_` into candidates for eviction.
+// Make the storages of `reserve_`, which are evicted only as a last resort, candidates for
+// eviction.
 void Ledger::give_up_reserve() {
     const std::vector<Storage*> reserve = std::exchange(reserve_, {});
     for (Storage* storage : reserve) {
@@ -260,7 +262,7 @@ void Ledger::free_all() {
     freed_.clear();
 }
 
-// Mark `storage` and its values as not resident.
+// Mark `storage` and its values as evicted.
 void Ledger::vanish(Storage& storage) {
     storage.resident = false;
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
@@ -288,7 +290,7 @@ void Ledger::prune(Storage& start) {
         return;
     }
     if (rules.quirks) {
-        return;  // In the DTR authors' simulator (`rules.quirks`) nothing leaves the graph.
+        return;  // in the DTR authors' simulator (`rules.quirks`) nothing leaves the graph
     }
     std::vector<Storage*>& unneeded = unneeded_;
     unneeded.push_back(&start);
@@ -327,7 +329,7 @@ void Ledger::leave_graph(Storage& storage, std::vector<Storage*>& unneeded) {
         if (call.n_made > 1) {
             for (const Value* value : call.outputs()) {
                 if (is_root(*value) && value->storage->listed) {
-                    return;  // Another output is in the graph and may need the call.
+                    return;  // another output of the call is in the graph and may need the call
                 }
             }
         }
@@ -374,7 +376,8 @@ bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
 }
 
 // Remove the recipes that read the dead storage `start`, once no evicted value needs it, and free
-// it. Do the same with its inputs. Values computed from them can never be evicted from then on.
+// it. Do the same with its inputs. Values computed from them then have no recipe and cannot be
+// evicted.
 void Ledger::banish(Storage& start) {
     std::vector<Storage*> unneeded{&start};
     while (!unneeded.empty()) {
@@ -396,7 +399,7 @@ void Ledger::banish(Storage& start) {
         const std::size_t known = unneeded.size();
         leave_graph(storage, unneeded);
         if (rules.quirks) {
-            unneeded.resize(known);  // The DTR authors' simulator does not do this with the inputs.
+            unneeded.resize(known);  // the DTR authors' simulator does not do this with the inputs
         }
     }
 }
@@ -447,8 +450,8 @@ void Ledger::touch(Storage& storage) {
         return;
     }
     storage.last_access = clock;
-    // A storage that a call reads is usually locked, thus no candidate. It can still be one if the
-    // call reads an evicted view, or if it is locked later (`Locks::late`).
+    // A storage that a call reads is usually locked, so it is no candidate for eviction. It can
+    // still be one if the call reads an evicted view, or if it is locked later (`Locks::late`).
     if (storage.order >= 0) {
         chooser_->touched(storage);
     }

@@ -25,7 +25,8 @@ class AdvisedChooser;
 // A violated invariant of the engine, found by `Ledger::check`.
 struct Fault final {
     const char* what;
-    StorageId storage;  // Storage at fault; negative if the fault is not about one storage.
+    // storage whose state is wrong; negative if the fault is not about one storage
+    StorageId storage;
 };
 
 // Counts memory against the budget, and evicts values or swaps them out to the host. The derived
@@ -44,30 +45,31 @@ public:
     Bytes budget;
     Bytes memory = 0;
     Bytes unlisted = 0;  // Part of `memory` that belongs to no storage of the graph.
-    // Bytes that calls in progress in all threads use; not part of `memory`.
+    // Bytes that running calls of all threads use and that are not part of `memory`.
     Bytes in_flight = 0;
     Bytes peak = 0;
     Nanoseconds clock = 0;
     Nanoseconds compute_ns = 0;    // Total cost of all first executions of calls.
     Nanoseconds recompute_ns = 0;  // Total cost of recomputations.
     Graph graph;
-    std::unique_ptr<HostMemory> host;  // The copies on the host; null if swapping is off.
+    std::unique_ptr<HostMemory> host;  // copies of values on the host; null: swapping is off
     // User-held storages from which no storage in the graph is computed.
     std::vector<Ref<Storage>> idle;
     Journal journal;
 
-    // Return the first storage of the graph. `Storage::next` leads to the others.
+    // Return the first storage of the engine's graph. `Storage::next` leads to the others.
     Storage* first_storage() const noexcept { return first_; }
 
     std::size_t n_storages() const noexcept { return n_storages_; }
 
-    // Return the first violated invariant. Call it between events.
+    // Return the first violated invariant of the engine, if there is one. Must be called between
+    // events.
     std::optional<Fault> check();
 
     // -- for drivers ----------------------------------------------------------------------------
 
-    // Return how often other events ran in the middle of an event, from other threads or from code
-    // of the program. They may have changed the graph.
+    // Return how often events of other threads, or of the program's own code, ran in the middle of
+    // an event. They may have changed the graph.
     std::uint64_t visits() const noexcept { return visits_; }
 
     // Return the bytes that `call` needs in addition to its outputs while it runs.
@@ -78,31 +80,33 @@ public:
     // Return true if `nbytes` more would fit into the budget after evicting all candidates. Evicts
     // nothing.
     bool has_room(Bytes nbytes) const noexcept;
-    // Evict until `nbytes` more fit into the budget. Throw `NoRoom` if no candidate is left.
+    // Evict storages until `nbytes` more fit into the budget. Throw `NoRoom` if no candidate for
+    // eviction is left.
     void make_room(Bytes nbytes, Call* call = nullptr);
-    // Evict until at most `nbytes` are in use, or no candidate is left.
+    // Evict storages until at most `nbytes` are in use, or no candidate for eviction is left.
     void shrink(Bytes nbytes);
     // Evict `storages`, for a driver that needs free memory at certain addresses. Storages that are
     // not candidates (any more) are skipped.
     void evict_these(std::span<const Ref<Storage>> storages);
-    // Return what the policy loses by evicting the candidate `storage` now: its score without
-    // regard to its size.
+    // Return the policy's loss if the candidate `storage` is evicted now: its score without the
+    // factor for its size.
     double loss(Storage& storage);
-    // Build the policy's state now, instead of at the first eviction, so that it sees all later
-    // events.
+    // Build the policy's state now, instead of at the first eviction, so that the policy sees all
+    // later events.
     void listen();
-    // Add to `found` the resident storages that lost their recipe since the last call of this
-    // method, if other values are computed from them.
+    // Add to `found` the storages in memory that lost their recipe since the last call, if other
+    // values are computed from them.
     void take_unrecomputable(std::vector<Storage*>& found);
     // Set whether `storage` may be evicted while the program holds it.
     void set_evictable_while_held(Storage& storage, bool evictable);
-    // Let `storage` be evicted while the program holds it, but only if nothing else can be evicted.
+    // Allow eviction of `storage` while the program holds it, but only if nothing else can be
+    // evicted.
     void set_evictable_last(Storage& storage);
-    // Empty the list of storages passed to `set_evictable_last`.
+    // Empty the list of storages that may be evicted as a last resort (`set_evictable_last`).
     void clear_reserve() noexcept;
     // Keep `storage`, which is resident and which the program reads, in memory until `unlock`.
     void lock(Storage& storage);
-    // Undo `lock`. Frees `storage` if it became unreferenced meanwhile.
+    // Undo `lock`. Free `storage` if the last reference to it disappeared meanwhile.
     void unlock(Storage& storage);
 
     // -- copies on the host ---------------------------------------------------------------------
@@ -116,11 +120,11 @@ public:
     // nothing while at most half of the budget is in use, because perhaps no eviction will be
     // needed.
     void ahead();
-    // Let a plan decide from now on what to copy (`follow`), or the engine. With `Swap::only` the
-    // engine always decides.
+    // Let a plan decide from now on which values to copy to the host (`follow`), or the engine
+    // itself. With `Swap::only` the engine always decides.
     void follow_plan(bool follow);
 
-    // Return true while a plan decides what to copy.
+    // Return true while a plan decides which values to copy to the host.
     bool is_planned() const noexcept { return planned_; }
 
     // Begin to copy `storage` to the host, because a plan says so. The storage stays resident and,
@@ -138,18 +142,18 @@ public:
 
     // -- advice, if the engine is advised -------------------------------------------------------
 
-    // Mark `storage` as not needed by the plan until the plan recomputes it.
+    // Mark `storage` as not needed until the plan recomputes it. Marked storages are evicted first.
     void mark(Storage& storage);
     // Remove the mark of `storage`, because the plan needs its value from now on.
     void unmark(Storage& storage);
-    // Remove all marks. From now on the policy decides alone.
+    // Remove all marks of the plan. From now on the policy decides alone.
     void clear_marks();
     // Return the bytes of all candidates that the plan marked, except those that `inputs` read.
     Bytes spare_beside(std::span<const Edge> inputs);
 
 protected:
-    // Scope in which the engine handles an event. When the outermost scope ends, unreferenced
-    // storages and calls are destroyed.
+    // Scope in which the engine handles one event. When the outermost scope ends, storages and
+    // calls to which nothing refers are destroyed.
     class Event final {
     public:
         explicit Event(Ledger& ledger) noexcept : ledger_(ledger) {
@@ -191,8 +195,8 @@ protected:
     // Free the memory of the storages in `freed_`.
     void free_all();
     void vanish(Storage& storage);
-    // Handle that nothing refers to `storage` any more (it is dead): evict it if recomputations may
-    // still need it, otherwise remove it from the graph.
+    // Handle `storage`, to which nothing refers any more: evict it if recomputations may still need
+    // it, otherwise remove it from the graph.
     void evict_or_remove(Storage& storage);
     // Remove `start` from the graph if no event can need it any more, and then the storages that
     // only its recomputation needed. Adds the resident ones to `freed_`.
@@ -244,10 +248,10 @@ protected:
     // Storages that lost their recipe while they were resident or on the host.
     std::vector<Ref<Storage>> unrecomputable_;
     std::vector<Storage*> freed_;
-    int depth_ = 0;  // Number of events in progress in all threads.
+    int depth_ = 0;  // Number of events in progress in whose middle a new event would run.
     // Number of events in progress that an event which begins now would be a part of.
     int nesting_ = 0;
-    // True while a plan decides what to copy to the host. The engine itself then copies only values
+    // A plan decides which values to copy to the host. The engine itself then copies only values
     // without a recipe.
     bool planned_ = false;
     std::uint64_t visits_ = 0;  // Number of `Interlude` scopes in which other events ran.
@@ -275,7 +279,7 @@ private:
     void give_up_reserve();
     void banish(Storage& start);
     bool needed_by_evicted(Storage& storage) const noexcept;
-    // Remove `storage` from the graph. Add the storages that nothing may need any more to
+    // Remove `storage` from the graph. Add the storages that then may not be needed any more to
     // `unneeded`.
     void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);
     // Mark `call` as not replayable, and remove it from the consumers of its inputs. Return the
@@ -287,7 +291,7 @@ private:
     std::optional<Fault> fault_of_host() const;
 
     std::unique_ptr<Chooser> policy_;
-    // Policy that does nothing, used until the first eviction.
+    // Stand-in for the policy until the first eviction; does nothing.
     std::unique_ptr<Chooser> null_chooser_;
     AdvisedChooser* advice_ = nullptr;
     // Storages that may be evicted while the program holds them, if nothing else can be evicted.

@@ -13,7 +13,7 @@
 
 namespace rekindle {
 
-// A storage whose cost of eviction may have decreased, and the largest possible decrease.
+// A storage whose cost of eviction may have decreased, and an upper bound of the decrease.
 struct CostDecrease final {
     Storage* storage;
     double fall;
@@ -51,8 +51,8 @@ public:
         return 0;
     }
 
-    // Return the number of changes that wait for the next `cost_decreases`. Each keeps a storage
-    // alive.
+    // Return the number of recorded changes that the next `cost_decreases` will process. Each keeps
+    // a storage alive.
     virtual std::size_t n_deferred() const { return 0; }
 
     virtual void expected(Storage& /*storage*/) {}
@@ -68,7 +68,7 @@ public:
     virtual void disposed(Storage& /*storage*/) noexcept {}
 };
 
-// Neighborhood that gives every storage the same cost.
+// Cost that is the same for every storage.
 class Nothing final : public Neighborhood {
 public:
     Nanoseconds cost(Storage& /*storage*/, Span& /*span*/) override { return 1; }
@@ -76,7 +76,7 @@ public:
     Nanoseconds least(const Storage& /*storage*/) const override { return 1; }
 };
 
-// Neighborhood that counts only the storage's own cost c0.
+// Cost that counts only the storage's own recomputation, without its evicted neighbors.
 class Local final : public Neighborhood {
 public:
     Nanoseconds cost(Storage& storage, Span& /*span*/) override { return storage.cost; }

@@ -6,8 +6,8 @@
 
 namespace rekindle {
 
-// Chooser that ignores all events. At the first eviction the ledger builds the policy's state from
-// the graph.
+// Policy that ignores all events, used until the first eviction. Then the ledger builds the real
+// policy's state from the graph.
 class NullChooser final : public Chooser {
 public:
     void add(Storage& /*storage*/) override {}

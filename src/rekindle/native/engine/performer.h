@@ -19,14 +19,14 @@ public:
     Performer& operator=(Performer&&) = delete;
 
     // Run `call`, for the first time or to recompute its outputs. If `in_place`, the outputs use
-    // the memory of the storages that the call overwrites. If the call throws, nothing must have
+    // the memory of the storages that the call overwrites. After an exception nothing may have
     // changed, except that an overwritten storage may have lost its contents. For such a storage
     // the performer first calls `spoil`. Other threads may act during the run, within an
     // `Engine::Interlude`.
     virtual void compute(Call& call, bool in_place) = 0;
 
-    // Free the memory of `storage`. The memory may be freed already, and the storage may have left
-    // the graph. Must not call the engine.
+    // Free the memory of `storage`. The program may have freed it already, and the storage may have
+    // left the graph. Must not call the engine.
     virtual void free(Storage& storage) = 0;
 
     // Begin to copy `storage` to the host, and free its memory afterwards unless `keep`. Return
@@ -44,7 +44,8 @@ public:
     // Return the bytes that `call` needs in addition to its outputs while it runs.
     virtual Bytes workspace(const Call& call) const noexcept = 0;
 
-    // Destroy an unreferenced object. Called at the end of an event, never during one.
+    // Destroy an object to which nothing refers any more. Called at the end of an event, never
+    // during one.
     virtual void dispose(Storage& storage) noexcept = 0;
     virtual void dispose(Call& call) noexcept = 0;
 

@@ -17,8 +17,8 @@ using Sample = std::array<std::int64_t, 3>;
 
 class Samples final {
 public:
-    // Record the memory and recomputation time of `ledger`, if a sample is due. Called after each
-    // operator.
+    // Record the memory in use and the recomputation time of `ledger`, if a sample is due. Called
+    // after each operator.
     void look(const Ledger& ledger) {
         if (ledger.clock >= next_) {
             taken_.push_back({ledger.clock, ledger.memory, ledger.recompute_ns});
@@ -26,12 +26,13 @@ public:
         }
     }
 
-    // Return true if the buffer is full, so that Python should collect it.
+    // Return true if the buffer of samples is full, so that Python should collect it.
     bool full() const noexcept { return taken_.size() >= MOST; }
 
     std::vector<Sample> take() { return std::exchange(taken_, {}); }
 
-    // Set the time of the next sample (`next`), and the time between the following ones (`every`).
+    // Set the time of the next sample of memory (`next`), and the time between the following ones
+    // (`every`).
     void space(Nanoseconds next, Nanoseconds every) noexcept {
         next_ = next;
         every_ = every;

@@ -11,11 +11,12 @@ namespace rekindle {
 
 namespace {
 
-// Replaces a cost of 0. The benefit is then nearly infinite, but larger storages still come first.
+// Replaces a recomputation cost of 0, by which the score cannot be divided. The benefit is then
+// nearly infinite, but larger storages still come first.
 constexpr double LEAST = 1e-9;
 
-// Largest number of deferred updates. The next `choose`, which processes them, may never come.
-// Processing them early changes no choice.
+// Largest number of deferred updates. The next `choose`, which processes them, may never come, so
+// more would take memory without limit. Processing them early changes no choice.
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 
 // Largest number of evicted storages that are visited to find out whose cost decreased. If there
@@ -23,7 +24,8 @@ constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 // all costs are assumed to have decreased.
 constexpr std::size_t FEW = 32;
 
-// Fraction of a price by which it is lowered in advance when all costs decrease again and again.
+// Fraction by which a stored cost bound (price) is lowered in advance when all costs decrease again
+// and again.
 constexpr double SLACK = 1.0 / 16;
 
 double or_least(Nanoseconds cost) {
@@ -53,7 +55,7 @@ void ScoredChooser::enqueue_update(Storage& storage, Standing::News news) {
     storage.standing.news = news;
 }
 
-// Remove the pending update of `storage`. The order of updates does not matter, so the last one
+// Remove the deferred update of `storage`. The order of updates does not matter, so the last one
 // takes its place.
 void ScoredChooser::dequeue_update(Storage& storage) noexcept {
     if (storage.standing.news != Standing::News::none) {
@@ -79,8 +81,8 @@ void ScoredChooser::expected(Storage& storage) {
 
 void ScoredChooser::evicted(Storage& storage) {
     neighborhood_->evicted(storage);
-    // Remove the storage's line from the `Envelope`: its line will differ when it is resident
-    // again.
+    // Remove the line of this evicted storage from the `Envelope`: its line will differ when it is
+    // in memory again.
     if (storage.standing.slot >= 0) {
         take_out(storage);
         dequeue_update(storage);
@@ -108,7 +110,7 @@ void ScoredChooser::catch_up() {
 
 void ScoredChooser::repriced(Storage& storage) {
     neighborhood_->repriced(storage);
-    // The cost may have decreased, so begin with a lower bound as the price.
+    // The cost may have decreased, so start with a lower bound of it as the price.
     if (storage.standing.slot >= 0) {
         reprice(member(storage), least(storage));
     }
@@ -161,7 +163,7 @@ Storage* ScoredChooser::choose(Nanoseconds now) {
     }
 }
 
-// Apply the pending updates of candidates to their lines in the `Envelope`.
+// Apply the deferred updates of candidates to their lines in the `Envelope`.
 void ScoredChooser::listen() {
     for (Storage* storage : news_) {
         Standing& standing = storage->standing;
@@ -204,7 +206,8 @@ void ScoredChooser::reprice(Member& member, double price) {
     lines_.reprice(member.storage->standing.slot, power(price), now_);
 }
 
-// Lower the price of each storage whose cost may have decreased, so that it is a lower bound again.
+// Lower the stored price of each storage whose cost may have decreased, so that the price is a
+// lower bound of the cost again.
 void ScoredChooser::lower() {
     cost_decreases_.clear();
     Span span;
@@ -222,8 +225,8 @@ void ScoredChooser::lower() {
     }
 }
 
-// Lower the prices that include evicted storages with ids in `span`. Return false, and lower none,
-// if there are too many.
+// Lower the stored prices whose costs include evicted storages with ids in `span`. Return false,
+// and lower none, if there are too many.
 bool ScoredChooser::lower_within(const Span& span, double fall) {
     reached_.clear();
     if (!spans_.find(span, FEW, reached_)) {
@@ -235,7 +238,8 @@ bool ScoredChooser::lower_within(const Span& span, double fall) {
     return true;
 }
 
-// Lower the prices that are no lower bounds any more since `all_fell_` increased.
+// Lower the stored prices that are no lower bounds of the costs any more since `all_fell_`
+// increased.
 void ScoredChooser::lower_due() {
     while (!due_.empty() && due_.front().at < all_fell_) {
         std::ranges::pop_heap(due_, std::ranges::greater(), &Due::at);
@@ -251,7 +255,8 @@ void ScoredChooser::lower_due() {
     }
 }
 
-// Lower all prices to their lower bounds, because the decrease of the costs is unknown.
+// Lower all stored prices to lower bounds of the costs, because the decrease of the costs is
+// unknown.
 void ScoredChooser::lower_all() {
     for (Member& each : members_) {
         each.due = NOT_DUE;
@@ -270,8 +275,8 @@ void ScoredChooser::lower(Member& fell, double fall) {
     fell.priced = -1;
 }
 
-// Lower the price of `member` by more than its cost may have decreased so far, so that the price
-// stays a lower bound for a while.
+// Lower the price of `member` by more than its cost may have decreased so far. So the price stays a
+// lower bound of the cost for a while.
 void ScoredChooser::give_slack(Member& member, double due) {
     const double fell = all_fell_ - due;
     const double slack = SLACK * member.price;
@@ -281,9 +286,9 @@ void ScoredChooser::give_slack(Member& member, double due) {
     }
 }
 
-// Record that the price of `member` is a lower bound until `all_fell_` exceeds `due`. If no cost
-// decreases, a slot has one entry in `due_`, however many storages use the slot one after the
-// other.
+// Record that the price of `member` is a lower bound of its cost until `all_fell_` exceeds `due`.
+// If no cost decreases, a slot has one entry in `due_`, however many storages use the slot one
+// after the other.
 void ScoredChooser::expect_fall(Member& member, double due) {
     if (member.due == due) {
         return;

@@ -13,8 +13,8 @@
 
 namespace rekindle {
 
-// Chooser that evicts by score. Among equal scores it takes the storage that became a candidate
-// last.
+// Policy that evicts the candidate with the lowest score. Among equal scores it takes the storage
+// that became a candidate last.
 class ScoredChooser final : public Chooser {
 public:
     ScoredChooser(std::unique_ptr<Neighborhood> neighborhood, const Policy& policy);
@@ -40,7 +40,7 @@ public:
     void disposed(Storage& storage) noexcept override;
 
 private:
-    static constexpr double NOT_DUE = -1;  // No entry of `due_` is valid.
+    static constexpr double NOT_DUE = -1;  // value of `due` if no entry of the heap `due_` is valid
 
     // State of the candidate whose line is in one slot of the `Envelope`.
     struct Member final {
@@ -87,9 +87,9 @@ private:
     std::size_t n_lines_ = 0;
     std::vector<Member> members_;
     std::int64_t changes_ = 0;
-    // Storages whose updates wait for the next `choose`: they became candidates, were accessed, or
-    // ceased to be candidates. Most storages that an operator locks are candidates again before the
-    // next `choose`, and their costs stay valid.
+    // Storages whose updates are deferred to the next `choose`: they became candidates, were
+    // accessed, or ceased to be candidates. Most storages that an operator locks are candidates
+    // again before the next `choose`, and their costs stay valid.
     std::vector<Storage*> news_;
     std::vector<CostDecrease> cost_decreases_;
     Spans spans_;  // Ids of the evicted ancestors that each stored cost includes.

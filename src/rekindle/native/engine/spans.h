@@ -11,8 +11,8 @@
 
 namespace rekindle {
 
-// A range of storage ids. Ids grow in the order of the program, so the evicted ancestors of a
-// storage usually have a narrow range of their own.
+// A range of storage ids. Ids grow in the order in which the program makes storages, so the evicted
+// ancestors of a storage usually have a narrow range.
 struct Span final {
     StorageId first = std::numeric_limits<StorageId>::max();
     StorageId last = std::numeric_limits<StorageId>::min();
@@ -29,15 +29,15 @@ struct Span final {
     }
 };
 
-// Stores a span for some of the slots of the candidates.
+// For each candidate slot, stores the range of ids of the evicted ancestors that its cost includes.
 class Spans final {
 public:
     using Slot = std::int32_t;
 
-    // Store the span of `slot`. An empty span removes the stored one.
+    // Store the range of ids of `slot`. An empty range removes the stored one.
     void set(Slot slot, const Span& span);
-    // Add the slots whose span overlaps `span` to `found`. Return false if there are more than
-    // `most`.
+    // Add the slots whose range of ids overlaps `span` to `found`. Return false if there are more
+    // than `most`.
     bool find(const Span& span, std::size_t most, std::vector<Slot>& found) const;
 
 private:

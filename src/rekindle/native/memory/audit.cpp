@@ -8,8 +8,9 @@ namespace rekindle {
 
 namespace {
 
-// Call `visit(record, checksum)` for each resident output of `call`. Outputs with undefined
-// contents, such as those of `empty`, are skipped, because they differ each time.
+// Call `visit(record, checksum)` for each resident output of the operator call `call`. Skip outputs
+// of operators such as `empty`: their contents are undefined, so their checksums would differ in
+// each run.
 template <class F>
 void each_checksum(const Recipe& call, Device& device, F&& visit) {
     for (const Value* value : call.outputs()) {

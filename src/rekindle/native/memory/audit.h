@@ -1,4 +1,5 @@
-// Compares recomputed values with the values of the first run by checksum, for `rekindle.verify`.
+// Compares recomputed values with the values of the first run by checksum. `rekindle.verify` uses
+// this to prove that recomputation gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace rekindle {
 // Return the checksum of all bytes in `storage_impl`, which may be on a CPU or a device.
 std::uint64_t checksum_of(const StoragePtr& storage_impl, Device& device);
 
-// Takes a checksum of every result when it is made, and again each time it is recomputed.
+// Takes a checksum of every operator result when the operator first runs, and again at each
+// recomputation of the result.
 class Audit final {
 public:
     // An operator call one of whose results differed after a recomputation.
@@ -22,10 +24,11 @@ public:
         OpId op;
     };
 
-    // Record the checksums of the results of `call` after its first run. The results are resident.
+    // Store the checksums of the results of the operator call `call` after its first run. All
+    // results must be in memory.
     void made(const Recipe& call, Device& device);
-    // Compare the results of `call`, which was recomputed, with the noted checksums. The results
-    // are resident.
+    // Compare the results of the operator call `call`, which was just recomputed, with the
+    // checksums of its first run. All results must be in memory.
     void made_again(const Recipe& call, Device& device);
 
     // Forget the checksum of `storage`, which is about to be destroyed.
@@ -34,7 +37,7 @@ public:
     const std::vector<Difference>& different() const noexcept { return different_; }
 
 private:
-    // checksums of the results of first runs
+    // checksum of each storage after the first run of its operator
     std::unordered_map<const Storage*, std::uint64_t> first_;
     std::vector<Difference> different_;
 };

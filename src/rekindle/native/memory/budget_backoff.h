@@ -16,14 +16,15 @@ namespace rekindle {
 
 class BudgetBackoff final {
 public:
-    // Return how many allocations failed although they fit into the budget.
+    // Return how many allocations the device refused although they fit into the budget.
     int times() const noexcept { return times_; }
 
-    // Return how many of those failures remained after evicting values that lie next to each other.
+    // Return how many of the allocations that the device refused still failed after Rekindle had
+    // evicted values that lie next to each other in device memory.
     int by_sum() const noexcept { return by_sum_; }
 
-    // Return how many of the `memory` bytes in use to evict for an operator that lacked `needed`
-    // bytes. The result doubles with each call, up to half of `memory`.
+    // Return how many of the `memory` bytes in use to evict after the device refused an operator's
+    // allocation of `needed` bytes. The result doubles with each call, up to half of `memory`.
     Bytes step(Bytes needed, Bytes memory) noexcept {
         const Bytes half = memory / 2;
         ++by_sum_;
@@ -32,8 +33,8 @@ public:
         return least > half >> doubled ? half : least << doubled;
     }
 
-    // Record that an allocation failed, and lower `budget` to `nbytes`, the bytes that did fit on
-    // the device.
+    // Record that an allocation on the device failed. Lower `budget` to `nbytes`, the bytes that
+    // did fit on the device.
     void fitted(Bytes nbytes, Bytes& budget) noexcept {
         ++times_;
         if (lowers && !insists_ && nbytes < budget) {
@@ -52,8 +53,8 @@ public:
     // Forget by how much the budget was lowered, because the program set another budget.
     void forget() noexcept { lowered_ = 0; }
 
-    // Scope in which the budget is not lowered. Without it, a retried event could lower and restore
-    // the budget forever.
+    // Scope in which a device OOM does not lower the budget. Otherwise an event that is retried
+    // after each lowered budget could lower and restore the budget forever.
     class ScopedNoBackoff final {
     public:
         explicit ScopedNoBackoff(BudgetBackoff& of) noexcept
@@ -71,7 +72,7 @@ public:
         const bool before_;
     };
 
-    bool lowers = true;  // false only in a test: the budget stays as it is
+    bool lowers = true;  // a device OOM lowers the budget; false only in a test
 
 private:
     int times_ = 0;

@@ -13,7 +13,8 @@ Consulting::Consulting(Driver& driver)
 Consulting::~Consulting() {
     close();
     driver_.drain_free_queue();
-    // The program has freed a storage that the interrupted event may use.
+    // The program freed a storage while Python code ran. The interrupted event of the engine may
+    // still use that storage.
     const bool dropped = driver_.any_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });
@@ -26,7 +27,8 @@ Consulting::~Consulting() {
     }
 }
 
-// The first other thread that takes the session mutex calls this, with the mutex held.
+// Called by the first other thread that takes the session mutex while this scope has released it.
+// That thread holds the mutex.
 void Consulting::is_visited() noexcept {
     if (driver_.swapper != nullptr) {
         driver_.swapper->pause();

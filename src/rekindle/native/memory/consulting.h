@@ -12,11 +12,13 @@
 
 namespace rekindle {
 
-// Scope in which Python code runs in the middle of an event.
+// Scope in which Python code, such as a user's policy, runs in the middle of an event of the
+// engine.
 //
-// The Python code may wait for other threads, so the mutex is released and other threads may enter.
-// Operators that the Python code runs in this thread bypass the budget. If another thread entered,
-// the interrupted event looks up all of its state again when the scope ends (`Engine::Interlude`).
+// The Python code may wait for other threads, so the scope releases the session mutex, and other
+// threads may run operators. Operators that the Python code itself runs bypass the budget. If
+// another thread took the mutex, the interrupted event looks up all of its state again when the
+// scope ends (`Engine::Interlude`).
 class Consulting final : public Mutex::Opening {
 public:
     explicit Consulting(Driver& driver);

@@ -9,10 +9,11 @@
 
 namespace rekindle {
 
-// Release the reference to `driver` without waiting for the session mutex. If another thread holds
-// the mutex, `release_deferred` releases the reference later.
+// Release the reference to `driver` (the state of one budget) without waiting for the session
+// mutex. If another thread holds the mutex, `release_deferred` releases the reference later.
 void release_without_waiting(c10::intrusive_ptr<Driver> driver) noexcept;
-// Release the references that were deferred. Must be called without the session mutex.
+// Release the references to drivers that `release_without_waiting` could not release. The caller
+// must not hold the session mutex.
 void release_deferred() noexcept;
 
 }  // namespace rekindle

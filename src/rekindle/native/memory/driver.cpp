@@ -34,7 +34,8 @@ struct Active final {
     SpinLock& flag = leaf(Leaf::active);
     c10::intrusive_ptr<Driver> driver;
     pthread_t entered_in{};  // thread that opened the budget
-    // a thread that the program started inside the budget has run a backward pass
+    // A thread that the program started inside the budget has run a backward pass, so it may free
+    // gradients that the main thread reads.
     bool trained_elsewhere = false;
 };
 
@@ -43,8 +44,9 @@ Active& the_active() {
     return made;
 }
 
-// Return the sequence number of the driver that this thread joined. It is 0 for threads that joined
-// none, such as those of autograd: they work for the active driver.
+// Return the sequence number of the budget (driver) that this thread has joined. The number is 0
+// for a thread that joined none, such as a thread of autograd's engine. Such a thread works for the
+// active budget.
 std::uint64_t& joined() noexcept {
     thread_local std::uint64_t which = 0;
     return which;
@@ -55,14 +57,14 @@ std::uint64_t next_ordinal() noexcept {
     return made.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// Return true if the program started this thread inside the budget. Needs the session mutex and an
-// active driver.
+// Return true if the program started this thread inside the active budget. The caller holds the
+// session mutex.
 bool is_started_inside() noexcept {
     return joined() != 0 && pthread_self() != the_active().entered_in;
 }
 
-// Return the active driver if this thread works for it, else null. Needs the session mutex or the
-// spin lock of `Active`.
+// Return the driver of the active budget if this thread works within that budget, else null. The
+// caller holds the session mutex or the spin lock of `Active`.
 c10::intrusive_ptr<Driver> active_for_this_thread() {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
     const std::uint64_t which = driver ? joined() : 0;
@@ -80,8 +82,9 @@ c10::intrusive_ptr<Driver> active() {
 }
 
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
-    // If this thread already holds the session mutex, Python code runs inside the core, such as a
-    // weak reference callback of a storage. Its operators are not the program's.
+    // This thread already holds the session mutex, so Python code runs inside the core: for example
+    // the callback of a weak reference to a storage. The operators of such code are not the
+    // program's, so they bypass the budget.
     if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
         return {};
     }
@@ -112,7 +115,8 @@ void join(const Driver* driver) noexcept {
 }
 
 void set_active(c10::intrusive_ptr<Driver> driver) {
-    const auto lock = locked_if_not_mine();  // readers hold the session mutex or the spin lock
+    // Other threads read the active driver with the session mutex or the spin lock held.
+    const auto lock = locked_if_not_mine();
     const std::scoped_lock guard(the_active().flag);
     std::swap(the_active().driver, driver);
     if (the_active().driver) {
@@ -140,7 +144,7 @@ Driver::Driver(
     drivers().push_back(this);
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
+// NOLINTNEXTLINE(bugprone-exception-escape): throws only if not one byte is left for bookkeeping
 Driver::~Driver() {
     notify_gone(number());
     without_throwing([&] { swapper.reset(); });
@@ -174,8 +178,9 @@ void Driver::make_room(Bytes needed, const char* who) {
     });
 }
 
-// Evict until `needed` bytes fit. If that fails, look for freed storages, restore a lowered budget
-// and release sources that only recipes need. Then try once more.
+// Evict values until `needed` bytes fit. If that fails, find storages that the program freed,
+// restore the original budget, and release sources (values without a recipe) that only recipes
+// need. Then try once more.
 void Driver::evict_for(Bytes needed, const char* who) {
     poll();
     try {
@@ -229,20 +234,21 @@ void Driver::poll() {
     poll_untracked(device.queues());
     if (device.queues()) {
         process_pending();
-        if (!ask_allocator()) {  // false: the engine still counts storages that were freed
+        // false: the engine still counts storages that the program has freed
+        if (!ask_allocator()) {
             look_at_all();
         }
     }
     poll_held();
 }
 
-// Poll all storages without a deleter hook (untracked storages), and process the freed ones.
+// Poll all storages without a deleter hook, whose free nothing reports, and process the freed ones.
 void Driver::look_at_all() {
     poll_untracked();
     process_pending();
 }
 
-// Report to the engine those records that the program no longer holds.
+// Report to the engine which user-held values the program's variables no longer hold.
 void Driver::poll_held() {
     held_list_.each([&](StorageRecord& record) {
         if (may_drop(record) && !record.is_held()) {
@@ -252,9 +258,10 @@ void Driver::poll_held() {
     });
 }
 
-// Update `outside_`, the count of device memory that no operator reported. Return false if the
-// allocator has given out less than the engine counts. Memory freed while another stream may read
-// it (`record_stream`) stays allocated until that stream is done.
+// Update `outside_`, the engine's count of device memory that no operator reported. Return false if
+// the allocator has given out fewer bytes than the engine counts, so some counted storages were
+// freed. Memory that another stream may still read (`record_stream`) stays allocated until that
+// stream is done.
 bool Driver::ask_allocator() {
     if (!outside_) {
         return true;
@@ -265,8 +272,8 @@ bool Driver::ask_allocator() {
     return beside >= 0;
 }
 
-// Only the address table is updated here. The next `process_pending` reports the freed storages to
-// the engine.
+// Remove the addresses of freed storages from the address table. This function does not notify the
+// engine: the next `process_pending` does.
 void Driver::drain_free_queue() {
     assert_locked();
     if (!free_queue.any()) {
@@ -274,7 +281,8 @@ void Driver::drain_free_queue() {
     }
     pending_.take(free_queue);
     for (const void* address : pending_.addresses) {
-        // no entry: the storage was evicted, not freed by the program
+        // no entry in the address table: the runtime evicted the storage, the program did not free
+        // it
         if (const AddressEntry* found = table_.find(address)) {
             drop_address(address, *found);
         }
@@ -292,7 +300,7 @@ void Driver::poll_untracked(bool youngest) {
     });
 }
 
-// Remove `address`, whose memory the program freed, from the address table.
+// Remove the entry of `address`, whose memory the program freed, from the address table.
 void Driver::drop_address(const void* address, AddressEntry resident) {
     if (resident.record == nullptr) {
         note_freed_counted(address, resident.nbytes);
@@ -306,8 +314,8 @@ void Driver::drop_address(const void* address, AddressEntry resident) {
 
 void Driver::process_pending() {
     assert_locked();
-    // On a CPU, poll untracked storages (without a deleter hook) at every 64th call. On a device
-    // `poll` does it before every eviction.
+    // A storage without a deleter hook does not report its free. So on a CPU, poll these storages
+    // at every 64th call. On a device `poll` does so before every eviction.
     const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
     if (now_and_then || untracked_.are_due()) {
         poll_untracked();
@@ -329,7 +337,8 @@ void Driver::process_pending() {
             hand_back(record_of(*record));
         }
         let_go_of_idle();
-        // The calls above may have freed storages, whose addresses are now in the queue.
+        // The calls above may have freed storages. Their addresses are now in the queue of freed
+        // memory.
         drain_free_queue();
     }
     pending_.handles.clear();
@@ -338,18 +347,19 @@ void Driver::process_pending() {
         engine.account(0, -std::exchange(pending_.counted, 0));
     }
     if (std::exchange(pending_.found_by_polling, false)) {
-        // Query the allocator again: its last answer had already subtracted the storages that are
-        // now reported to the engine as freed.
+        // Query the device's allocator again. At the last query the allocator had already
+        // subtracted the storages that the engine learns only now to be freed.
         ask_allocator();
     }
-    // Freeing host copies waits for transfers, which is impossible during CUDA graph capture.
+    // Freeing a host copy waits for its transfer, and waiting is impossible during CUDA graph
+    // capture.
     if (has_discarded() && !device.is_capturing()) {
         perform([&] { engine.discards(); });
     }
 }
 
-// Report to the engine that `record` has lost its memory: the program freed it or moved the value
-// to another storage.
+// Report to the engine that the value of `record` is no longer in memory: the program freed the
+// storage, or moved the value to another one.
 void Driver::gone(StorageRecord& record) {
     if (record.address != nullptr) {
         return;
@@ -371,7 +381,8 @@ void Driver::gone(StorageRecord& record) {
     perform([&] { engine.gone(record); });
 }
 
-// Release the reference to `record` of a handle of autograd that was destroyed.
+// Release the reference to `record` that belonged to a saved-tensor handle of autograd. The handle
+// was destroyed.
 void Driver::release(StorageRecord& record) {
     StorageRecord& now = current(record);
     const Ref<Storage> kept(&now);
@@ -387,7 +398,8 @@ void Driver::close() {
             source->unwatched = true;
         }
         if (each->references == 0 && !each->consumed()) {
-            // Drop the weak reference, because `swap_tensors` refuses tensors that have one.
+            // Drop the weak reference to the tensor, because `torch.utils.swap_tensors` refuses a
+            // tensor that has one.
             record_of(*each).origin = no_tensor();
         }
     }
@@ -445,8 +457,8 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 
 // -- actions --------------------------------------------------------------------------------------
 
-// Evict `record`: drop our reference to its memory. The allocator does not reuse the memory before
-// the streams that still read it are done.
+// Evict the storage of `record`: drop the runtime's reference to its memory. The allocator does not
+// reuse the memory before the streams that still read it are done.
 void Driver::vacate(StorageRecord& record) {
     if (poisons() && record.keeper && !record.leaving && !record.coming && !record.is_held()) {
         device.in_order([&] { poison(record.keeper); });
@@ -466,7 +478,8 @@ Bytes Driver::workspace(const Call& call) const noexcept {
     return static_cast<const Recipe&>(call).aside->workspace;
 }
 
-// Action of the engine: evict `storage`, or free it if nothing can use its value again.
+// Engine action: evict `storage`, or free it if neither the program nor a recipe can use its value
+// again.
 void Driver::free(Storage& storage) {
     evictions += storage.dead() ? 0 : 1;
     if (!evict_keeping_placeholder(record_of(storage))) {
@@ -480,8 +493,8 @@ void Driver::free(Storage& storage) {
 
 namespace {
 
-// Raise if the operator was removed or redefined after its first call, so that its recipes cannot
-// run.
+// Raise an error if the custom operator of `facts` was removed or redefined after its first call.
+// Its recipes could not run, or would run other code.
 void check_that_it_is_still_there(const Facts& facts) {
     TORCH_CHECK(
         !was_removed(facts),
@@ -492,7 +505,7 @@ void check_that_it_is_still_there(const Facts& facts) {
     );
 }
 
-// Run `attempt`. After a device OOM, evict values, and run `attempt` again if the call can be
+// Run `attempt`. After a device OOM, evict values and run `attempt` again, if the call can be
 // repeated.
 template <class F>
 void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt) {
@@ -504,8 +517,9 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
         }
         const std::uint64_t visits = driver.engine.visits();
         driver.rescue(recipe.nbytes, error, [&] {
-            // Another thread may have read the input that the call writes in place, so the call
-            // cannot be repeated.
+            // While the kernel ran, another thread may have read the input that the kernel writes
+            // in place. That thread may have seen partly written data, so the call cannot be
+            // repeated.
             if (in_place && visits != driver.engine.visits()) {
                 throw DeviceOutOfMemoryError(message_of(error));
             }
@@ -516,8 +530,8 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
 
 }  // namespace
 
-// Let the current stream wait for the streams that made the inputs. Return the current stream, on
-// which the recomputation runs.
+// Let the current stream wait for the streams that computed the inputs of `recipe`. Return the
+// current stream, on which the recomputation runs.
 StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     const StreamIndex here = device.see();
     for (const auto& input : recipe.inputs()) {
@@ -534,8 +548,8 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     return here;
 }
 
-// Run `recipe` again, and put the memory of its outputs into `storages`. Return where the
-// recomputation stands in the order of its stream's work.
+// Run the operator call of `recipe` again, and put the memory of its outputs into `storages`.
+// Return after which work on its stream the outputs are ready.
 Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages) {
     const bool interrupted = tests.interrupts();
     refuse_for_tests(recipe.name());
@@ -567,7 +581,8 @@ Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>
     return order;
 }
 
-// Free blocks on the device for the outputs and the workspace of a recomputation.
+// Before a recomputation of `recipe`, free blocks on the device that are large enough for its
+// outputs and its workspace.
 void Driver::find_places(const Recipe& recipe, bool in_place) {
     if (!reserved.limited()) {
         return;
@@ -580,7 +595,7 @@ void Driver::find_places(const Recipe& recipe, bool in_place) {
     reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
 }
 
-// Run `call` again, and bind the records of its outputs to the new memory.
+// Run the operator call `call` again, and bind the records of its outputs to the new memory.
 void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     refuse_in_a_graph(recipe.name());
@@ -590,8 +605,8 @@ void Driver::compute_now(Call& call, bool in_place) {
         const Counted counted(in_progress.recomputations);
         order = run(recipe, in_place, storages);
     } catch (std::exception& error) {
-        // The failed kernel may have written a part of the input that it overwrites, so the input
-        // is lost.
+        // The failed kernel may have written a part of the input that it overwrites. The old
+        // contents of this input cannot be restored, so the input is lost.
         if (in_place) {
             after(error, [&] {
                 for (const Overwrite& pair : call.overwrites()) {
@@ -603,7 +618,7 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
     ++recomputations;
     tests.recomputed(recipe.facts);
-    // Another thread has dropped the recipe while it ran.
+    // While the recomputation ran, another thread dropped its recipe. So the outputs have no use.
     if (!call.replayable || !call.linked) {
         return;
     }
@@ -613,19 +628,21 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
 }
 
-// Raise if a CUDA graph is being captured: the recomputation would become part of the graph, and
-// the value would exist only when the graph is replayed.
+// Raise an error if a CUDA graph is being captured at `site`. A recomputation would become part of
+// the graph, and the value would exist only after a replay of the graph.
 void Driver::refuse_in_a_graph(const char* site) const {
     if (device.is_capturing()) {
         throw RecomputeDuringCaptureError(site);
     }
 }
 
-// Bind the outputs of `recipe`, which was recomputed, to their new memory.
+// Bind the records of the outputs of `recipe` to the memory in which a recomputation has just put
+// these outputs.
 void Driver::settle_results(
     Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
 ) {
-    bool is_programs = false;  // the program may read the value without calling an operator
+    // The program may read the recomputed value without calling an operator.
+    bool is_programs = false;
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {
         StorageRecord& made = record_of(*value->storage);

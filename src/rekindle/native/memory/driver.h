@@ -75,12 +75,12 @@ class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it 
 class Reading;
 class Swapper;
 
-// The state of one budget, and the performer of its engine's actions.
+// The state of one budget. Performs the engine's actions, such as evicting a storage.
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
-    // where: the device whose memory the budget limits. assumed: the user did not give `where`; a
-    // program that uses another device is refused. learns: whether the policy follows learned
-    // plans. own: a policy written in Python that replaces `policy`; null: none.
+    // where: device whose memory the budget limits. assumed: the user did not name the device; a
+    // program that uses another device is refused. learns: the policy follows learned plans. own: a
+    // policy written in Python that replaces `policy`; null: none.
     Driver(
         Bytes budget,
         c10::Device where,
@@ -96,95 +96,111 @@ public:
     ~Driver() override;
 
 private:
-    // Allocators of records and recipes. Declared before the engine, because the engine's
-    // destructor returns its records and recipes to them.
+    // Allocators of storage records and recipes. They are declared before the engine, so that they
+    // are destroyed after it: the engine's destructor returns its records and recipes to them.
     Slab<StorageRecord> records_;
     Slab<Recipe> recipes_;
     StorageTable table_;
     PendingFrees pending_;
     UntrackedStorages untracked_;
     HeldList held_list_;
-    // buffer of `perform`: values that have lost their recipe
+    // Buffer of `perform`: values whose recipe was dropped during the event, so that they must stay
+    // in memory.
     std::vector<Storage*> unrecomputable_;
     OpId next_op_ = 0;
     Ref<Storage> resizing_;              // storage that the program is resizing now
-    std::vector<Ref<Storage>> emptied_;  // resized to zero bytes by the program
-    // Records that do not follow their tensor during `torch.utils.swap_tensors`, with that tensor.
+    std::vector<Ref<Storage>> emptied_;  // storages that the program resized to zero bytes
+    // Records that do not follow their tensor while `torch.utils.swap_tensors` runs, each with that
+    // tensor.
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> tracking_suspended_;
-    // A pseudo storage for bytes that the device's allocator gave out in addition to known
-    // storages: no operator reported them, or the allocator rounded sizes up.
+    // A pseudo storage in the engine, so that the budget counts all device memory. Its bytes are
+    // those that the device's allocator gave out in addition to known storages: no operator
+    // reported them, or the allocator rounded sizes up.
     Ref<Storage> outside_;
     std::vector<c10::Device> devices_used_;  // devices whose memory the program used
-    bool assumed_;                           // the user did not name the device
+    bool assumed_;  // the user did not name the device, so that it was assumed
     ModuleTensors module_tensors_;
 
 public:
-    PythonChooser* const own_policy;  // owned by the engine; null: a built-in policy decides
+    // policy written in Python, which the engine owns; null: a built-in policy decides
+    PythonChooser* const own_policy;
     Engine engine;
     Device device;
     BudgetBackoff backoff;
     Reserved reserved{*this};
     Prices prices;
-    FreeQueue free_queue;  // freed storages and destroyed handles, not processed yet
-    RngHistory positions;  // states of the random generators, for replays
+    // freed storages and destroyed saved-tensor handles that were not processed yet
+    FreeQueue free_queue;
+    // states of the random generators, so that a recomputation draws the same numbers
+    RngHistory positions;
 
-    // State of backward operators that write their result over their incoming gradient; see
-    // dispatch/in_place.h.
+    // State for backward operators that write their result over their incoming gradient, which
+    // saves one allocation; see dispatch/in_place.h.
     struct TakingOver final {
-        bool allowed = true;  // false in tests
-        // Traces name results that would be written over a gradient if rekindle's own dispatch mode
-        // were off.
+        // Backward operators may write their result over their incoming gradient. False only in
+        // tests.
+        bool allowed = true;
+        // A recorded trace names the results that would be written over a gradient if Rekindle's
+        // own dispatch mode were off.
         bool predicted = false;
         std::int64_t taken_over = 0;  // number of calls whose result was written over a gradient
-        // For tests: smallest reference count of a gradient whose storage had no other owner.
+        // For tests: the smallest reference count seen of a gradient whose storage had no owner but
+        // the autograd node and the running call.
         std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
     };
 
     TakingOver taking_over;
     bool records_streams = false;  // the program called `record_stream`
-    std::int64_t evictions = 0;  // values evicted so far, without those that nothing can use again
+    // values evicted so far, without those that nothing could use again
+    std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
-    std::int64_t repeated_calls = 0;  // first calls that the budget refused memory
-    LostTime lost;                    // time spent choosing, evicting and recomputing
+    // operator calls that ran twice, because the workspace of the first call did not fit into the
+    // budget
+    std::int64_t repeated_calls = 0;
+    LostTime lost;  // time spent choosing, evicting and recomputing
     std::int64_t storages_made = 0;
-    // Longest permitted chain of recipes. The value at the end of a longer chain loses its recipe
-    // and stays in memory as a source.
+    // Longest permitted chain of recipes, each of which reads the result of the previous one. The
+    // value at the end of a longer chain loses its recipe and stays in memory.
     std::int32_t longest_chain = 1'000;
     KeptCallsByReason kept_calls;
     int never_recompute = 0;  // nesting depth of `rekindle.never_recompute()`
     Samples samples;          // memory in use over time
     InProgress in_progress;   // the operators that run now
     Readers readers;
-    // Reads that Python code and the program's own functions announced. Python ends a read by its
-    // key.
+    // Reads of tensors that Python code and the program's own functions announced, so that the
+    // tensors are not evicted meanwhile. Python ends a read by its key.
     std::map<std::int64_t, std::unique_ptr<Reading>> noted;
     std::int64_t notes = 0;  // key of the last read in `noted`
     PeakWatch peak_watch;
     Notifications due;
-    bool stepping = false;  // true during an optimizer step
-    // Value of `storages_made` at which `prune_history` runs next.
+    bool stepping = false;  // an optimizer step is running
+    // Number of storages made so far (`storages_made`) at which `prune_history` next shortens long
+    // chains of recipes.
     std::int64_t next_history_check = 1'000;
     bool evicts_held_last = false;  // user-held values may be evicted last (`evict="auto"`)
-    int placeholders = 0;           // user-held values that are evicted now
+    int placeholders = 0;           // number of user-held values that are evicted now
 
-    std::unique_ptr<Audit> audit;  // compares recomputed values with the first ones; null: off
+    // compares recomputed values with the first ones by checksum; null: no comparison
+    std::unique_ptr<Audit> audit;
     std::vector<EvictHeldLast*> resorts;  // active scopes in which user-held values may be evicted
     std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
-    std::unique_ptr<StepObserver> steps;          // follows the program's steps; null: nothing does
-    // swaps values to the host; null: nothing is swapped
+    // object that recognizes repeated training steps; null: steps are not followed
+    std::unique_ptr<StepObserver> steps;
+    // swaps values to host memory or to a file; null: swapping is off
     std::unique_ptr<Swapper> swapper;
-    // Writes events into traces. While it records, every storage gets a record.
+    // Writes events into traces. While a trace is recorded, every storage gets a record.
     Transcriber transcriber{engine.journal};
-    // traces whose recording Python started, by number
+    // Traces whose recording Python started, by the number that Python uses for them.
     std::map<std::int64_t, Transcript> transcripts;
-    // True if the whole run is recorded. Recipes are never dropped then, because a trace has no
-    // event for that.
+    // The whole run is recorded as a trace. Recipes are never dropped then, because a trace has no
+    // event for a dropped recipe.
     bool recorded = false;
     bool uses_arena = false;  // PyTorch's CPU allocations come from rekindle's arena
     TestHooks tests;
 
-    // Return true if operators make room for their own workspace, and may be refused. At the start
-    // of an optimizer step that cannot be undone, room is made for the whole step instead.
+    // Return true if each operator makes room for its own workspace, and may raise `OutOfBudget`.
+    // During an optimizer step that cannot be undone, operators do not: room for the whole step is
+    // made when the step begins.
     bool reserves_for_operators() const noexcept { return !stepping || due.tell_ranges; }
 
     // For tests: raise `OutOfBudget` if this is the operator that a test has chosen to fail. `who`:
@@ -195,7 +211,7 @@ public:
         }
     }
 
-    // The id by which Python knows this driver.
+    // The id by which Python code names this driver: its address.
     std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
 
     // Sequence number of this driver in the process, counted from 1; never reused.
@@ -203,41 +219,43 @@ public:
 
     // Start swapping values to the host. `copies` is the Python object that stores them.
     void swap_with(const Swap& swap, struct _object* copies);
-    // Bind the evicted `record` to `storage_impl`, which has the same contents as the evicted
-    // value.
+    // Bind the evicted `record` to the memory in `storage_impl`. That memory already has the
+    // contents of the evicted value.
     void attach_storage(StorageRecord& record, const StoragePtr& storage_impl);
 
     // -- storages -------------------------------------------------------------------------------
 
-    // Start the budget: count the bytes that the device's allocator has already given out.
+    // Start the budget: count the bytes that the device's allocator gave out before.
     void open();
-    // Return the bytes of `storage_impl` as the allocator rounds them, or 0 if it is not on the
-    // budget's device.
+    // Return the bytes of `storage_impl`, rounded up as the allocator does, or 0 if the storage is
+    // not on the device whose memory the budget limits.
     Bytes counted(const c10::StorageImpl& storage_impl);
-    // Return true if `storage_impl` is on the budget's device.
+    // Return true if `storage_impl` is on the device whose memory the budget limits.
     bool counts(const c10::StorageImpl& storage_impl);
 
     // Return the devices whose memory the program has used so far.
     const std::vector<c10::Device>& devices_used() const noexcept { return devices_used_; }
 
     // Create the engine's entry for an operator call. `facts` is null if no operator of the program
-    // made the call's outputs.
+    // made the outputs. Without `replayable` the call is never repeated to recompute its outputs.
     Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
-    // Create the record of a storage that `call` makes, or of the new version of a storage that it
-    // writes.
+    // Create the record of a storage that `call` allocates, or of the new version of a storage that
+    // `call` writes in place.
     StorageRecord& new_storage(Call& call, Bytes nbytes);
-    // Report to the engine that `call` ran, using `workspace` bytes internally.
+    // Report to the engine that the operator call `call` has run, and that it used `workspace`
+    // bytes internally.
     void admit(Recipe& call, Bytes workspace = 0);
-    // Report to the engine an operator that made no storage: its cost and its workspace.
+    // Report to the engine the cost and the workspace of an operator that allocated no storage.
     void account(const Facts& facts, Nanoseconds cost, Bytes workspace);
-    // Report to the engine an operator whose results are counted but get no record.
+    // Report to the engine an operator whose results count against the budget but get no record, so
+    // that they are never evicted.
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
-    // Remember that the program refers to the value of `record` by `tensor`.
+    // Store a weak reference to `tensor`, by which the program refers to the value of `record`.
     static void remember(StorageRecord& record, const c10::TensorImpl& tensor);
-    // Return the entry for the address of `storage_impl`, or null.
+    // Return the entry of the address table for the memory of `storage_impl`, or null.
     AddressEntry* find_by_address(const c10::StorageImpl& storage_impl) noexcept;
-    // Return the record of the storage of `tensor`. A storage without a record becomes a source.
-    // Return null if the tensor has no memory.
+    // Return the record of the storage of `tensor`, or null if the tensor has no memory. A storage
+    // that has no record gets one. It becomes a source: a value that cannot be recomputed.
     StorageRecord* find_or_register(const c10::TensorImpl& tensor);
 
     // Call `visit(address, entry)` for each storage that has no record.
@@ -246,40 +264,46 @@ public:
         table_.each_counted(std::forward<F>(visit));
     }
 
-    // Count the bytes of `storage_impl` without giving it a record. Return the bytes, or 0 if they
-    // were counted before.
+    // Count the bytes of `storage_impl` against the budget, without giving it a record. Return the
+    // bytes, or 0 if they are counted already.
     Bytes count(c10::StorageImpl& storage_impl, const Facts* maker);
-    // Bind `record` to `storage_impl`, which has the value from now on.
+    // Bind `record` to `storage_impl`, whose memory has the value of the record from now on.
     void bind_storage(StorageRecord& record, const StoragePtr& storage_impl);
-    // Detach the memory of `record` and return it. The caller becomes the only owner of the memory.
+    // Detach the memory of `record` from the record and return it. The caller becomes the only
+    // owner of the memory.
     StoragePtr take_storage(StorageRecord& record);
-    // Transfer the memory of `before` to `after`, its next version.
+    // Transfer the memory of `before` to `after`, the record of the next version of the value.
     void transfer_storage(StorageRecord& before, StorageRecord& after);
-    // Redirect all handles of autograd from `before` to `after`.
+    // Redirect all saved-tensor handles of autograd from `before` to `after`.
     void redirect_references(StorageRecord& before, StorageRecord& after);
-    // Record that `call` writes the memory of `before` in place. Return the record of the new
-    // version, to which all handles are redirected.
+    // Record that the operator call `call` writes the memory of `before` in place. Return the
+    // record of the new version of the value. All saved-tensor handles then refer to the new
+    // version.
     StorageRecord& record_inplace_write(Call& call, StorageRecord& before);
-    // Record a write to `before` that no operator reports. `before` has a recipe. Return the record
-    // of the new version, which has no recipe.
+    // Record a write to the memory of `before` that no operator reports. The value of `before` has
+    // a recipe. Return the record of the new version, which has no recipe, because the write cannot
+    // be repeated.
     StorageRecord& record_external_write(StorageRecord& before);
-    // Add a reference of autograd to `record`, and hold its memory in `storage_impl`.
+    // Add a reference of autograd to `record`, and keep its memory alive by holding `storage_impl`.
     void retain(StorageRecord& record, const StoragePtr& storage_impl);
-    // Make `record` resident for the program, recomputing it if necessary.
+    // Put the value of `record` into memory for the program, recomputing the value if it was
+    // evicted.
     void use(StorageRecord& record);
-    // Make `record` resident, recomputing it if necessary, and never evict it again.
+    // Put the value of `record` into memory, recomputing the value if it was evicted, and never
+    // evict it again.
     void pin(StorageRecord& record);
-    // Drop the recipe of `record`, which is resident: it becomes a source.
+    // Drop the recipe of `record`, whose value is in memory. The value is never evicted again,
+    // because it cannot be recomputed.
     void seal(StorageRecord& record);
-    // Before a write to the source `record`: recompute and pin the evicted values that need its
-    // current contents (R4, sources).
+    // Prepare for a write to `record`, a value without a recipe that other recipes read. Recompute
+    // the evicted values that need its current contents, and pin them (R4, sources).
     void forget(StorageRecord& record);
-    // Update the size and the address in `record`: the program may have resized its storage.
+    // Update size and address in `record`, whose storage the program may have resized.
     void resized(StorageRecord& record);
-    // Pin the storage of `tensor`.
+    // Pin the storage of `tensor`: it is never evicted.
     void keep(const c10::TensorImpl& tensor);
     // Count the memory of each of `tensors` against the budget from now on, unless it is counted
-    // already. Throws `OutOfBudgetError` before any is counted, if they do not fit together.
+    // already. Throw `OutOfBudgetError`, before any is counted, if they do not fit together.
     void register_tensors(const std::vector<const c10::TensorImpl*>& tensors);
     // Record that `tensor`, a view, shares its version counter with other memory. After
     // `view.data = other` the view still has the counter of its base, so a bump no longer implies a
@@ -289,56 +313,59 @@ public:
     // Make `tensor`, which an optimizer writes in every step, a source and pin it (R4). With a
     // recipe, recomputing it would need the values of all earlier steps.
     void pin_as_constant(const c10::TensorImpl& tensor);
-    // Recompute and pin all values that need the current contents of `tensor` (R4, sources).
+    // Recompute and pin all values whose recipes need the current contents of `tensor`, which is
+    // about to be written (R4, sources).
     void save_what_needs(const c10::TensorImpl& tensor);
-    // Prepare for a resize of `storage_impl` to `nbytes`. newest: see `leave` in gathered.h;
-    // negative if the program will not restore the contents. Return true if `storage_impl` has a
-    // record.
+    // Prepare for a resize of `storage_impl` to `nbytes`. newest: sequence number of an autograd
+    // node, as for `leave` in gathered.h; negative if the program will not restore the contents.
+    // Return true if `storage_impl` has a record.
     bool about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::int64_t newest);
     // Finish the resize that `about_to_resize` announced.
     void has_been_resized();
-    // Protect recipes that read `storage_impl` (R4): its address leaves PyTorch, so code that the
-    // runtime does not see may write there.
+    // Protect recipes that read `storage_impl` (R4, sources). The program is about to pass the
+    // address to other code, such as NumPy, which may write there without any operator.
     void mark_externally_writable(c10::StorageImpl& storage_impl);
-    // Return the record of the private copy of the external memory of `record`, if that memory is
-    // unchanged since, else null.
+    // Return the record of the private copy of the external memory of `record`, if the memory has
+    // not changed since the copy was made, else null.
     StorageRecord* copy_still(StorageRecord& record);
-    // Make a private copy of the external memory of `record`. `storage_impl` keeps the copy alive
-    // until a recipe refers to it.
+    // Make a private copy of the external memory of `record`, for recipes to read. `storage_impl`
+    // keeps the copy alive until a recipe refers to it.
     StorageRecord& copy_now(StorageRecord& record, StoragePtr& storage_impl);
     // Store the checksum of the weight `record` when recipes start to read it. Each recomputation
-    // compares the weight with the checksum.
+    // compares the weight with this checksum, and raises if it has changed.
     static void note_checksum(StorageRecord& record);
-    // Drop our weak reference to `tensor` until `resume_origin_tracking`, because
+    // Drop the runtime's weak reference to `tensor` until `resume_origin_tracking`, because
     // `torch.utils.swap_tensors` refuses tensors with weak references.
     void suspend_origin_tracking(const c10::TensorImpl& tensor);
     void resume_origin_tracking();
-    // Find the freed ones among the storages without a deleter hook, or only among the `youngest`
-    // of these.
+    // Find storages that the program has freed, among those without a deleter hook. If `youngest`,
+    // poll only the ones added last.
     void poll_untracked(bool youngest = false);
-    // Drop the recipes of values that the program carries from one autograd graph to the next.
+    // Drop the recipes of values, such as an RNN's state, that the program carries from one
+    // autograd graph to the next. Otherwise their chain of recipes would grow forever.
     void prune_history();
-    // Release sources kept only to recompute values that are resident. Return true if memory was
-    // freed.
+    // Release sources (values without a recipe) that are kept only for recomputations of values
+    // that are in memory. Return true if memory was freed.
     bool release_recompute_sources();
     // Return true if the recipe of `record` may be dropped: every other output of the same calls is
-    // resident, or nothing can use it again.
+    // in memory, or nothing can use it again.
     bool may_forget(StorageRecord& record);
-    // Let user-held values be evicted, except those that are being read. Return the values.
+    // Allow the engine to evict user-held values, except those that are being read. Return the
+    // values that it may evict now.
     std::vector<Ref<Storage>> select_held();
-    // Return true if `select_held` may let `record` be evicted. `read`: storages that are being
-    // read; `but_saved`: values that autograd saved may be read as well.
+    // Return true if `select_held` may allow eviction of `record`. read: storages that are being
+    // read. but_saved: values that autograd saved may be read as well, so that they stay.
     static bool is_evictable(const StorageRecord& record, const StorageList& read, bool but_saved);
-    // Add all storages that are being read to `read`. Return true if some reader may also read
-    // values that autograd saved.
+    // Add all storages that are being read to `read`. Return true if some reader may also read any
+    // value that autograd saved.
     bool note_all_read(StorageList& read) const;
-    // Register `reader`, and exclude the storages that it reads from eviction until `ends`.
+    // Register `reader`. Until `ends`, the storages that it reads are not evicted.
     void begins(Reader& reader);
 
     void ends(Reader& reader) noexcept { readers.remove(reader); }
 
-    // Exclude all user-held values from eviction, because an operator begins that may read any of
-    // them.
+    // Exclude all user-held values from eviction. An operator is about to begin that may read any
+    // of them.
     void stop_evicting_held();
 
     // Scope in which the counter `count` is one higher.
@@ -357,24 +384,27 @@ public:
         int& count_;
     };
 
-    // Restore the contents of `storage_impl` if it is a placeholder (its value was evicted).
+    // If the value of `storage_impl` was evicted, so that the storage is an empty placeholder,
+    // restore the contents.
     void bring_back(const c10::StorageImpl& storage_impl);
-    // Restore `storage_impl` and keep it resident while the program holds it, because its address
-    // leaves PyTorch.
+    // Restore `storage_impl` and keep it in memory while the program holds it. The program is about
+    // to take its address, and code that uses the address cannot trigger a recomputation.
     void pin_exposed_address(c10::StorageImpl& storage_impl);
-    // Exclude the resident `record` from eviction while the program holds it.
+    // Exclude the value of `record`, which is in memory, from eviction while the program holds it.
     void pin_while_held(StorageRecord& record);
-    // Restore all placeholders, at the end of the budget.
+    // At the end of the budget, restore every user-held value that is evicted.
     void bring_all_back();
-    // Take a strong reference to the memory of `record`.
+    // Take a strong reference to the memory of `record`, so that only the runtime decides when to
+    // free it.
     void own(StorageRecord& record);
-    // Drop our strong reference to the memory of `record` if nothing needs it any more.
+    // Drop the runtime's strong reference to the memory of `record`, if neither autograd nor a
+    // recipe needs it any more.
     void disown(StorageRecord& record);
 
     // -- memory ---------------------------------------------------------------------------------
 
-    // Return the bytes to leave free on a device for an allocation of `needed` bytes; 0 for small
-    // ones. An allocation error in the small ones could interrupt code that cannot recover, such as
+    // Return the bytes to leave free on a device for an allocation of `needed` bytes. The result is
+    // 0 for small allocations: an error in one could interrupt code that cannot recover, such as
     // `capture_begin` while it sets a generator's state.
     Bytes kept_back(Bytes needed) const noexcept {
         constexpr Bytes small = Bytes{4} << 10;
@@ -383,17 +413,17 @@ public:
         return keeps ? std::min(most, engine.budget >> 10) : 0;
     }
 
-    // Evict until `needed` bytes fit. Throws `OutOfBudgetError`, which names the operator `who`, if
-    // that is impossible.
+    // Evict values until `needed` bytes fit. Throw `OutOfBudgetError`, which names the operator
+    // `who`, if that is impossible.
     void make_room(Bytes needed, const char* who);
-    // Evict until `wanted` more bytes fit, or until no candidate for eviction is left.
+    // Evict values until `wanted` more bytes fit, or until no candidate for eviction is left.
     void clear(Bytes wanted);
-    // Wait until all copies to the host are complete.
+    // Wait until all swap-outs (copies to the host) are complete.
     void wait_for_copies() const;
     // Evict every value that may be evicted.
     void evict_all();
-    // Find out which values the program no longer holds. Must not be called during an action of the
-    // engine.
+    // Find out which user-held values the program no longer holds, and report them to the engine.
+    // Must not be called while the engine performs an action.
     void poll();
     // Recover from the device OOM `out`, which happened although the budget had room. Evict more
     // and more, and run `attempt` again after each stage: neighbors in memory, `needed` bytes, four
@@ -408,8 +438,8 @@ public:
     // whole segments of `missing` bytes in all. The caller returns whole segments to the device.
     Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
 
-    // Call `visit(address, nbytes)` for each untracked storage (one without a deleter hook) on the
-    // device.
+    // Call `visit(address, nbytes)` for each storage on the device that has no deleter hook, so
+    // that only polling shows when PyTorch frees it.
     template <class F>
     void each_on_device(F&& visit) const {
         untracked_.each([&](const c10::StorageImpl& storage_impl) {
@@ -423,12 +453,12 @@ public:
         });
     }
 
-    // Drain the queue of freed storages: remove their addresses from the address table.
-    // `process_pending` reports them to the engine later. Must be called before a look-up in the
-    // table.
+    // Take the addresses of freed storages from the free queue, and remove them from the address
+    // table. Must be called before a look-up in the table: PyTorch may have given a freed address
+    // to another storage. `process_pending` reports the freed storages to the engine later.
     void drain_free_queue();
-    // Process everything that happened since the last call: destroyed handles of autograd, freed
-    // memory.
+    // Process everything that happened since the last call: saved-tensor handles that autograd
+    // destroyed, and memory that the program freed.
     void process_pending();
 
     void process_pending_if_needed() {
@@ -438,10 +468,11 @@ public:
         }
     }
 
-    // Return true if `drain_free_queue` found freed memory that is not yet reported to the engine.
+    // Return true if `drain_free_queue` found freed memory that the engine still counts.
     bool any_gone() const noexcept { return !pending_.storages.empty(); }
 
-    // Return true if some of that freed memory belonged to a value that is locked in the engine.
+    // Return true if some of the freed memory that the engine still counts belonged to a value that
+    // is locked in the engine, because an event uses it.
     bool any_locked_is_gone() const noexcept { return pending_.any_locked(); }
 
     // Prepare for an operator that the program runs on the stream `now`. Return the index of that
@@ -450,13 +481,13 @@ public:
         const StreamIndex here = device.see(now);
         process_pending_if_needed();
         if (transcriber.writes()) {
-            poll();  // a trace needs the time at which the program frees a value
+            poll();  // A trace needs the time at which the program frees a value.
         }
         return here;
     }
 
-    // If `needed` more bytes make a new peak, process freed storages first, so that the peak does
-    // not include them.
+    // If `needed` more bytes would make a new peak of memory, process freed storages first, so that
+    // the peak does not include them.
     void about_to_peak(Bytes needed) {
         if (device.queues() && needed > engine.peak - engine.memory) {
             poll_untracked(true);
@@ -464,26 +495,32 @@ public:
         }
     }
 
-    // End the budget. From now on freed storages and handles are processed at once, because no
-    // operator follows.
+    // End the budget. From now on a freed storage or a destroyed handle is processed at once,
+    // because no later operator call would process it.
     void close();
-    // Start to record events into `transcript`, which first lists the storages that exist now.
+    // Start to record events into `transcript`. The record first lists the storages that exist now.
     void begin(Transcript& transcript);
-    // Write into `snapshot` which storages hold memory. Visits every storage, so it is expensive.
+    // Write into `snapshot` which storages hold memory. This visits every storage, so it is
+    // expensive.
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
-    // Take the snapshot of the peak again if it is outdated.
+    // Take the snapshot of the memory peak again, if memory in use has grown clearly since the last
+    // one.
     void take_peak_snapshot(ProgramLine line);
-    // Take a snapshot now, and again at each new peak of memory of `nbytes` or more.
+    // Take a snapshot of the storages in memory now, and again at each new peak of `nbytes` or
+    // more.
     void expect_peak(Bytes nbytes, ProgramLine line);
-    // Return tensors of the program that refer to resident values with a record, the oldest first.
+    // Return the tensors by which the program refers to values that are in memory and have a
+    // record, the oldest first.
     std::vector<at::Tensor> program_tensors();
     // Return the bytes of the evicted values to which the program or autograd still refers.
     Bytes evicted_bytes() const;
-    // Record in `snapshot` that the memory of `tensor` is of `kind`, if the tensor has memory.
+    // Write into `snapshot` that the memory of `tensor`, if it has any, is of `kind`, such as a
+    // gradient or an optimizer state.
     void add_owned(
         Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
     );
-    // Record that a module was given `tensor` as a parameter or as a buffer.
+    // Remember that a module was given `tensor` as a parameter or as a buffer, for snapshots of
+    // memory.
     void add_module_tensor(const c10::TensorImpl& tensor, bool parameter);
 
     // Return the number of operator calls of the program so far.
@@ -499,12 +536,12 @@ public:
 
     // -- actions --------------------------------------------------------------------------------
 
-    // Run `events`, which call the engine. Then take references to the values that have lost their
-    // recipe, so that they stay.
+    // Run `events`, which call the engine. Then take references to the values whose recipe was
+    // dropped meanwhile, because these values must stay in memory.
     template <class F>
     void perform(F&& events, const char* who = "");
-    // Like `perform`, for events that may recompute. Run `events` again if the program has freed an
-    // input meanwhile.
+    // Run `events` like `perform`, where `events` may recompute values. If the program freed an
+    // input of a recomputation meanwhile, run `events` again.
     template <class F>
     void bring(F&& events);
     template <class F>
@@ -524,7 +561,7 @@ private:
         return engine.host != nullptr && !engine.host->discarded.empty();
     }
 
-    // Run `events` while the engine treats every transfer as finished.
+    // Run `events` while the engine regards every transfer between device and host as finished.
     void act(c10::function_ref<void()> events) const;
     void evict_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
@@ -621,7 +658,8 @@ void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
     throw DeviceOutOfMemoryError(said);
 }
 
-// Return the error for `shortage`. It names the operator `who`, or the one to be recomputed.
+// Return the error for `shortage`. The error names the operator `who`, or the operator that was to
+// be recomputed.
 OutOfBudgetError out_of_budget(const NoRoom& shortage, const char* who);
 
 template <class F>
@@ -633,15 +671,15 @@ void Driver::perform(F&& events, const char* who) {
         throw out_of_budget(shortage, who);
     }
     engine.take_unrecomputable(unrecomputable_);
-    // hold the memory of values that have lost their recipe
+    // A value whose recipe was dropped cannot be recomputed, so keep its memory.
     for (Storage* source : unrecomputable_) {
         own(record_of(*source));
     }
     unrecomputable_.clear();
 }
 
-// The loop ends: each retry needs a value that the program freed meanwhile, and each value is freed
-// once.
+// The loop ends: each retry is caused by a value that the program freed meanwhile, and the program
+// frees each value once.
 template <class F>
 void Driver::bring_once_more(F&& events) {
     for (std::size_t left = engine.n_storages();; --left) {
@@ -672,22 +710,23 @@ void Driver::bring(F&& events) {
     }
 }
 
-// Return the driver of the active budget if this thread works in it, else null. A thread that
-// joined an earlier budget does not. Any thread may call this function, without the session mutex.
+// Return the driver of the active budget if this thread works within that budget, else null. A
+// thread that joined an earlier budget does not. Any thread may call this function, without the
+// session mutex.
 c10::intrusive_ptr<Driver> active();
-// Take the session mutex, and return the driver for an operator with the dispatch keys `keys`; the
-// caller must release the mutex. If the operator is outside any budget, release the mutex and
-// return null.
+// Take the session mutex, and return the driver for an operator with the dispatch keys `keys`. The
+// caller must then release the mutex. If the operator runs outside any budget, release the mutex
+// and return null.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
 // Make this Python thread work within the budget of `driver`; null: within no budget.
 void join(const Driver* driver) noexcept;
-// Make `driver` the active one of this process; null: none.
+// Make `driver` the one active budget of this process; null: no budget is active.
 void set_active(c10::intrusive_ptr<Driver> driver);
-// Return true if no other thread may free a gradient now: no thread started inside the budget has
-// run a backward pass.
+// Return true if no other thread may free a gradient now: no thread that the program started inside
+// the budget has run a backward pass.
 bool gradients_stay();
-// Return true if this thread must not take a peak snapshot, but leave it to the thread that entered
-// the budget: only that thread can read gradients safely.
+// Return true if this thread must not take a snapshot of the memory peak, but leave it to the
+// thread that entered the budget: only that thread can read gradients safely.
 bool looks_later();
 
 }  // namespace rekindle

@@ -77,9 +77,11 @@ void Driver::stop_evicting_held() {
     }
 }
 
-// Return true if `record` may be evicted while the program holds it: nothing reads it now.
+// Return true if the user-held value of `record` may be evicted: it suits eviction, and nothing
+// reads it now.
 bool Driver::is_evictable(const StorageRecord& record, const StorageList& read, bool but_saved) {
-    // A placeholder (evicted value) may be restored together with another value, so include it.
+    // A value whose storage is now an empty placeholder may be restored in the same recomputation
+    // as another value, so include it.
     const bool there = record.resident || record.placeholder;
     const bool may = may_return(record) && there && !record.pinned &&
                      !record.special.is_external() && record.nbytes != 0 &&
@@ -88,8 +90,8 @@ bool Driver::is_evictable(const StorageRecord& record, const StorageList& read, 
     return storage_impl && std::ranges::find(read, storage_impl.get()) == read.end();
 }
 
-// Add to `read` the storages that registered readers use. Return true if some reader may also read
-// any value that autograd saved.
+// Add to `read` the storages that running operators and other registered readers use. Return true
+// if some reader may also read any value that autograd saved.
 bool Driver::note_all_read(StorageList& read) const {
     bool saved = false;
     readers.each([&](const Reader& reader) {
@@ -127,31 +129,33 @@ std::vector<Ref<Storage>> Driver::select_held() {
     return candidates;
 }
 
-// Evict `record` and leave a placeholder to the program. Return false if the program does not hold
-// `record`.
+// Evict the value of `record`, and leave the program an empty placeholder storage whose access
+// raises. Return false if the program does not hold the value.
 bool Driver::evict_keeping_placeholder(StorageRecord& record) {
     if (!record.held || !record.evictable_while_held) {
         return false;
     }
     const StoragePtr storage_impl = record.at();
-    // The program freed the storage just now, maybe in another thread.
+    // The program freed the storage just now, maybe in another thread, so that no placeholder is
+    // needed.
     if (!storage_impl || !record.is_held()) {
         held_list_.remove(record);
         vacate(record);
-        // evicted like a user-held value, but the program has freed its storage
+        // The value is evicted like a user-held one, but the program has freed its storage.
         record.placeholder = true;
         ++placeholders;
         pending_.storages.emplace_back(&record);
         return true;
     }
-    // The allocator does not reuse the memory before the streams that still read it are done.
+    // The allocator does not reuse the evicted memory before the streams that still read it are
+    // done.
     if (device.queues()) {
         device.keep_until_read(*storage_impl, record.id);
     }
     table_.take(record.address);
     record.keeper.reset();
     make_placeholder(*storage_impl);
-    drain_free_queue();  // remove the earlier entry for the placeholder's address
+    drain_free_queue();  // remove the entry of an earlier storage at the address of the placeholder
     record.storage_impl = weak(*storage_impl);
     record.address = address_of(*storage_impl);
     record.placeholder = true;
@@ -160,8 +164,8 @@ bool Driver::evict_keeping_placeholder(StorageRecord& record) {
     return true;
 }
 
-// End the use of the placeholder of `record`. Return its storage if the program still holds it,
-// else null.
+// Forget the placeholder (empty storage) of the evicted value `record`. Return this storage if the
+// program still holds it, else null.
 StoragePtr Driver::detach_placeholder(StorageRecord& record) {
     if (!record.placeholder) {
         return {};
@@ -173,18 +177,20 @@ StoragePtr Driver::detach_placeholder(StorageRecord& record) {
     return record.storage_impl.lock();
 }
 
-// Put the restored memory in `storage_impl` into the placeholder of `record`, the program's own
-// storage. If the program has freed the placeholder, keep `storage_impl` instead.
+// Put the restored contents in `storage_impl` into `placeholder`, the empty storage by which the
+// program refers to the value of `record`. If the program has freed that storage, keep
+// `storage_impl` instead.
 void Driver::arrive(
     StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
 ) {
     if (placeholder) {
         table_.take(record);
         restore_into(*placeholder, *storage_impl);
-        record.keeper = placeholder;  // the program may free its storage before the value is read
+        // the program may free its own storage before the restored value is read
+        record.keeper = placeholder;
     } else {
-        // The program has freed the placeholder, so forget the tensor by which it referred to the
-        // value.
+        // The program has freed the empty storage of this value, so forget the tensor by which it
+        // referred to the value.
         record.version = Version();
         record.unwatched = false;
         record.origin = no_tensor();
@@ -193,8 +199,8 @@ void Driver::arrive(
     bind_storage(record, record.keeper);
 }
 
-// Release our reference to the restored storage if autograd does not refer to the value. Then the
-// program is its only owner.
+// Release the runtime's reference to the restored storage of `record`, if autograd does not refer
+// to the value. Then the program is the only owner of the memory.
 void Driver::hand_back(StorageRecord& record) {
     if (record.resident && record.replayable) {
         held_list_.add(record);
@@ -227,7 +233,7 @@ void Driver::pin_while_held(StorageRecord& record) {
     }
 }
 
-// At the end of the budget, restore all user-held values, even if they do not fit.
+// At the end of the budget, restore all evicted user-held values, even if they do not fit.
 void Driver::bring_all_back() {
     evicts_held_last = false;
     process_pending();
@@ -244,7 +250,7 @@ void Driver::bring_all_back() {
     }
 }
 
-// Restore all placeholders. Return the first error, or null.
+// Restore all user-held values that are evicted. Return the first error, or null.
 std::exception_ptr Driver::restore_all_placeholders() {
     std::vector<Ref<Storage>> missing;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
@@ -259,7 +265,8 @@ std::exception_ptr Driver::restore_all_placeholders() {
         try {
             use_in_any_case(record_of(*each));
         } catch (const std::exception& error) {
-            // The value stays evicted, and an access to it raises.
+            // This value could not be restored. It stays evicted, and an access to it raises an
+            // error.
             if (!failure || (!interrupted && ends_the_program(error))) {
                 failure = std::current_exception();
                 interrupted = ends_the_program(error);
@@ -272,11 +279,12 @@ std::exception_ptr Driver::restore_all_placeholders() {
     return failure;
 }
 
-// Restore `record`. If it does not fit, raise the budget only by as much as needed, so that
-// temporary values are still evicted.
+// Restore the value of `record`. If it does not fit, raise the budget only by as much as needed, so
+// that temporary values of the recomputation are still evicted.
 void Driver::use_in_any_case(StorageRecord& record) {
     while (true) {
-        // The program may have freed the storage meanwhile.
+        // The program may have freed the storage of this value meanwhile. Then it need not be
+        // restored.
         process_pending();
         if (!record.placeholder) {
             return;

@@ -40,7 +40,7 @@ bool is_returnable(const c10::TensorImpl& tensor);
 bool may_return(const StorageRecord& record) noexcept;
 
 // Scope in which user-held values may be evicted, except those that are being read. The scope must
-// end before the session mutex is released for good and before the driver is destroyed.
+// end before the session mutex is finally released, and before the driver is destroyed.
 class EvictHeldLast final {
 public:
     explicit EvictHeldLast(Driver& driver);
@@ -50,8 +50,8 @@ public:
     EvictHeldLast& operator=(EvictHeldLast&&) = delete;
     ~EvictHeldLast();
 
-    // Make the user-held values that are not being read candidates for eviction again. Called after
-    // an operator that may read any of them.
+    // Make user-held values candidates for eviction again, except those that are being read. Called
+    // after an operator that may read any user-held value.
     void go_on();
 
 private:
@@ -59,8 +59,8 @@ private:
     std::vector<Ref<Storage>> candidates_;
 };
 
-// Scope in which the storages in `storages` are being read. Begins and ends with the session mutex
-// held.
+// Scope in which the storages in `storages` are being read, so that they are not evicted. The
+// session mutex is held where the scope begins and where it ends.
 class Reading final : public Reader {
 public:
     // saved: true if values that autograd saved may be read as well.
@@ -84,7 +84,7 @@ private:
 };
 
 // Run `step` while user-held values may be evicted, except those that are being read. The caller
-// must have registered its own reads as a `Reader`. Releases the session mutex for a moment. Return
+// has registered its own operands as a `Reader`. Releases the session mutex for a moment. Return
 // false, without running `step`, if no user-held value may be evicted now.
 template <class Step>
 bool with_held_evictable(Driver& driver, Locked& lock, Step&& step) {
@@ -105,9 +105,9 @@ bool with_held_evictable(Driver& driver, Locked& lock, Step&& step) {
     return true;
 }
 
-// Run `step`. If it does not fit, move the backup copies (those that could undo the running
-// optimizer step) out of the budget's memory, and run `step` once more. Releases the session mutex
-// for that move.
+// Run `step`. If it does not fit into the budget, move the backup copies (those that could undo the
+// running optimizer step) out of the budget's memory, and run `step` once more. Releases the
+// session mutex for that move.
 template <class Step>
 void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
@@ -115,7 +115,8 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
         return;
     }
     bool moved = false;
-    if (driver.due.tell_ranges) {  // an optimizer step that can be undone runs
+    // the running optimizer step can be undone, so there are backup copies
+    if (driver.due.tell_ranges) {
         const Unlocked others(lock);
         moved = move_copies_out(driver);
     }
@@ -127,11 +128,14 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     step();
 }
 
-// Run `step`. If it does not fit, run it once more while user-held values may be evicted.
+// Run `step`. If it does not fit into the budget, run it once more while user-held values may be
+// evicted.
 template <class Step>
 void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
     or_without_copies(driver, lock, [&] {
-        if (driver.held_eviction) {  // user-held values are candidates already
+        // `evict="anything"`: user-held values are candidates already, so a second try would not
+        // help
+        if (driver.held_eviction) {
             about_to_let_go(driver, lock);
             driver.held_eviction->attempt(step);
             return;
@@ -146,7 +150,7 @@ void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
     });
 }
 
-// Restore the memory of `tensor` if it was evicted while the program held it.
+// Restore the contents of `tensor`, if they were evicted while the program held the tensor.
 inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
     if (driver.placeholders != 0 && has_memory(tensor)) {
         c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
@@ -156,8 +160,8 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
     }
 }
 
-// Return the record of `tensor`; null if it has no memory. A tensor that is not known yet is
-// registered, and user-held values are evicted if it does not fit otherwise.
+// Return the record of the storage of `tensor`; null if it has no memory. A storage that is not
+// known yet is registered. If it does not fit otherwise, user-held values are evicted for it.
 inline StorageRecord* find_or_register(
     Driver& driver, Locked& lock, const c10::TensorImpl& tensor
 ) {
@@ -169,8 +173,8 @@ inline StorageRecord* find_or_register(
     return record;
 }
 
-// Take the session mutex and run `act`, the body of a function that Python calls. Before that,
-// process freed storages and handles, because `act` may evict.
+// Take the session mutex, and run `act`, the body of a function that Python calls. Before that,
+// process storages and handles that were freed, because `act` may evict values.
 template <class F>
 auto settled(Driver& driver, F&& act) {
     return translate_errors(driver, [&] {

@@ -24,7 +24,9 @@ void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
     bring_back(storage_impl);
     const AddressEntry* found = find_by_address(storage_impl);
     if (found == nullptr) {
-        return;  // the first operator that reads this memory registers it as external
+        // The memory is not registered yet. The first operator that reads it registers it as
+        // external.
+        return;
     }
     StorageRecord& record = known_at(*found, storage_impl);
     const Ref<Storage> kept(&record);
@@ -92,8 +94,8 @@ void Driver::suspend_origin_tracking(const c10::TensorImpl& tensor) {
     }
 }
 
-// `swap_tensors` has exchanged the contents of two tensors. Let each record follow the same tensor
-// object as before.
+// `torch.utils.swap_tensors` has exchanged the contents of two tensors. Let each record follow the
+// same tensor object as before.
 void Driver::resume_origin_tracking() {
     for (auto& [storage, tensor] : std::exchange(tracking_suspended_, {})) {
         record_of(*storage).origin = weak(*tensor);

@@ -14,8 +14,8 @@ namespace rekindle {
 
 namespace {
 
-// Keeps storages locked, so that they stay resident. The destructor unlocks them, also after an
-// error.
+// Scope in which storages are locked in the engine, so that they stay in memory. The destructor
+// unlocks them, also after an error.
 class LockedStorages final {
 public:
     explicit LockedStorages(Driver& driver) : driver_(driver) {}
@@ -66,8 +66,8 @@ std::vector<Ref<Storage>> held_dependents(Driver& driver, Storage& source) {
     return found;
 }
 
-// Return true if the autograd node that made `record` may have a higher sequence number than
-// `newest`.
+// Return true if the autograd node that made the value of `record` may have a higher sequence
+// number than `newest`, so that autograd may run it earlier.
 bool may_be_newer(const StorageRecord& record, std::int64_t newest) {
     const auto tensor = record.origin.lock();
     if (!tensor) {
@@ -78,8 +78,8 @@ bool may_be_newer(const StorageRecord& record, std::int64_t newest) {
     return node != nullptr && std::cmp_greater(node->sequence_nr(), newest);
 }
 
-// Drop the recipe of `record`, so that it stays in memory (as a source). The other results of the
-// same calls lose their recipes too, so make them resident before.
+// Drop the recipe of `record`, so that its value stays in memory. The other results of the same
+// operator calls lose their recipes too, so first make sure that these are in memory.
 void drop_recipe_with_siblings(Driver& driver, StorageRecord& record) {
     std::vector<Ref<Storage>> results;
     each_maker(record, [&](const Call& call) {
@@ -99,7 +99,8 @@ void drop_recipe_with_siblings(Driver& driver, StorageRecord& record) {
     }
 }
 
-// Return true if recomputing the evicted `storage` would read a parameter that FSDP freed.
+// Return true if a recomputation of the evicted `storage` would read a parameter that FSDP has
+// freed and not gathered again.
 bool needs_absent(Driver& driver, Storage& storage) {
     bool found = false;
     std::vector<Storage*> stack{&storage};
@@ -122,7 +123,7 @@ bool needs_absent(Driver& driver, Storage& storage) {
 
 void leave(Driver& driver, StorageRecord& record, std::int64_t newest) {
     if (record.absent) {
-        return;  // FSDP has freed it before, and nothing was computed from it since
+        return;  // FSDP has freed this parameter before, and nothing was computed from it since.
     }
     driver.process_pending();
     driver.poll();

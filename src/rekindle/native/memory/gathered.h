@@ -34,14 +34,14 @@
 namespace rekindle {
 
 // Prepare for FSDP to free the gathered parameter `record`, which recipes read. `newest` is the
-// sequence number of the newest autograd node of the result of the parameter's unit.
+// sequence number of the newest autograd node that made the result of the parameter's unit.
 void leave(Driver& driver, StorageRecord& record, std::int64_t newest);
-// Return true if `storage_impl`, the memory of the gathered parameter `record`, has the contents
-// again that recipes need.
+// Return true if `storage_impl`, the memory of the gathered parameter `record`, again has the
+// contents that recipes need.
 bool is_back(StorageRecord& record, const StoragePtr& storage_impl);
 // Before a write to `source`, a value without a recipe: check whether values that need its contents
-// can only be recomputed after FSDP gathers a parameter. If so, keep in memory the values computed
-// directly from `source`, so that the others do not need it.
+// can be recomputed only after FSDP gathers a parameter. If so, keep the values computed directly
+// from `source` in memory, so that no recipe needs the old contents of `source`.
 void detach_from(Driver& driver, StorageRecord& source);
 // Return the record that a new recipe should read instead of `record`, a parameter that FSDP freed
 // before. `tensor` is the tensor through which the recipe reads it.

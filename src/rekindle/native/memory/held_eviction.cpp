@@ -43,7 +43,8 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
         about_to_let_go(lock);
         pin_survivors();
     }
-    // First lock the resident values, so that they are not evicted to restore the others.
+    // First lock the values that are in memory. Otherwise they might be evicted to make room for
+    // those that must be restored.
     for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* storage_impl : storages) {
             const auto* found = driver_.find_by_address(*storage_impl);
@@ -56,7 +57,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
             if (std::ranges::any_of(kept, same)) {
                 continue;
             }
-            // if it is resident now, another recomputation restored it
+            // the value may be in memory now, if the recomputation of another one restored it
             if (!storage->resident) {
                 // Python's garbage collector may have freed storages meanwhile
                 driver_.process_pending();
@@ -71,7 +72,8 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
 void HeldEviction::done(Driver& driver, Kept& kept) {
     while (!kept.empty()) {
         const Ref<Storage> storage = std::move(kept.front());
-        // remove it first, so that it is unlocked once even if `perform` throws
+        // Remove the entry before unlocking, so that the storage is unlocked only once even if
+        // `perform` throws.
         kept.erase(kept.begin());
         driver.perform([&] { driver.engine.unlock(*storage); });
     }
@@ -115,7 +117,7 @@ void PinnedOperands::end() {
 }
 
 PinnedOperands::~PinnedOperands() {
-    // storages are left only after an exception, which may have released the mutex
+    // Storages are still locked here only after an exception, which may have released the mutex.
     if (!kept_.empty()) {
         without_throwing([&] {
             const auto lock = locked_if_not_mine();
@@ -124,8 +126,9 @@ PinnedOperands::~PinnedOperands() {
     }
 }
 
-// A result made with grad mode off in a backward pass is a gradient. Let gradients be evicted last,
-// because recomputing one needs inputs that the backward pass is about to free.
+// Record that an operator made or wrote the value of `record`. In a backward pass, a result made
+// with grad mode off is a gradient. Let gradients be evicted last, because recomputing one needs
+// inputs that the backward pass is about to free.
 void HeldEviction::made(StorageRecord& record) {
     if (!open) {
         return;
@@ -156,7 +159,8 @@ void HeldEviction::pin_while_held(StorageRecord& record) {
     }
 }
 
-// Let values be evicted again that autograd unpacked in this thread for a node that has finished.
+// Allow eviction of values that autograd unpacked in this thread for a backward node that has
+// finished.
 void HeldEviction::node_changes() {
     if (unpacked_.empty()) {
         return;
@@ -177,7 +181,8 @@ void HeldEviction::node_changes() {
     }
 }
 
-// Return true if `record` may be evicted: no autograd node that runs has unpacked it.
+// Return true if `record` may be evicted: no backward node that autograd runs now has unpacked its
+// value.
 bool HeldEviction::is_evictable_now(const StorageRecord& record) const noexcept {
     return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
                return each.storage.get() == &record;
@@ -188,9 +193,9 @@ void HeldEviction::work_with(StorageRecord& record) {
     backward_working_set_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
 }
 
-// Return true if the backward pass in which the value of `worked` was made or used has finished. It
-// ran in this thread, or in autograd's thread of a device. Backward passes of other threads may
-// still run.
+// Return true if the backward pass in which the value of `worked` was made or used has finished.
+// Such a pass runs in this thread or in autograd's thread of a device. Backward passes of other
+// threads may still run.
 bool HeldEviction::is_over(const UsedInBackward& worked) {
     return !in_backward_pass() &&
            (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
@@ -200,9 +205,9 @@ bool HeldEviction::is_any_over() const {
     return std::ranges::any_of(backward_working_set_, &HeldEviction::is_over);
 }
 
-// Pin values that survive a backward pass, and drop their recipes. A gradient, or a state that is
-// carried to the next batch, would otherwise keep the sources (values without a recipe) of every
-// batch so far.
+// Pin values that survive a backward pass, such as gradients, and drop their recipes. A gradient,
+// or a state that the program carries to the next batch, would otherwise keep the inputs of every
+// batch so far in memory.
 void HeldEviction::pin_survivors() {
     std::vector<UsedInBackward> worked;
     std::ranges::copy_if(backward_working_set_, std::back_inserter(worked), &HeldEviction::is_over);
@@ -250,7 +255,7 @@ void HeldEviction::about_to_let_go(Locked& lock) {
 }
 
 // If `pause`, exclude all user-held values from eviction, because a thread that the runtime does
-// not know may read any of them. Otherwise let them be evicted again.
+// not know may read any of them. Otherwise allow their eviction again.
 void HeldEviction::pause(bool pause) {
     if (pause == std::exchange(paused_, pause)) {
         return;
@@ -263,14 +268,14 @@ void HeldEviction::pause(bool pause) {
     }
 }
 
-// Return true if `record` is too many recipes away from the nearest source (a value without a
-// recipe). With grad mode off, nothing else would end such a chain: there is no autograd graph and
-// no optimizer step.
+// Return true if the chain of recipes from the nearest value without a recipe to `record` is too
+// long. With grad mode off nothing else ends such a chain: there is no autograd graph and no
+// optimizer step.
 bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
     constexpr int most = std::numeric_limits<std::uint16_t>::max();
     int chain = 0;
     each_parent(record, [&](Storage& parent) {
-        if (parent.replayable) {  // a parent without a recipe is where the chain starts
+        if (parent.replayable) {  // a value without a recipe is where the chain of recipes starts
             chain = std::max<int>(chain, record_of(parent).chain);
         }
     });
@@ -298,8 +303,8 @@ bool HeldEviction::release_dead_sources() {
     return driver_.engine.memory < before;
 }
 
-// Return the sources (values without a recipe) that the program has freed and that recipes still
-// need.
+// Return the sources (values without a recipe) that the program has freed and that recipes of other
+// values still need.
 std::vector<Ref<Storage>> HeldEviction::dead_sources() {
     std::vector<Ref<Storage>> found;
     for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
@@ -311,9 +316,9 @@ std::vector<Ref<Storage>> HeldEviction::dead_sources() {
     return found;
 }
 
-// With grad mode off, release the values without a recipe that the program has freed, once they
-// take a quarter of the budget. Only recipes need them, and the values of those recipes are made
-// resident first. Later there would be no room for that.
+// With grad mode off, release values without a recipe that the program has freed, once they take a
+// quarter of the budget. Only recipes of other values need them. These other values are restored
+// first, because later there would be no room for that.
 void HeldEviction::look_at_sources(Locked& lock) {
     const Engine& engine = driver_.engine;
     if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {

@@ -34,7 +34,7 @@
 
 namespace rekindle {
 
-// Storages that are locked in the engine because they are being read.
+// Storages that are locked in the engine, so that they are not evicted while they are read.
 using Kept = c10::SmallVector<Ref<Storage>, 6>;
 
 // Eviction of user-held values for one driver. Every member needs the session mutex.
@@ -51,45 +51,45 @@ public:
     // Return true if `tensor`, a result of an operator, may be evicted while the program holds it.
     static bool is_returnable(const c10::TensorImpl& tensor);
 
-    bool open = true;  // false once the budget has ended
+    bool open = true;  // The budget has not ended.
     // Number of open scopes in which values made with grad mode off get no recipe.
     int unrecorded = 0;
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
 
     // Restore all storages in `storages`, lock them in the engine, and add them to `kept`. After an
-    // exception `kept` lists the storages that are still locked.
+    // exception, `kept` lists the storages that are still locked.
     void bring(const StorageList& storages, Kept& kept, Locked& lock);
-    // Unlock all storages in `kept`. Static, because the `HeldEviction` of `driver` may have been
-    // destroyed meanwhile.
+    // Unlock all storages in `kept`. The function is static, because the `HeldEviction` of `driver`
+    // may have been destroyed meanwhile.
     static void done(Driver& driver, Kept& kept);
-    // Restore and lock all storages in `storages` until `end_reading` is called with the returned
-    // number.
+    // Restore and lock all storages in `storages`, until `end_reading` is called with the number
+    // that this function returns.
     std::int64_t begin_reading(const StorageList& storages, Locked& lock);
     void end_reading(std::int64_t number);
-    // Make `record`, which an operator of the program has just made or written, a candidate for
-    // eviction.
+    // Make the value of `record`, which an operator of the program has just made or written, a
+    // candidate for eviction.
     void made(StorageRecord& record);
-    // Keep `record` resident while the current autograd node runs, because kernels of the node may
-    // read it without calling an operator.
+    // Keep the value of `record` in memory while the current autograd node runs, because kernels of
+    // the node may read it without calling an operator.
     void pin_while_held(StorageRecord& record);
 
-    // Exclude all user-held values from eviction, because an operator begins that may read any of
-    // them.
+    // Exclude all user-held values from eviction. An operator is about to begin that may read any
+    // of them.
     void stops() { pause(true); }
 
-    // Prepare for an eviction. If threads run that the runtime does not know, exclude user-held
-    // values from it. Releases the session mutex for a moment.
+    // Prepare for an eviction. If the runtime does not know all running threads, exclude user-held
+    // values from the eviction. Releases the session mutex for a moment.
     void about_to_let_go(Locked& lock);
-    // Release sources (values without a recipe) if those that only recipes need take too much
-    // memory. Called after an operator with grad mode off.
+    // Release values without a recipe that the program has freed and only recipes need, if they
+    // take too much memory. Called after an operator with grad mode off.
     void look_at_sources(Locked& lock);
     // Restore the values whose recipes need sources (values without a recipe) that the program has
-    // freed, then release those sources. Return true if memory was freed.
+    // freed. Then release those sources. Return true if memory was freed.
     bool release_dead_sources();
 
-    // Run `step`. If it does not fit, call `release_dead_sources`, and run `step` once more if that
-    // freed memory.
+    // Run `step`. If it does not fit into the budget, call `release_dead_sources`, and run `step`
+    // once more if that freed memory.
     template <class Step>
     void attempt(Step&& step) {
         std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
@@ -102,20 +102,21 @@ public:
         step();
     }
 
-    // Shut down in two steps: `close` runs before all placeholders are restored, `forget_recipes`
-    // afterwards.
+    // End the eviction of user-held values, in two steps: `close` runs before all evicted values
+    // are restored, `forget_recipes` afterwards.
     void close();
     void forget_recipes();
 
 private:
-    // A value that was made or used in a backward pass, and the thread that runs this backward
-    // pass.
+    // A value that an operator made or used in a backward pass, and the thread that runs this
+    // backward pass.
     struct UsedInBackward final {
         std::thread::id thread;
         Ref<Storage> storage;
     };
 
-    // A saved value that autograd unpacked for `node`, which one thread evaluates.
+    // A saved value that autograd unpacked for the backward node `node`, and the thread that
+    // evaluates the node.
     struct Unpacked final {
         std::thread::id thread;
         const void* node;
@@ -135,20 +136,21 @@ private:
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
     Driver& driver_;
-    std::vector<Unpacked> unpacked_;  // values unpacked for the nodes that autograd evaluates now
+    // values that autograd unpacked for the backward nodes that run now
+    std::vector<Unpacked> unpacked_;
     std::vector<UsedInBackward>
         backward_working_set_;  // values made or used in backward passes that still run
     // storages that `begin_reading` locked, by the number that it returned
     std::map<std::int64_t, Kept> reads_;
     std::int64_t numbers_ = 0;
-    // number of operators until `look_at_sources` next looks
+    // number of operators to run until `look_at_sources` next checks its sources
     int until_look_ = OPERATORS_BETWEEN_LOOKS;
     bool paused_ = false;  // user-held values are excluded from eviction for now
 };
 
-// Scope in which the storages in `storages` are restored and locked, until `end`, or until the
-// destructor runs because of an exception. The scope must end before the session mutex is released
-// for good and before the driver is destroyed.
+// Scope in which the storages in `storages` are restored and locked in the engine, so that they are
+// not evicted. It ends with `end`, or with the destructor after an exception. It must end before
+// the session mutex is finally released and before the driver is destroyed.
 class PinnedOperands final {
 public:
     PinnedOperands(Driver& driver, const StorageList& storages, Locked& lock);

@@ -16,7 +16,7 @@
 
 namespace rekindle {
 
-// If the whole run is recorded, drop no recipe, because a trace has no event for that.
+// Drop no recipe if the whole run is recorded, because a trace has no event for a dropped recipe.
 void Driver::prune_history() {
     if (recorded) {
         return;
@@ -60,10 +60,11 @@ bool Driver::release_recompute_sources() {
     return engine.memory < before;
 }
 
-// Return true if `record` is a state of the program at the end of a long chain of recipes: the
-// program holds it, and autograd refers to no value of the chain.
+// Return true if the value of `record` is a state of the program, such as an RNN's state, at the
+// end of a long chain of recipes. The program holds such a value, and autograd refers to no value
+// of the chain.
 bool Driver::is_long_lived_state(StorageRecord& record) {
-    bool in_use = false;  // autograd refers to a value of the chain
+    bool in_use = false;  // autograd refers to a value of the chain of recipes
     std::int32_t deepest = 0;
     each_parent(record, [&](Storage& parent) {
         if (parent.replayable) {

@@ -24,8 +24,9 @@ namespace rekindle {
 
 class HostStore final {
 public:
-    // Outcome of a finished transfer. `why` is the reason if it failed, else empty. The bandwidths
-    // (bytes per second) are the new estimates for each direction; 0 means unchanged.
+    // Outcome of a finished transfer between device and host. `why` is the reason if it failed,
+    // else empty. The bandwidths (bytes per second) are the new estimates for each direction; 0
+    // means unchanged.
     struct End final {
         std::string why;
         std::int64_t out_bytes_per_s = 0;
@@ -39,27 +40,29 @@ public:
     HostStore& operator=(HostStore&&) = delete;
     ~HostStore();
 
-    // Record that the program uses `stream` of the device. A copy waits for the work queued on
-    // `stream` before the copy, and later work waits for the copy.
+    // Record that the program uses `stream` of the device. A copy to or from the host starts after
+    // the work queued on `stream`, and later work on `stream` waits for the copy.
     void add_stream(const c10::Stream& stream);
-    // Start to copy the contents of `storage_impl`, which belongs to storage `number`, to the host.
+    // Start to copy the contents of `storage_impl` to the host. Its storage has the id `number`.
     // Return false if the host has no room.
     bool write(StorageId number, const StoragePtr& storage_impl);
-    // Start to read the copy of storage `number` into `storage_impl`, which has the same size.
+    // Start to read the host copy of storage `number` into `storage_impl`, which has the same size.
     // Return the reason if that is impossible, else an empty string.
     std::string read(StorageId number, const StoragePtr& storage_impl);
-    // Return true if the transfer of storage `number` has finished or failed.
+    // Return true if the transfer of storage `number` between device and host has finished or
+    // failed.
     bool ended(StorageId number);
-    // Wait until the transfer of storage `number` has finished. After that only the caller uses the
-    // storage's memory.
+    // Wait until the transfer of storage `number` between device and host has finished. After that,
+    // only the caller uses the storage's memory.
     End wait(StorageId number);
-    // Free the copy of storage `number`. No transfer of it is in flight.
+    // Free the host copy of storage `number`. The caller ensures that no transfer of it is in
+    // flight.
     void release(StorageId number);
-    // Record for `complain` that the copy of a value made by the operator `site` could not be
-    // written or read, and `why`.
+    // Store a complaint for `complain`: the host copy of a value of `nbytes`, made by the operator
+    // `site`, could not be written or read because of `why`.
     void complain_of(Bytes nbytes, const char* site, const std::string& why);
-    // Warn about the first failed transfer, unless a warning was given already. Must be called
-    // without the session mutex.
+    // Warn the user about the first failed transfer between device and host, unless a warning was
+    // given already. Must be called without the session mutex.
     void complain();
 
 private:

@@ -12,8 +12,9 @@ struct InProgress final {
     int operators = 0;          // operators that run now, recomputed ones included
     std::uint64_t started = 0;  // operators started so far
     int recomputations = 0;     // recomputations that run now
-    int reading_anything = 0;   // running operators that may read any memory of the program
-    int observed = 0;           // running operators whose side effects are observed (`Effects`)
+    // running operators that may read any memory of the program, not only their operands
+    int reading_anything = 0;
+    int observed = 0;  // running operators whose side effects are observed (`Effects`)
 };
 
 }  // namespace rekindle

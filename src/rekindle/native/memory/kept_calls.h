@@ -10,8 +10,8 @@
 
 namespace rekindle {
 
-// Calls of one operator whose results are never evicted for the same reason: a trial run gave other
-// bits or had side effects.
+// Calls of one operator whose results are never evicted, all for the same reason: repeated on a
+// trial, the operator gave different bits or had side effects.
 struct KeptCalls final {
     const Facts* facts;
     std::string why;

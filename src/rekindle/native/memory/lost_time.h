@@ -1,4 +1,4 @@
-// Time that a budget costs: choosing, evicting and recomputing.
+// Measures the time that a budget costs: choosing storages, evicting and recomputing them.
 #pragma once
 
 #include <chrono>
@@ -9,11 +9,12 @@
 
 namespace rekindle {
 
-// Adds up the time of scopes that may nest, in one thread or in several: time that two scopes share
-// counts once. The caller holds the session mutex, which the scopes' work may release meanwhile.
+// Adds up the time of scopes. Scopes may nest, in one thread or in several; time that two of them
+// share counts once. The caller holds the session mutex, which the work in a scope may release
+// meanwhile.
 class LostTime final {
 public:
-    // Run `work`, and add its duration.
+    // Run `work`, and add its duration to the total.
     template <class F>
     void add(F&& work) {
         if (depth_++ == 0) {
@@ -33,8 +34,8 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
 
-    // End a scope. Time runs on if another scope is open: another thread may have entered one while
-    // the session mutex was released.
+    // End a scope. The clock keeps running if another scope is open, because another thread may
+    // have entered one while the session mutex was released.
     void leave() {
         if (--depth_ == 0) {
             total_ += std::chrono::nanoseconds(Clock::now() - since_).count();
@@ -42,8 +43,8 @@ private:
     }
 
     Nanoseconds total_ = 0;
-    int depth_ = 0;            // scopes that are open
-    Clock::time_point since_;  // start of the outermost scope
+    int depth_ = 0;            // number of scopes that are open
+    Clock::time_point since_;  // start of the outermost open scope
 };
 
 }  // namespace rekindle

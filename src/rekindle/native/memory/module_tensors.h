@@ -16,8 +16,8 @@ struct ModuleTensor final {
     bool parameter;
 };
 
-// The registered tensors. Entries of destroyed tensors are removed whenever the list has doubled.
-// The caller holds the session mutex.
+// Tensors registered with modules. Entries of destroyed tensors are removed whenever the list has
+// doubled in length. The caller holds the session mutex.
 class ModuleTensors final {
 public:
     void add(WeakTensor tensor, bool parameter) {
@@ -36,7 +36,7 @@ public:
         });
     }
 
-    // Call `visit(tensor, parameter)` for each tensor that is alive.
+    // Call `visit(tensor, parameter)` for each registered tensor that is alive.
     template <class F>
     void each(F&& visit) const {
         for (const ModuleTensor& each : tensors_) {
@@ -50,7 +50,7 @@ public:
 
 private:
     std::vector<ModuleTensor> tensors_;
-    std::size_t most_ = 64;  // size at which entries of destroyed tensors are removed
+    std::size_t most_ = 64;  // length of the list at which entries of destroyed tensors are removed
 };
 
 }  // namespace rekindle

@@ -19,8 +19,8 @@ double loss_of(const Block& block) noexcept {
     return block.used ? block.loss.value_or(0) : 0;
 }
 
-// Return the total loss of the blocks in `window`. Each window is summed from scratch, because
-// rounding errors of a running sum would accumulate.
+// Return the total loss (policy score) of evicting the blocks in `window`. Each window is summed
+// from scratch, because rounding errors of a running sum would accumulate.
 double loss_of(std::span<const Block> window) noexcept {
     double total = 0;
     for (const Block& block : window) {
@@ -94,8 +94,8 @@ bool Driver::evict_neighbors(Bytes nbytes) {
     return evict_for_place(nbytes, UNLIMITED, segments_of(*this)) != Way::none;
 }
 
-// Write into each block of `segments` the loss of evicting its contents. Return the evictable
-// storages on the device by address.
+// Write into each block of `segments` the loss of evicting its contents: the policy's score. Return
+// the evictable storages on the device by address.
 std::unordered_map<Bytes, Storage*> Driver::price(Segments& segments) {
     if (own_policy != nullptr) {
         own_policy->ask_losses(engine.clock);

@@ -20,23 +20,24 @@
 
 namespace rekindle {
 
-// A block of a segment, as the device's allocator reports it.
+// A block of memory in a segment of a caching allocator, as the device's allocator reports it.
 struct Block final {
     Bytes address;
     Bytes nbytes;
     bool used;
-    // Loss of evicting the block's contents; none if they cannot be evicted.
+    // Policy score of the value in the block: the loss of evicting it. None if the value cannot be
+    // evicted.
     std::optional<double> loss;
 };
 
-// The blocks of each segment, by address.
+// The blocks of each segment of the device's allocator, sorted by address.
 using Segments = std::vector<std::vector<Block>>;
 
 // How a free block was made: not at all, by evicting values next to each other, or by emptying
 // whole segments.
 enum class Way { none, neighbors, whole_segments };
 
-// Adjacent blocks of one segment, by index. `last` is included.
+// Adjacent blocks of one segment of the allocator, by index. `last` is included.
 struct Window final {
     double loss;
     std::size_t first;
@@ -47,14 +48,15 @@ struct Window final {
 // blocks of one segment, by address.
 std::optional<Window> cheapest_window(std::span<const Block> blocks, Bytes nbytes);
 
-// Segments to empty, by index, and their total loss.
+// Segments of the allocator to empty by evicting their contents, by index, and the total loss of
+// these evictions.
 struct Release final {
     double loss;
     std::vector<std::size_t> segments;
 };
 
-// Choose segments to empty, in the order of increasing loss per byte, until they have `nbytes` in
-// all. Return none if all segments that can be emptied have less.
+// Choose segments of the allocator to empty, in the order of increasing loss per byte, until they
+// have `nbytes` in all. Return none if all segments that can be emptied have less.
 std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes);
 
 }  // namespace rekindle

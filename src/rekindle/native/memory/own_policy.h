@@ -35,7 +35,7 @@ public:
     PythonChooser& operator=(PythonChooser&&) = delete;
     ~PythonChooser() override;
 
-    // Set the driver whose engine asks this object for storages to evict.
+    // Set the driver whose engine asks this Python policy for storages to evict.
     void choose_for(Driver& driver) noexcept { driver_ = &driver; }
 
     bool remembers() const override { return remembers_; }
@@ -50,10 +50,10 @@ public:
         queue_event("remove", storage);
     }
 
-    // Throws the error that Python raises.
+    // Ask the Python policy for a storage to evict. Throws the error that Python raises.
     Storage* choose(Nanoseconds now) override;
 
-    // Does nothing: only `deliver_events` and `choose` deliver events.
+    // Do nothing: the Python policy receives its events only from `deliver_events` and `choose`.
     void catch_up(Nanoseconds /*now*/) override {}
 
     // Return the recomputation cost that Python gave when it chose `storage`, else the engine's
@@ -80,8 +80,8 @@ public:
 
     void disposed(Storage& storage) noexcept override;
 
-    // Deliver queued events to Python, and throw the error that it raises. Must be called without
-    // the session mutex.
+    // Deliver queued events to the Python policy, and throw the error that it raises. Must be
+    // called without the session mutex.
     void deliver_events() {
         if (any_events_.load(std::memory_order_relaxed)) {
             deliver_if_free();
@@ -97,14 +97,14 @@ public:
     _object* view_of(Storage& storage);
 
 private:
-    // An event that Python has not received yet.
+    // An event of the engine that the Python policy has not received yet.
     struct QueuedEvent final {
         const char* method;
         Ref<Storage> storage;
     };
 
-    // Python's choice. `storage` is null if Python chose no candidate. `stale`: the chosen storage
-    // is not a candidate any more.
+    // Answer of the Python policy. `storage` is null if Python chose no candidate. `stale`: the
+    // chosen storage is not a candidate any more.
     struct Answer final {
         Storage* storage = nullptr;
         bool stale = false;
@@ -127,7 +127,8 @@ private:
     std::unordered_set<Storage*> candidates_;
     std::deque<QueuedEvent> events_;
     std::atomic<bool> any_events_ = false;
-    // The storage chosen last, and its recomputation cost according to Python.
+    // The storage that the Python policy chose last, and its recomputation cost according to the
+    // policy.
     const Storage* priced_ = nullptr;
     Nanoseconds price_ = 0;
     std::unordered_map<const Storage*, double> losses_;

@@ -16,21 +16,25 @@ namespace rekindle {
 class PeakWatch final {
 public:
     Snapshot snapshot;
-    bool due = false;  // memory in use has passed the threshold: Python should take the snapshot
+    // memory in use has passed the threshold: Python should take a snapshot of the storages in
+    // memory
+    bool due = false;
 
     // Record that `memory` bytes are in use now.
     void look(Bytes memory) noexcept { due = due || memory > threshold_; }
 
-    // Return true if the snapshot is outdated at `memory` bytes.
+    // Return true if the last snapshot of the storages in memory does not describe a peak of
+    // `memory` bytes.
     bool is_outdated(Bytes memory) const noexcept { return memory > threshold_; }
 
-    // Record that `snapshot` was taken at `memory` bytes.
+    // Record that a snapshot of the storages in memory was taken at `memory` bytes.
     void taken(Bytes memory) noexcept {
         const Bytes clearly_more = memory + memory / 50;
         threshold_ = std::max(memory, std::min(clearly_more, exact_from_ - 1));
     }
 
-    // Regard the snapshot as outdated now, and at each new peak of `nbytes` or more.
+    // Regard the snapshot of the storages in memory as outdated now, and at each new peak of
+    // `nbytes` or more.
     void expect(Bytes nbytes) noexcept {
         exact_from_ = nbytes;
         threshold_ = -1;
@@ -38,7 +42,7 @@ public:
 
 private:
     Bytes threshold_ = 0;
-    // from so many bytes on, every new peak needs a snapshot
+    // From this number of bytes on, every new peak of memory needs a snapshot.
     Bytes exact_from_ = std::numeric_limits<Bytes>::max();
 };
 

@@ -15,19 +15,22 @@
 
 namespace rekindle {
 
-// The frees, by kind. Empty after `Driver::process_pending`. The caller holds the session mutex.
+// Memory and handles that were freed, by kind. Empty after `Driver::process_pending` has reported
+// them to the engine. The caller holds the session mutex.
 struct PendingFrees final {
     std::vector<const void*> addresses;   // buffer of `Driver::drain_free_queue`
     std::vector<StorageRecord*> handles;  // records whose autograd handle was destroyed
     std::vector<Ref<Storage>> storages;   // storages whose memory was freed
-    // Values that were restored into the program's own storage. The driver still holds a reference
-    // to that storage, which `hand_back` releases.
+    // User-held values that were restored into the program's own storage. The driver still holds a
+    // reference to that storage, which `hand_back` releases.
     std::vector<Ref<Storage>> restored;
-    Bytes counted = 0;  // freed bytes of storages without a record
-    // True if polling found freed storages, and the device's allocator was not queried since.
+    Bytes counted = 0;  // freed bytes of storages that have no record
+    // Polling found storages that the program freed, and the device's allocator was not queried
+    // since.
     bool found_by_polling = false;
 
-    // Return true if anything is to be reported to the engine.
+    // Return true if there is freed memory that the engine still counts, or another change to
+    // report to the engine.
     bool any() const noexcept {
         return !handles.empty() || !storages.empty() || !restored.empty() || counted != 0;
     }
@@ -39,7 +42,7 @@ struct PendingFrees final {
         });
     }
 
-    // Move all entries of `queue` into `addresses` and `handles`.
+    // Move all freed addresses and destroyed handles of `queue` into `addresses` and `handles`.
     void take(FreeQueue& queue) { queue.take(addresses, handles); }
 
     void clear() noexcept {

@@ -1,4 +1,4 @@
-// Calls from the core into Python. The definitions are in python/program.cpp.
+// Functions of the core that call Python. They are defined in python/program.cpp.
 //
 // These functions take the GIL. They must be called without the session mutex, unless a comment
 // says otherwise.
@@ -32,16 +32,16 @@ void init_callbacks(_object* answers);
 // Take a snapshot of a new peak of memory, with the current line of the program. Errors that Python
 // raises are printed, except those that end the program.
 void note_peak(Driver& driver);
-// Return the line of the program that runs in this thread.
+// Return the source line of the program that runs in this thread.
 ProgramLine program_line();
-// Pass the samples of memory over time to Python.
+// Pass the measured samples of memory in use over time to Python.
 void notify_samples(Driver& driver);
 // Notify Python that weights were seen for the first time. Python then registers the other tensors
-// of their model and the state of their optimizer.
+// of their model, and the state of their optimizer.
 void notify_owners(Driver& driver);
 // Notify Python that many values were recomputed. Python may warn that this takes too much time.
 void notify_losses(Driver& driver);
-// Notify Python that operators ran, so that Python notes the current line of the program.
+// Notify Python that operators ran. Python then notes the current source line of the program.
 void notify_places(Driver& driver);
 // Return all blocks of the budget's device by segment, as the device's allocator reports them;
 // empty if it reports none. Needs the session mutex, and releases it while Python runs.
@@ -51,7 +51,8 @@ void notify_complaint(Driver& driver);
 // Notify Python that a range of the profiler begins or ends during an optimizer step.
 void notify_range(const Driver& driver, bool ends);
 
-// Deliver queued events to the program's own policy. Throws the errors that the policy raises.
+// Deliver queued events to the user's own policy in Python. Throws the errors that the policy
+// raises.
 inline void notify_policy(const Driver& driver) {
     if (driver.own_policy != nullptr) {
         driver.own_policy->deliver_events();
@@ -81,16 +82,17 @@ inline void notify(Driver& driver) {
     notify_policy(driver);
 }
 
-// Make room: move the backup copies that could undo the running optimizer step out of the budget's
-// memory. Return true if there were such copies.
+// Make room in memory: move the backup copies that could undo the running optimizer step out of the
+// budget's memory. Return true if there were such copies.
 bool move_copies_out(const Driver& driver);
 
-// Ask Python for learned plans of steps that begin with the operator whose number is `op_id`. Other
-// processes may have saved such plans.
+// Ask Python for learned plans of training steps that begin with the operator whose number is
+// `op_id`. Other processes may have saved such plans.
 void request_plans(const Driver& driver, std::int64_t op_id);
 
-// Return true if every running thread was started inside the budget, or uses no tensor of the
-// program. The runtime does not notice when other threads read user-held values.
+// Return true if the program started every running thread inside the budget, or the thread uses no
+// tensor of the program. The runtime does not notice when other threads read user-held values, so
+// it must not evict these.
 bool all_threads_are_known(const Driver& driver);
 
 // Wrap the saved-tensor handle `handle` for Python. Return the function that unpacks the wrapped

@@ -1,8 +1,8 @@
-// Registers what is being read of the program's memory, so that it is not evicted meanwhile.
+// Registers which memory of the program is being read, so that it is not evicted meanwhile.
 //
 // An operator releases the session mutex before its kernel runs, and often earlier. Meanwhile
 // another thread may evict values. It evicts a user-held value only if no registered reader uses
-// that value. With `evict="anything"` locks on engine storages protect operands instead; see
+// that value. With `evict="anything"`, locks on engine storages protect operands instead; see
 // `held_eviction.h`.
 #pragma once
 
@@ -15,7 +15,8 @@ using StorageList = c10::SmallVector<const c10::StorageImpl*, 8>;
 
 class Readers;
 
-// Base class of scopes that read memory of the program. All members need the session mutex.
+// Base class of scopes that read memory of the program, so that this memory is not evicted. All
+// members need the session mutex.
 class Reader {
 public:
     Reader(const Reader&) = delete;
@@ -40,7 +41,7 @@ private:
     Reader* after_ = nullptr;
 };
 
-// List of all readers. All members need the session mutex.
+// List of all scopes that read memory of the program now. All members need the session mutex.
 class Readers final {
 public:
     void add(Reader& reader) noexcept {

@@ -17,8 +17,8 @@ namespace rekindle {
 
 namespace {
 
-// Return the storage of a resident input of a replay. Throw if its contents have changed since the
-// first run.
+// Return the storage of an input of a recomputation, which is in memory. Throw an error if its
+// contents have changed since the operator first ran.
 StoragePtr input_storage(StorageRecord& record) {
     StoragePtr storage_impl = record.at();
     if (record.special.is_gathered() && !(storage_impl && is_back(record, storage_impl))) {
@@ -43,8 +43,8 @@ StoragePtr input_storage(StorageRecord& record) {
     return storage_impl;
 }
 
-// Return a tensor to pass to a replay instead of running statistics: an undefined tensor if the
-// operator allows that, else a scratch tensor.
+// Return a tensor to pass to a recomputation in place of running statistics, such as those of batch
+// norm: an undefined tensor if the operator allows that, else a scratch tensor.
 at::Tensor scratch_statistics(const Recipe& recipe, const Geometry& geometry) {
     if (recipe.facts->written == 0) {
         return {};
@@ -58,7 +58,8 @@ bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noe
     return std::ranges::find(positions, position) != positions.end();
 }
 
-// Return the storages of all tensor arguments; null for those that are left out of a replay.
+// Return the storages of all tensor arguments of `recipe`. An entry is null for an argument that a
+// recomputation leaves out.
 c10::SmallVector<StoragePtr, 4> storages_of(const Recipe& recipe) {
     c10::SmallVector<StoragePtr, 4> storages;
     const auto inputs = recipe.inputs();
@@ -72,12 +73,14 @@ c10::SmallVector<StoragePtr, 4> storages_of(const Recipe& recipe) {
     return storages;
 }
 
-// Replace the storages that the kernel writes by copies, if a resident value also lives there.
+// Replace each storage that the kernel writes by a copy, if a value that is still needed lives in
+// that storage. So a recomputation never writes memory that the program can read (R3, in-place
+// writes).
 void make_private(const Recipe& recipe, c10::SmallVector<StoragePtr, 4>& storages) {
     for (const std::uint32_t position : recipe.written()) {
         const StoragePtr shared = storages[position];
         if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
-            continue;  // the same storage was replaced before
+            continue;  // an earlier position had the same storage, which is replaced already
         }
         const StoragePtr made = copy_of(shared);
         for (StoragePtr& each : storages) {
@@ -88,8 +91,8 @@ void make_private(const Recipe& recipe, c10::SmallVector<StoragePtr, 4>& storage
     }
 }
 
-// Scope in which the random generators have their states of the first run (R5). The destructor
-// restores their present states.
+// Scope in which the random generators have the states that they had when the operator first ran
+// (R5, randomness). The destructor restores their present states.
 class ScopedRng final {
 public:
     explicit ScopedRng(std::span<const std::unique_ptr<RngCheckpoint>> random) {
@@ -115,16 +118,17 @@ public:
     }
 
 private:
-    std::optional<Random> now_;  // present state of the CPU's generator
+    std::optional<Random> now_;  // state of the CPU's generator before the recomputation
     c10::SmallVector<std::unique_ptr<ScopedPhilox>, 1> on_devices_;
 };
 
-// Return the storages of the outputs. Throw if their sizes differ from those of the first run.
+// Return the storages of the outputs of a recomputation. Throw an error if their sizes differ from
+// those of the first run.
 c10::SmallVector<StoragePtr, 2> output_storages(
     const Recipe& recipe, const torch::jit::Stack& stack
 ) {
     c10::SmallVector<StoragePtr, 2> made;
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it has run before
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the operator has run before
     const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
     each_tensor(stack, [&](std::uint32_t position, const at::Tensor& tensor) {
         if (is_in(fresh, position)) {

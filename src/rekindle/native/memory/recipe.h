@@ -25,14 +25,14 @@
 
 namespace rekindle {
 
-// The recipe of the outputs of one operator call. The inputs of the engine's `Call` are the tensor
-// arguments in order, without those that a replay leaves out.
+// The recipe of the outputs of one operator call: the operator and its arguments. The inputs of the
+// engine's `Call` are the tensor arguments in order, without those that a recomputation leaves out.
 struct Recipe final : Call {
     Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
         : Call(graph, number, price, can_run_again), facts(what) {}
 
-    // True if grad mode was on at the call. It is the first member because it fits into the tail
-    // padding of `Call`.
+    // Grad mode was on at the call. It is the first member because it fits into the tail padding of
+    // `Call`.
     bool grad_mode = true;
     const Facts* facts;  // operator; null if the call stands for no operator of the program
     c10::intrusive_ptr<Signature> signature;
@@ -41,10 +41,10 @@ struct Recipe final : Call {
     struct Aside final {
         RngCheckpoints random;
         std::vector<c10::IValue> unkeyed_args;
-        // Positions of the tensors that the operator writes.
+        // Positions of the tensor arguments that the operator writes.
         c10::SmallVector<std::uint32_t, 2> written;
-        // The tensors in `written` are running statistics. A replay does not update them, so that
-        // each call updates them once (R6, hidden writes).
+        // The tensors in `written` are running statistics. A recomputation does not update them, so
+        // that each call of the program updates them once (R6, hidden writes).
         bool statistics = false;
         // Bytes that the operator uses internally while it runs.
         Bytes workspace = 0;
@@ -78,7 +78,7 @@ inline Recipe& recipe_of(Call& call) noexcept {
 
 // Call the operator of `signature` again. `tensors` are its tensor arguments, `random` the states
 // of the random generators at the first call. PyTorch's global flags are set as at the first call.
-// `calling` is passed the kernel and runs it.
+// `calling` receives the kernel and runs it.
 torch::jit::Stack call_again(
     const Signature& signature,
     std::span<at::Tensor> tensors,
@@ -88,12 +88,13 @@ torch::jit::Stack call_again(
     c10::function_ref<void(c10::function_ref<void()>)> calling
 );
 
-// The kernel of a replay, and the type of the caller's function that runs the kernel, given the
-// storages of its operands.
+// `Kernel` runs the kernel of a recomputation. `Calling` is the type of the caller's function that
+// runs the kernel, given the storages of its operands.
 using Kernel = c10::function_ref<void()>;
 using Calling = c10::function_ref<void(std::span<const StoragePtr>, Kernel)>;
-// Run `recipe` again. With `in_place` the kernel writes into the inputs that it overwrote on the
-// first run, otherwise into copies of them. `calling` runs the kernel, given its operands.
+// Run the operator call of `recipe` again. With `in_place` the kernel writes into the inputs that
+// it overwrote on the first run, otherwise into copies of them. `calling` runs the kernel, given
+// its operands.
 //
 // Return the storages of the outputs, in the order of the results.
 c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);

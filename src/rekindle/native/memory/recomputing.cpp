@@ -14,9 +14,9 @@ bool is_of_torch(const Recipe& recipe) {
     return recipe.facts->name.starts_with("aten::");
 }
 
-// Return true if the kernel must run with the session mutex held. Until the kernel has drawn its
-// random numbers, the generator has the state of the first run, so no other thread may draw. This
-// cannot deadlock, because PyTorch's own kernels wait for no other thread.
+// Return true if the kernel of a recomputation must run with the session mutex held. Until it has
+// drawn its random numbers, the generator has the state of the first run, so no other thread may
+// draw. This cannot deadlock, because PyTorch's own kernels wait for no other thread.
 bool must_be_alone(const Recipe& recipe) {
     return !recipe.random().empty() && is_of_torch(recipe);
 }
@@ -58,7 +58,8 @@ Recomputing::~Recomputing() {
         --driver_.in_progress.reading_anything;
     }
     driver_.drain_free_queue();
-    // The program has freed an operand that this recomputation needs.
+    // The program has freed an operand that this recomputation needs, so the recomputation cannot
+    // be used.
     const bool dropped = driver_.any_locked_is_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });
@@ -82,7 +83,8 @@ Recomputing::~Recomputing() {
     }
 }
 
-// The first other thread that takes the session mutex calls this, with the mutex held.
+// Called by the first other thread that takes the session mutex while the kernel runs without it.
+// That thread holds the mutex.
 void Recomputing::is_visited() noexcept {
     if (reads_anything_) {
         driver_.stop_evicting_held();

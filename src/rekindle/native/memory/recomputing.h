@@ -14,11 +14,12 @@
 
 namespace rekindle {
 
-// Scope in which the kernel of `recipe` runs during a recomputation.
+// Scope in which the kernel of `recipe` runs during a recomputation, without the session mutex.
 //
 // The kernel may be the user's code: it may call the core, start threads, and wait for them. So the
-// mutex is released, and the kernel's memory counts as in flight. If another thread entered, the
-// interrupted event looks up all of its state again when the scope ends (`Engine::Interlude`).
+// scope releases the mutex, and the kernel's memory counts as in flight. If another thread took the
+// mutex, the interrupted event looks up all of its state again when the scope ends
+// (`Engine::Interlude`).
 //
 // Some state does not change while the mutex is released. `operands_` keeps the memory of the
 // operands alive. Nothing else refers to an input that the kernel writes in place. Records and
@@ -36,8 +37,8 @@ public:
     ~Recomputing() override;
 
     // Record that the kernel failed before it wrote anything. The destructor then restores the
-    // input that was to be written in place. If another thread entered meanwhile, the input is
-    // lost.
+    // input that the kernel would have written in place. If another thread took the mutex
+    // meanwhile, the input is lost.
     void undo() noexcept { undoes_ = true; }
 
 protected:

@@ -14,16 +14,19 @@ namespace rekindle {
 namespace {
 
 constexpr Bytes MIB = Bytes{1} << 20;
-// largest result that the allocator puts into a segment for small results
+// Largest result that CUDA's caching allocator puts into a segment for small results.
 constexpr Bytes SMALL = MIB;
-constexpr Bytes WHOLE = 10 * MIB;    // smallest request that gets a segment of its own
-constexpr Bytes SEGMENT = 20 * MIB;  // segment size for requests in between
-constexpr Bytes COARSE = 2 * MIB;    // larger segments are multiples of this size
-// number of searches after which the allocator is queried again
+// smallest request that gets a segment of its own in CUDA's caching allocator
+constexpr Bytes WHOLE = 10 * MIB;
+// segment size of CUDA's caching allocator for requests above `SMALL` and below `WHOLE`
+constexpr Bytes SEGMENT = 20 * MIB;
+// CUDA's caching allocator rounds larger segments up to multiples of this size
+constexpr Bytes COARSE = 2 * MIB;
+// Number of searches for a free block after which the device's allocator is queried again.
 constexpr int TRUSTED = 32;
 
-// Return the bytes that the allocator reserves on the device for a request of `nbytes`. Follows
-// `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp.
+// Return the bytes that CUDA's caching allocator reserves on the device for a request of `nbytes`.
+// Follows `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp.
 Bytes growth_for(Bytes nbytes) noexcept {
     return nbytes < WHOLE ? SEGMENT : (nbytes + COARSE - 1) / COARSE * COARSE;
 }
@@ -34,12 +37,13 @@ bool by_address(const Block& one, const Block& other) noexcept {
 
 }  // namespace
 
-// Return by how many bytes the limit would be exceeded if the allocator reserved memory for a new
-// result of `nbytes`. If zero or less, the limit would hold.
+// Return by how many bytes reserved memory would exceed its limit if the allocator reserved a
+// segment for a new result of `nbytes`. If zero or less, the limit would hold.
 Bytes Reserved::missing(Bytes nbytes) const {
     const Bytes given = is_the_budget ? driver_.engine.budget : UNLIMITED;
     const Bytes limit = std::min(given, found_.value_or(UNLIMITED));
-    const Bytes for_small = std::min<Bytes>(limit / 64, SEGMENT);  // leave room for small results
+    // leave some reserved memory for small results
+    const Bytes for_small = std::min<Bytes>(limit / 64, SEGMENT);
     return driver_.device.reserved() + growth_for(nbytes) - (limit - for_small);
 }
 
@@ -79,15 +83,15 @@ void Reserved::find_place(Bytes nbytes) {
     take(nbytes);
 }
 
-// Let the allocator return segments without used blocks to the device.
+// Let the device's allocator return its unused segments to the device.
 void Reserved::give_back() {
     driver_.device.empty_cache();
     ask_allocator();
     count_free_blocks();
 }
 
-// Evict `nbytes`, then four times as much, wherever they lie. Used where evicting neither neighbors
-// nor whole segments helps.
+// Evict `nbytes`, then four times as much, wherever the values lie in memory. Used if neither
+// evicting neighbors nor emptying whole segments gives a free block.
 void Reserved::make_by_sum(Bytes nbytes) {
     for (const Bytes less : {nbytes, 4 * nbytes}) {
         driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
@@ -99,8 +103,8 @@ void Reserved::make_by_sum(Bytes nbytes) {
     }
 }
 
-// Take the smallest free block that is large enough, as the allocator does. Return false if there
-// is none.
+// Mark the smallest free block of at least `nbytes` as used, as the allocator would. Return false
+// if there is no such block.
 bool Reserved::take(Bytes nbytes) {
     const auto found = n_free_blocks_.lower_bound(nbytes);
     if (found == n_free_blocks_.end()) {
@@ -110,14 +114,14 @@ bool Reserved::take(Bytes nbytes) {
     if (--found->second == 0) {
         n_free_blocks_.erase(found);
     }
-    if (rest > SMALL) {  // a smaller rest stays part of the block, as in the allocator
+    if (rest > SMALL) {  // a smaller rest stays part of the block, as in CUDA's caching allocator
         ++n_free_blocks_[rest];
     }
     return true;
 }
 
-// Query the allocator for its blocks. Used blocks that are not memory of a storage known to the
-// driver count as not evictable until the next query.
+// Query the device's allocator for its blocks. A used block that is not memory of a storage known
+// to the driver counts as not evictable until the next query.
 void Reserved::ask_allocator() {
     segments_ = segments_of(driver_);
     reserved_then_ = driver_.device.reserved();
@@ -131,8 +135,8 @@ void Reserved::ask_allocator() {
     }
 }
 
-// Return the segments as they are now: the blocks of the last query, updated by the storages that
-// the driver knows.
+// Return the allocator's segments as they are now: the blocks of the last query, updated by the
+// storages that the driver has made or freed since.
 Segments Reserved::now() const {
     std::vector<Block> known;
     driver_.each_on_device([&](Bytes address, Bytes nbytes) {
@@ -165,7 +169,7 @@ Segments Reserved::now() const {
     return found;
 }
 
-// Count the free blocks of each size, as they are now.
+// Count the free blocks of each size in the device's allocator, as they are now.
 void Reserved::count_free_blocks() {
     n_free_blocks_.clear();
     for (const std::vector<Block>& segment : now()) {

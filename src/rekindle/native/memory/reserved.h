@@ -34,17 +34,18 @@ public:
     // of tensors.
     bool is_the_budget = false;
 
-    // Record that the allocator could not reserve more than `reserved` bytes on the device: the new
-    // limit.
+    // Record that the device's allocator could not reserve more than `reserved` bytes. This number
+    // is the new limit of reserved memory.
     void turned_out(Bytes reserved) noexcept { found_ = reserved; }
 
-    // Forget the limit that `turned_out` noted, because the program set another budget.
+    // Forget the limit of reserved memory that `turned_out` set, because the program set another
+    // budget.
     void forget() noexcept { found_.reset(); }
 
     bool limited() const noexcept { return is_the_budget || found_; }
 
-    // Make a free block for an allocation of `nbytes`, if possible. Do nothing if reserved memory
-    // is not limited.
+    // Make a free block on the device for an allocation of `nbytes`, if possible. Do nothing if
+    // reserved memory is not limited.
     void find_place(Bytes nbytes);
 
     // Return how often values were evicted to make a free block for an allocation.
@@ -61,12 +62,13 @@ private:
 
     Driver& driver_;
     std::optional<Bytes> found_;
-    // Blocks at the last query of the allocator. Blocks marked `used` are not memory of the
-    // driver's storages and cannot be evicted.
+    // Blocks of the device's allocator at its last query. Blocks marked `used` are not memory of
+    // the driver's storages and cannot be evicted.
     Segments segments_;
     Bytes reserved_then_ = -1;
-    int since_ = 0;  // number of searches since the last query that found no free block
-    // For each size, a lower bound of the number of free blocks.
+    // number of searches for a free block without success since the last query of the allocator
+    int since_ = 0;
+    // For each block size, a lower bound of the number of free blocks on the device.
     std::map<Bytes, int> n_free_blocks_;
     int places_ = 0;
 };

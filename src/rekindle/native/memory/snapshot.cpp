@@ -24,7 +24,7 @@ bool is_internal(const StorageRecord& record) {
            storage_impl.use_count() <= ours + 1;
 }
 
-// Return the flags of the snapshot entry (`Holder`) for `record`.
+// Return the flags that describe `record` in a memory snapshot (constants of `Holder`).
 int flags_of(const StorageRecord& record) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;
@@ -35,7 +35,7 @@ int flags_of(const StorageRecord& record) {
     return flags;
 }
 
-// Return the id of the first call that made `record`, or -1.
+// Return the id of the first operator call that made the value of `record`, or -1.
 OpId maker_of(StorageRecord& record) {
     OpId maker = -1;
     each_maker(record, [&](const Call& call) { maker = maker < 0 ? call.id : maker; });
@@ -53,7 +53,7 @@ Bytes Driver::evicted_bytes() const {
     return total;
 }
 
-// Return the number of the allocation that holds `tensor`, or 0.
+// Return the number of the allocation that holds the contents of `tensor`, or 0.
 AllocationId Driver::allocation_of(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
@@ -70,7 +70,7 @@ void Driver::add_owned(
     }
 }
 
-// Record in `snapshot` which allocation is the gradient of `leaf`.
+// Write into `snapshot` which allocation is the gradient of the leaf tensor `leaf`.
 void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     const at::Tensor& gradient = leaf.grad();
     if (gradient.defined()) {
@@ -79,7 +79,7 @@ void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     }
 }
 
-// Record in `snapshot` which allocations are parameters and buffers of modules, and gradients of
+// Write into `snapshot` which allocations are parameters of modules, buffers, and gradients of
 // parameters.
 void Driver::add_tensors_of_modules(Snapshot& snapshot) {
     module_tensors_.each([&](const at::Tensor& tensor, bool parameter) {
@@ -95,7 +95,7 @@ void Driver::add_tensors_of_modules(Snapshot& snapshot) {
     });
 }
 
-// Add the resident storage `record` to `snapshot`.
+// Add `record`, a storage that is in memory, to `snapshot`.
 void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
     int flags = flags_of(record);
     const void* parameter = nullptr;
@@ -126,7 +126,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
     snapshot.holders.clear();
     snapshot.owned.clear();
     snapshot.has_states = false;
-    // Another thread may free a gradient while this thread reads it.
+    // Another thread may free a gradient while this thread reads it, so leave gradients out.
     if (!gradients_stay()) {
         return;
     }
@@ -147,7 +147,7 @@ void Driver::take_peak_snapshot(ProgramLine line) {
     peak_watch.due = false;
     process_pending();
     if (!peak_watch.is_outdated(engine.memory)) {
-        return;  // values that made the peak were freed meanwhile
+        return;  // the program freed values that were part of the peak
     }
     take_snapshot(peak_watch.snapshot, std::move(line));
     if (!device.queues()) {

@@ -20,23 +20,24 @@ using AllocationId = std::int64_t;
 struct Holder final {
     static constexpr int REPLAYABLE = 1;
     static constexpr int PINNED = 2;
-    static constexpr int HELD = 4;        // variables of the program refer to it
-    static constexpr int REFERENCED = 8;  // autograd saved it
-    static constexpr int CONSUMED = 16;   // recipes of other values read it
+    static constexpr int HELD = 4;        // variables of the program refer to the storage
+    static constexpr int REFERENCED = 8;  // autograd saved the value
+    static constexpr int CONSUMED = 16;   // recipes of other values read the value
     static constexpr int PARAMETER = 32;
-    static constexpr int COUNTED = 64;  // has no record: only its bytes count
+    static constexpr int COUNTED = 64;  // the storage has no record: only its bytes count
 
     Bytes nbytes;
     AllocationId allocation;
     int flags;
-    const char* site;  // name of the operator that made it
+    const char* site;  // name of the operator that made the storage
     // Python object of the parameter that has this storage; null if no parameter has it.
     const void* parameter;
     StorageId storage;  // id in the engine; negative: the storage has no record
     OpId maker;         // id of the call that made it; negative if it is unknown
 };
 
-// The role of one allocation in the program's model, such as parameter or optimizer state.
+// The role of one allocation of memory in the program's model, such as parameter or optimizer
+// state.
 struct Owned final {
     enum class Kind : std::uint8_t { buffer, parameter, gradient, state };
 
@@ -61,7 +62,8 @@ struct Snapshot final {
     Nanoseconds clock = 0;
     // Resident set size of the process; 0 if the system does not report it.
     Bytes resident = 0;
-    Bytes cached = 0;  // part of `resident` that the arena keeps free for later allocations
+    // part of `resident` that Rekindle's allocator (the arena) keeps free for later allocations
+    Bytes cached = 0;
     ProgramLine line;
     std::vector<Holder> holders;
     // Roles of allocations in the program's model. A later entry replaces an earlier one for the

@@ -9,8 +9,9 @@ bool StorageRecord::is_held() const noexcept {
         return true;
     }
     const c10::impl::PyObjectSlot& python = *keeper->pyobj_slot();
-    // References that the runtime holds: `keeper`, and two more during a transfer (the swapper's,
-    // and that of the host copy in Python).
+    // References to the storage that the runtime itself holds: `keeper`, and two more during a
+    // transfer (the swapper's, and that of the host copy in Python). Any further reference is the
+    // program's.
     const std::size_t ours = leaving || coming ? 3 : 1;
     if (python.load_pyobj() == nullptr) {
         return keeper.use_count() > ours;
@@ -27,8 +28,8 @@ void StorageRecord::find_version_counter(const c10::TensorImpl& reader) {
     if (const auto tensor = origin.lock()) {
         version.counter = tensor->version_counter();
     } else {
-        // Let `follow` choose the tensor: `reader` may have another version counter, and may later
-        // be given other memory (`.data = ...`).
+        // Let `follow` choose the tensor whose version counter is read. `reader` may have another
+        // counter than the value, and may later get other memory (`.data = ...`).
         follow(reader);
     }
 }

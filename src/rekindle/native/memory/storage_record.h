@@ -1,5 +1,5 @@
-// The PyTorch side of an engine storage: its `StorageImpl`, and the version counter that reveals
-// writes.
+// The PyTorch side of an engine storage: its `StorageImpl`, and the version counter that shows
+// writes by the program.
 //
 // `StorageRecord` derives from the engine's `Storage`. The driver keeps all records in a slab and
 // finds them by the address of their memory.
@@ -28,22 +28,24 @@ namespace rekindle {
 // sources). Examples are NumPy arrays, memory shared with another process, and buffers that a data
 // loader fills.
 struct ExternalMemory final {
-    // Private copy of the contents at the last check. Recipes read the copy instead of the memory.
+    // Private copy of the external memory, made at the last check. Recipes read the copy, so that a
+    // later write to the external memory does not change recomputed values.
     Ref<Storage> copy;
-    // Checksum of a weight, taken when recipes began to read it.
+    // Checksum of a weight, taken when recipes began to read the weight.
     std::optional<std::uint64_t> checksum;
 };
 
 // State of a parameter that FSDP frees and gathers again while recipes read it
 // (`memory/gathered.h`).
 struct Gathered final {
-    Bytes size;            // bytes of the storage while it is gathered
-    Fingerprint contents;  // of the contents that the recipes read
-    // The budget has ended, so later writes to the storage are not seen.
+    Bytes size;            // bytes of the parameter's storage while FSDP has gathered it
+    Fingerprint contents;  // fingerprint of the contents that the recipes read
+    // The budget has ended, so the runtime does not see later writes to the storage.
     bool unwatched = false;
 };
 
-// State that few storages need. It is kept outside of the record, so that records stay small.
+// State of a storage that few storages need. It is kept outside of the record, so that records stay
+// small.
 class SpecialMemory final {
 public:
     // Return the state of external memory; null if only PyTorch writes this memory.
@@ -71,7 +73,8 @@ public:
         }
     }
 
-    // Take over the state of external memory from `other`, whose memory passes to this storage.
+    // Take over the state of external memory from `other`, because the memory of `other` passes to
+    // this storage.
     void take_external(SpecialMemory& other) {
         if (other.is_external()) {
             parts().external = std::exchange(other.parts_->external, std::nullopt);
@@ -100,44 +103,53 @@ struct StorageRecord final : Storage {
 
     // Bytes of the storage on any device. (The budget counts only memory on its own device.)
     Bytes size = 0;
-    const void* address = nullptr;  // key in the address table; null without memory
-    // Our strong reference to the storage. Null if the program alone keeps the memory, or if the
-    // value is evicted.
+    // address of the memory, which is the key in the driver's address table; null: not in memory
+    const void* address = nullptr;
+    // The runtime's strong reference to the storage. Null if only the program keeps the memory
+    // alive, or if the value is evicted.
     StoragePtr keeper;
     // Weak pointer to the storage, which the runtime (`keeper`) or the program keeps alive.
     WeakStorage storage_impl = no_storage();
-    // Weak pointer to a tensor of the program that has the version counter of `version`.
+    // Weak pointer to a tensor of the program that has the version counter `version`.
     WeakTensor origin = no_tensor();
     Version version;
-    const Facts* maker = nullptr;  // operator that made the value; null: first seen as an argument
-    Ref<Storage> successor;        // record of the value that replaced this one in the same memory
-    // Neighbors in the driver's list of records that the program may hold.
+    // operator that made the value; null: the value was first seen as an argument of an operator
+    const Facts* maker = nullptr;
+    Ref<Storage> successor;  // record of the value that replaced this one in the same memory
+    // Previous and next record in the driver's list of records whose storages the program may hold.
     StorageRecord* held_before = nullptr;
     StorageRecord* held_after = nullptr;
-    // Number of recipes from the nearest value without a recipe to this value, as `prune_history`
-    // counts them.
+    // Length of the chain of recipes from the nearest value without a recipe to this value, as
+    // `prune_history` counts it.
     std::int32_t depth = 0;
-    std::uint16_t chain = 0;     // length of that chain for values made with grad mode off
+    // length of the chain of recipes, counted for values made with grad mode off
+    std::uint16_t chain = 0;
     std::uint8_t flags : 3 = 0;  // properties of the content (`ops/facts.h`)
-    // True if the record is linked in the driver's list of records that the program may hold.
+    // The record is in the driver's list of records whose storages the program may hold.
     bool maybe_held : 1 = false;
-    bool parameter : 1 = false;  // true if it is a leaf that requires a gradient
-    bool untracked : 1 = false;  // its storage has no deleter hook, which would report the free
-    // may be evicted while held: floating point, read by operators only
+    // the storage is a parameter: a leaf tensor that requires a gradient
+    bool parameter : 1 = false;
+    // the storage has no deleter hook, so nothing reports when PyTorch frees it
+    bool untracked : 1 = false;
+    // The value may be evicted while the program holds it: it is floating point, and only operators
+    // read it.
     bool suits_held_eviction : 1 = false;
-    bool leaving : 1 = false;      // a copy to the host is in flight
-    bool coming : 1 = false;       // resident, but the copy from the host is in flight
-    bool placeholder : 1 = false;  // evicted while the program holds it: its storage is empty
-    // True if the version counter of `origin` also counts writes to other memory.
+    bool leaving : 1 = false;  // a copy of the value to the host is in flight
+    // the engine regards the value as in memory, but its copy from the host is in flight
+    bool coming : 1 = false;
+    // the value was evicted while the program holds it, so that its storage is empty
+    bool placeholder : 1 = false;
+    // The version counter of `origin` also counts writes to other memory, so that an increase does
+    // not prove a write to this value.
     bool shares_version_counter : 1 = false;
-    bool unwatched : 1 = false;  // the version counter of its tensors was not read yet
-    // code may read its memory without calling an operator or holding a reference
+    bool unwatched : 1 = false;  // the version counter of the value's tensors was not read yet
+    // Code may read the memory of this value without calling an operator or holding a reference.
     bool read_unseen : 1 = false;
     SpecialMemory special;
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
 
-    // Return the storage of a resident value.
+    // Return the storage of a value that is in memory.
     StoragePtr at() const { return keeper ? keeper : storage_impl.lock(); }
 
     // Return true if the value lives in the storage `other`, which is alive.
@@ -147,13 +159,13 @@ struct StorageRecord final : Storage {
 
     // Return true if the program holds a reference to the storage, in addition to the runtime's.
     bool is_held() const noexcept;
-    // Start to check for writes: a recipe or autograd is about to read this value through the
+    // Start to check for writes to this value. A recipe or autograd is about to read it through the
     // tensor `reader`.
     void find_version_counter(const c10::TensorImpl& reader);
-    // Take the version counter of `reader` as the one that reports writes to this value.
+    // Use the version counter of `reader` to detect writes to this value.
     void follow(const c10::TensorImpl& reader);
-    // Return true if the version counter counts writes to the storage `there`. Return false after
-    // `x.data = y`.
+    // Return true if the version counter counts writes to the storage `there`. Return false if the
+    // program has executed `x.data = y`, which gives the tensor other memory.
     bool origin_is_at(const StoragePtr& there) const;
 };
 

@@ -1,4 +1,4 @@
-// The address table: which storages are counted against the budget, by the address of their memory.
+// The address table of a budget: which storages count against it, by the address of their memory.
 //
 // The driver looks a storage up whenever an operator reads or makes it. The free queue reports the
 // address of freed memory, and the driver then removes the entry.
@@ -24,15 +24,16 @@ struct AddressEntry final {
     AllocationId allocation = 0;
 };
 
-// Storages by the address of their memory. Each resident record with memory has one entry, and each
-// entry's record names the address of that entry. The caller holds the session mutex.
+// Table of storages by the address of their memory. Each record whose value is in memory has one
+// entry. The caller holds the session mutex.
 class StorageTable final {
 public:
-    // Return the entry at `address`, or null. The pointer is valid until the next `put` or `take`.
+    // Return the entry for memory at `address`, or null. The pointer is valid until the next `put`
+    // or `take`.
     AddressEntry* find(const void* address) noexcept { return entries_.find(address); }
 
-    // Set the entry at `address`. A new entry gets the next allocation number; an address that is
-    // in the table keeps its number.
+    // Set the entry for memory at `address`. A new entry gets the next allocation number; an
+    // address that is already in the table keeps its number.
     void put(
         const void* address,
         StorageRecord* record,
@@ -45,7 +46,7 @@ public:
         there = {record, nbytes, maker, storage_impl, allocation};
     }
 
-    // Remove the entry at `address`, if there is one.
+    // Remove the entry for memory at `address`, if there is one.
     void take(const void* address) noexcept { entries_.take(address); }
 
     // Remove the entry of `record`, whose memory was freed or passed to another record. Return the
@@ -58,7 +59,7 @@ public:
         return address;
     }
 
-    // Call `visit(address, entry)` for each storage that has no record.
+    // Call `visit(address, entry)` for each storage in the table that has no record.
     template <class F>
     void each_counted(F&& visit) {
         entries_.each([&](const void* address, const AddressEntry& entry) {
@@ -70,7 +71,7 @@ public:
 
 private:
     AddressMap<AddressEntry> entries_;
-    AllocationId allocations_ = 0;  // number of the last allocation
+    AllocationId allocations_ = 0;  // number of the newest allocation
 };
 
 }  // namespace rekindle

@@ -1,4 +1,4 @@
-// Storages of a driver: how they are registered, used and freed.
+// How a budget's driver registers storages, reports their use to the engine, and frees them.
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -101,8 +101,8 @@ void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
     note_memory();
 }
 
-// Report the bytes in use to the samples of memory over time and to the watch for new peaks. Called
-// after every operator that changes them.
+// Report the bytes in use to the record of memory over time, and to the watch for new peaks. Called
+// after every operator that changes the bytes in use.
 void Driver::note_memory() {
     peak_watch.look(engine.memory);
     samples.look(engine);
@@ -124,7 +124,7 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     if (found != nullptr && found->record != nullptr && found->record->untracked &&
         found->record->storage_impl.expired()) {
         // The storage recorded at this address was freed without a report, and PyTorch gave its
-        // address to `storage_impl`.
+        // address to `storage_impl`. So remove the old record first.
         poll_untracked();
         process_pending();
         found = find_by_address(storage_impl);
@@ -135,8 +135,8 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     return found->record != nullptr ? found->record : &list(*found, storage_of(tensor), &tensor);
 }
 
-// Return the record of the entry `found`. A storage that was only counted becomes a source (a
-// storage without a recipe).
+// Return the record of the table entry `found`. A storage of which only the bytes were counted
+// becomes a source (a value without a recipe).
 StorageRecord& Driver::known_at(AddressEntry found, c10::StorageImpl& storage_impl) {
     return found.record != nullptr ? *found.record
                                    : list(found, StoragePtr::reclaim_copy(&storage_impl), nullptr);
@@ -147,8 +147,8 @@ Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
     const bool on_cpu = storage_impl.device_type() == c10::DeviceType::CPU;
     if (address == nullptr || table_.find(address) != nullptr ||
         (on_cpu && !hook_deleter(storage_impl))) {
-        // Memory of another allocator is not counted now. When an operator reads it, it becomes a
-        // source (a storage without a recipe).
+        // Memory of an allocator that the runtime does not hook is not counted now. When an
+        // operator reads such memory, it becomes a source (a value without a recipe).
         return 0;
     }
     const Bytes nbytes = counted(storage_impl);
@@ -186,7 +186,7 @@ StorageRecord& Driver::list(
     return make_source(counted.maker, storage_impl, tensor);
 }
 
-// Write into the trace that a storage without a record was freed.
+// Write into a recorded trace that a storage without a record was freed.
 void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
     if (transcriber.writes()) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
@@ -195,11 +195,12 @@ void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
     }
 }
 
-// Register a storage of the program that was not seen before. Throws `OutOfBudgetError` if it does
-// not fit.
+// Register a storage of the program that no operator in this budget made or read before. Throws
+// `OutOfBudgetError` if it does not fit.
 StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl) {
     const Bytes nbytes = counted(storage_impl);
-    // Until now the bytes of this storage counted as memory that no operator reported (`outside_`).
+    // Until now the bytes of this storage counted as device memory that no operator reported
+    // (`outside_`). Subtract them there, so that they do not count twice.
     if (outside_) {
         engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
     }
@@ -214,16 +215,16 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
     return make_source(nullptr, storage_of(tensor), &tensor);
 }
 
-// Remember that the program refers to the new source `record` by `tensor`, whose version counter
-// reveals writes.
+// Remember that the program refers to the new source `record` by `tensor`. The tensor's version
+// counter shows later writes by the program.
 void Driver::describe(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.follow(tensor);
     const at::Tensor whole(record.origin.lock());
     record.parameter = whole.requires_grad() && whole.is_leaf();
 }
 
-// Record the tensor, but hold no reference to its version counter. Autograd uses a new result
-// without a copy only if nothing else refers to its counter.
+// Store a weak reference to the tensor, but no reference to its version counter. Autograd takes a
+// new result without copying it only if nothing else refers to the counter.
 void Driver::remember(StorageRecord& record, const c10::TensorImpl& tensor) {
     record.origin = weak(tensor);
     record.version.expected = Version::count_of(tensor.version_counter());
@@ -231,7 +232,7 @@ void Driver::remember(StorageRecord& record, const c10::TensorImpl& tensor) {
 }
 
 void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl) {
-    drain_free_queue();  // the previous storage at this address was freed
+    drain_free_queue();  // the previous storage at this address was freed, so remove its entry
     const bool on_cpu = storage_impl->device_type() == c10::DeviceType::CPU;
     record.address = address_of(*storage_impl);
     record.storage_impl = weak(*storage_impl);
@@ -293,8 +294,8 @@ StorageRecord& Driver::record_inplace_write(Call& call, StorageRecord& before) {
     after.parameter = before.parameter;
     after.suits_held_eviction = before.suits_held_eviction;
     after.shares_version_counter = before.shares_version_counter;
-    // The new version follows this tensor from now on. `swap_tensors` refuses tensors to which
-    // several weak references exist.
+    // The new version of the value follows this tensor from now on. `torch.utils.swap_tensors`
+    // refuses a tensor to which several weak references exist, so drop the old one.
     before.origin = no_tensor();
     transfer_storage(before, after);
     redirect_references(before, after);
@@ -313,7 +314,7 @@ void Driver::use(StorageRecord& record) {
     finish_swap_in(*this, record);
     const auto asked_for = [&] {
         bring([&] {
-            if (record.listed) {  // not listed: the program freed it meanwhile
+            if (record.listed) {  // false if the program freed the storage meanwhile
                 engine.use(record.root);
             }
         });
@@ -332,7 +333,7 @@ void Driver::use(StorageRecord& record) {
     }
     if (record.listed) {
         held_list_.add(record);
-        // During CUDA graph capture it is impossible to wait for a copy to the host.
+        // During CUDA graph capture it is impossible to wait for a copy to the host, so wait now.
         finish_swap_out(*this, record);
     }
 }
@@ -401,14 +402,15 @@ void Driver::register_tensors(const std::vector<const c10::TensorImpl*>& tensors
             needed += counted(storage_impl);
         }
     }
-    if (outside_) {  // until now their bytes counted as memory that no operator reported
+    // until now the bytes of these tensors counted as memory that no operator reported
+    if (outside_) {
         needed -= std::min(needed, outside_->nbytes);
     }
     if (found.size() > 1 && needed > engine.budget - engine.memory) {
         make_room(needed, "a model");
     }
     for (const c10::TensorImpl* each : found) {
-        // Another thread may have counted it while room was made.
+        // Another thread may have counted this tensor while room for all of them was made.
         if (find_by_address(*each->unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
             find_or_register(*each);
         }
@@ -416,7 +418,8 @@ void Driver::register_tensors(const std::vector<const c10::TensorImpl*>& tensors
 }
 
 void Driver::note_shared_version_counter(const c10::TensorImpl& tensor) {
-    // `get_view_autograd_meta` wants an `at::Tensor`, which would count a reference.
+    // Read the view metadata directly: `get_view_autograd_meta` wants an `at::Tensor`, which would
+    // count a reference.
     const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
     if (meta == nullptr || !meta->is_view_) {
         return;
@@ -448,8 +451,8 @@ void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
     }
     const bool returned = record->evictable_while_held;
     perform([&] { engine.set_evictable_while_held(*record, false); });
-    // Keep the recipe if a trace is recorded, which has no event for a dropped recipe, and the
-    // value may have been recomputed before.
+    // Keep the recipe if a trace is recorded and the value may have been recomputed before, because
+    // a trace has no event for a dropped recipe.
     if (may_forget(*record) && !(recorded && returned)) {
         seal(*record);
     }
@@ -481,7 +484,8 @@ bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::
     } else if (more > engine.budget - engine.memory && counts(storage_impl)) {
         make_room(more, "resize_");
     }
-    // Recipes may need the old contents, so register the resize as a write (R3, in-place writes).
+    // Recipes may need the contents before the resize, so register the resize as a write (R3,
+    // in-place writes).
     const bool written = record.replayable && more != 0;
     resizing_ = Ref<Storage>(written ? &record_external_write(record) : &record);
     return true;
@@ -517,17 +521,17 @@ void Driver::own(StorageRecord& record) {
 }
 
 void Driver::disown(StorageRecord& record) {
-    // A source (no recipe) stays in memory while recipes read it.
+    // A source (a value without a recipe) stays in memory while recipes read it.
     const bool stays = record.pinned || !record.replayable;
     const bool needed = record.references != 0 || (record.consumed() && stays);
     if (record.held && !needed) {
-        let_home_go(record);  // from now on only the program keeps the storage alive, or nothing
+        let_home_go(record);  // from now on only the program, if anything, keeps the storage alive
     }
     let_go_of_idle();
 }
 
-// Release our reference to the storage of `record`. If that frees the storage and no deleter hook
-// reports it, note it here.
+// Release the runtime's reference to the storage of `record`. If that frees the storage, and no
+// deleter hook reports it, report the free here.
 void Driver::let_home_go(StorageRecord& record) {
     record.keeper.reset();
     if (!record.untracked || record.address == nullptr || !record.storage_impl.expired()) {
@@ -539,8 +543,8 @@ void Driver::let_home_go(StorageRecord& record) {
     }
 }
 
-// Release our references to the storages in `engine.idle`: the program holds them, and no
-// recomputation needs them any more.
+// Release the runtime's references to the storages in `engine.idle`. The program holds these
+// storages, and no recomputation needs them any more.
 void Driver::let_go_of_idle() {
     while (!engine.idle.empty()) {
         const Ref<Storage> idle = std::move(engine.idle.back());

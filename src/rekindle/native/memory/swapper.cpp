@@ -14,8 +14,8 @@ namespace rekindle {
 Swapper::Swapper(Driver& driver, _object* store)
     : copies(store), driver_(driver), engine_(driver.engine) {}
 
-// Remove the transfer in flight of `record` from `moves`. Return the memory that the transfer reads
-// or writes.
+// Remove the transfer of `record` from `moves`, the transfers in flight. Return the memory that the
+// transfer reads or writes.
 StoragePtr Swapper::take(Moves& moves, const StorageRecord& record) {
     const auto found =
         std::ranges::find_if(moves, [&](const Moving& each) { return each.record == &record; });
@@ -80,7 +80,8 @@ void Swapper::wait_for_all() {
     }
 }
 
-// Return the bytes that transfers in flight still occupy although the engine treats them as free.
+// Return the bytes that swap-outs in flight still occupy on the device, although the engine regards
+// these bytes as free.
 Bytes Swapper::in_flight() const noexcept {
     Bytes nbytes = 0;
     for (const Moving& each : writes_in_flight_) {
@@ -89,7 +90,7 @@ Bytes Swapper::in_flight() const noexcept {
     return nbytes;
 }
 
-// Let the engine count `nbytes` for transfers in flight, in place of the number from the previous
+// Let the engine count `nbytes` for transfers in flight, in place of the number of the previous
 // call.
 void Swapper::count(Bytes nbytes) {
     if (nbytes != counted_) {
@@ -98,8 +99,8 @@ void Swapper::count(Bytes nbytes) {
     }
 }
 
-// Report the program's new streams to the host store `copies`. A copy waits for the work queued on
-// all streams, and later work waits for the copy.
+// Report streams of the device that the program began to use to the host store. A copy waits for
+// the work queued on all streams, and later work waits for the copy.
 void Swapper::report_streams() {
     if (!driver_.device.queues()) {
         return;
@@ -111,8 +112,8 @@ void Swapper::report_streams() {
     }
 }
 
-// Wait until the transfer of `record` has finished. Return the reason if it failed, else an empty
-// string.
+// Wait until the transfer of `record` between device and host has finished. Return the reason if it
+// failed, else an empty string.
 std::string Swapper::wait(const StorageRecord& record) {
     report_streams();
     HostStore::End end = copies.wait(record.id);
@@ -140,7 +141,8 @@ bool Swapper::begin(StorageRecord& record) {
 }
 
 void Swapper::gone(StorageRecord& record) {
-    if (record.coming) {  // evicted again before anything read it
+    // the value was swapped in early, and is evicted again before anything read it
+    if (record.coming) {
         static_cast<void>(end_swap_in(record));
     }
     if (record.leaving && !performing_) {
@@ -157,8 +159,8 @@ void Swapper::finish_swap_out(StorageRecord& record) {
     }
 }
 
-// Wait for the swap-out of `record`, which the engine treats as finished. Undo the eviction if the
-// copy failed.
+// Wait for the swap-out of `record`, which the engine regards as finished. Undo the eviction if the
+// copy to the host failed.
 void Swapper::finish_write(StorageRecord& record) {
     const auto is_it = [&](const Moving& each) { return each.record == &record; };
     const StoragePtr storage_impl = std::ranges::find_if(writes_in_flight_, is_it)->storage_impl;
@@ -167,13 +169,14 @@ void Swapper::finish_write(StorageRecord& record) {
     }
 }
 
-// Handle a failed swap-out of `record`, whose value is still in `storage_impl`.
+// Handle a failed swap-out of `record`. The value is still on the device, in `storage_impl`.
 void Swapper::handle_failed_write(StorageRecord& record, const StoragePtr& storage_impl) {
-    // The next copy may fail too, and a failure may take long. So from now on copy values only when
-    // their room is needed, not ahead of time.
+    // The next copy to the host may fail too, and a failure may take long. So from now on copy
+    // values only when their room is needed, not ahead of time.
     ahead = false;
     const bool gone = record.on_host && !record.resident;
-    // The recipe of `record` was dropped during the copy, so its value must stay in memory.
+    // During the copy to the host the recipe of `record` was dropped. The copy has failed, so the
+    // value must stay in memory.
     if (gone && !record.replayable) {
         engine_.swap_out_failed(record);
         driver_.attach_storage(record, storage_impl);
@@ -182,7 +185,7 @@ void Swapper::handle_failed_write(StorageRecord& record, const StoragePtr& stora
     }
 }
 
-// Wait for the swap-out of `record`. Return true if the copy on the host is complete.
+// Wait for the swap-out of `record`. Return true if the host copy is complete.
 bool Swapper::ended(StorageRecord& record) {
     const StoragePtr storage_impl = take(writes_in_flight_, record);
     record.leaving = false;
@@ -211,8 +214,8 @@ StoragePtr Swapper::fetch(StorageRecord& record, bool early) {
     StoragePtr storage_impl;
     if (why.empty()) {
         storage_impl = reads_in_flight_.back().storage_impl;
-        // A read from a file may fail, and then the engine must know at once. On a device, streams
-        // wait for the read, so the host need not.
+        // A read from a file may fail, and the engine must know of a failure at once, so wait for
+        // it. On a device, streams wait for the read, so this thread need not.
         why = early && driver_.device.queues() ? "" : end_swap_in(record);
     }
     if (!why.empty()) {
@@ -233,8 +236,8 @@ void Swapper::finish(StorageRecord& record) {
     }
 }
 
-// Wait for the swap-in of `record`, which was begun early. Return the reason if it failed, else an
-// empty string.
+// Wait for the swap-in of `record`, which was started before the value was needed. Return the
+// reason if it failed, else an empty string.
 std::string Swapper::end_swap_in(StorageRecord& record) {
     const StoragePtr kept = take(reads_in_flight_, record);
     record.coming = false;
@@ -249,12 +252,13 @@ void Swapper::returned(StorageRecord& record) {
 void Swapper::discard(StorageRecord& record) {
     returned(record);
     finish(record);
-    if (copied_.erase(&record) != 0) {  // not in the set: the copy to the host failed before
+    if (copied_.erase(&record) != 0) {  // not in the set: the copy to the host has failed before
         copies.release(record.id);
     }
 }
 
-// Start to swap `record` in. Return the reason if that is impossible, else an empty string.
+// Start to copy `record` from the host to the device. Return the reason if that is impossible, else
+// an empty string.
 std::string Swapper::read(StorageRecord& record) {
     report_streams();
     const StoragePtr storage_impl =
@@ -268,8 +272,8 @@ std::string Swapper::read(StorageRecord& record) {
     return why;
 }
 
-// Do the same as `read`. If the device has no room, finish all other transfers and try again.
-// Return the reason of a failure, else an empty string.
+// Start to swap in `record`, like `read`. If the device has no room, finish all other transfers and
+// try again. Return the reason of a failure, else an empty string.
 std::string Swapper::read_now(StorageRecord& record) {
     try {
         return read(record);
@@ -285,8 +289,8 @@ std::string Swapper::read_now(StorageRecord& record) {
     return read(record);
 }
 
-// Return the position in `host_only_` of the record with id `number`, or the position where it
-// would be inserted.
+// Return the position of the record with id `number` in `host_only_`, which is sorted by id, or the
+// position at which to insert it.
 std::vector<StorageRecord*>::iterator Swapper::position_of(StorageId number) {
     return std::ranges::lower_bound(host_only_, number, {}, [](const StorageRecord* each) {
         return each->id;
@@ -308,7 +312,7 @@ void Swapper::remove_host_only(const StorageRecord& record) {
 
 // -- failed transfers and invariants --------------------------------------------------------------
 
-// Forget the host copy of `record`, which could not be written or read because of `why`.
+// Forget the host copy of `record`, which could not be written or read for the reason `why`.
 void Swapper::forget(StorageRecord& record, const std::string& why) {
     remove_host_only(record);
     copied_.erase(&record);
@@ -325,7 +329,9 @@ void swap_ahead(Driver& driver) {
     }
     const bool full = engine.memory > engine.budget / 2;
     if (full && !engine.is_planned() && engine.host->link.idle_out(engine.clock)) {
-        driver.poll();  // find values that the program no longer holds: they may be copied
+        // find values that the program no longer holds, because only those may be copied ahead of
+        // time
+        driver.poll();
     }
     const auto copy = [&] {
         if (!in_backward_pass()) {
@@ -339,7 +345,7 @@ void swap_ahead(Driver& driver) {
     } catch (const std::exception& error) {
         if (!is_device_oom(error)) {
             throw;
-        }  // a value that does not fit is swapped in when the program needs it
+        }  // a value that does not fit is swapped in later, when the program needs it
     }
 }
 

@@ -33,8 +33,8 @@ namespace rekindle {
 
 class Driver;
 
-// Copies on the host for one driver, and the transfers in flight. Every member needs the session
-// mutex.
+// The host copies of values of one budget, and the transfers in flight. Every member needs the
+// session mutex.
 class Swapper final {
 public:
     // The driver must outlive the swapper.
@@ -51,37 +51,37 @@ public:
     // failed.
     bool ahead = true;
 
-    // Run `events` while the engine treats every transfer as finished. A nested call only runs its
+    // Run `events` while the engine regards every transfer as finished. A nested call only runs its
     // events.
     void perform(c10::function_ref<void()> events);
-    // Suspend `perform` while other threads perform events of their own.
+    // Suspend `perform`: other threads run events of their own now, while this event waits.
     void pause();
-    // Resume `perform`.
+    // Resume `perform` after `pause`.
     void go_on();
-    // Wait until `nbytes` that the engine counts as free are really free. Return false if that
-    // fails.
+    // Wait until `nbytes` that the engine regards as free are really free on the device. Return
+    // false if a transfer fails.
     bool has_room(Bytes nbytes);
-    // Wait until `nbytes` more fit, or until no swap-out is in flight.
+    // Wait until `nbytes` more fit on the device, or until no swap-out is in flight.
     void wait_for(Bytes nbytes);
-    // Wait until no swap-out is in flight.
+    // Wait until no swap-out (copy to the host) is in flight.
     void wait_for_all();
 
-    // Start to copy the resident `record` to the host. Return false if that is impossible. For a
+    // Start to copy the value of `record` to the host. Return false if that is impossible. For a
     // value without a recipe, wait until the copy is complete.
     bool begin(StorageRecord& record);
-    // Remember that `record` was evicted. If `record` has a copy on the host, it can be swapped in
+    // Remember that the value of `record` was evicted. If it has a host copy, it can be swapped in
     // later.
     void gone(StorageRecord& record);
-    // Finish the copy of `record` to the host, because its memory is about to be written.
+    // Wait for the swap-out of `record`, because its memory is about to be written.
     void finish_swap_out(StorageRecord& record);
-    // Swap `record` in; the caller has made room. Return its memory, or null if there is no copy on
-    // the host. If `early`, do not wait for a copy on a device: `finish` does.
+    // Swap the value of `record` in; the caller has made room. Return its memory, or null if there
+    // is no host copy. If `early`, do not wait for a copy on a device: `finish` does.
     StoragePtr fetch(StorageRecord& record, bool early);
-    // Wait for the swap-in of `record`, which something is about to read.
+    // Wait for the swap-in of `record`, whose value is about to be read.
     void finish(StorageRecord& record);
-    // Remember that `record` was recomputed or restored although it has a copy on the host.
+    // Remember that the value of `record` was recomputed or restored although it has a host copy.
     void returned(StorageRecord& record);
-    // Free the copy of `record` on the host.
+    // Free the host copy of `record`.
     void discard(StorageRecord& record);
 
     // Return the text of the first invariant that does not hold, or null. Must be called between
@@ -89,7 +89,7 @@ public:
     const char* fault() const;
 
 private:
-    // A transfer in flight, and the memory that it reads or writes.
+    // A transfer in flight between device and host, and the device memory that it reads or writes.
     struct Moving final {
         StorageRecord* record;
         StoragePtr storage_impl;
@@ -115,26 +115,28 @@ private:
 
     Driver& driver_;
     Engine& engine_;
-    // Records with a copy on the host, complete or in flight.
+    // Records that have a host copy, complete or still being written.
     std::unordered_set<const StorageRecord*> copied_;
     // Swap-outs in flight, the oldest first.
     Moves writes_in_flight_;
-    Moves reads_in_flight_;  // early swap-ins in flight, of resident records
+    // early swap-ins in flight, of records that the engine regards as in memory
+    Moves reads_in_flight_;
     std::vector<StorageRecord*>
         host_only_;            // evicted records with a copy on the host, sorted by id
     bool performing_ = false;  // true while `perform` runs events
-    Bytes counted_ = 0;        // bytes in flight that the engine counts between events
+    Bytes counted_ = 0;        // bytes of transfers in flight that the engine counts between events
     // number of the program's streams that were reported to `copies`
     std::size_t known_streams_ = 0;
 };
 
-// An operator has run. In a forward pass, copy values to the host that will probably be evicted
-// next. In a backward pass, begin to swap in those that it reads next, once no swap-out is queued.
+// Called after each operator. In a forward pass, start to copy values to the host that will
+// probably be evicted next. In a backward pass, start to swap in the values that it reads next,
+// once no swap-out is queued.
 void swap_ahead(Driver& driver);
-// `record` is about to be written: finish its copy to the host.
+// Finish the copy of `record` to the host, because its memory is about to be written.
 void finish_swap_out(const Driver& driver, StorageRecord& record);
-// The program is about to read `record`: wait for its swap-in. During CUDA graph capture it is
-// impossible to wait.
+// Wait for the swap-in of `record`, because the program is about to read its value. Do nothing
+// during CUDA graph capture, where waiting is impossible.
 void finish_swap_in(const Driver& driver, StorageRecord& record);
 
 }  // namespace rekindle

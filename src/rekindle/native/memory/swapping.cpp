@@ -1,4 +1,4 @@
-// The parts of a driver that swap values to the host and back.
+// The part of a budget's driver that swaps values to the host and back.
 #include <utility>
 
 #include "driver.h"
@@ -16,7 +16,7 @@ void Driver::attach_storage(StorageRecord& record, const StoragePtr& storage_imp
     arrive(record, storage_impl, {});
 }
 
-// Run `events`, within `Swapper::perform` if values are swapped.
+// Run `events` of the engine; within `Swapper::perform` if swapping is on.
 void Driver::act(c10::function_ref<void()> events) const {
     if (swapper == nullptr) {
         events();
@@ -26,8 +26,9 @@ void Driver::act(c10::function_ref<void()> events) const {
 }
 
 // Return true if `poll_held` must report to the engine that the program no longer holds `record`:
-// autograd, or a recipe while swapping is on, still needs the value. While swapping, values in
-// external memory are not reported, because plain PyTorch would read their current contents.
+// autograd or, with swapping on, a recipe still needs the value. With swapping on, values in
+// external memory are not reported, because plain PyTorch would read the current contents of that
+// memory.
 bool Driver::may_drop(const StorageRecord& record) const {
     if (swapper == nullptr) {
         return record.references != 0;
@@ -36,23 +37,25 @@ bool Driver::may_drop(const StorageRecord& record) const {
     return (record.references != 0 || wanted) && !record.special.is_external();
 }
 
-// Evict until `needed` bytes fit, and wait until the swap-outs have really freed the memory.
+// Evict values until `needed` bytes fit, and wait until the swap-outs have really freed the memory.
 void Driver::make_room_and_wait(Bytes needed, const char* who) {
     evict_for(needed, who);
     while (!swapper->has_room(needed + engine.in_flight)) {
-        // A swap-out failed and its value stayed in memory, so evict others.
+        // A swap-out failed, so its value stayed in memory. Evict other values.
         evict_for(needed, who);
     }
 }
 
-// Wait until no transfer is in flight. Then the memory of evicted values is really free.
+// Wait until no transfer between device and host is in flight. After that the memory of evicted
+// values is really free.
 void Driver::wait_for_copies() const {
     if (swapper != nullptr) {
         swapper->wait_for_all();
     }
 }
 
-// Action of the engine: start to copy `storage` to the host. Evict it from memory unless `keep`.
+// Engine action: start to copy `storage` to the host. Evict the value from device memory unless
+// `keep`.
 bool Driver::swap_out(Storage& storage, bool keep) {
     StorageRecord& record = record_of(storage);
     if (!swapper->begin(record)) {
@@ -67,8 +70,8 @@ bool Driver::swap_out(Storage& storage, bool keep) {
     return true;
 }
 
-// Action of the engine: read the value of `storage` from its copy on the host. If `early`, do not
-// wait for the end of the transfer.
+// Engine action: read the value of `storage` from its host copy. If `early`, do not wait for the
+// end of the transfer.
 void Driver::swap_in(Storage& storage, bool early) {
     StorageRecord& record = record_of(storage);
     refuse_in_a_graph(record.site());
@@ -79,13 +82,13 @@ void Driver::swap_in(Storage& storage, bool early) {
     }  // null: the swap-out was cancelled, or the engine recomputes the value
 }
 
-// Action of the engine: free the copy of `storage` on the host.
+// Engine action: free the host copy of `storage`.
 void Driver::discard(Storage& storage) {
     swapper->discard(record_of(storage));
 }
 
 // Finish the swap-outs of storages that `call` overwrites. Then wait until the room that the engine
-// made is really free.
+// made is really free on the device.
 void Driver::wait_for_room(Call& call, bool in_place) {
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {
@@ -95,7 +98,7 @@ void Driver::wait_for_room(Call& call, bool in_place) {
     swapper->wait_for(call.nbytes + engine.workspace_of(call));
 }
 
-// Action of the engine: recompute the outputs of `call`.
+// Engine action: recompute the outputs of the operator call `call`.
 void Driver::compute(Call& call, bool in_place) {
     if (swapper == nullptr) {
         compute_now(call, in_place);

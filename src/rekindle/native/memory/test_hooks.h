@@ -11,19 +11,21 @@
 
 namespace rekindle {
 
-// Failures and evictions that tests ask for. The caller holds the session mutex.
+// Failures and evictions that tests ask for. All are off outside of tests. The caller holds the
+// session mutex.
 struct TestHooks final {
     bool evict_before_every_op = false;
     // Number of operators, recomputations and optimizer steps until one fails with `OutOfBudget`;
     // negative: never.
     std::int64_t refuse_in = -1;
     int interrupt_in = -1;  // number of recomputations until one fails; negative: never
-    // the recomputation fails before its kernel runs, otherwise after it
+    // The recomputation that a test lets fail raises before its kernel runs; false: after it.
     bool interrupt_before = false;
     bool list_recomputed_ops = false;  // list the recomputed operators in `recomputed_ops`
     std::vector<const Facts*> recomputed_ops;
 
-    // Count one operator. Return true if it is the one that fails with `OutOfBudget`.
+    // Count one operator of the program. Return true if a test chose this one to fail with
+    // `OutOfBudget`.
     bool refuses() noexcept {
         if (refuse_in < 0) {
             return false;
@@ -31,8 +33,8 @@ struct TestHooks final {
         return --refuse_in < 0;
     }
 
-    // Count one recomputation. Return true if it is the one that fails, and raise now if it fails
-    // before its kernel runs.
+    // Count one recomputation. Return true if a test chose this one to fail after its kernel; raise
+    // now if the test chose that it fails before its kernel runs.
     bool interrupts() {
         const bool now = interrupt_in == 0;
         interrupt_in -= interrupt_in >= 0 ? 1 : 0;

@@ -52,7 +52,8 @@ void Driver::begin(Transcript& transcript) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
         transcript.counted.push_back({id, counted.nbytes, 0, 1});
     });
-    // Sort by size, because the order of addresses differs from run to run.
+    // Sort storages by size. Their addresses differ from run to run, and equal runs must give equal
+    // traces.
     std::ranges::sort(transcript.counted, std::less(), &Transcript::Present::nbytes);
     transcriber.begin(transcript);
 }

@@ -9,21 +9,23 @@
 
 namespace rekindle {
 
-// The recording of a whole run or of a part of it, such as one step.
+// The recording of a whole run, or of a part of it such as one training step. A trace is made from
+// it.
 struct Transcript final {
-    struct Present final {  // a storage that existed when the recording started
+    struct Present final {  // a storage that existed when the recording of the trace started
         std::int64_t id;
         Bytes nbytes;
         std::int64_t references;
         std::int64_t held;
     };
 
-    struct Named final {  // an operator call, in the order of the entries
+    // name and workspace of an operator call in the recorded trace, in the order of the calls
+    struct Named final {
         const char* name;
         bool backward;
         Bytes workspace;
-        // Storage over which the call's result could be written if nothing else used this storage;
-        // negative: none.
+        // Storage over which the result of the call could be written if nothing else used this
+        // storage; negative: none.
         StorageId over;
     };
 
@@ -31,15 +33,16 @@ struct Transcript final {
     std::vector<Present> counted;
     std::vector<Entry> entries;
     std::vector<Named> calls;
-    // For a step: the number of entries before each of its operators.
+    // For a training step: the number of recorded events before each of its operators.
     std::vector<std::int64_t> places;
     // Index of the first event of this recording in the engine's journal, and of its first call in
-    // the list of calls. All recordings share both.
+    // the list of calls. All recordings share the journal and the list.
     std::size_t first_entry = 0;
     std::size_t first_call = 0;
 };
 
-// Records for all active recordings; each event is stored once.
+// Writes events for all active recordings. Each event is stored once, however many recordings there
+// are.
 class Transcriber final {
 public:
     explicit Transcriber(Journal& journal) : journal_(journal) {}
@@ -54,15 +57,16 @@ public:
 
     void begin(Transcript& transcript);
 
-    // Record that the result of the call that is admitted next could be written over `storage`.
+    // Record that the result of the next operator call could be written over `storage`, as an
+    // in-place backward operator does.
     void would_take_over(StorageId storage) noexcept { over_ = storage; }
 
-    // Record the name and the workspace bytes of the call that is admitted next.
+    // Record the name and the workspace bytes of the next operator call.
     void called(const char* name, Bytes workspace);
     // Copy the events since the start of the recording into `transcript`. Return false if the
-    // journal ran out of memory.
+    // engine's journal ran out of memory.
     bool notify(Transcript& transcript) const;
-    // Record that one recording has ended, so that events are no longer kept for it.
+    // Record that one recording has ended, so that events need not be kept for it.
     void end() noexcept;
 
 private:

@@ -1,8 +1,8 @@
-// Storages without our deleter hook, which nothing reports when PyTorch frees them: those on a
-// device, and those of foreign allocators.
+// Storages without Rekindle's deleter hook, so that nothing reports when PyTorch frees them: those
+// on a device, and those of other allocators than PyTorch's.
 //
 // The driver polls weak pointers to them. Most freed storages were made recently, so polling the
-// youngest suffices where it is frequent.
+// youngest suffices where polling is frequent.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +20,19 @@ struct UntrackedStorage final {
     WeakStorage storage_impl;
 };
 
-// The storages to poll, the one seen last at the end. The caller holds the session mutex.
+// List of storages without a deleter hook, which must be polled; the one seen last is at the end.
+// The caller holds the session mutex.
 class UntrackedStorages final {
 public:
     void add(const void* address, WeakStorage storage_impl) {
         storages_.push_back({address, std::move(storage_impl)});
     }
 
-    // Return true if it is time to poll all storages, because many were added since that was last
-    // done.
+    // Return true if it is time to poll all storages, because many were added since the last
+    // complete poll.
     bool are_due() const noexcept { return storages_.size() > due_at_; }
 
-    // Remove the storages that PyTorch has freed, and call `freed(storage)` for each of them. With
+    // Remove the storages that PyTorch has freed, and call `freed(storage)` for each of them. If
     // `youngest`, poll only the storages added last.
     template <class F>
     void poll(bool youngest, F&& freed) {
@@ -54,7 +55,7 @@ public:
         }
     }
 
-    // Call `visit(storage)` for each storage that is alive.
+    // Call `visit(storage)` for each storage in the list that is alive.
     template <class F>
     void each(F&& visit) const {
         for (const UntrackedStorage& each : storages_) {
@@ -67,11 +68,11 @@ public:
     void clear() noexcept { storages_.clear(); }
 
 private:
-    // number of storages to poll if only the youngest are polled
+    // Number of storages to poll if only the most recent ones are polled.
     static constexpr std::size_t YOUNGEST = 64;
 
     std::vector<UntrackedStorage> storages_;
-    std::size_t due_at_ = YOUNGEST;  // size of `storages_` at which all are polled again
+    std::size_t due_at_ = YOUNGEST;  // length of the list at which all storages are polled again
 };
 
 }  // namespace rekindle
