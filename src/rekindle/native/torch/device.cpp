@@ -71,7 +71,7 @@ Device::Device(c10::Device which) : which_(which) {
 }
 
 bool Device::is_capturing(const std::optional<c10::Stream>& now) const {
-    // The default stream (id 0) is never captured.
+    // CUDA cannot capture the default stream (id 0) into a graph.
     return now && now->id() != 0 && writes_a_graph(*guard_, *now);
 }
 
@@ -140,7 +140,8 @@ c10::CachingDeviceAllocator::DeviceStats Device::stats() const {
 
 AllocatorStats Device::given_out() const {
     const auto all = stats();
-    const auto& bytes = all.allocated_bytes[0];  // The first entry is the total of all pools.
+    // the first entry of the statistics is the total of all pools
+    const auto& bytes = all.allocated_bytes[0];
     return {bytes.current, bytes.peak, bytes.freed};
 }
 

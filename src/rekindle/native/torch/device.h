@@ -40,8 +40,8 @@ inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
 bool is_device_oom(const std::exception& error);
 // Return the message of `error` without its C++ stack trace.
 std::string message_of(const std::exception& error);
-// Parse the size of the failed allocation from an allocator's message `said`, rounded up by at most
-// 1 % of the printed unit. Return 0 if the message does not say.
+// Parse the size of the failed allocation from `said`, an allocator's error message, rounded up by
+// at most 1 % of the printed unit. Return 0 if the message does not name the size.
 Bytes asked_for(std::string_view said);
 
 // Statistics in bytes of a device's allocator, for all its users.
@@ -70,20 +70,21 @@ public:
         return guard_ == nullptr ? std::nullopt : std::optional(current_stream());
     }
 
-    // Return true if a CUDA graph is being captured. Meanwhile the device's state must not be
-    // queried.
+    // Return true if a CUDA graph is being captured. During a capture the device's state must not
+    // be queried.
     bool is_capturing() const { return is_capturing(stream_if_any()); }
 
-    // Do the same for a caller that already has the current stream `now`.
+    // Return true if a CUDA graph is being captured, for a caller that already has the current
+    // stream `now`.
     bool is_capturing(const std::optional<c10::Stream>& now) const;
 
     // Return the index of the current stream, and register it if it is new.
     StreamIndex see() { return see(stream_if_any()); }
 
-    // Do the same for a caller that already has the current stream `now`.
+    // Return the index of the current stream `now`, and register the stream if it is new.
     StreamIndex see(const std::optional<c10::Stream>& now) { return now ? streams.see(*now) : 0; }
 
-    // Run `act` so that the work it queues comes after all work queued before and before all work
+    // Run `act`. The work that `act` queues runs after all work queued before and before all work
     // queued later, on every stream.
     template <class F>
     void in_order(F&& act) {
@@ -125,48 +126,49 @@ public:
         }
     }
 
-    // Order a read of `storage_impl` by a recomputation, on the stream `here`. The program does not
-    // know of the recomputation. `about_to_write_again` does the same for writes.
+    // Prepare for a read of `storage_impl` by a recomputation on the stream `here`. The program
+    // does not know of the recomputation, so later writers must wait for it. `about_to_write_again`
+    // does the same for writes.
     void about_to_read_again(
         const c10::StorageImpl& storage_impl, StorageId storage, StreamIndex here
     );
     void about_to_write_again(StorageId storage, StreamIndex here);
-    // Order the writes of an optimizer step: recomputations may have read the parameters on other
-    // streams without the program's knowledge.
+    // Let the writes of an optimizer step wait for recomputations on other streams that may have
+    // read the parameters. The program does not know of these reads, so it does not wait itself.
     void about_to_step();
 
-    // After `storage_impl` is freed, do not reuse its block until all work that any stream has
+    // After `storage_impl` is freed, do not reuse its memory until all work that any stream has
     // queued by then is done.
     void keep_until_read(const c10::StorageImpl& storage_impl) const {
         keep_until_read(storage_impl, StreamSet::all());
     }
 
-    // Do the same, but only for work of the streams that made or read the value of `storage`, whose
-    // memory is `storage_impl`.
+    // After `storage_impl` is freed, do not reuse its memory until the streams that made or read
+    // the value of `storage` have finished their queued work.
     void keep_until_read(const c10::StorageImpl& storage_impl, StorageId storage) {
         if (streams.are_several()) {
             keep_until_read(storage_impl, streams.order_of(storage).readers);
         }
     }
 
-    // Return the current statistics of the allocator.
+    // Return the current statistics of the device's allocator.
     AllocatorStats given_out() const;
 
     // Return the bytes that the allocator has reserved on the device, and their peak.
     Bytes reserved() const;
     Bytes most_reserved() const;
 
-    // Return the bytes that the allocator has given out.
+    // Return the bytes that the device's allocator has given out.
     Bytes allocated() const { return given_out().current; }
 
-    // Return the bytes that the allocator gives out for a request of `nbytes`.
+    // Return the bytes that the device's allocator gives out for a request of `nbytes`.
     Bytes rounded(Bytes nbytes) const noexcept {
         // Smallest block of the allocator; all blocks are multiples of it.
         constexpr Bytes grain = 512;
         return queues() ? (nbytes + grain - 1) / grain * grain : nbytes;
     }
 
-    // Return the allocator's cached memory to the device.
+    // Return the allocator's unused cached memory to the device.
     void empty_cache() const;
 
     // Features of the runtime. Tests switch them off one by one, to show that each is needed.

@@ -30,12 +30,12 @@ inline constexpr bool PYTHON_COMES_FIRST =
 
 inline constexpr c10::DispatchKeySet BELOW_KEY(c10::DispatchKeySet::FULL_AFTER, KEY);
 
-// Register `fallback` for every operator that has no kernel of its own at the key, in threads that
-// include the key. Call this once. Return the reason if registration is impossible, otherwise an
-// empty string.
+// Register `fallback` at Rekindle's dispatch key, for every operator that has no kernel of its own
+// there, in threads that include the key. Must be called once. Return the reason if registration is
+// impossible, else an empty string.
 const char* register_at_key(torch::CppFunction&& fallback);
-// Return a library through which kernels of single operators are registered at the key. It is never
-// destroyed.
+// Return a library through which kernels of single operators are registered at Rekindle's dispatch
+// key. The library is never destroyed.
 torch::Library& library_at_key(const char* operators);
 
 }  // namespace rekindle

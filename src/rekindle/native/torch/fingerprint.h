@@ -19,8 +19,8 @@ struct Fingerprint final {
 };
 
 Fingerprint fingerprint_of(const StoragePtr& storage_impl);
-// Return true if the two summaries, of storages with the same size and device, are equal. Waits for
-// the device.
+// Return true if two fingerprints, of storages with the same size on the same device, are equal.
+// Waits for the device.
 bool is_same(const Fingerprint& one, const Fingerprint& other);
 
 }  // namespace rekindle

@@ -13,8 +13,8 @@ namespace rekindle {
 struct FreeListeners final {
     std::vector<FreeQueue*> listening;
 
-    // Queue `address`, whose memory is about to be freed. Return true if a queue must be drained at
-    // once.
+    // Add `address`, whose memory is about to be freed, to all queues of freed addresses. Return
+    // true if a queue must be drained at once, because its budget has ended.
     bool push_to_all(const void* address) {
         bool late = false;
         for (FreeQueue* each : listening) {
@@ -37,8 +37,8 @@ FreeListeners& listeners() noexcept {
     return made;
 }
 
-// Put the address `context` into all queues, then call `free`. From then on the allocator may give
-// out the address again.
+// Add the address `context` to all queues of freed addresses, then call `free`. From then on the
+// allocator may give out the address again.
 template <class F>
 void notify_then(void* context, F&& free) {
     bool late = false;
@@ -63,8 +63,8 @@ void move_all(std::vector<T>& from, std::vector<T>& to) {
     from.clear();
 }
 
-// Deleter that takes the place of the deleter that `Frees` returns. Instantiated twice: for memory
-// of PyTorch's CPU allocator, and for memory of the counting wrapper.
+// Deleter that replaces the one that `Frees` returns, to report freed memory. Instantiated twice:
+// for memory of PyTorch's CPU allocator, and for memory of Rekindle's counting allocator.
 template <c10::DeleterFnPtr (*Frees)() noexcept>
 void notify_then_free(void* context) {
     notify_then(context, [&] { Frees()(context); });

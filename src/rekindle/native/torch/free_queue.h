@@ -24,8 +24,8 @@ namespace rekindle {
 struct FreeListeners;
 struct StorageRecord;
 
-// Queue of freed addresses and of records whose saved tensors were released, oldest first. The
-// driver drains it.
+// Queue of freed addresses, and of storage records to which a saved-tensor handle was destroyed,
+// oldest first. The driver drains it.
 class FreeQueue final {
 public:
     FreeQueue();
@@ -37,19 +37,18 @@ public:
 
     bool any() const noexcept { return any_.load(std::memory_order_acquire); }
 
-    // Queue `record`, because a saved-tensor handle of it was destroyed.
+    // Add `record` to the queue, because a saved-tensor handle that refers to it was destroyed.
     void released(StorageRecord& record);
     // Move all queued entries to the end of `addresses` and `records`.
     void take(std::vector<const void*>& addresses, std::vector<StorageRecord*>& records);
 
-    // True after the budget's context has ended. From then on no operator drains the queue, so the
-    // deleter does.
+    // The budget has ended. From then on no operator call drains the queue, so the deleter does.
     std::atomic<bool> late{false};
 
 private:
     friend struct FreeListeners;
 
-    // The leaf lock guards the members below, unlike `late`.
+    // The short lock in this class guards the members below, but not `late`.
     std::atomic<bool> any_{false};
     std::vector<const void*> addresses_;
     std::vector<StorageRecord*> records_;
@@ -61,8 +60,8 @@ bool hook_deleter(c10::StorageImpl& storage_impl) noexcept;
 // Deleter of a placeholder's token, a unique `char` in place of memory. Queues the token's address
 // and frees the token.
 void free_placeholder(void* token);
-// Let all drivers process their queues. If another thread is in the middle of an event, that is
-// left to the next event.
+// Let all drivers process their queues of freed memory. If another thread is in the middle of an
+// event, its next event does so.
 void process_pending_late() noexcept;
 
 }  // namespace rekindle

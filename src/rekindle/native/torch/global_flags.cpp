@@ -28,7 +28,8 @@ constexpr std::array PRECISE_ON_DEVICE{
     std::pair(at::Float32Backend::CUDA, at::Float32Op::CONV),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::RNN),
 };
-constexpr int LEGACY = 48;  // Bit position of the precision set by torch's older functions.
+// bit position, in the packed word, of the precision set by torch's older functions
+constexpr int LEGACY = 48;
 
 bool has_device() {
     static const bool has = at::hasCUDA();

@@ -17,7 +17,8 @@ std::int64_t global_flags();
 // part of the signatures of matrix products.
 std::int64_t matmul_precision_flags();
 
-// Scope in which the settings are those that were active when the program called the operator.
+// Scope in which PyTorch's global settings are those that were active when the program called the
+// operator. Otherwise a recomputation could give other bits.
 class ScopedGlobalFlags final {
 public:
     ScopedGlobalFlags(std::int64_t switches_then, std::int64_t precision_then);
@@ -34,8 +35,8 @@ private:
     std::int64_t precision_then_;
 };
 
-// Return true if cuDNN times its kernels and uses the fastest one (`cudnn.benchmark`). A later run
-// may use another kernel.
+// Return true if cuDNN times its kernels and uses the fastest one (`cudnn.benchmark`). Then a
+// recomputation may use another kernel than the first run.
 bool kernels_are_timed();
 
 }  // namespace rekindle

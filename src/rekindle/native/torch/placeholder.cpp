@@ -14,14 +14,15 @@ constexpr const char* READ =
     "see reads the memory (such as a custom kernel that is no operator of PyTorch). Write "
     "rekindle.budget(..., evict=\"saved\"), which never evicts tensors that variables hold";
 
-// Return the data pointer of a placeholder: a null pointer with a unique address as its context.
-// The address is queued when the placeholder is freed.
+// Return the data pointer of an evicted storage (placeholder): a null pointer with a unique address
+// as its context. When the placeholder is freed, this address goes into the queue of freed
+// addresses.
 c10::DataPtr token(c10::Device device) {
     void* made = std::make_unique<char>().release();
     return {nullptr, made, &free_placeholder, device};
 }
 
-// True if this version of torch can make a placeholder's storage readable again.
+// This version of torch can make the storage of a placeholder readable again.
 template <class Storage>
 constexpr bool CAN_BE_READ_AGAIN = requires(Storage& storage_impl) {
     storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());

@@ -11,18 +11,21 @@
 
 namespace rekindle {
 
-// Return true if this torch supports placeholders.
+// Return true if this version of torch supports placeholders: storages without memory whose use
+// raises.
 bool can_make_placeholders() noexcept;
-// Free the memory of `storage_impl` and turn it into a placeholder.
+// Free the memory of `storage_impl`, and make the storage a placeholder: its use raises from then
+// on.
 void make_placeholder(c10::StorageImpl& storage_impl);
-// Move the memory of `from` into the placeholder `storage_impl`.
+// Move the memory of `from` into the placeholder `storage_impl`, which is then usable again.
 void restore_into(c10::StorageImpl& storage_impl, c10::StorageImpl& from);
 // Return true if `storage_impl` is a placeholder.
 bool is_placeholder(const c10::StorageImpl& storage_impl) noexcept;
-// If `storage_impl` is a placeholder, let it be read as memory at a null address, without an error.
-// Return false if it is not a placeholder.
+// If `storage_impl` is a placeholder, let code read it without an error, as memory at a null
+// address. Return false if it is no placeholder.
 bool allow_reading(c10::StorageImpl& storage_impl);
-// Undo `allow_reading`, unless `storage_impl` is not a placeholder any more.
+// Undo `allow_reading`: let reads of `storage_impl` raise again, unless it is not a placeholder any
+// more.
 void refuse_reading(c10::StorageImpl& storage_impl);
 // Return the unique key of the placeholder that owns `data`; null if `data` is not a placeholder's.
 const void* placeholder_id(const c10::DataPtr& data) noexcept;

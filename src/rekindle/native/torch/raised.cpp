@@ -24,8 +24,8 @@ OutOfMemory& out_of_memory() noexcept {
     return made;
 }
 
-// Type and value of a Python error that was thrown through PyTorch's bindings, or through pybind11
-// (by kernels written in Python). Null if the error is not from Python.
+// Type and value of a Python error that passed through C++ by PyTorch's bindings, or by pybind11
+// (from kernels written in Python). Null if the error is not from Python.
 struct Raised final {
     PyObject* type = nullptr;
     PyObject* value = nullptr;
@@ -41,8 +41,8 @@ Raised raised_by_python(const std::exception& error) noexcept {
     return {};
 }
 
-// If `error` is from Python, call `ask` with its type and value while holding the GIL, and return
-// the result.
+// If the C++ exception `error` comes from Python, call `ask` with its Python type and value while
+// holding the GIL, and return the result.
 template <class F>
 bool ask_python(const std::exception& error, F&& ask) noexcept {
     if (Py_IsInitialized() == 0) {

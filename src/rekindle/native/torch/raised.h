@@ -9,15 +9,15 @@ struct _object;
 
 namespace rekindle {
 
-// Set the Python exception types for a device out of memory (`full`) and for an exceeded budget
-// (`not_full`, a subclass of `full`). Called once.
+// Set the Python exception types for a device OOM (`full`) and for an exceeded budget (`not_full`,
+// a subclass of `full`). Must be called once.
 void set_out_of_memory_types(_object* full, _object* not_full);
 // Return true if `error` is the Python exception for a device out of memory.
 bool is_out_of_memory(const std::exception& error);
-// Return true if the program must get `error` in any case: KeyboardInterrupt, SystemExit, and
-// others that are not an `Exception`.
+// Return true if the program must always get `error`: KeyboardInterrupt, SystemExit, and others
+// that are not an `Exception`.
 bool ends_the_program(const std::exception& error) noexcept;
-// Raise `error` in the main thread a moment later, because the caller must not throw.
+// Raise `error` in the main thread a moment later, because the calling function must not throw.
 void raise_later(const std::exception& error) noexcept;
 // Attach `second`, raised after `first`, to `first` as a note. If `second` ends the program, raise
 // it later instead.

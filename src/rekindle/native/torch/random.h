@@ -13,7 +13,7 @@
 
 namespace rekindle {
 
-// The 624 words of state that the Mersenne twister computes at once.
+// The 624 words of state that the CPU generator (Mersenne twister) computes at once.
 using MtWords = decltype(at::mt19937_data_pod::state_);
 
 // State of a CPU generator other than its words: the position among the words, and cached normal
@@ -27,12 +27,13 @@ struct MtState final {
     std::optional<double> next_double;
 };
 
-// Full state of a CPU generator.
+// Full state of a CPU generator, to be restored later.
 class Random final {
 public:
-    // Read the current state of `generator`.
+    // Store the current state of `generator`.
     explicit Random(at::Generator generator);
-    // Build the full state from its stored parts: `around` is everything but the words.
+    // Build the full state of a CPU generator from its stored parts. `around` is everything but the
+    // 624 words.
     Random(at::Generator generator, const MtState& around, const MtWords& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;
@@ -40,7 +41,7 @@ public:
     Random& operator=(Random&&) = delete;
     ~Random() = default;
 
-    // Set `generator()` to this state.
+    // Set the CPU generator `generator()` to this state.
     void restore() const;
 
     const at::Generator& generator() const noexcept { return generator_; }
@@ -64,7 +65,7 @@ struct PhiloxState final {
     std::uint64_t offset;
 
     static PhiloxState of(const at::Generator& generator);
-    // Set `generator` to this state.
+    // Set `generator`, a generator of a device, to this state.
     void restore(at::Generator generator) const;
 };
 
@@ -92,7 +93,7 @@ using Generators = c10::SmallVector<at::Generator, 1>;
 at::Generator default_generator(c10::Device device);
 // Return the generator among an operator's arguments; undefined if there is none.
 at::Generator given_generator(std::span<const c10::IValue> unkeyed_args);
-// Return true if this class can store states of this kind of generator.
+// Return true if the runtime can store and restore states of this kind of generator.
 bool is_known(const at::Generator& generator) noexcept;
 
 }  // namespace rekindle

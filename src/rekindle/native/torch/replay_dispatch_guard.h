@@ -7,8 +7,8 @@
 
 namespace rekindle {
 
-// Scope in which operators skip autograd, autocast and dispatch modes, and enter dispatch after the
-// runtime's key. Sets the grad mode that the call had.
+// Scope in which operators skip autograd, autocast and dispatch modes, and are not intercepted by
+// the runtime. Sets the grad mode that the recorded call had.
 class ReplayDispatchGuard final {
 public:
     explicit ReplayDispatchGuard(bool grad_mode);

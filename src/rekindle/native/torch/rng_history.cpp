@@ -10,16 +10,17 @@ namespace rekindle {
 
 namespace {
 
-// Most turns (blocks of 624 words) that are tried, and most turns of a stretch. All together take
-// some 20 microseconds.
+// Largest number of turns (blocks of 624 words of the Mersenne twister) that a search tries, and
+// that are stored as one stretch. Trying all takes some 20 microseconds.
 constexpr int MOST = 64;
-constexpr int PAUSE = 8;  // Number of calls after a failure for which no stretch is searched.
-constexpr std::size_t FOLLOWED = 4;  // Number of stretches that are kept for the search.
+// number of calls after a failed search during which no stretch is searched
+constexpr int PAUSE = 8;
+constexpr std::size_t FOLLOWED = 4;  // number of stretches that a search tries
 
 std::atomic<std::size_t> bytes_kept = 0;
 
-// Return the word that replaces `word` in the next turn. `after`: the word after it. `ahead`: the
-// word 397 positions ahead.
+// Return the word of the Mersenne twister that replaces `word` in the next turn. after: the
+// following word. ahead: the word 397 positions later.
 std::uint32_t turned(std::uint32_t word, std::uint32_t after, std::uint32_t ahead) noexcept {
     const std::uint32_t mixed = (word & 0x80000000U) | (after & 0x7FFFFFFFU);
     return ahead ^ (mixed >> 1) ^ (-(mixed & 1) & 0x9908B0DFU);
@@ -40,8 +41,8 @@ void turn(MtWords& words) noexcept {
     words[n - 1] = turned(words[n - 1], words[0], words[distance - 1]);
 }
 
-// Return the number of turns from `words` to `later`, and make them in `words`. Return nothing if
-// `most` turns do not suffice.
+// Advance `words` turn by turn until they equal `later`, and return the number of turns. Return
+// nothing if `most` turns do not suffice.
 std::optional<int> turns_between(MtWords& words, const MtWords& later, int most) noexcept {
     for (int turns = 0;; ++turns) {
         if (words == later) {
@@ -54,7 +55,7 @@ std::optional<int> turns_between(MtWords& words, const MtWords& later, int most)
     }
 }
 
-// Return the generator's first words for a seed.
+// Return the first words of a Mersenne twister with the given seed.
 MtWords words_of(std::uint64_t seed) {
     return at::mt19937(seed).data().state_;
 }
@@ -119,7 +120,8 @@ std::unique_ptr<RngCheckpoint> RngHistory::note(const at::Generator& generator) 
     return std::make_unique<RngCheckpoint>(there, stretch.start, stretch.turns);
 }
 
-// Return the stretch that contains the generator state `there`. If there is none, begin one.
+// Return the stretch (run of consecutive turns) that contains the generator state `there`. If there
+// is none, begin one.
 const RngHistory::Stretch& RngHistory::stretch_at(const Random& there) {
     const MtWords& words = there.words();
     const c10::GeneratorImpl* generator = there.generator().unsafeGetGeneratorImpl();
@@ -143,8 +145,8 @@ const RngHistory::Stretch& RngHistory::stretch_at(const Random& there) {
     return stretches_.front();
 }
 
-// Advance `stretch` turn by turn to `words`. Return false if its next turns do not reach them. If
-// they do, but the stretch would become too long, begin a new one at `words`.
+// Advance `stretch` turn by turn until its words equal `words`. Return false if the turns tried do
+// not reach `words`. If they do, but the stretch would become too long, begin a new one at `words`.
 bool RngHistory::reach(Stretch& stretch, const MtWords& words) {
     if (pause_ != 0) {
         --pause_;
@@ -166,7 +168,7 @@ bool RngHistory::reach(Stretch& stretch, const MtWords& words) {
 }
 
 // Begin a stretch: at the words that follow from the seed of `there` if these are few turns away,
-// otherwise at `there`.
+// otherwise at the state `there`.
 RngHistory::Stretch RngHistory::begin(const Random& there) const {
     using Generator = c10::weak_intrusive_ptr<c10::GeneratorImpl>;
     const std::uint64_t seed = there.around().seed;

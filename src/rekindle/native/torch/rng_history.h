@@ -28,8 +28,8 @@
 
 namespace rekindle {
 
-// Start of a stretch (see the note above): the words of the generator, stored or derived from a
-// seed.
+// Start of a stretch (a run of consecutive turns of the Mersenne twister): the words of the
+// generator, stored or derived from a seed.
 class MtBlock final : public c10::intrusive_ptr_target {
 public:
     explicit MtBlock(const MtWords& there);
@@ -45,7 +45,7 @@ public:
 private:
     std::size_t nbytes() const noexcept;
 
-    // The words; null if they are derived from `seed_`.
+    // Words of the generator at the start of the stretch; null if they are derived from `seed_`.
     const std::unique_ptr<const MtWords> words_;
     const std::uint64_t seed_ = 0;
 };
@@ -64,7 +64,7 @@ public:
 
     const at::Generator& generator() const noexcept { return generator_; }
 
-    // Set the generator to this stored state.
+    // Set the generator to the state that this object stores.
     void restore() const;
 
     // Return the state of a device's generator; null if this is the state of a CPU generator.
@@ -73,9 +73,10 @@ public:
 private:
     const at::Generator generator_;
     const MtState around_{};
-    // Start of the stretch, shared by all states of the stretch; null for a device's generator.
+    // Start of the stretch, shared by all stored states of the stretch; null for a device's
+    // generator.
     const c10::intrusive_ptr<MtBlock> start_;
-    const int turns_ = 0;  // Turns since the start of the stretch.
+    const int turns_ = 0;  // turns of the Mersenne twister since the start of the stretch
     const PhiloxState philox_{};
 };
 
@@ -85,16 +86,16 @@ using RngCheckpoints = c10::SmallVector<std::unique_ptr<RngCheckpoint>, 1>;
 // Records the states of generators before each operator that draws random numbers.
 class RngHistory final {
 public:
-    // Record the current state of `generator`.
+    // Store the current state of `generator` for a later recomputation.
     std::unique_ptr<RngCheckpoint> note(const at::Generator& generator);
 
 private:
-    // A stretch that the generator may still be on.
+    // A stretch of stored states whose generator may still continue it.
     struct Stretch final {
         c10::weak_intrusive_ptr<c10::GeneratorImpl> generator;
         c10::intrusive_ptr<MtBlock> start;
-        MtWords now;    // Words of the latest state recorded on this stretch.
-        int turns = 0;  // Turns from the start to `now`.
+        MtWords now;    // words of the latest state stored on this stretch
+        int turns = 0;  // turns of the Mersenne twister from the start of the stretch to `now`
     };
 
     const Stretch& stretch_at(const Random& there);
@@ -102,7 +103,7 @@ private:
     Stretch begin(const Random& there) const;
 
     std::vector<Stretch> stretches_;  // Stretches that are followed, the most recently used first.
-    int pause_ = 0;                   // Number of further calls for which no stretch is searched.
+    int pause_ = 0;                   // number of further calls during which no stretch is searched
 };
 
 // Return the bytes that all stored states of generators take.

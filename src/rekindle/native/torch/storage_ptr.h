@@ -36,17 +36,18 @@ inline WeakStorage weak(c10::StorageImpl& storage_impl) {
     return WeakStorage::reclaim_copy(&storage_impl);
 }
 
-// The version counter of a recorded value, and the count when the value was last known to be
+// The version counter of a recorded value, and its count when the value was last known to be
 // unmodified.
 //
 // NOTE [Version check]
 //
 // PyTorch compares version counters to find saved tensors that were modified in place. Saved-tensor
-// hooks switch that check off, so the runtime repeats it (R7). Scenario: `y = x.exp()`, then
-// `y.add_(1)`, then `backward()` must raise PyTorch's error.
+// hooks switch that check off, so the runtime repeats it (R7, version check). Scenario: `y =
+// x.exp()`, then `y.add_(1)`, then `backward()` must raise PyTorch's error.
 struct Version final {
     c10::VariableVersion counter{c10::VariableVersion::DISABLED};
-    std::int64_t expected = -1;  // Negative if the count is unknown or there is no counter.
+    // version count of the unmodified value; negative if it is unknown or there is no counter
+    std::int64_t expected = -1;
 
     static std::int64_t count_of(const c10::VariableVersion& counter) {
         return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
@@ -54,10 +55,11 @@ struct Version final {
 
     std::int64_t now() const { return count_of(counter); }
 
-    // Return true if the counter changed since the last call of `look`.
+    // Return true if the version counter changed since the last call of `look`, so the value was
+    // written.
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
 
-    // Regard the value as unmodified now: record the current count.
+    // Record the current version count: the value counts as unmodified now.
     void look() { expected = now(); }
 };
 

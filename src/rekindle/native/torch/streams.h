@@ -57,12 +57,14 @@ private:
 // read it. `Order()` means: unknown.
 struct Order final {
     std::uint64_t made_at = 0;  // Time at which the operator that made the value was queued.
-    StreamSet readers = StreamSet::all();  // Streams that read the value, and `maker`.
-    // Streams on which recomputations read the value without the program's knowledge.
+    // streams that read the value, and the stream `maker` that made it
+    StreamSet readers = StreamSet::all();
+    // Streams on which recomputations read the value without the program's knowledge, so that the
+    // program does not wait for them.
     StreamSet again_readers;
     StreamSet kept_for;  // Streams that the allocator waits for before it reuses the memory.
     StreamIndex maker = ANY_STREAM;
-    bool again = false;  // True if the value was recomputed without the program's knowledge.
+    bool again = false;  // the value was recomputed, which the program does not know
 };
 
 // The streams of one device, in the order of first use.
@@ -81,15 +83,15 @@ public:
         return see_another(stream);
     }
 
-    // Return the `Order` of a value that an unknown stream writes now.
+    // Return the `Order` of a value that a stream unknown to the runtime writes now.
     Order unknown() noexcept {
         Order order;
         order.made_at = ++now_;
         return order;
     }
 
-    // Return the `Order` of a value that the stream `maker` has just queued. `again`: it is a
-    // recomputed value.
+    // Return the `Order` of a value whose computation was just queued on the stream `maker`. again:
+    // the value was recomputed.
     Order made_by(StreamIndex maker, bool again = false) noexcept {
         Order order;
         order.made_at = ++now_;
@@ -100,8 +102,8 @@ public:
         return order;
     }
 
-    // Return the `Order` of the value in a storage, to be changed. If there is none yet, an unknown
-    // stream made the value before a second stream was in use.
+    // Return the `Order` of the value in `storage`, to be changed. A storage without an order gets
+    // one that says: made by an unknown stream before a second stream was in use.
     Order& order_of(StorageId storage) {
         const auto [found, added] = orders_.try_emplace(storage);
         if (added) {
@@ -140,7 +142,7 @@ public:
         }
     }
 
-    // Return the bytes that this bookkeeping takes.
+    // Return the bytes that the bookkeeping of streams takes.
     Bytes nbytes() const noexcept;
 
     // Make `stream` wait for the operator that made the value with this order.
@@ -163,9 +165,11 @@ private:
     std::uint64_t now_ = 0;
     std::uint64_t since_ = 0;  // Time at which the program first used a second stream.
     std::unordered_map<StorageId, Order> orders_;
-    // For each pair of the first 32 streams: time up to which the first waits for the second.
+    // For each pair of the first 32 streams: the time up to which the first stream waits for the
+    // second.
     std::vector<std::uint64_t> comes_after_;
-    std::optional<c10::Event> event_;  // The event for all waits; each wait records it again.
+    // CUDA event for all waits between streams; each wait records it again
+    std::optional<c10::Event> event_;
 };
 
 }  // namespace rekindle
