@@ -76,7 +76,10 @@ def _equal(one: Tensor | None, other: Tensor) -> bool:
 
 @final
 class Moment:
-    """The state just before a run of `stage`: generators, autocast, buffers, parameter versions."""
+    """The state just before a run of `stage`: generators, autocast, buffers, parameter versions.
+
+    A second run of the stage starts from this state, so it gives the same result.
+    """
 
     def __init__(self, stage: Stage, x: Any) -> None:
         self.stage = stage
@@ -127,7 +130,10 @@ class Moment:
 
 @contextmanager
 def undisturbed(stage: Stage, x: Any) -> Generator[None]:
-    """While open, let `stage` write only into copies of its buffers; then reset the generators."""
+    """While open, let `stage` write only into copies of its buffers; then reset the generators.
+
+    So a trial run of the stage does not change the program.
+    """
     devices = devices_of(x)
     copies = [(module, name, _buffer(module, name).clone()) for module, name in stage.buffers()]
     before = [(module, name, _buffer(module, name)) for module, name in stage.buffers()]

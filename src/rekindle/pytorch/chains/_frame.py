@@ -49,20 +49,26 @@ class Holder:
 
 @final
 class Frame:
-    """The state of one forward pass and its backward pass. The holders in the graph own it."""
+    """The state of one forward pass of a chain and its backward pass.
+
+    The holders in the autograd graph own this object.
+    """
 
     def __init__(self, stages: Sequence[Stage], operations: Sequence[Operation]) -> None:
         self.stages = stages
         loss = next(n for n, each in enumerate(operations) if each.kind is Kind.LOSS)
         self._first = operations[:loss]
         self._later = operations[loss + 1 :]
-        self._position = 0  # index in `_later` of the next operation to perform
+        # index in `_later` (the rest of the schedule) of the next operation to perform
+        self._position = 0
         self._inputs: dict[int, Any] = {}
         self._versions: dict[int, list[int]] = {}
         self._moments: dict[int, Moment] = {}
         self._holders: dict[int, list[weakref.ref[Holder]]] = {}
-        self._back: set[int] = set()  # stages that ran again, so that their holders are filled
-        self._current: tuple[int, Any] | None = None  # the stage to run next, and its input
+        # stages that were recomputed in this backward pass, so that their holders are filled
+        self._back: set[int] = set()
+        # the stage of the chain to run next, and its input
+        self._current: tuple[int, Any] | None = None
 
     def forward(self, x: Any) -> Any:
         self._keep(0, x)
@@ -105,7 +111,10 @@ class Frame:
     # -- backward ---------------------------------------------------------------------------------
 
     def bring_back(self, stage: int) -> None:
-        """Recompute `stage` to fill its holders; follow the schedule if it leads to `stage`."""
+        """Recompute `stage` to fill its holders; follow the schedule if it leads to `stage`.
+
+        A holder stands for a tensor that autograd saved in the stage.
+        """
         self._forget_beyond(stage)
         if torch._C._current_graph_task_id() >= 0:
             engine: Any = torch.autograd.Variable._execution_engine
@@ -117,8 +126,8 @@ class Frame:
             for operation in steps:
                 if operation.kind is not Kind.BACK:
                     self._perform(operation.kind, operation.stage)
-        # The schedule does not contain this stage again if the program runs a second or a partial
-        # backward pass over a retained graph. Then run from the nearest kept input.
+        # A second or a partial backward pass over a retained graph needs stages that the schedule
+        # has passed already. Then run from the nearest stage input that is still in memory.
         if stage not in self._back:
             start = max(kept for kept in self._inputs if kept <= stage)
             for between in range(start, stage):
@@ -147,7 +156,7 @@ class Frame:
         self._current = number + 1, detached(output)
 
     def _forget_beyond(self, stage: int) -> None:
-        """Free what was kept for the stages after `stage`, as their backward passes are over."""
+        """Free tensors kept for the stages after `stage`, whose backward passes are over."""
         for later in [each for each in self._back if each > stage]:
             self._back.discard(later)
             self._empty(later)
@@ -191,7 +200,7 @@ class _Fill:
             )
         holder = self._holders[number]()
         if holder is None:
-            return  # the holder was freed with its part of the graph
+            return  # autograd has freed the holder together with its part of the graph
         if (tensor.shape, tensor.dtype) != (holder.shape, holder.dtype):
             then, now = [*holder.shape], [*tensor.shape]
             raise self._differs(

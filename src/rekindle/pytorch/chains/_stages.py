@@ -43,7 +43,7 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
         Unsupported: The chain is empty, or a layer writes into the input of the chain.
     """
     groups: list[list[tuple[str, nn.Module]]] = []
-    begins = True  # True if the next layer begins a stage
+    begins = True  # the next layer begins a new stage
     x = tree_map_only(Tensor, lambda t: t.detach().clone(), sample)
     for name, module in _leaves(model, ""):
         try:
@@ -65,7 +65,8 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
             groups[-1].append((name, module))
         else:
             groups.append([(name, module)])
-        begins = belongs or not viewed  # a view of the chain's input cannot be a stage alone
+        # a layer that returns a view of the chain's input cannot be a stage alone
+        begins = belongs or not viewed
     if not groups:
         raise Unsupported(
             "rekindle.sequential(...): got an empty nn.Sequential, wanted one with at least one "
@@ -150,7 +151,7 @@ def measure(
             watch(number + 1, len(stages))
     fixed += 2 * bytes_of([m._buffers[name] for stage in stages for m, name in stage.moving()])
     loss_ns, loss_extra, loss_bytes = _measure_loss(loss, x)
-    fixed += 2 * loss_bytes  # count the loss tensor and its gradient
+    fixed += 2 * loss_bytes  # the loss tensor and its gradient are in memory all the time
     return Measured(tuple(costs), fixed, bytes_of(sample), gradient, loss_ns, loss_extra)
 
 

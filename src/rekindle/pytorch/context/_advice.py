@@ -16,7 +16,7 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.native import Kept
 from rekindle.pytorch.online import KEPT, OPTIMIZER, PROGRAM
 
-#: Fraction of the peak. A category of memory above it gets a sentence of advice.
+#: Fraction of the peak of memory. A category of memory above it gets a sentence of advice.
 _MUCH = 0.2
 
 

@@ -30,7 +30,7 @@ from rekindle.pytorch.rehearsed import Known, forecast
 
 
 class _TookTooLong(Exception):
-    """The rehearsal took longer than its time limit."""
+    """The rehearsal of a step on fake tensors took longer than its time limit."""
 
 
 def look_ahead(
@@ -56,7 +56,8 @@ def look_ahead(
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
-        # some arguments can be neither copied nor weakly referenced
+        # Some arguments of the model can be neither copied nor weakly referenced. Then there is no
+        # rehearsal.
         with suppress(TypeError, RuntimeError, NotImplementedError):
             calls = [ModelCall(frame)]
     if calls:
@@ -101,7 +102,7 @@ def _rehearse(
 
 
 def _known() -> Known:
-    """Return the cost (ns) and workspace (bytes) of operators measured so far.
+    """Return the measured cost (ns) and workspace (bytes) of the operators that ran so far.
 
     The keys are the name of the operator and the sizes of its tensor arguments.
     """

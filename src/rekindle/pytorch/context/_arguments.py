@@ -106,7 +106,7 @@ class Arguments:
 
     @property
     def limit(self) -> Amount | None:
-        """The amount of memory, or None without a limit."""
+        """The amount of memory that the budget may use, or None without a limit."""
         amount = self.amount
         if isinstance(amount, str) and amount.strip().lower() == "none":
             raise InvalidBudget(

@@ -24,12 +24,13 @@ from rekindle.pytorch.tensors import homes_of, living_tensors
 #: Fraction of memory that "auto" leaves for fragmentation and for memory outside of tensors.
 MARGIN = 0.1
 
-#: Fraction of the budget. A smaller correction is left out: it would discard the learned plans.
+#: Smallest correction of the budget after the first step, as a fraction of the budget. A smaller
+#: one is not worth it: a changed budget discards the learned plans.
 WORTH_IT = 0.01
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
-_MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups that this process is in
+_MEMBERSHIP = Path("/proc/self/cgroup")  # file that names the control groups of this process
 _GROUPS = Path("/sys/fs/cgroup")
 
 #: For each version of control groups, the names of the files with the limit and with the usage (in
@@ -76,7 +77,8 @@ def measured_again(run: Run, device: torch.device) -> None:
     cannot be evicted.
     """
 
-    reference = weakref.ref(run)  # weak: `run` refers to `correct`, so a strong one is a cycle
+    # A weak reference: `run` refers to `correct`, so a strong one would keep the run in a cycle.
+    reference = weakref.ref(run)
 
     def correct(step: Step) -> None:
         run = reference()
@@ -88,7 +90,9 @@ def measured_again(run: Run, device: torch.device) -> None:
             return
         try:
             run.budget = now
-        except OutOfBudget:  # `now` is less than what cannot be evicted
+        # the device now has less memory than the values that cannot be evicted, so the old budget
+        # stays
+        except OutOfBudget:
             run.budget = max(now, min(run.memory, before))
 
     run.on_step(correct)
@@ -145,7 +149,7 @@ def _control_groups() -> Iterator[tuple[Path, Path]]:
 def _left_in_limits() -> Iterator[Bytes]:
     """Yield the bytes that `ulimit -v` and `ulimit -d` leave to this process."""
     try:
-        import resource  # not every system has the module
+        import resource  # Windows has no such module
 
         lines = _STATUS.read_text().splitlines()
     except (ImportError, OSError):
@@ -162,7 +166,7 @@ def _left_in_group(limit: Path, usage: Path) -> Bytes | None:
         most, now = limit.read_text().strip(), usage.read_text().strip()
     except OSError:
         return None
-    # the text "max" means no limit
+    # the text "max" in the file means that the control group has no limit
     return int(most) - int(now) + _cache(usage) if most.isdigit() else None
 
 
@@ -177,7 +181,8 @@ def _cache(usage: Path) -> Bytes:
     with suppress(OSError):
         lines = (usage.parent / "memory.stat").read_text().splitlines()
         found = dict(line.split(" ", 1) for line in lines if " " in line)
-        # Both figures include the groups inside; version 2 uses the shorter name for that sum.
+        # Both figures include the control groups inside this one. Version 2 of control groups uses
+        # the shorter name for that sum.
         return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
     return 0
 

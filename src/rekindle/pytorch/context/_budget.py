@@ -204,7 +204,8 @@ class budget:
                 "this rekindle.budget(...) was already entered, and a budget can be entered "
                 "once; write a new rekindle.budget(...)"
             )
-        # Choose the device only now: since `__init__` the program may have started to use CUDA.
+        # Choose the device only now, when the budget is entered: since `__init__` the program may
+        # have started to use CUDA.
         device = accelerator.with_index(device_of(self._arguments.device))
         limit = self._arguments.limit
         run, runtime = self._make(device, None if limit is None else limit.on(device))
@@ -255,21 +256,21 @@ class budget:
         hooks and replaced functions that it has installed.
         """
         driver, steps = runtime.driver, OptimizerSteps(runtime)
-        # The first part exits last: closing the driver restores the program's evicted tensors,
-        # which the other parts must not observe.
+        # The first part exits last. Closing the driver restores the program's evicted tensors, and
+        # hooks of the other parts must not observe this.
         yield closing(driver)
         if driver.device.type == "cpu" and self._arguments.cache:
             yield workspaces_kept(driver.core)
-        # Enter this part before `seen`, so that every operator that the core sees has a place and
-        # an owner.
+        # Enter this part before the operators of the thread are seen. Then the source line and the
+        # model are known for every operator that the native core sees.
         if driver.places is not None:
             yield driver.places.watch()
         yield driver.owners.watch()
-        # From here on the core sees the operators of this thread.
+        # From here on the native core sees the operators of this thread.
         yield seen(driver)
         yield functions_recomputed(driver.core, driver.functions_kept)
-        # Enter this part before the others that replace functions. Some of them call the functions
-        # that this part replaces, which make evicted memory resident.
+        # Enter this part before the others that replace functions of PyTorch. Some of them call the
+        # functions that this part replaces, which restore evicted memory.
         if self._arguments.evicts_held_last or driver.anything:
             yield held_evicted(driver)
         yield handing_out_seen(driver.mark_externally_writable)
@@ -279,12 +280,14 @@ class budget:
         if driver.device.type == "cpu":
             yield random_states_counted(driver)
         yield must_saves_seen(run.keep)
-        # Enter this part after those above, because the steps of optimizers use them.
+        # Enter this part after the parts that record places and restore memory, because the hooks
+        # on optimizer steps use them.
         yield steps.watch()
-        # Enter this part after `steps`: a new thread handles its own steps (`_in_thread`).
+        # Enter this part after the hooks on optimizer steps: a new thread handles its own steps
+        # (`_in_thread`).
         yield inherited(is_seen, partial(self._in_thread, driver, steps))
         yield spawn_warns()
-        # The last part exits first: code that runs while the other parts exit is outside of the
+        # The last part exits first. Code that runs while the other parts exit is outside of the
         # budget.
         yield self._active_with(run, runtime)
 
@@ -331,8 +334,8 @@ class budget:
         self, error: OutOfBudget, traceback: TracebackType | None, driver: Driver
     ) -> None:
         given = self._arguments
-        # The rehearsal only knows recomputation. With `evict="anything"` or `swap` steps need less
-        # memory, so it would name too large a budget.
+        # The rehearsal only simulates recomputation. With `evict="anything"` or `swap`, steps need
+        # less memory, so it would name too large a budget.
         if given.evict != "anything" and given.swap is None:
             device, policy = driver.device, policy_of(given.policy)
             active = lambda: budget._active is not None  # noqa: E731
@@ -344,7 +347,7 @@ class budget:
         its_steps = steps.of_this_thread()
         try:
             with thread_registered(driver.held), seen_in_thread(driver):
-                del driver, steps  # keep no references: this thread may outlive the budget
+                del driver, steps  # Keep no references to the budget: this thread may outlive it.
                 yield
         finally:
             its_steps.leave()
@@ -372,7 +375,7 @@ def _leave_in_child() -> None:
     if active is None or active._stack is None:
         return
     budget._active = None
-    # the native core leaves the budget in a fork handler of its own
+    # The native core leaves the budget in a fork handler of its own.
     active._runtime.driver.held = None
 
 

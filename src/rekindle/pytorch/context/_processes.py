@@ -17,7 +17,8 @@ from warnings import warn
 @contextmanager
 def spawn_warns() -> Iterator[None]:
     """While open, have `torch.multiprocessing.spawn` warn that its processes have no budget."""
-    # The attribute `torch.multiprocessing.spawn` is a function; only the import gives the module.
+    # The name `torch.multiprocessing.spawn` is a function as well as a module. Only the import
+    # gives the module, in which the function is replaced.
     starting: Any = import_module("torch.multiprocessing.spawn")
     start: Any = starting.start_processes
 

@@ -77,7 +77,7 @@ def _on_shortfall(driver: Driver, budget: Bytes | None) -> tuple[str, ...]:
 
 
 def _sampled(steps: Steps) -> Timeline:
-    """Return the samples of memory in use that were taken during the last steps."""
+    """Return the samples of memory in use that the engine took during the last steps."""
     clock, memory, recompute_ns = steps.samples()
     if len(clock) < 2:
         return Timeline()
@@ -109,7 +109,8 @@ def _holders(peak: Snapshot, places: Places | None) -> Holders:
         return places.parameters.get(holder.parameter, place.module)
 
     def line(place: Place, holder: Holder) -> str:
-        # No source line is known of tensors that were made outside the budget.
+        # The source line of an operator is known only if the operator ran inside the budget.
+        # Parameters and inputs were made outside.
         outside = holder.parameter or holder.category == INPUTS
         return f"({holder.category})" if outside else place.line
 
@@ -144,7 +145,7 @@ def _sums(peak: Snapshot, places: Places, key: Callable[[Place, Holder], str]) -
 
 
 def _kinds(driver: Driver, trace: Trace) -> list[str]:
-    """Return the category of every storage of the trace, freed ones included."""
+    """Return the category (such as gradient) of every storage of the trace, freed ones included."""
     with driver.lock:
         now = driver.snapshot()
     kinds = [IN_USE] * len(trace.storages)
@@ -155,7 +156,7 @@ def _kinds(driver: Driver, trace: Trace) -> list[str]:
         if op.name == "source":
             for storage in trace.new_storages(op):
                 kinds[storage] = INPUTS
-    for look in (now, *driver.looks):  # a later snapshot overrides an earlier one
+    for look in (now, *driver.looks):  # a later snapshot of memory overrides an earlier one
         for storage, holder in look.holders.items():
             if holder.category not in (IN_USE, SAVED) and storage < len(kinds):
                 kinds[storage] = holder.category

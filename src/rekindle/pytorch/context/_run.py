@@ -68,7 +68,7 @@ class Run:
                 driver.limit(before)
                 raise
         self._most = max(nbytes, self._most)
-        # `driver.watcher` is None after the context has ended: then no further step needs a plan.
+        # `driver.watcher` is None after the context has ended. Then no further step needs a plan.
         if self._learner is not None and driver.watcher is not None:
             self._learner.within(nbytes)
 
@@ -136,7 +136,8 @@ class Run:
         limit = "no limit" if self.budget is None else format_bytes(self.budget)
         memory = f"{format_bytes(self.memory)} of {limit}, peak {format_bytes(self.peak)}"
         if self.budget is not None and self.memory > max(self.budget, self.peak):
-            # the end of the context made evicted values resident, outside of the budget
+            # The end of the context restored evicted values without a budget, so show the memory
+            # before that.
             memory = (
                 f"peak {format_bytes(self.peak)} of {limit}, {format_bytes(self.memory)} after the "
                 "end, which restored evicted tensors"
@@ -206,8 +207,8 @@ class Run:
         with driver.lock:
             trace = driver.whole.trace()
         if driver.places is not None:
-            # Note the place of the last operator here: usually that happens when the next operator
-            # runs.
+            # Usually the source line of an operator is recorded when the next operator runs. No
+            # operator follows the last one, so record its line here.
             driver.places.note(len(trace.ops))
         return trace
 

@@ -29,7 +29,8 @@ def inherited(
     """
     start, begin = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     children: set[threading.Thread] = set()
-    # a list, so that it can be emptied at the end: a thread may outlive the budget
+    # A list, so that it can be emptied when the budget ends: a thread that refers to it may live
+    # on.
     enter = [within]
     del within
 

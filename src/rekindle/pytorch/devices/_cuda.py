@@ -21,7 +21,7 @@ from rekindle._types import Bytes
 KIND = "cuda"
 IS_BUILT = torch.backends.cuda.is_built()  #: True if this PyTorch was built with CUDA
 
-#: The same as `torch.cuda.current_stream`, ten times as fast; None in a CPU-only PyTorch.
+#: The same as `torch.cuda.current_stream`, but ten times as fast; None in a CPU-only PyTorch.
 _current: Callable[[int], tuple[int, int, int]] | None = getattr(
     torch._C, "_cuda_getCurrentStream", None
 )
@@ -51,7 +51,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_full(error: BaseException) -> bool:
     """Return True if `error` of PyTorch or of a library says that the device is out of memory."""
-    if isinstance(error, OutOfBudget):  # the budget is exhausted, not the device
+    if isinstance(error, OutOfBudget):  # the budget is exhausted, but the device has free memory
         return False
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -150,7 +150,7 @@ def segments(device: torch.device) -> list[list[Piece]]:
     index = with_index(device).index
     try:
         snapshot: Any = torch.cuda.memory._snapshot()
-    except RuntimeError:  # another backend (cudaMallocAsync) does not report blocks
+    except RuntimeError:  # the allocator backend cudaMallocAsync does not report blocks
         return []
     return [
         [

@@ -67,7 +67,7 @@ def common_budget(
         OutOfBudget: The budget is too small for one of the ranks; raised on all of them.
     """
     where = accelerator.with_index(device_of(device))
-    # A wrong amount raises here, while no other rank waits in a collective.
+    # Check the amount before the first collective. A wrong one raises while no other rank waits.
     limit = Amount(amount, line="rekindle.distributed.common_budget({})")
     mine = _Rank(amount, _place_of(where), 0 if estimate is None else estimate.least)
     ranks = gathered(mine, group)

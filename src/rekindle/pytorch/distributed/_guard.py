@@ -67,7 +67,7 @@ class _Watch(threading.Thread):
         self._grace_s = grace_s
         store: Any = dist.distributed_c10d._get_default_store()
         self._store = store
-        # a second connection, because a collective may block the first one
+        # A second connection to the store, because a collective may block the first one.
         self._looking = store.clone()
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
@@ -79,7 +79,8 @@ class _Watch(threading.Thread):
         while not self.over.wait(_LOOK_S):
             try:
                 reason = self._reason()
-            except RuntimeError:  # rank 0, which has the store, has ended: collectives fail, too
+            # rank 0, which keeps the store, has ended, so collectives of this rank will fail too
+            except RuntimeError:
                 return
             if reason:
                 self._tell(f"{reason}. Rank {self._rank} waited for it, and ends")
@@ -100,11 +101,11 @@ class _Watch(threading.Thread):
         if reason == mine:
             self._tell(mine)
             get_error_handler().record_exception(error)
-        else:  # another rank has failed before, which made a collective of this rank fail
+        else:  # another rank has failed first, which made a collective of this rank fail
             self._tell(f"{reason}. Rank {self._rank} ends with it")
             error.add_note(reason)
         abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", None)
-        with suppress(Exception):  # process groups of gloo cannot be aborted, and need not be
+        with suppress(Exception):  # process groups of gloo cannot be aborted, and do not need it
             abort()
         self._end_soon()
 

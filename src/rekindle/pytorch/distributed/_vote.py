@@ -101,14 +101,15 @@ def agree(
     return max(wanted, min(vote.budget for vote in votes))
 
 
-#: For each run, the number of the last step whose overhead was compared with the limit in a vote.
+#: For each run, the number of the last step whose recomputation time this rank has judged, so that
+#: one slow step leads to one vote only.
 _judged: Final[WeakKeyDictionary[Run, int]] = WeakKeyDictionary()
 
 
 def _vote_of(
     run: Run, most: Bytes, failed: OutOfBudget | None, overhead: float, growth: float
 ) -> _Vote:
-    if run.budget is None:  # the budget has no limit, so it need not be raised
+    if run.budget is None:  # this rank's budget has no limit, so it need not be raised
         return _Vote(most, most, 0, 0)
     if failed is not None:
         needed = max(failed.smallest_budget, run.budget + 1)

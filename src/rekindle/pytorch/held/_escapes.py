@@ -23,14 +23,14 @@ from rekindle.pytorch.operators import tensors_in
 #: Methods that return an address or an object that has one. (`__array__`, `storage`,
 #: `share_memory_`, pickling, copying and saving call these methods.)
 _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
-#: Methods that read the memory, and return an object independent of the memory.
+#: Methods of a tensor that read its memory and return an object independent of the memory.
 _LOOK = ("__repr__", "tolist")
-#: Methods that read one number. They run an operator, which the core sees, except when called from
-#: `torch.tensor([loss, loss])`.
+#: Methods that read one number of a tensor. They run an operator, which the native core sees,
+#: except when called from `torch.tensor([loss, loss])`.
 _NUMBERS = ("__bool__", "__complex__", "__float__", "__index__", "__int__")
 
-#: Functions of `torch` that look like composites of operators to the core, but whose kernels read
-#: elements directly. (`max_pool1d` does so only if no gradient is needed.)
+#: Functions of `torch` that look like composites of operators to the native core, but whose
+#: kernels read elements directly. (`max_pool1d` does so only if no gradient is needed.)
 _KERNELS = (
     "_rowwise_prune",
     "_saturate_weight_to_fp16",
@@ -68,11 +68,14 @@ class Keeper(Protocol):
         ...
 
     def keep(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident, and pin the memory."""
+        """Make the memory of `tensor` resident, and pin the memory: it is never evicted."""
         ...
 
     def hand_out(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident, pin it, and note that other code may write it."""
+        """Make the memory of `tensor` resident, pin it, and note that other code may write it.
+
+        Values computed from the memory then get a recipe that reads a private copy, or none.
+        """
         ...
 
 
@@ -146,7 +149,9 @@ def escapes_seen(keeper: Keeper) -> Iterator[None]:
         @functools.wraps(original)
         def number(tensor: Tensor) -> Any:
             try:
-                return original(tensor)  # the memory is resident, as usual, and needs no lock
+                # the memory is resident, which is the usual case, and is not evicted while it is
+                # read
+                return original(tensor)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:
@@ -178,7 +183,7 @@ def escapes_seen(keeper: Keeper) -> Iterator[None]:
             for name in names:
                 if hasattr(module, name):
                     replace(stack, module, name, hand_out)
-        # Custom functions pass tensors to kernels that read them without any operator.
+        # Kernels of custom functions may read their tensors without any operator.
         replace(stack, Function, "apply", look_on)
         for name in ("apply", "apply_boxed"):
             if hasattr(BackwardCFunction, name):

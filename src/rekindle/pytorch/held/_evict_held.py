@@ -21,7 +21,7 @@ from rekindle.pytorch.operators import is_plain
 
 
 class HeldDriver(Protocol):
-    """The methods of the native driver that this file uses."""
+    """The methods of the native driver (the state of one budget) that this file uses."""
 
     held: KnowsThreads | None
 
@@ -63,14 +63,20 @@ class HeldDriver(Protocol):
 
 @final
 class EvictHeld:
-    """The implementation of `Keeper` and `KnowsThreads` for one native driver."""
+    """Restores evicted memory of the program, and knows its threads, for one native driver.
+
+    It implements `Keeper` and `KnowsThreads`.
+    """
 
     def __init__(self, driver: HeldDriver) -> None:
         self._driver = driver
         self.threads = Threads()
 
     def all_threads_are_known(self) -> bool:
-        """Return True if each thread was started within the budget or uses no tensors."""
+        """Return True if each thread was started within the budget or uses no tensors.
+
+        The core does not see what other threads read, so it then evicts no user-held memory.
+        """
         self.threads.changed()
         return not self.threads.unknown
 
@@ -124,7 +130,7 @@ class EvictHeld:
 
 @contextmanager
 def held_evicted(driver: HeldDriver) -> Iterator[None]:
-    """Inside the block, intercept accesses that run no operator, on behalf of `driver`."""
+    """Inside the block, intercept accesses to tensors that run no operator, for `driver`."""
     driver.held = held = EvictHeld(driver)
     with escapes_seen(held), profilers_seen(driver.core):
         yield

@@ -22,7 +22,8 @@ import torch
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import privately
 
-_HEADER = 80  #: number of bytes of a StorageImpl to compare, of 96
+#: Number of bytes of a C++ `StorageImpl` (of 96) to search for the flag that makes reads raise.
+_HEADER = 80
 
 
 def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
@@ -31,7 +32,7 @@ def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 
 
 def can_make_placeholders() -> bool:
-    """Return True if this version of torch supports placeholders."""
+    """Return True if this version of torch supports placeholders (storages whose access raises)."""
     try:
         flag_of_reading()
     except Unsupported:
@@ -65,7 +66,7 @@ def flag_of_reading() -> int:
 
 
 def _next_to_the_flag_of_writing() -> int | None:
-    """Return the position after the write flag, or None if it is not found.
+    """Return the position after the write flag in a `StorageImpl`, or None if it is not found.
 
     Setting the write flag changes two neighboring bytes: a flag for "any flag is set", and the
     write flag.
@@ -83,7 +84,7 @@ def _next_to_the_flag_of_writing() -> int | None:
 
 
 def _makes_reading_raise(position: int) -> bool:
-    """Return True if setting the byte at `position` makes a read raise.
+    """Return True if setting the byte at `position` of a `StorageImpl` makes a read raise.
 
     The storage of this test has memory, so a read that does not raise does no harm.
     """

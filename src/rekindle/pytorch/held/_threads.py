@@ -18,8 +18,8 @@ from typing import Any, final
 
 #: Prefix of the names of Rekindle's own threads, which read memory only by address, under a lock.
 OURS = "rekindle-"
-#: Python modules whose threads are harmless: they compile, or pass indices, source code or pickles
-#: (which read through storages), or use no tensors.
+#: Python modules whose threads are harmless: they use no tensors, or they compile, or they pass
+#: indices, source code or pickles (which Rekindle intercepts).
 HARMLESS = (
     "IPython",
     "concurrent.futures.process",
@@ -35,8 +35,9 @@ HARMLESS = (
 )
 
 
-#: Python modules that start threads for other modules, so the origin of a thread is the next frame.
-#: The second entry is Rekindle's own module, which adds threads that start within a budget to it.
+#: Python modules that start threads for other modules. The origin of such a thread is the next
+#: frame. The second entry is Rekindle's own, whose function is the first in each thread of
+#: a budget.
 _STARTERS = ("threading", "rekindle.pytorch.context._threads")
 
 
@@ -47,12 +48,13 @@ class Threads:
     def __init__(self) -> None:
         self._known = {threading.get_ident()}
         self._last: frozenset[int] = frozenset()
-        self.unknown: list[str] = []  #: Python modules that started the unknown threads
+        #: Python modules that started the threads whose operators the core does not see
+        self.unknown: list[str] = []
 
     def changed(self) -> bool:
         """Return True if the set of threads has changed since the last call. Updates `unknown`."""
-        # The frames are not stored in a variable: one of them is this function's, and would keep
-        # all callers alive.
+        # Store the frames in no variable: one of them is this function's, so a variable would be a
+        # reference cycle that keeps all callers alive.
         idents = frozenset(sys._current_frames())
         if idents == self._last:
             return False
@@ -74,7 +76,7 @@ class Threads:
 
 
 def _is_harmless(origin: str) -> bool:
-    """Return True if threads that were started by the module `origin` are exempt."""
+    """Return True if threads that the module `origin` started cannot read evicted memory."""
     return any(origin == name or origin.startswith(f"{name}.") for name in HARMLESS)
 
 

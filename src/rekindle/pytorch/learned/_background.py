@@ -32,7 +32,7 @@ NICENESS: Final = 10
 
 @final
 class Planning:
-    """The search for the plan of one trace.
+    """The search for the plan of one recorded step, in a process of its own.
 
     The planning process ends when this object is freed, or earlier. It reads and writes files
     without a name, so that nothing is left on the disk, however the program ends.
@@ -57,7 +57,7 @@ class Planning:
         self._taken = 0
         root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # `-P`: no file in the current folder shadows an import
+        # `-P`: Python does not search the current folder, so no file there shadows an import.
         command = [sys.executable, "-P", "-m", MODULE, str(budget), str(seconds), str(NICENESS)]
         if swap is not None:
             host = -1 if swap.host is None else swap.host
@@ -70,7 +70,7 @@ class Planning:
             written.seek(0)
             self._process = subprocess.Popen(
                 command,
-                cwd=os.sep,  # a relative path in $PYTHONPATH names no folder of the user
+                cwd=os.sep,  # From `/`, a relative path in $PYTHONPATH names no folder of the user.
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 stdin=written,
                 stdout=self._plans,
@@ -92,8 +92,9 @@ class Planning:
         return True
 
     def newest(self) -> Route | None:
-        """Return the best plan so far, or None if there is no better one since the last call."""
-        *plans, _ = _content(self._plans).split(b"\n")  # what follows the last line is unfinished
+        """Return the best plan so far, or None if no better one was found since the last call."""
+        # The text after the last line break is a plan that is not completely written yet.
+        *plans, _ = _content(self._plans).split(b"\n")
         if len(plans) <= self._taken:
             return None
         self._taken = len(plans)

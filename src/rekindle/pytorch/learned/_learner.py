@@ -56,12 +56,12 @@ class Learner:
         self.followed = 0  #: number of steps that followed a plan from beginning to end
         self.left = 0  #: number of steps that left their plan
         self.unplanned = 0  #: number of steps without a plan
-        self.why = ""  #: why a step last left its plan
+        self.why = ""  #: why a step last stopped following its plan
         self._wait = wait
         self._driver = driver
         self._core, self._handle = driver.core, driver.handle
         self._keys = count()
-        # the plans that the core has now, with their keys and routes
+        # the plans that the native core has now, with their keys and routes
         self._added: dict[StepPlan, tuple[int, Route]] = {}
         self._begin()
 
@@ -77,7 +77,7 @@ class Learner:
                 self._add_plans()
 
     def step(self) -> None:
-        """Finish a step, and begin the next one."""
+        """Finish the training step that ends here, and begin the next one."""
         with self._driver.lock:
             self._end(over=True)
             self._begin()
@@ -157,7 +157,7 @@ class Learner:
                 self.why = "a value could not be restored ahead of its use"
 
     def _plan_of(self, key: int) -> StepPlan | None:
-        """Return the plan that was passed to the core under the number `key`, or None."""
+        """Return the plan that the core has under the number `key`, or None."""
         return next((plan for plan, added in self._added.items() if added[0] == key), None)
 
     def _loss(self) -> float:
@@ -197,7 +197,7 @@ class Learner:
             self.unplanned += over and not step.taken
 
     def _remember(self, step: _Step) -> None:
-        """Pass a finished step to `plans`, if the step needed evictions."""
+        """Pass a finished step to `plans`, which searches plans, if the step needed evictions."""
         if not step.length or not step.evicting:
             return
         if step.plan is not None and step.complete:
@@ -225,7 +225,7 @@ class Learner:
         return StepPlan(self._op_ids(), starts, numbers, trace)
 
     def _add_plans(self) -> None:
-        """Make the core have exactly the current plans. While plans are resting: none."""
+        """Let the native core have exactly the current plans. While plans are resting: none."""
         added: dict[StepPlan, tuple[int, Route]] = {}
         for plan in () if self.plans.resting else self.plans.shapes:
             route = plan.route

@@ -26,7 +26,8 @@ from rekindle.pytorch.learned._step_plan import StepPlan
 
 try:
     import fcntl
-except ImportError:  # Windows has no such module: each process makes its own search
+# Windows has no module for file locks. Then each process makes its own search for a plan.
+except ImportError:
     fcntl: Any = None
 
 FORMAT: Final = "rekindle plan 6"
@@ -54,7 +55,7 @@ class Claim:
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
-            # unlock explicitly, because a fork may keep the descriptor open
+            # Unlock explicitly: a forked process may keep the file open, and with it the lock.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._path = None
@@ -81,7 +82,8 @@ class PlanCache:
         self._folder = None if folder is None else folder / "plans"
         self._budget = budget
         self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}{_name_of_host(swap)}"
-        #: Names of files that have not been read, by their first part (the first operator).
+        #: Names of files with plans that were not read yet, by their first part (the first
+        #: operator).
         self._unread: dict[str, list[str]] = {}
         for name in self._names():
             self._unread.setdefault(name.partition("-")[0], []).append(name)
@@ -127,7 +129,7 @@ class PlanCache:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        except OSError:  # the file system has no locks
+        except OSError:  # the file system has no locks, so search without a claim
             os.close(descriptor)
             return Claim(None)
         return Claim(path, descriptor)
@@ -160,13 +162,13 @@ class PlanCache:
         with suppress(OSError, ValueError, TypeError, KeyError):
             digest, _, body = path.read_text(encoding="utf-8").partition("\n")
             if digest == _digest(body):
-                os.utime(path)  # mark the file as recently used
+                os.utime(path)  # mark the file as recently used, so that it is deleted last
                 numbers = json.loads(body)
                 return StepPlan.from_numbers(numbers)
         return None
 
     def _make_room(self) -> None:
-        """Delete the least recently used files until the folder is within the limits."""
+        """Delete the least recently used plan files until the cache folder is within its limits."""
         assert self._folder is not None
         files: list[tuple[float, int, str]] = []
         for entry in os.scandir(self._folder):

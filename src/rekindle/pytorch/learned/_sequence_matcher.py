@@ -58,7 +58,7 @@ class SequenceMatcher:
         return MISMATCH if op_id & BACKWARD or op_id == shape[0] else UNMATCHED
 
     def _next_of_graph(self) -> int:
-        """Return the index in the shape of the next operator of the autograd graph."""
+        """Return the index, in the recorded step, of the next operator of the autograd graph."""
         shape, at = self._shape, self.at
         while at < len(shape) and not shape[at] & GRAPH:
             at += 1

@@ -69,16 +69,18 @@ class StepPlans:
         self._where = where
         self._plan_cache = plan_cache
         self._planning: tuple[StepPlan, Planning, Claim] | None = None
-        #: True if another process is searching for a plan that is needed here
+        #: True if another process is searching for a plan that this process needs too
         self._elsewhere = False
-        self._tries = 0  # number of steps still to record
-        self._pause = 0  # number of steps until recording begins again
+        self._tries = 0  # number of steps that are still to be recorded
+        self._pause = 0  # number of steps until recording of steps begins again
         self._next_pause = TRIES
         self.patient = patient
-        # how many steps had each length, for `_waits`; None: do not wait
+        # How many steps had each number of operators, to find out whether steps repeat. None:
+        # record without finding out.
         self._lengths: Counter[int] | None = Counter() if patient else None
         self._watches = 0  # number of steps to observe from now on
-        self._left = 0  # number of steps in a row that began a plan and left it
+        # number of steps in a row that began to follow a plan and then deviated from it
+        self._left = 0
         self._rest = 0  # number of steps until plans are followed again
         self._next_rest = TRIES
 
@@ -87,7 +89,7 @@ class StepPlans:
         return plans_for(budget, **self._where._asdict(), patient=self.patient)
 
     def hurry(self) -> None:
-        """Record steps without waiting for repetitions, because the user asked for plans."""
+        """Record steps from now on, even if none repeats yet, because the user asked for plans."""
         self.patient, self._lengths = False, None
 
     @property
@@ -187,7 +189,10 @@ class StepPlans:
             self.note = "a plan was given up, because it lost more time than the policy alone"
 
     def _met_again(self, plan: StepPlan, written: StepPlan | None) -> None:
-        """Record that another step had the shape of `plan`, and move the plan to the front."""
+        """Record that another step had the shape of `plan`, and move the plan to the front.
+
+        The plan of a shape that was met again is worth a search.
+        """
         plan.met_again = True
         if plan in self.shapes:
             self.shapes.remove(plan)

@@ -41,7 +41,7 @@ from rekindle.pytorch.operators import (
 
 @final
 class PythonCallbacks:
-    """The object whose methods the core calls.
+    """The object whose methods the native core (C++) calls.
 
     The core calls them from any thread, without its lock. A method that makes an error returns the
     error, and the core raises it.
@@ -90,7 +90,7 @@ class PythonCallbacks:
             )
         evicted = driver.core.evicted_bytes(driver.handle)
         error = out_of_budget(shortage, driver.snapshot(), who, evicted, inside, likely)
-        error.__cause__ = None  # as with `raise error from None`
+        error.__cause__ = None  # the same effect as `raise error from None`
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)
         driver.refused = driver.operators_run, copy(error)
@@ -98,7 +98,7 @@ class PythonCallbacks:
         return error
 
     def device_full(self, number: int, said: str) -> torch.OutOfMemoryError:
-        """Return the device's OOM error with the text `said`, and a note about the holders."""
+        """Return the device's OOM error with the text `said`, and a note on what holds memory."""
         error = torch.OutOfMemoryError(said)
         driver = drivers.get(number)
         if driver is not None:
@@ -153,7 +153,7 @@ class PythonCallbacks:
         )
 
     def gone(self, number: int) -> None:
-        """Record that the core freed a driver, and free the leaf tensors saved for it."""
+        """Forget a driver that the native core freed, and free the leaf tensors saved for it."""
         leaves.deactivate()
 
     def owner_of_file(self, name: str) -> int:
@@ -194,7 +194,7 @@ class PythonCallbacks:
             driver.meet_owners()
 
     def places(self, number: int, operators: int) -> None:
-        """Record the current place in the program for the latest operators."""
+        """Record the current source line of the program for the latest operators."""
         driver = drivers.get(number)
         if driver is not None:
             driver.noted(operators)
@@ -212,7 +212,7 @@ class PythonCallbacks:
         return held is not None and held.all_threads_are_known()
 
     def move_copies_out(self, number: int) -> bool:
-        """Move copies made to undo an optimizer's step out of the budget.
+        """Move the copies that could undo an optimizer's step out of the budget's memory.
 
         Returns:
             True if that freed memory of the budget.
@@ -226,7 +226,7 @@ class PythonCallbacks:
         return self.core.unpack(handle)
 
     def range(self, number: int, ends: int) -> None:
-        """Record that a range of a profiler, maybe an optimizer's step, begins or ends (`ends`)."""
+        """Record that a profiler range begins or ends (`ends`); it may be an optimizer's step."""
         driver = drivers.get(number)
         if driver is not None and driver.undo is not None:
             driver.undo.marked(entering=not ends)

@@ -25,17 +25,17 @@ from rekindle.pytorch.operators import (
 )
 
 _OLDEST: Final = (2, 11)
-# from this version of torch on, dispatch modes do not hide operators from the core
+# From this version of torch on, operators in a dispatch mode reach the native core.
 _SEES_ALL: Final = (2, 13)
 
 
 @final
 class _Start:
-    """The outcome of starting the core in this process."""
+    """The outcome of starting the native core in this process."""
 
     done = False  #: True once the core has started, or cannot start in this process
     core: Core | None = None
-    why_not = ""  #: why the last attempt gave no core
+    why_not = ""  #: why the last attempt to start the native core failed
 
 
 _start = _Start()
@@ -67,7 +67,8 @@ def core(*, build: bool = True) -> Core | None:
             PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())],
             (*EFFECTS, ONCE), SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
-    except RuntimeError as error:  # another library has installed hooks at the same dispatch key
+    # another library has registered a fallback at the same dispatch key
+    except RuntimeError as error:
         reason = f"it cannot be installed: {str(error).splitlines()[0]}"
     _start.done, _start.why_not = True, reason
     if reason:

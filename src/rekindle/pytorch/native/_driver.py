@@ -50,7 +50,7 @@ MUCH_LOST: Final = 10_000_000_000
 
 
 class Watcher(Protocol):
-    """The learner of plans, which is notified of the steps of the program."""
+    """The learner of plans, as far as the driver notifies it of the steps of the program."""
 
     def begins(self, op_id: int) -> None:
         """Load learned plans of steps whose first operator is `op_id`."""
@@ -112,7 +112,7 @@ class Backoff(NamedTuple):
     for_places: int
 
 
-#: All drivers, by the id that the core passes to callbacks.
+#: All drivers (one for each budget), by the id that the native core passes to callbacks.
 drivers: weakref.WeakValueDictionary[int, Driver] = weakref.WeakValueDictionary()
 
 
@@ -133,7 +133,10 @@ class PeakSnapshot:
         return in_words(driver.core.peak_snapshot(driver.handle))
 
     def note_states(self) -> None:
-        """If there is a new peak, record which memory is optimizer state, while that exists."""
+        """If there is a new peak, record which memory is optimizer state, while that exists.
+
+        An optimizer may be gone by the time the snapshot of the peak is read.
+        """
         driver = self._driver()
         if driver is not None and driver.core.has_new_peak(driver.handle):
             driver.core.note_states(driver.handle, list(driver.owners.optimizers))
@@ -147,7 +150,7 @@ class PeakSnapshot:
                 self.look()
 
     def look(self) -> None:
-        """Replace the last stored snapshot of a peak by the present one, but keep the first."""
+        """Store the present snapshot of a peak in place of the last stored one; keep the first."""
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
@@ -163,7 +166,7 @@ class Audit:
     def __init__(self, core: Core, handle: Handle) -> None:
         self._core = core
         self._handle = handle
-        self._lines: list[str] = []  # the program's line, for each operator
+        self._lines: list[str] = []  # the source line of the program, for each operator call
 
     def note(self, operators: int) -> None:
         """Record the program's current line for each operator that ran since the last call.
@@ -199,19 +202,23 @@ class Driver:
         self.core = core
         amount = -1 if budget is None else budget
         score, chooser = score_of(policy), None
-        if score is None:  # the policy is not built in, so the core calls it through Python
+        # The policy is not built into the native core, so the core calls it through Python.
+        if score is None:
             score, chooser = (0, False, False, False), policy.bind()
         self.handle = core.new_driver(
             amount, str(device), assumed, learns, evicts_held_last, score, chooser
         )
-        leaves.activate()  # `gone` undoes this when the last handle of a saved tensor is freed
+        # `gone` undoes this when the last saved-tensor handle of this budget is freed.
+        leaves.activate()
         #: True for evict="anything": operators without grad get recipes as well.
         self.anything = anything
         if anything:
             core.evict_anything(self.handle)
-        #: Set if user-held memory may be evicted.
+        #: Set if the program's own variables may lose memory to eviction (`evict="auto"`,
+        #: "anything").
         self.held: KnowsThreads | None = None
-        self.watcher: Watcher | None = None  #: set if the run learns plans
+        #: the learner of plans; None if this run learns no plans
+        self.watcher: Watcher | None = None
         self.copies: CopiesOnHost | None = None
         self.transfers: TransfersOnHost | None = None
         if swaps is not None:
@@ -223,23 +230,25 @@ class Driver:
             )  # fmt: skip
         self.engine = EngineHandle(core, self.handle, budget, swaps=swaps is not None)
         self.device = device
-        self.lock = threading.RLock()  # guards the Python objects of this run, not the core
+        # Guards the Python objects of this run. The native core has a lock of its own.
+        self.lock = threading.RLock()
         self.capture: Recording | None = None  #: recording of a part of the run
         self.whole: Recording | None = None  #: recording of the whole run, if requested
         self.figures: Figures | None = None  #: figures of the recording `whole`, once it has ended
         self.places: Places | None = None
         self.audit: Audit | None = None
-        #: Functions chosen by `rekindle.recomputable` that are not recomputed, and why.
+        #: Functions chosen by `rekindle.recomputable` that are not recomputed, each with the
+        #: reason.
         self.functions_kept: dict[str, str] = {}
-        #: While places are recorded: the first and the last snapshot at a peak.
+        #: First and last snapshot of memory at a peak, taken while source lines are recorded.
         self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine)
         self.undo: StepUndo | None = None  #: restores the weights if the running step fails
         self.interrupted = InterruptedPasses()
         self._stepping = False
-        self._warned = False  # True once `warn_of_losses` has warned
-        self._warm = WarmOptimizers()  # optimizers with state from before this run
+        self._warned = False  # `warn_of_losses` has warned already
+        self._warm = WarmOptimizers()  # optimizers whose state existed before this run
         self.peak = PeakSnapshot(self)
         #: `operators_run` at the last `OutOfBudget`, and a copy of the error without traceback.
         self.refused: tuple[int, OutOfBudget] | None = None
@@ -252,7 +261,7 @@ class Driver:
 
     @property
     def operators_run(self) -> int:
-        """The engine's clock, used as a number that changes with every operator."""
+        """A number that changes with every operator: the engine's clock."""
         return self.engine.clock
 
     @property
@@ -293,7 +302,7 @@ class Driver:
         return [
             Kept(shown_name(name), why, calls, nbytes)
             for name, why, calls, nbytes in self.core.kept(self.handle)
-            # leave out forward passes of functions, which are in `functions_kept`
+            # leave out custom autograd functions, which are listed in `functions_kept`
             if not name.startswith(UNITS)
         ]
 
@@ -486,7 +495,7 @@ class Driver:
         return self.audit
 
     def noted(self, operators: int) -> None:
-        """Record the program's current place for each operator that ran since the last call.
+        """Record the program's current source line for each operator that ran since the last call.
 
         Args:
             operators: The number of operators that ran so far.
@@ -496,7 +505,7 @@ class Driver:
                 each.note(operators)
 
     def begin_recording(self) -> None:
-        """Record the whole run from now on: all events, and the place of each operator."""
+        """Record the whole run from now on: all events, and the source line of each operator."""
         self.whole = Recording(self.core, self.handle, whole=True)
         self.places = Places()
         self.core.notes_places(self.handle, True)

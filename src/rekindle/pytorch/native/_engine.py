@@ -80,17 +80,17 @@ class EngineHandle:
 
     @property
     def compute_ns(self) -> Nanoseconds:
-        """Time (ns) in first executions."""
+        """Time (ns) that the first runs of all operators took."""
         return self.now().compute_ns
 
     @property
     def recompute_ns(self) -> Nanoseconds:
-        """Time (ns) in recomputation."""
+        """Time (ns) that recomputations of operators took."""
         return self.now().recompute_ns
 
     @property
     def unlisted(self) -> Bytes:
-        """Bytes that are counted toward the budget but belong to no storage of the graph."""
+        """Bytes that count toward the budget, but belong to no storage that the engine tracks."""
         return self.now().unlisted
 
     def has_room(self, needed: Bytes) -> bool:

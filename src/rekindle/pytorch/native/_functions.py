@@ -42,7 +42,8 @@ from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.online import Current, replace
 from rekindle.pytorch.operators import TRIED, is_plain
 
-#: Libraries whose functions are recomputable by default: they only read arguments and make results.
+#: Libraries whose autograd functions are recomputable by default: they only read their arguments
+#: and make results.
 KNOWN: Final = (
     "liger_kernel.*",
     "flash_attn.*",
@@ -50,11 +51,11 @@ KNOWN: Final = (
     "apex.normalization.*",
     "unsloth.kernels.*",
 )
-#: How many variants of the arguments of one function are recomputed. With more variants, the
-#: arguments probably change in each call, so further ones are not recomputed.
+#: Most variants of the arguments of one function that are recomputed. With more variants, the
+#: arguments probably change in each call, and each new variant would cost a trial.
 _MOST_VARIANTS: Final = 256
-#: How many functions are recomputed in one process. Some programs define new functions all the
-#: time.
+#: Most functions that are recomputed in one process. Some programs define new functions all the
+#: time, and the native core never removes one.
 _MOST_UNITS: Final = 1_000
 _DEVICES: Final = ("cpu", "cuda")
 #: Types of arguments that are immutable and can be compared.
@@ -166,7 +167,7 @@ def _name_of(kind: type[Function]) -> str:
 
 @final
 class _Session:
-    """The replaced forward passes of one budget, from its start to its end."""
+    """The replaced forward passes of custom functions in one budget, from its start to its end."""
 
     def __init__(self, core: Core, kept: dict[str, str], stack: ExitStack) -> None:
         self.core = core
@@ -175,7 +176,7 @@ class _Session:
         self._taken: WeakSet[type[Function]] = WeakSet()
 
     def find(self) -> None:
-        """Replace the forward pass of every existing function class that is chosen."""
+        """Replace the forward pass of every existing function class that the user chose."""
         waiting = [Function]
         while waiting:
             for kind in waiting.pop().__subclasses__():
@@ -248,10 +249,10 @@ _session = Current[_Session]()
 def _replacement_of(kind: type[Function]) -> staticmethod[..., Any]:
     """Return a replacement for the forward pass of `kind` that has no reference to a budget."""
     original = kind.forward
-    # an inherited forward may be the replacement that was already set on a base class
+    # An inherited forward pass may be the replacement that was already set on a base class.
     original = getattr(original, _ORIGINAL, original)
     setup = kind.setup_context
-    # otherwise `setup_context` fills `ctx` after the forward pass
+    # If the class defines `setup_context`, that method fills `ctx` after the forward pass.
     has_context = setup is Function.setup_context
 
     @functools.wraps(original)
@@ -283,7 +284,7 @@ _running = _Call()
 
 @final
 class _FirstRun:
-    """The program's own call of a function, which the unit's kernel runs with the real context."""
+    """The program's own call of a function, whose kernel runs with the program's `ctx`."""
 
     def __init__(
         self, variant: _CallVariant, ctx: Any, args: tuple[Any, ...], tensors: list[Tensor]
@@ -310,7 +311,7 @@ class _FirstRun:
             _push_all(self._modes)
 
     def is_it(self, tensors: list[Tensor]) -> bool:
-        """Return True if `tensors` are the arguments of the program's own call of the unit."""
+        """Return True if `tensors` are the arguments of the program's own call of the function."""
         given = (
             zip(self._tensors, tensors, strict=True) if len(tensors) == len(self._tensors) else ()
         )
@@ -338,7 +339,7 @@ class _FirstRun:
 
 
 def _push_all(modes: list[Any]) -> None:
-    """Enable dispatch modes again that were popped into `modes`."""
+    """Enable the program's dispatch modes again that were popped into `modes`."""
     for mode in reversed(modes):
         _push_mode(mode)
 
@@ -445,21 +446,21 @@ class _Unit:
         return _variants[number].run_again(tensors)
 
 
-#: All variants of calls, by number. They are never removed, because recipes of living graphs
-#: refer to them.
+#: All variants of calls, by number. They are never removed, because recipes of living autograd
+#: graphs refer to them.
 _variants: list[_CallVariant] = []
 
 
 @final
 class _CallVariant:
-    """One way to call a function: its arguments without tensors, dispatch keys, and autocast."""
+    """One way to call a custom function: arguments without tensors, dispatch keys, and autocast."""
 
     def __init__(
         self, unit: _Unit, needs: tuple[bool, ...] | None, inputs: tuple[Any, ...]
     ) -> None:
         self.unit = unit
-        self.why = ""  #: why such calls are not recomputed; empty: they may be
-        self.is_trusted = False  #: True once a trial passed, with at least one set of shapes
+        self.why = ""  #: why calls of this variant are not recomputed; empty: they may be
+        self.is_trusted = False  #: a trial of this variant passed, with at least one set of shapes
         self._needs = needs
         self._asks = [each.requires_grad for each in inputs if isinstance(each, Tensor)]
         self._rest = [_TENSOR if isinstance(each, Tensor) else deepcopy(each) for each in inputs]
@@ -473,7 +474,9 @@ class _CallVariant:
     def run_again(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the forward pass on a blank context. Return the tensors that it made."""
         if self.why:
-            raise RuntimeError(self.why)  # this error ends the trial that runs the call
+            # This error ends the trial (second run) of the call. The core then never recomputes
+            # such calls.
+            raise RuntimeError(self.why)
         for tensor, asks in zip(tensors, self._asks, strict=True):
             tensor.requires_grad = asks
         given = iter(tensors)
@@ -493,7 +496,8 @@ class _CallVariant:
         caches = torch.is_autocast_cache_enabled()
         before = [torch.get_autocast_dtype(device) for device in _DEVICES]
         with torch._C._ForceDispatchKeyGuard(self._include, self._exclude):  # type: ignore[attr-defined]
-            # casts that a recomputation makes must not enter the program's cache
+            # Casts of weights that a recomputation makes must not enter the program's autocast
+            # cache.
             torch.set_autocast_cache_enabled(False)
             _set_dtypes(self._dtypes)
             try:

@@ -33,16 +33,19 @@ from rekindle.pytorch.operators import (
 from rekindle.pytorch.tensors import sees
 
 AGAIN: Final = "rekindle_regions"
-UNITS: Final = "rekindle_units"  #: namespace of forward passes of functions (`_functions`)
-ONCE: Final = "rekindle_regions_once"  #: namespace of regions that must not be recomputed
-_STATISTICS, _ATOMICS = 256, 8192  # flags in `operators._traits`
-_READ, _WRITTEN, _NUMBER, _NOTHING = range(4)  # kinds of arguments of a region
+#: namespace of operators that stand for forward passes of custom functions (`_functions`)
+UNITS: Final = "rekindle_units"
+#: namespace of operators that stand for compiled regions that must not be recomputed
+ONCE: Final = "rekindle_regions_once"
+_STATISTICS, _ATOMICS = 256, 8192  # flags of an operator, as in `operators._traits`
+_READ, _WRITTEN, _NUMBER, _NOTHING = range(4)  # kinds of arguments of a compiled region
 
 
 def shown_name(name: str) -> str:
     """Return the name of an operator to show to users.
 
-    All compiled regions have the same name. A unit has the name of its function.
+    All compiled regions have the same name. An operator that stands for a custom function has the
+    name of the function.
     """
     if name.startswith(UNITS):
         return f"{name.partition('::')[2].rpartition('_')[0]}.forward"
@@ -64,7 +67,7 @@ def is_seen() -> bool:
 
 
 def hidden_key() -> torch._C.DispatchKeySet:
-    """Return the set of dispatch keys whose exclusion hides operators from the core."""
+    """Return the dispatch keys whose exclusion hides operators from the native core."""
     return torch._C.DispatchKeySet(_key[0])  # type: ignore[attr-defined]
 
 
@@ -120,7 +123,7 @@ class _Kernel:
         return self._pass(args, kwargs)
 
     def _pass(self, args: Any, kwargs: Any) -> Any:
-        """Call the higher-order operator's kernel for the next dispatch key."""
+        """Call the kernel of the higher-order operator for the next dispatch key."""
         keys = _compute_keyset(args, kwargs, self._higher.non_fallthrough_keys)
         return self._higher.dispatch(keys.remove(_key[0]).highestPriorityTypeId(), *args, **kwargs)
 
@@ -161,7 +164,9 @@ def _run_region(core: Core, compiled: Any, inputs: list[Any]) -> Any:
     if found is None:
         found = _operators[region, tried] = _RegionOperator(core, region, tried=tried)
     arguments = list(inputs)
-    inputs.clear()  # so that inputs can be freed while the region runs, as in PyTorch's own kernel
+    # Keep no references here, so that inputs can be freed while the region runs, as in PyTorch's
+    # own kernel.
+    inputs.clear()
     with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(region.training):  # type: ignore[attr-defined]
         return found.run(arguments)
 
@@ -184,7 +189,8 @@ class _RegionOperator:
         namespace = ONCE if region.opaque else AGAIN
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._written = {position for position, _ in region.written}
-        # `.results`: the results of the region's last run, with `_TENSOR` in place of each tensor.
+        # `.results`: the results of the region's last run in this thread, with `_TENSOR` in place
+        # of each tensor.
         self._last = threading.local()
         name = f"region_{len(_operators)}"
         written = "Tensor(a!)[]" if self._written else "Tensor[]"

@@ -65,7 +65,7 @@ class Core(Protocol):
         ...
 
     def learn_traits(self, operator: str, flags: int, /) -> None:
-        """Register the traits of an operator that was defined after `start`."""
+        """Register the traits (flags) of an operator that was defined after `start`."""
         ...
 
     def put_method(self, owner: type, name: str, function: object, /) -> None:
@@ -87,7 +87,7 @@ class Core(Protocol):
         ...
 
     def take_new_workspaces(self) -> list[tuple[int, Bytes]]:
-        """Return workspaces measured since the last call that earlier processes did not measure."""
+        """Return workspaces measured since the last call that no earlier process measured."""
         ...
 
     def about_to_fork(self) -> None:
@@ -133,7 +133,7 @@ class Core(Protocol):
         ...
 
     def evict_anything(self, driver: Handle, /) -> None:
-        """Evict user-held values like all others."""
+        """Evict values that the program's variables hold like all others (`evict="anything"`)."""
         ...
 
     def swap(
@@ -150,7 +150,7 @@ class Core(Protocol):
         ...
 
     def uses_arena(self, driver: Handle, on: bool, /) -> None:
-        """Take the CPU's memory from the arena."""
+        """Let PyTorch's CPU allocations come from Rekindle's arena, or not (`on`)."""
         ...
 
     def keep_reserved(self, driver: Handle, /) -> None:
@@ -170,7 +170,7 @@ class Core(Protocol):
         ...
 
     def notes_places(self, driver: Handle, on: bool, /) -> None:
-        """Call back at each operator, to note the place in the program."""
+        """Call Python back at each operator, to note the source line of the program."""
         ...
 
     def activate(self, driver: Handle, /) -> None:
@@ -198,13 +198,13 @@ class Core(Protocol):
         ...
 
     def check(self, driver: Handle, /) -> None:
-        """Raise AssertionError if an invariant does not hold."""
+        """Raise AssertionError if an invariant of the native core does not hold."""
         ...
 
     # -- memory -----------------------------------------------------------------------------------
 
     def make_room(self, driver: Handle, nbytes: Bytes, who: str, /) -> None:
-        """Evict until `nbytes` fit, or raise `OutOfBudget` in the name of `who`."""
+        """Evict until `nbytes` fit, or raise `OutOfBudget`, which names the operator `who`."""
         ...
 
     def has_room(self, driver: Handle, nbytes: Bytes, /) -> bool:
@@ -212,11 +212,11 @@ class Core(Protocol):
         ...
 
     def register_tensors(self, driver: Handle, value: object, /) -> None:
-        """Count the memory of the tensors in nested containers from now on."""
+        """Count the memory of the tensors in nested containers against the budget from now on."""
         ...
 
     def keep(self, driver: Handle, tensor: Tensor, /) -> None:
-        """Pin the memory of `tensor`."""
+        """Pin the memory of `tensor`: it is never evicted."""
         ...
 
     def bring_back(self, driver: Handle, tensor: Tensor, /) -> None:
@@ -232,7 +232,7 @@ class Core(Protocol):
         ...
 
     def end_reading(self, driver: Handle, number: int, /) -> None:
-        """End the read that `begin_reading` began."""
+        """Allow eviction again of the tensors of the `begin_reading` that returned `number`."""
         ...
 
     def mark_externally_writable(self, driver: Handle, storage: Storage, /) -> None:
@@ -316,7 +316,7 @@ class Core(Protocol):
         ...
 
     def tell_ranges(self, driver: Handle, on: bool, /) -> None:
-        """Call back for each range of a profiler, which delimits an optimizer's step."""
+        """Call Python back for each profiler range, because ranges delimit an optimizer's step."""
         ...
 
     def profiler_starts(self) -> None:
@@ -342,11 +342,11 @@ class Core(Protocol):
         ...
 
     def set_peak(self, driver: Handle, nbytes: Bytes, /) -> None:
-        """Set the reported peak of memory."""
+        """Set the reported peak of memory, for example to reset it."""
         ...
 
     def evicted_bytes(self, driver: Handle, /) -> Bytes:
-        """Return the bytes of evicted values that something still refers to."""
+        """Return the bytes of evicted values to which the program or autograd still refers."""
         ...
 
     def swapped(self, driver: Handle, /) -> tuple[Bytes, Bytes, Bytes]:
@@ -386,7 +386,7 @@ class Core(Protocol):
         ...
 
     def has_new_peak(self, driver: Handle, /) -> bool:
-        """Return True if the snapshot of the peak lacks optimizer state."""
+        """Return True if the snapshot of the peak of memory lacks the state of optimizers."""
         ...
 
     def note_states(self, driver: Handle, optimizers: list[Optimizer], /) -> None:
@@ -412,11 +412,15 @@ class Core(Protocol):
         ...
 
     def begin_step(self, driver: Handle, record: bool, /) -> None:
-        """Allow a step to begin, and record it if `record`."""
+        """Allow a training step to begin, and record its operators if `record`."""
         ...
 
     def end_step(self, driver: Handle, /) -> tuple[int, bool, bool, int, str, int, str]:
-        """End the step. Return key, complete, taken, length, reason, number, name."""
+        """End the training step. Return key, complete, taken, length, reason, number, name.
+
+        key: number of the plan. complete: the step followed the plan to its end. taken: it began to
+        follow the plan. reason, number and name: why it left the plan, and at which operator.
+        """
         ...
 
     def op_ids_of_step(self, driver: Handle, /) -> bytes:
@@ -428,7 +432,7 @@ class Core(Protocol):
         ...
 
     def remembered(self, driver: Handle, /) -> int:
-        """Return the number of operators noted in the running step."""
+        """Return the number of operators recorded so far in the running training step."""
         ...
 
     def add_plan(

@@ -47,9 +47,9 @@ class Runtime:
         self.driver.record_without_grad(record)
 
     def not_of_the_program(self) -> AbstractContextManager[object]:
-        """Inside the block, hide operators of this thread from the core.
+        """Inside the block, hide operators of this thread from the native core.
 
-        The dry run of an optimizer's step handles its operators in a dispatch mode.
+        Used for the dry run of an optimizer's step, whose operators run in a dispatch mode.
         """
         return hidden()
 
@@ -63,12 +63,12 @@ class Runtime:
             self.never_recompute -= 1
 
     def undoes(self, undo: StepUndo) -> None:
-        """Set the undo of the running step, and call it when the step ends or memory is short."""
+        """Set the undo of an optimizer's step, and call it at the end or when memory is short."""
         self.driver.undo = undo
         self.driver.core.tell_ranges(self.driver.handle, True)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record that an optimizer made a step, so one step of the program is over."""
+        """Record that an optimizer made a step, so one training step of the program is over."""
         driver = self.driver
         driver.undo_no_more()
         driver.owners.optimizers.add(optimizer)
@@ -101,7 +101,7 @@ def seen_in_thread(driver: Driver) -> Iterator[None]:
     """
     core = driver.core
     core.bind_thread(driver.handle)
-    del driver  # keep no reference: the thread may outlive the driver
+    del driver  # Keep no reference to the driver: this thread may outlive it.
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ from rekindle.pytorch.online import (
     line_in_words,
 )
 
-# Flags of a holder and kinds of owned memory, as in `native/memory/snapshot.h`.
+# Flags of a storage and kinds of owned memory, as in `native/memory/snapshot.h`.
 _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
     1 << bit for bit in range(7)
 )
@@ -33,7 +33,7 @@ _KINDS: Final = (INPUTS, PARAMETERS, GRADIENTS, OPTIMIZER)
 
 
 class _Holder(NamedTuple):
-    """One storage with its size, flags and maker, as the core reports it."""
+    """One storage with its size, flags and maker, as the native core reports it."""
 
     nbytes: Bytes
     allocation: int
@@ -70,7 +70,7 @@ class _Owned(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """A snapshot as the core returns it, in numbers."""
+    """A snapshot of memory as the native core returns it, in numbers."""
 
     memory: Bytes
     clock: Nanoseconds

@@ -80,7 +80,7 @@ class Transcript(NamedTuple):
     def recorder(self) -> Recorder:
         """Return every action, with the engine's clock and memory before the action."""
         recorder = Recorder()
-        overwrites = False  # True if the call that follows writes in place
+        overwrites = False  # the operator call that the following entries describe writes in place
         for kind, number, _, flags, clock, memory in _rows(self.entries, 6):
             match KINDS[kind]:
                 case "overwrites":
@@ -175,7 +175,7 @@ class _Reader:
         return taking_over(self.builder.build(), self._in_place)
 
     def read(self, kind: str, storage: int, number: int, flags: int) -> None:
-        """Add one entry of the journal to the trace."""
+        """Add one entry of the engine's journal to the trace."""
         match kind:
             case "reads":
                 self._inputs.append(storage)
@@ -196,7 +196,7 @@ class _Reader:
                 pass
 
     def _call(self, cost: int, replayable: bool) -> None:
-        """Add a call to the trace. The entries read before have described it."""
+        """Add an operator call to the trace. The journal's entries before have described it."""
         inputs = [self._values[storage] for storage in self._inputs]
         overwrites = [
             (position, self._values[self._overwrites[made]])
@@ -220,7 +220,7 @@ class _Reader:
         )
         for (made, _), value in zip(self._made, values, strict=True):
             self._values[made] = value
-        # variables that referred to an overwritten value now refer to the value that replaced it
+        # Variables that referred to an overwritten value refer to the value that replaced it.
         for made, old in self._overwrites.items():
             references = self._references.pop(old, 0)
             self._references[made] += references

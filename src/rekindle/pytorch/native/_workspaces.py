@@ -30,7 +30,7 @@ MOST: Final = 20_000
 
 @final
 class _Recalled:
-    """The file from which the core's workspaces were read."""
+    """The file of workspaces of operators that this process has read."""
 
     path: Path | None = None
 
@@ -52,8 +52,8 @@ def workspaces_kept(core: Core) -> Iterator[None]:
     finally:
         new = dict(core.take_new_workspaces())
         if new and path is not None and path == _path():
-            # Another process may have written the file meanwhile. Store the new workspaces as its
-            # latest ones.
+            # Another process may have written the file since it was read. Keep its workspaces, and
+            # add the new ones as the latest.
             others = {key: each for key, each in _read(path).items() if key not in new}
             store(path, json.dumps(dict([*others.items(), *new.items()][-MOST:])))
 

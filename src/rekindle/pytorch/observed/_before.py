@@ -49,7 +49,7 @@ class Before:
     """
 
     def __init__(self) -> None:
-        gc.collect()  # so that unreachable objects are not found as live ones
+        gc.collect()  # Free unreachable objects first, so that they are not found as live ones.
         alive = living_objects(Tensor, *_WITH_ATTRIBUTES)
         tensors = [each for each in alive if isinstance(each, Tensor)]
         self.modules = [each for each in alive if isinstance(each, nn.Module)]
@@ -57,8 +57,8 @@ class Before:
         leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
         self._gradients = [(weakref.ref(leaf), leaf.grad) for leaf in leaves]
         tensors += [grad for _, grad in self._gradients if grad is not None]
-        #: Weak references to the storages that existed, by address. Weak, so that a step can free
-        #: them.
+        #: Weak references to the storages that existed, by address. Weak, so that the step can free
+        #: these storages.
         self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
         self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         seen: dict[int, PutBack] = {}
@@ -115,7 +115,10 @@ class Before:
 
 
 def _materialized_no_more(lazy: Any) -> PutBack:
-    """Return a function that makes a lazy parameter, buffer or module uninitialized again."""
+    """Return a function that makes a lazy parameter, buffer or module uninitialized again.
+
+    The step that is undone initialized it at its first call.
+    """
     kind = type(lazy)
     if not isinstance(lazy, Tensor):
         return lambda: setattr(lazy, "__class__", kind)

@@ -18,7 +18,7 @@ from rekindle._types import Nanoseconds
 from rekindle.pytorch.context import Run, budget
 
 _LENGTH, _WIDTH = 120, 256
-_TIGHT = 30 * 4 * _WIDTH  # budget in bytes: a quarter of all results of the chain
+_TIGHT = 30 * 4 * _WIDTH  # a budget in bytes within which a quarter of all results of the chain fit
 _ROUNDS = 5
 
 
@@ -55,7 +55,7 @@ def prices() -> Prices:
 
 
 class _Recomputed(NamedTuple):
-    """Recomputation in a budget: time (ns) and number of operators."""
+    """Recomputation in a tight budget: time (ns), and number of recomputed operators."""
 
     ns: Nanoseconds = 0
     operators: int = 0
@@ -66,7 +66,7 @@ class _Recomputed(NamedTuple):
 
 
 def _chain(weight: Tensor, context: budget | None) -> tuple[Nanoseconds, _Recomputed]:
-    """Run the chain twice. Return the time and recomputation of the second, typical run."""
+    """Run the chain of operators twice. Return time and recomputation of the second run."""
     with nullcontext() if context is None else context as run:
         _once(weight)
         before = _Recomputed.of(run)
@@ -76,7 +76,8 @@ def _chain(weight: Tensor, context: budget | None) -> tuple[Nanoseconds, _Recomp
 
 
 def _once(weight: Tensor) -> Nanoseconds:
-    # time of this thread instead of wall-clock time: other processes may use this core
+    # Use the time of this thread instead of wall-clock time, because other processes may use this
+    # core meanwhile.
     start = time.thread_time_ns()
     x = weight
     for _ in range(_LENGTH):

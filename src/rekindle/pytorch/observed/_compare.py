@@ -62,7 +62,7 @@ def _within(
         try:
             with budget_context(budget):
                 result = _run(step, before)
-            # after the budget has ended, so that nothing is evicted
+            # Compare after the budget has ended, so that no tensor is evicted.
             return left_behind(result, before, names)
         except OutOfBudget as error:
             budget = max(error.rehearse(), budget + 1)

@@ -27,7 +27,7 @@ from rekindle.trace import Trace
 
 TRAINING: Final = "training"
 EVALUATION: Final = "evaluation"
-#: Name of the phase before the first call of a model. It counts for the whole run only.
+#: Name of the phase before the first call of a model. This phase counts for the whole run only.
 _BEFORE: Final = ""
 
 MOST_PARTS: Final = 64
@@ -77,8 +77,8 @@ class Phases:
         self._phases: dict[str, _Phase] = {}
         self._now = _BEFORE
         self._part: Any = None
-        self._start: Bytes = 0  # memory at the start of the part
-        self._at_call: Bytes = 0  # memory at the last call of a model
+        self._start: Bytes = 0  # bytes in use at the start of the present part of the run
+        self._at_call: Bytes = 0  # bytes in use at the last call of a model
         self._depth = 0
         self._here = os.getpid(), threading.get_ident()
 

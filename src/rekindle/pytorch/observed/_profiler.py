@@ -102,7 +102,7 @@ def observe(
     try:
         watch("warming up")
         warm = _warm(step, within(), undo)
-        # alternate between both kinds of step, because the machine's load varies
+        # Alternate between steps with and without a budget, because the machine's load varies.
         for number in range(PATIENCE * repeats):
             if number >= repeats and _is_confirmed(kept) and _is_confirmed(plain):
                 break
@@ -127,7 +127,7 @@ def observe(
 
 
 def _is_confirmed(times: list[Nanoseconds]) -> bool:
-    """Return True if the two fastest of `times` are close, or if there are fewer than two."""
+    """Return True if the two fastest step times are close, or if there are fewer than two."""
     quickest, *others = sorted(times) or [0]
     return not others or others[0] <= (1 + ALIKE) * quickest
 
@@ -145,7 +145,7 @@ def trace_of(step: Callable[[], object], device: str | torch.device | None, undo
 @final
 @dataclass(frozen=True, slots=True)
 class _Warm:
-    """Findings of two warm-up steps.
+    """Findings of the two warm-up steps before a step is measured.
 
     Attributes:
         peak: The peak (bytes) of the second step.
@@ -171,12 +171,12 @@ def _record_step(step: Callable[[], object], context: budget, undo: Undo, warm: 
     """Run one step in `context`, which records it, and take a snapshot at its peak."""
     with context as run, undo:
         driver = run._driver
-        # Autograd does not reuse the memory of gradients while the dispatch mode `undo` is on. The
+        # While the dispatch mode `undo` is on, autograd does not write results over gradients. The
         # trace must show where it would without the mode.
         driver.core.predict_in_place(driver.handle)
         driver.owners.optimizers.update(warm.optimizers)
         _register(run, warm)
-        driver.peak.expect(int(0.98 * warm.peak))  # the two peaks may differ a little
+        driver.peak.expect(int(0.98 * warm.peak))  # the peaks of two steps may differ a little
         step()
     return run
 

@@ -17,7 +17,7 @@ from rekindle.pytorch.observed._before import Before
 from rekindle.pytorch.observed._observe import KINDS, Key, Outcome, observe
 from rekindle.pytorch.online import Site
 
-_SHOWN = 5  # most names to show of things that differ, for each kind
+_SHOWN = 5  # most names of differing tensors or operators to show, for each kind
 _KEEP_IT = (
     "its result depends on more than its arguments. To keep its result in memory, run it in "
     "`with rekindle.never_recompute():`"

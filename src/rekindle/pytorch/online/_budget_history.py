@@ -41,15 +41,17 @@ class BudgetHistory:
     """The budgets that were too small for the running program."""
 
     CAP = 4  #: suggest at most a quarter (1/CAP) more than `smallest`
-    #: If a budget from a forecast fails, the next suggestion is a tenth (2 / FIRST) larger.
+    #: If a budget that a forecast suggested fails, the next suggestion is a tenth (2 / FIRST)
+    #: larger.
     FIRST = 20
-    MOST = 64  #: most budgets per program, and most programs, to store
+    MOST = 64  #: most programs to store, and most failed budgets for each
 
     def __init__(self) -> None:
-        # For each suggested budget, the bytes (stride) that were added to get it.
+        # For each suggested budget, the bytes (stride) that the suggestion added to the failed
+        # budget.
         self._named: dict[Bytes, Bytes] = {}
         self._met: dict[Bytes, Shortage] = {}
-        # Failures in earlier processes, by budget. None: the file is not read yet.
+        # Budgets that failed in earlier processes. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None
 
     def suggest_after(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:
@@ -94,7 +96,7 @@ class BudgetHistory:
         return best
 
     def _stride_before(self, budget: Bytes) -> Bytes | None:
-        """Return the bytes that an earlier process added to suggest `budget`, or None."""
+        """Return the bytes that an earlier process added when it suggested `budget`, or None."""
         named = (each for each in self._earlier().values() if budget in (each.smallest, each.next))
         return next((each.next - each.smallest for each in named), None)
 

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-_CALL: Final = nn.Module._call_impl.__code__  #: code that runs for every call of an `nn.Module`
+#: Code object that runs for every call of an `nn.Module`, to recognize such calls in stack frames.
+_CALL: Final = nn.Module._call_impl.__code__
 _PLAIN: Final = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The metadata of a tensor, without its contents."""
+    """The metadata of a tensor (sizes, strides, dtype, device), without its contents."""
 
     size: torch.Size
     stride: tuple[int, ...]

@@ -12,7 +12,7 @@ PutBack = Callable[[], Any]
 
 
 def keep(value: Any) -> PutBack:
-    """Return a function that returns `value`."""
+    """Return a function that returns `value`, for items that need no restoring."""
     return lambda: value
 
 
@@ -40,7 +40,7 @@ def put_back(
 
     def refill() -> Any:
         nonlocal pending
-        if pending:  # false if the container contains itself: then it is being filled already
+        if pending:  # False if the container contains itself, and is being filled already.
             pending = False
             content = [(key, item()) for key, item in items]
             value.clear()

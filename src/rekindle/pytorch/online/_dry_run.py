@@ -46,7 +46,8 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, device: torch.device) -> Byt
         dry_run = _DryRun(device)
         shadow = _shadow_of(optimizer, dry_run)
         with dry_run:
-            step.__wrapped__(shadow)  # the method without its profiler range and step hooks
+            # Call the method of the optimizer without its profiler range and step hooks.
+            step.__wrapped__(shadow)
     return dry_run.peak
 
 
@@ -87,7 +88,8 @@ class _DryRun(TorchDispatchMode):
         self._place: Place = (device, True) if is_accelerator(device) else None
         self.alive: Bytes = 0
         self.peak: Bytes = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # live storages, by address
+        # storages of stand-ins that are alive, by address
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """Return a stand-in for a tensor that exists before the step.
@@ -111,7 +113,9 @@ class _DryRun(TorchDispatchMode):
             self._meet(tensor, self._bytes(tensor))
         stood_in = any(issubclass(kind, _StandIn) for kind in types or ())
         if stood_in and facts.name in ("aten::_local_scalar_dense", "aten::is_nonzero"):
-            return 1  # such a number only scales the step (a norm); no size depends on it
+            # Such a number, for example a norm, only scales the step. No size depends on it, so any
+            # will do.
+            return 1
         shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
         if not facts.view:
             self.peak = max(self.peak, self.alive + self._needed(facts, shapes, named))
@@ -127,7 +131,7 @@ class _DryRun(TorchDispatchMode):
         return result
 
     def _made(self, func: Any, args: Any, shapes: Any, named: dict[str, Any]) -> Any:
-        """Run an operator on meta tensors, and return its results as stand-ins."""
+        """Run an operator on meta tensors, and return its results as stand-ins without memory."""
         metas, named = tree_map_only(Tensor, lambda each: each.to("meta"), (shapes, named))
         asked = named.get("device")
         if asked is not None:
@@ -137,7 +141,7 @@ class _DryRun(TorchDispatchMode):
         return tree_map_only(Tensor, lambda each: _StandIn(each, device), result)
 
     def _bytes(self, tensor: Tensor) -> Bytes:
-        """Return the bytes that the storage of `tensor` takes on the device."""
+        """Return the bytes that the storage of the real tensor would take on the device."""
         on_it = tensor.layout is STRIDED and tensor.device.type == self._device.type
         return rounded(_home(tensor).nbytes(), self._device) if on_it else 0
 
@@ -198,7 +202,7 @@ def _shadow_of(optimizer: torch.optim.Optimizer, dry_run: _DryRun) -> Any:
     vars(shadow).update(
         {
             name: dry_run.stand_in(value) if isinstance(value, Tensor) else value
-            # `GradScaler` stores its tensors in such attributes
+            # `GradScaler` stores its tensors in attributes of the optimizer.
             for name, value in vars(optimizer).items()
         }
     )
@@ -226,7 +230,8 @@ def chosen_foreach(group: Mapping[str, Any]) -> dict[str, bool]:
     The step chooses by the type of its parameters. The stand-ins have another type, so this
     function chooses from the original parameters.
     """
-    chooses = "foreach" in group and "differentiable" in group  # Adafactor and Muon do not choose
+    # The optimizers Adafactor and Muon have no such setting to choose.
+    chooses = "foreach" in group and "differentiable" in group
     if not chooses or group["foreach"] is not None or group.get("fused") is not None:
         return {}
     _, foreach = _default_to_fused_or_foreach(group["params"], group["differentiable"])

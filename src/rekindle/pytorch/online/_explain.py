@@ -20,7 +20,7 @@ PROGRAM = "held by your code"
 SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
 IN_USE = "in use by the operator"
-#: How the error text describes the budget that it suggests.
+#: How the text of `OutOfBudget` describes the budget that it suggests.
 PAST_THIS = "The smallest budget with which this operator can run (a later operator may need more)"
 PAST_MORE = (
     "The last suggested budget was also too small, this one leaves memory for later operators"
@@ -57,8 +57,8 @@ class Snapshot:
     categories: dict[str, Bytes] = field(default_factory=dict)
     sites: list[tuple[str, Bytes]] = field(default_factory=list)
     holders: dict[StorageId, Holder] = field(default_factory=dict)
-    resident: Bytes = 0  #: resident memory of the process; 0: unknown
-    cached: Bytes = 0  #: part of `resident` that is free in the allocator
+    resident: Bytes = 0  #: resident set size (RSS) of the process; 0: unknown
+    cached: Bytes = 0  #: part of `resident` that is free in Rekindle's CPU allocator
 
 
 def out_of_budget(
@@ -89,7 +89,8 @@ def out_of_budget(
     where = now.where
     least = "at least " if likely else ""
     needs = f"{operator or 'this program'} needs {least}{format_bytes(shortage.needed)} more"
-    # `needed` is 0 if the budget was lowered, or if an operator made more than predicted
+    # `needed` is 0 if the user lowered the budget, or if an operator made more bytes than
+    # predicted.
     if not shortage.needed:
         needs = f"{operator or 'this program'} cannot run, because more than the budget is in use"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
@@ -129,6 +130,6 @@ def out_of_memory(now: Snapshot) -> str:
 
 
 def table_of(categories: Mapping[str, Bytes]) -> list[str]:
-    """Return one line per category, with aligned bytes."""
+    """Return one line for each category of memory, with aligned bytes."""
     width = max((len(name) for name in categories), default=0)
     return [f"  {name:<{width}}  {format_bytes(n):>11}" for name, n in categories.items()]

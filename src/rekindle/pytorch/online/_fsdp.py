@@ -25,10 +25,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 NEVER: Final = -1  #: result of `gathered_after` for a storage that is not gathered again
-_ALWAYS: Final = 1 << 62  # greater than any sequence number
+_ALWAYS: Final = 1 << 62  # A sequence number greater than that of any autograd node.
 _GROUP: Final = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _STATES: Final = "torch.distributed._composable_state"
-# frames between the resize of a storage and FSDP's method: 7 in torch 2.13
+# Most stack frames between the resize of a storage and FSDP's method: 7 in torch 2.13.
 _MOST_FRAMES: Final = 10
 
 
@@ -62,13 +62,14 @@ def _gathered_after(name: str, variables: Mapping[str, Any]) -> int:
         leaves = pytree.tree_leaves(variables["output"])
         nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
         return max((node._sequence_nr() for node in nodes if node is not None), default=NEVER)
-    # If the parameters stayed after the forward pass, later modules saved values that need them.
+    # If FSDP kept the parameters after the forward pass, modules that ran later may have saved
+    # values that need them.
     freed_before = getattr(group, "_reshard_after_forward", False)
     return _ALWAYS if freed_before or name == "_reset_iter_state" else NEVER
 
 
 def _passes_of(group: Any) -> Iterator[tuple[str, CodeType]]:
-    """Yield the name and code of each method of the class `group` that frees parameters."""
+    """Yield name and code of each method of FSDP's class `group` that frees parameters."""
     for name in ("post_forward", "post_backward", "_reset_iter_state"):
         method = getattr(group, name, None)
         if method is not None:
@@ -81,7 +82,7 @@ class InterruptedPasses:
 
     def __init__(self) -> None:
         self._next_forward: RemovableHandle | None = None
-        self._within = False  # True inside the block of `watch`
+        self._within = False  # the program is inside the block of `watch`
 
     def expect(self) -> None:
         """Reset FSDP2 when the program next calls a root module, because `OutOfBudget` is raised.
@@ -94,7 +95,7 @@ class InterruptedPasses:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """After the block, expect nothing any more."""
+        """Inside the block, FSDP2 may be reset; at its end, remove the hooks that wait for it."""
         self._within = True
         try:
             yield
@@ -108,7 +109,7 @@ class InterruptedPasses:
             self._next_forward = None
 
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        # in a backward pass, a checkpoint calls the module again
+        # In a backward pass, activation checkpointing calls the module again.
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward and any(root is module for root, _ in _roots()):
             self._forget()
@@ -118,7 +119,7 @@ class InterruptedPasses:
 def reset_interrupted() -> None:
     """Let each root module forget a pass that an error has ended, and shard its parameters."""
     for _, state in _roots():
-        # the method exists from torch 2.13 on
+        # `_reset_iter_state` exists from torch 2.13 on.
         if _is_interrupted(state) and hasattr(state, "_reset_iter_state"):
             state._reset_iter_state()
 
@@ -133,7 +134,7 @@ def _roots() -> Iterator[tuple[nn.Module, Any]]:
 
 
 def _is_interrupted(state: Any) -> bool:
-    """Return True if a pass of the root module with `state` has begun and not ended."""
+    """Return True if a forward or backward pass of the root module with `state` was interrupted."""
     context = getattr(state, "_state_ctx", None)
     units = () if context is None else context.all_states
     return any(

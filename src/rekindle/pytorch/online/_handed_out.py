@@ -26,14 +26,14 @@ Wrap = Callable[[Any], Any]
 #: Called with a storage before other code gets write access to it.
 GivenAway = Callable[[UntypedStorage], None]
 
-#: The functions behind `Tensor.__dlpack__`, by module.
+#: The functions that `Tensor.__dlpack__` calls, by module. They make capsules for other libraries.
 CAPSULES = {
     torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
     dlpack: ("to_dlpack",),
     torch: ("to_dlpack",),
 }
-#: Methods of `UntypedStorage` that write to it, or share it with another process. Sending a tensor
-#: to another process uses these methods.
+#: Methods of `UntypedStorage` that write to the storage, or share it with another process. Sending
+#: a tensor to another process uses these methods.
 _OF_STORAGES = (
     "__setitem__",
     "_byteswap",
@@ -55,11 +55,12 @@ class Current(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.now: T | None = None  #: the value, or None while no budget is active
+        #: the value for the active budget, or None while no budget is active
+        self.now: T | None = None
 
     @contextmanager
     def during(self, value: T) -> Iterator[None]:
-        """Let the replacements see `value` inside the `with` block."""
+        """Inside the block, let the replacements of functions see `value`."""
         before, self.now = self.now, value
         try:
             yield
@@ -100,8 +101,8 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
             for name in names:
                 if hasattr(module, name):
                     replace(stack, module, name, lent)
-        # Consumers prefer this exchange API over `__dlpack__`. Without it, they use `__dlpack__`,
-        # which is replaced.
+        # Hide this exchange API, which consumers prefer over `__dlpack__`. Without it they use
+        # `__dlpack__`, which is replaced.
         hide(stack, Tensor, "__dlpack_c_exchange_api__")
         for name in _OF_STORAGES:
             if hasattr(UntypedStorage, name):
@@ -139,7 +140,7 @@ def hide(stack: ExitStack, owner: Any, name: str) -> None:
 
 
 def _put_back(owner: Any, name: str, own: Any) -> None:
-    """Restore the attribute as it was: `own`, or inherited if `own` is None."""
+    """Set the attribute `name` of `owner` to `own`; delete it if `own` is None (inherited)."""
     if own is None:
         delattr(owner, name)
     else:

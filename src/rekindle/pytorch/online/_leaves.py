@@ -32,12 +32,12 @@ class Leaves:
         self._owners = 0
 
     def activate(self) -> None:
-        """Activate the replacement for one more budget."""
+        """Activate the replacement of `ctx.saved_tensors` for one more budget."""
         self._owners += 1
         BackwardCFunction.saved_tensors = property(_with_leaves)  # type: ignore[attr-defined]
 
     def deactivate(self) -> None:
-        """Undo one `activate`, and restore PyTorch's original after the last."""
+        """Undo one `activate`. After the last, restore PyTorch's original `ctx.saved_tensors`."""
         self._owners -= 1
         if not self._owners:
             del BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
@@ -55,15 +55,17 @@ def _with_leaves(context: Any) -> tuple[Any, ...]:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """Return the leaf that was saved if `tensor` is a copy of it, else `tensor`."""
+    """Return the saved leaf if `tensor` is a copy of it made by autograd, else `tensor`."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return tensor
-    if _C._functorch.is_functorch_wrapped_tensor(tensor):  # a tensor of `torch.func` has no storage
+    # a tensor of a `torch.func` transform has no storage
+    if _C._functorch.is_functorch_wrapped_tensor(tensor):
         return tensor
     with unwatched(), privately(), torch.enable_grad():
         graph: Any = tensor.view_as(tensor).grad_fn
     accumulator = graph.next_functions[0][0]
-    if accumulator is None:  # a view made under no_grad: no gradient is accumulated for it
+    # The tensor is a view made under no_grad, so autograd accumulates no gradient for it.
+    if accumulator is None:
         return tensor
     leaf = accumulator.variable
     same = leaf.untyped_storage()._cdata == tensor.untyped_storage()._cdata and geometry_of(
