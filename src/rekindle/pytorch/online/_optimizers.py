@@ -59,9 +59,9 @@ class _Begun:
     before: Numbers
 
 
-# The last measured step of each optimizer.
+# Memory that the last measured step of each optimizer needed.
 _seen: WeakKeyDictionary[Optimizer, _Seen] = WeakKeyDictionary()
-# What dry runs found, by kind of step. None: one dry run so far.
+# Memory (bytes) that dry runs found, by kind of step. None: one dry run so far.
 _predicted: dict[StepKind, Bytes | None] = {}
 
 
@@ -75,11 +75,12 @@ class OptimizerSteps:
         self._runtime = runtime
         self._driver = runtime.driver
         self._thread = threading.get_ident()
-        # The object that handles the steps of each thread.
+        # For each thread, the object that handles the optimizer steps of that thread.
         self._threads = {} if threads is None else threads
         self._threads[self._thread] = self
         self._begun: _Begun | None = None
-        self._nested = 0  #: depth of steps inside the running step
+        #: nesting depth of optimizer steps: a step may call the step of another optimizer
+        self._nested = 0
         #: Handle of a pre-step hook that runs after the optimizer's own.
         self._last: RemovableHandle | None = None
 
@@ -158,13 +159,14 @@ class OptimizerSteps:
         """Prepare the step, and return the changed arguments of `step`, or None."""
         begun = self._begun
         if begun is not None and begun.undo is not None and begun.undo.running:
-            begun.undo.protect(optimizer)  # the running step of another optimizer calls this step
+            # The running step of another optimizer calls the step of this one.
+            begun.undo.protect(optimizer)
             self._nested += 1
             return None
         self.recover()
         plain = len(args) == 1 and not kwargs
         closure = kwargs.get("closure", args[1] if len(args) == 2 else None)
-        # The step calls the closure first and writes afterwards.
+        # The step calls the program's closure first, and writes weights afterwards.
         if closure is not None and _is_predictable(optimizer):
             return (optimizer, self._and_begin(closure, optimizer)), {}
         if _are_alone(optimizer):
@@ -209,17 +211,20 @@ class OptimizerSteps:
         with driver.lock:
             predictable, key = self._look_at(optimizer)
             kind = key if plain else None
-            # so that memory can be attributed to optimizer state
+            # Remember the optimizer, so that reports can attribute memory to its state.
             driver.owners.optimizers.add(optimizer)
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
                 seen = None
             if seen is not None and not predictable and not engine.has_room(seen.needed):
-                # the last measurement may include copies, so a step is not refused because of it
+                # The last measurement may include backup copies, so it must not be the reason to
+                # refuse a step.
                 seen = None
             name = f"{type(optimizer).__name__}.step()"
             if seen is not None and not predictable and not driver.is_recorded:
-                driver.save_before_step(optimizer)  # otherwise `begin_step` has saved the values
+                # Otherwise `begin_step` has already saved the values that the step would
+                # invalidate.
+                driver.save_before_step(optimizer)
             undo = None
             needed = seen.needed if seen is not None else None
             if predictable and needed is None:
@@ -232,10 +237,12 @@ class OptimizerSteps:
             if not predictable:
                 undo = Undo(self._runtime, optimizer, copies=seen is None)
                 self._runtime.undoes(undo)
-                # with the copies, so that they do not count as memory of the step
+                # Read the counts after making backup copies, so that these do not count as memory
+                # of the step.
                 now = engine.now()
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
-            # results of the step are weights and state, which need no recipes
+            # Results of the step are weights and state. They are never evicted, so they need no
+            # recipes.
             self._runtime.record_without_grad(False)
             driver.stepping = True
             engine.peak = now.memory

@@ -59,7 +59,8 @@ class Owners:
         """
         self._added = added
         self.optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()  #: optimizers that made a step
-        self.calls: dict[int, ModelCall] = {}  #: the first call of each model, by the model's id
+        #: the first call of each model, by the model's id, to rehearse a step
+        self.calls: dict[int, ModelCall] = {}
         self._parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
@@ -80,7 +81,7 @@ class Owners:
             return None
         model: nn.Module = frame.f_locals["self"]
         if len(self.calls) < _MOST_CALLS and id(model) not in self.calls:
-            # Some arguments allow no weak references.
+            # Some arguments of a model allow no weak references. Then its call is not recorded.
             with suppress(TypeError, RuntimeError, NotImplementedError):
                 self.calls[id(model)] = ModelCall(frame)
         return model

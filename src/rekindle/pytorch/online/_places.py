@@ -58,12 +58,14 @@ class Places:
         self.of_op: list[Place] = []
         #: If set, called at each operator of the forward pass. Returns a label to store for it.
         self.where: Callable[[], str] | None = None
-        self.said: list[str] = []  #: the label from `where`, for each operator
+        self.said: list[str] = []  #: the label that `where` returned, for each operator
         self.parameters: dict[int, str] = {}  #: path of the module that owns a parameter, by its id
-        self._running: list[str] = []  # paths of the running modules, the innermost last
-        self._paths: dict[nn.Module, str] = {}  # path of each module
+        # paths of the modules whose forward pass runs, the innermost last
+        self._running: list[str] = []
+        self._paths: dict[nn.Module, str] = {}  # path of each module from the outermost one
         self._nodes: list[int] = []  # sequence numbers of autograd nodes, ascending
-        self._made_at: list[Place] = []  # the place where each of these nodes was made
+        # for each autograd node in `_nodes`, the place where it was made
+        self._made_at: list[Place] = []
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -94,7 +96,7 @@ class Places:
         node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if node is not None:
             parameter = getattr(node, "variable", None)
-            if parameter is not None:  # the node accumulates the gradient of a parameter
+            if parameter is not None:  # this autograd node accumulates the gradient of a parameter
                 return Place(self.parameters.get(id(parameter), OUTSIDE), users_line())
             return self._made_near(node._sequence_nr())
         place = Place(self._running[-1] if self._running else OUTSIDE, users_line())
@@ -115,7 +117,7 @@ class Places:
     def _enter(self, module: nn.Module, args: Any) -> None:
         """Push the path of `module`, whose forward pass begins."""
         if torch.compiler.is_compiling():
-            return  # the modules inside compiled code are part of one operator
+            return  # modules inside compiled code are part of one operator, so they have no place
         path = self._paths.get(module)
         if path is None:
             path = self._discover(module)

@@ -23,7 +23,7 @@ from rekindle.pytorch.operators import is_plain, tensors_in
 @contextmanager
 def must_saves_seen(keep: Callable[[Tensor], object]) -> Iterator[None]:
     """Inside the block, call `keep` with each result that a selective checkpoint must save."""
-    # a class without a public name
+    # PyTorch's dispatch mode for selective checkpoints has no public name.
     mode: Any = getattr(checkpoint, "_CachingTorchDispatchMode", None)
     with ExitStack() as stack:
         if mode is not None:

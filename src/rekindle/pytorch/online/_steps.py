@@ -133,7 +133,7 @@ class Steps:
         self._starts: deque[Nanoseconds] = deque([0], maxlen=SHOWN + 1)
         self._clock, self._memory, self._lost = array("q"), array("q"), array("q")
         # Several threads can finish a step at the same time. Never wait for an engine lock while
-        # holding this lock.
+        # holding this lock, or two threads could deadlock.
         self._lock = Lock()
 
     @property

@@ -139,7 +139,9 @@ class Undo:
         self._runtime = runtime
         self._name = type(optimizer).__name__
         self._copies = copies
-        self._depth = 1  # nesting depth of profiler ranges: PyTorch makes one for each step
+        # Nesting depth of profiler ranges, to find the end of a step: PyTorch makes a range for
+        # each step.
+        self._depth = 1
         self._before: dict[int, _Before] = {}
         self._items: list[_Item] = []
         self._file: IO[bytes] | None = None
@@ -237,7 +239,7 @@ class Undo:
         try:
             write()
         except OutOfBudget:
-            # Results of the failed step may be evicted, and exceed the budget when brought back.
+            # Results of the failed step may be evicted, and may exceed the budget when recomputed.
             # Restore them without a limit.
             with self.driver.engine.without_limit():
                 write()
@@ -249,7 +251,8 @@ class Undo:
         if budget is None or engine.now().memory + home.nbytes() <= budget:
             try:
                 return self._clone(home)
-            except OutOfBudget:  # there is room, but it is reserved for small results
+            # The budget has room for the copy, but that room is reserved for small results.
+            except OutOfBudget:
                 self.driver.refused = None
         return self._outside(home) or self._clone(home)
 

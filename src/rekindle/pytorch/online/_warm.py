@@ -44,7 +44,8 @@ def _load_and_remember(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: A
     _warm.add(optimizer)
 
 
-_optimizers.load_state_dict = _load_and_remember  # replaced, because no hook covers all optimizers
+# PyTorch has no hook that covers `load_state_dict` of all optimizers, so replace the method.
+_optimizers.load_state_dict = _load_and_remember
 
 
 @final

@@ -12,8 +12,9 @@ from rekindle.pytorch.tensors import privately, whole
 
 Fingerprint = bytes
 
-_WORDS = 1 << 20  #: words of 8 bytes to sum at a time, which takes 16 MiB of temporary memory
-_GOLDEN = -7046029254386353131  #: 2**64 / golden ratio: successive multiples differ in all bits
+_WORDS = 1 << 20  #: number of 8-byte words to sum at a time, so that temporary memory takes 16 MiB
+#: factor of a hash (2**64 / golden ratio), whose successive multiples differ in all bits
+_GOLDEN = -7046029254386353131
 
 
 def fingerprint_of(tensor: Tensor) -> Fingerprint:

@@ -64,7 +64,7 @@ class _Watch:
         execute = loader.exec_module
 
         def execute_and_tell(module: ModuleType) -> None:
-            # several `_Watch` objects may have replaced the method
+            # Several `_Watch` objects may have replaced this loader's method.
             vars(loader).pop("exec_module", None)
             execute(module)
             if self._imported is not None:

@@ -229,7 +229,9 @@ class Operator:
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
-        self.overload = func  # kept alive, because `_known` identifies it by its id
+        # Kept alive, because the cache `_known` identifies an overload by its id, which could be
+        # reused.
+        self.overload = func
         self.name: str = schema.name
         #: The function to call on meta tensors for the sizes of the results. It is the operator
         #: itself, without the slower Python wrapper.
@@ -345,6 +347,6 @@ _known: dict[int, Operator] = {}
 
 def operator(func: Any) -> Operator:
     """Return the properties of `func`, an `OpOverload`."""
-    # look up by id: the hash of an overload is slow, because it is implemented in Python
+    # Look up by id, because the hash of an overload is slow (implemented in Python).
     found = _known.get(id(func))
     return _known.setdefault(id(func), Operator(func)) if found is None else found

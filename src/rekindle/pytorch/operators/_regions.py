@@ -156,7 +156,8 @@ def _is_forward(arguments: list[fx.Node]) -> bool:
 
 def _written(nodes: list[fx.Node]) -> set[fx.Node]:
     """Return the arguments that the graph writes, directly or through views."""
-    # For each node, the argument whose memory it shares: it is the argument or a view of it.
+    # For each node of the graph, the argument of the graph whose memory it shares: the node is that
+    # argument or a view of it.
     owner = {node: node for node in nodes if node.op == "placeholder"}
     written: set[fx.Node] = set()
     for node in nodes:

@@ -47,7 +47,7 @@ class _Mark:
 
 
 EXTRA = _Mark("extra")
-# marks, because True == 1, but operators distinguish them
+# Marks for True and False: True == 1 in Python, but operators distinguish True from 1.
 TRUE, FALSE = _Mark("true"), _Mark("false")
 _HASHABLE = (
     str,
@@ -67,7 +67,8 @@ class Invocation:
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operator = operator
         self.tensors: list[Tensor] = []  #: tensors among the arguments, in order
-        self.extras: list[Any] = []  #: arguments that are not in the key: floats, generators
+        #: arguments that are not part of the signature's key: floats, generators
+        self.extras: list[Any] = []
         self.opaque = False  #: True if an argument is a tensor without a geometry (sparse, nested)
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
@@ -77,7 +78,9 @@ class Invocation:
         if self.extras:
             if self.opaque:
                 parts[1] = (len(args), *map(_size_of_opaque, self.extras))
-            elif not self.tensors:  # as in arange(0.0, 1.0, 0.1), floats determine the size
+            # Without a tensor argument, as in arange(0.0, 1.0, 0.1), floats determine the size of
+            # the result.
+            elif not self.tensors:
                 parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
         self.key = tuple(parts)
 
@@ -91,7 +94,8 @@ class Invocation:
                 if arg.layout is not STRIDED:
                     self._take_opaque(arg, parts)
                     continue
-                # As in `geometry_of`, inlined because this is the most frequent call.
+                # The same as `geometry_of`, but inlined, because tensors are the most frequent
+                # arguments.
                 try:
                     key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
                 except RuntimeError:  # a nested tensor has memory but no shape
@@ -147,7 +151,8 @@ class Signature:
     ) -> None:
         self.operator = operator
         self.key = key
-        self._device = device  # `rounded` needs it: each device's allocator rounds differently
+        # The device, because each device's allocator rounds sizes differently (`rounded`).
+        self._device = device
         #: Total bytes of the storages that a call makes, or an upper bound. Negative: unknown.
         self.needed: Bytes = -1
 
@@ -209,7 +214,8 @@ class Signature:
             return max((*plain, *nested), default=0)
         try:
             return self._bytes_on_meta(extras)
-        except Exception:  # if the arguments are wrong, the operator itself raises later
+        # If the arguments are wrong, predict nothing: the operator itself raises later.
+        except Exception:
             counts = (g.size.numel() * max(len(g.size), 1) for g in self.geometries())
             return 8 * max(counts, default=0) * operator.results
 
@@ -226,7 +232,8 @@ class Signature:
         results = tensors_in(result)
         total = 0
         for tensor in results:
-            if tensor.layout is torch.strided:  # a new storage, or one that `out=` has enlarged
+            # This storage is new, or the program's `out=` tensor was enlarged.
+            if tensor.layout is torch.strided:
                 home = tensor.untyped_storage()
                 size = self.rounded(home.nbytes())
                 total += max(0, size - known.get(home._cdata, 0))

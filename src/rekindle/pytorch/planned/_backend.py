@@ -120,7 +120,8 @@ class Backend:
         self.when_compiled: Callable[[], None] = lambda: None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: tuple[Bytes, Bytes] = (0, 0)
-        self._segments: dict[Segment, None] = {}  # keys only: keeps the segments alive
+        # Only the keys matter: they keep the compiled segments alive.
+        self._segments: dict[Segment, None] = {}
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._same_shapes(module, inputs)
@@ -132,7 +133,7 @@ class Backend:
         try:
             compiled = self._compiled(module, inputs)
         except BaseException:
-            # the graph did not compile, so it needs no share of the budget
+            # The graph did not compile, so it needs no share of the budget.
             self.graphs.pop(_frame(), None)
             raise
         finally:

@@ -130,7 +130,7 @@ def _generator(args: Any, kwargs: dict[str, Any]) -> torch.Generator:
     return generator_of(tensors_in(args), [], kwargs.get("device"))
 
 
-#: Plain functions in place of higher-order operators, which cannot run inside a dispatch mode.
+#: Plain functions that replace higher-order operators, which cannot run inside a dispatch mode.
 _PLAIN: dict[Any, Any] = {
     run_and_save_rng_state: _run_and_save,
     run_with_rng_state: _run_with,

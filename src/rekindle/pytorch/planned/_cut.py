@@ -48,9 +48,12 @@ from rekindle.pytorch.planned._joint import (
 )
 from rekindle.pytorch.planned._segments import Segment, segment_of
 
-WORTH = 0.004  #: least saving of a segment, as a fraction of the bytes of all light operators
-CALL_BYTES = 8 << 10  #: overhead of one operator call, as the bytes that it could move meanwhile
-MOST_OPERATORS = 32  #: most operators in a segment; more take more compile time and memory
+#: least saving of memory traffic by a compiled segment, as a fraction of the bytes that all light
+#: operators move
+WORTH = 0.004
+#: overhead of one operator call, as the number of bytes that it could move in this time
+CALL_BYTES = 8 << 10
+MOST_OPERATORS = 32  #: most operators in a compiled segment; more take more compile time and memory
 #: Names of operators that are light although they are not tagged as pointwise or as a reduction.
 LIGHT = {
     "_adaptive_avg_pool2d",

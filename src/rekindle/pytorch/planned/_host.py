@@ -26,7 +26,8 @@ from rekindle.pytorch.swap import Copies, HostMemory, Transfers
 from rekindle.pytorch.tensors import Geometry, geometry_of, privately
 
 CALL = "rekindle.plan(model, x, {})"
-SLACK = 0.9  # share of a measured bandwidth that plans may use; the program needs some of it, too
+# Fraction of a measured bandwidth that plans may use, because the program needs some of it too.
+SLACK = 0.9
 
 
 def host_for(
@@ -77,13 +78,14 @@ class Host:
         self._lock = threading.Lock()
         self._numbers = map(StorageId, itertools.count())
         self._tickets: WeakValueDictionary[int, _Ticket] = WeakValueDictionary()
-        self._freed: deque[StorageId] = deque()  # copies whose ticket nothing refers to
-        # copies to the host that nothing has waited for -> bytes
+        self._freed: deque[StorageId] = deque()  # host copies to which no ticket refers any more
+        # copies to the host that nothing has waited for yet, with their bytes
         self._out: dict[StorageId, Bytes] = {}
-        self._back: set[StorageId] = set()  # copies from the host that nothing has waited for
-        # storages that were evicted while their copy in `_out` runs
+        self._back: set[StorageId] = set()  # copies from the host that nothing has waited for yet
+        # storages that the graph evicted while their copy to the host still runs
         self._leaving: set[StorageId] = set()
-        self._lost: dict[StorageId, str] = {}  # copies to the host that failed -> why
+        # copies to the host that failed, each with the reason
+        self._lost: dict[StorageId, str] = {}
 
     @property
     def transfers(self) -> Transfers:
@@ -140,7 +142,7 @@ class Host:
         with privately(), self._lock:
             self._tidy()
             taken = sum(self._out[number] for number in self._leaving)
-            # sorted, because copies end in the order in which they began
+            # Sorted by number, because copies end in the order in which they began.
             for number in sorted(self._leaving):
                 if taken <= allowed:
                     break
@@ -160,7 +162,8 @@ class Host:
             found = self._ticket_of(ticket)
             if found.number in self._out:
                 self._finish_out(found.number)
-            if found.number in self._back:  # the last pass failed and left this copy unfinished
+            # The last pass of the graph failed, and left this copy from the host unfinished.
+            if found.number in self._back:
                 self._finish_back(found.number)
             why = self._lost.get(found.number, "")
             home = self._copies.store.new_home(found.nbytes)
@@ -218,7 +221,9 @@ class Host:
         """
         for number in list(self._out):
             if not self._copies.ended(number):
-                break  # copies end in the order in which they began, so the others run, too
+                # Copies end in the order in which they began, so the later ones are still running
+                # too.
+                break
             self._finish_out(number)
         self._leaving &= self._out.keys()
         for _ in range(len(self._freed)):
@@ -279,4 +284,5 @@ class _Ticket(bytearray):
 
     def __del__(self) -> None:
         if self.written:
-            self._freed.append(self.number)  # the garbage collector may run at any point
+            # Only append here: the garbage collector may call this at any point of other code.
+            self._freed.append(self.number)

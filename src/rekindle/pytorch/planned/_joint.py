@@ -150,7 +150,7 @@ class Joint:
             for each, result in zip(described, results, strict=False)
             if hasattr(each, "mutated_input")
         }
-        # Inductor puts such writes into the graph itself, at its end
+        # Inductor puts writes into inputs into the graph itself, at its end.
         for node in self.module.graph.nodes:
             if mutates(node) and node.args[0] in self.primals:
                 found[node.args[0]] = node.args[1]
@@ -221,7 +221,8 @@ class Joint:
         aliases = [inputs[each.alias] if each.alias >= 0 else None for each in price.results]
         self.nodes.append(node)
         results = price.results
-        if mutates(node):  # the result is the argument that the operator wrote, not a new value
+        # The result is the argument that the operator wrote, and not a new value.
+        if mutates(node):
             for index, alias in enumerate(aliases):
                 if alias is not None:
                     self.value[node, index] = alias
@@ -314,7 +315,7 @@ def is_random(node: fx.Node) -> bool:
         return False
     name = target._schema.name
     if name.startswith("prims::inductor_"):
-        return False  # deterministic: the seed is an argument, which another operator drew
+        return False  # Deterministic: the random seed is an argument, which another operator drew.
     return torch.Tag.nondeterministic_seeded in target.tags or name in UNTAGGED_RANDOM
 
 

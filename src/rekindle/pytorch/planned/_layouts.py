@@ -48,7 +48,8 @@ def lay_out(
         prices: Returns the measured costs and results of operator calls.
     """
     _spread(module.graph, _masks(module.graph))
-    while True:  # ends, because each round corrects at least the first wrong operator
+    # The loop ends, because each round corrects at least the first operator with wrong strides.
+    while True:
         calls = [node for node in module.graph.nodes if is_call(node)]
         found = prices(calls)
         wrong = {
