@@ -42,7 +42,8 @@ from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._host import HostMemory
 from rekindle.schedule import Action, Compute, SwapIn
 
-_LEFT_FREE: Final = 1 / 16  # share of the budget that `Engine.prefetch` leaves free
+# fraction of the budget that `Engine.prefetch` leaves free for the next operators
+_LEFT_FREE: Final = 1 / 16
 
 
 @final
@@ -111,7 +112,7 @@ class Engine(Exchange):
             kept only to recompute it.
         """
         storage.held = False
-        # a storage that is not resident was evicted before
+        # the engine evicted the storage before the program freed it
         if not storage.resident or not storage.consumers:
             return self._prune(storage)
         # Recomputations of other storages may still read this storage, so it stays in the graph,
@@ -232,12 +233,12 @@ class Engine(Exchange):
         storage.nbytes = nbytes
 
     def _link(self, call: Call) -> None:
-        """Enter `call` and its new storages into the graph."""
+        """Add `call` and its new storages to the engine's graph."""
         for storage in call.made:
             self._storages[storage] = None
             storage.cost = call.cost
             storage.replayable = call.replayable
-        # some outputs are views of storages that exist already
+        # some outputs of the call are views of storages that exist already
         if len(call.made) < len(call.outputs):
             for storage in call.storages():
                 if storage.makers[0] is not call:
@@ -426,7 +427,7 @@ class Engine(Exchange):
                 missing = self._next_missing(frame)
                 comes = missing is not None and self._copies(missing)
                 if missing is not None and not comes:
-                    # Recompute this input first: its call gets a frame, the state of a call in
+                    # Recompute this input first. Its call gets a frame: the state of a call in
                     # progress.
                     if missing.call in calls:
                         raise Cyclic
@@ -475,7 +476,7 @@ class Engine(Exchange):
                     yield from self._swap_out(storage, host)
 
     def _open(self, frame: Frame, eager_locks: bool) -> None:
-        """Queue the inputs of a call to be locked; if `eager_locks`, lock resident ones now."""
+        """Queue the inputs of a call to be locked; if `eager_locks`, lock those in memory now."""
         for value in frame.call.inputs:
             storage = value.storage
             self._touch(storage)
@@ -487,7 +488,7 @@ class Engine(Exchange):
         frame.pending.reverse()
 
     def _next_missing(self, frame: Frame) -> Value | None:
-        """Lock the queued inputs up to the first that is missing, and return that one."""
+        """Lock the queued inputs of a call up to the first that is evicted, and return that one."""
         while frame.pending:
             if not frame.pending[-1].defined:
                 return frame.pending[-1]
@@ -522,12 +523,12 @@ class Engine(Exchange):
             copied = [s for s in call.made if s.on_host and not s.resident and s is not wanted]
             self._readmit(frame, in_place)
             unasked = [storage for storage in call.made if storage not in self._storages]
-            # dead outputs, which were recomputed together with the wanted one
+            # outputs that nothing can use, recomputed together with the wanted one
             for storage in unasked:
                 storage.resident = False
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
-            # other outputs, which need no memory because the host has a copy
+            # other outputs of the call, which need no memory because the host has a copy
             for storage in copied:
                 if storage in self._storages:
                     yield from self._evict(storage)
@@ -547,7 +548,8 @@ class Engine(Exchange):
         if self.memory + call.workspace > self.peak:
             self.peak = self.memory + call.workspace
         for storage in call.made:
-            if storage.resident:  # it was resident already, so the driver frees this second copy
+            # this output was in memory already, so the driver frees the recomputed copy
+            if storage.resident:
                 self.memory -= storage.nbytes
             else:
                 storage.resident = True

@@ -38,7 +38,7 @@ class Exchange(Ledger):
         assert swap is None or (rules.dead == "evict" and not rules.quirks), "swap needs RIGHT"
         super().__init__(budget, policy, rules)
         self.host = None if swap is None else HostMemory(swap)
-        #: Dead storages whose copy on the host is not discarded yet.
+        #: Storages that nothing refers to, whose copy on the host is not discarded yet.
         self.discarded: list[Storage] = []
         #: True while a plan decides what to copy: the engine copies only values without a recipe.
         self.planned = False
@@ -68,8 +68,8 @@ class Exchange(Ledger):
             if victim is not None:
                 yield from self._send(victim, host)
             elif host.saving or host.coming:
-                # Every storage that is not in transfer is in use. Wait for the transfers: a storage
-                # is locked until its transfer ends.
+                # Every storage that is not in transfer is in use. Wait for the transfers to or from
+                # the host: a storage is locked until its transfer ends.
                 yield from self._unlock_saved(host, all_of_them=True)
                 yield from self._unlock_prefetched(host, all_of_them=True)
             else:
@@ -202,7 +202,8 @@ class Exchange(Ledger):
         host.take(storage)
         host.link.send(storage.nbytes, self.clock)
         self._reprice(storage)
-        self._classify(storage)  # it may have been excluded before, when the host had no room
+        # the storage may have been excluded before, when the host had no room for its copy
+        self._classify(storage)
         self.subject = storage
         yield SwapOut(storage.id, keep=True)
 

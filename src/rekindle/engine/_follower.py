@@ -60,7 +60,8 @@ class Follower:
         freed = {~move for move in route.moves if move < 0}
         self._named = restored.union(route.kept, copied, freed)
         self._storages: dict[int, Storage] = {}
-        self._late: list[int] = []  # storages whose swap-in is due, but did not fit yet
+        # storages whose swap-in is due by the plan, but which did not fit into memory yet
+        self._late: list[int] = []
 
     def made(self, number: int, storage: Storage) -> None:
         """Register `storage`, which the program just made, as storage `number` of the plan."""

@@ -53,7 +53,8 @@ class Frame:
         self.wanted = wanted
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
-        #: True once its locked inputs were swapped out to make room for a call that it waits for
+        #: the inputs that this call had locked were swapped out, to make room for a call that it
+        #: waits for
         self.gave_up = False
 
     def may_consume(self) -> bool:

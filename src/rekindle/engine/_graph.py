@@ -56,21 +56,23 @@ class Storage:
         #: of a transfer from the host.
         self.cost: Nanoseconds = 0
         self.last_access: Nanoseconds = 0
-        #: rank among the candidates for eviction, by age; negative: it is no candidate
+        #: rank by age among the candidates for eviction; negative: the storage is no candidate
         self.order = -1
-        self.locks = 0  #: number of calls in progress that read it
+        #: number of calls in progress that read the storage; it stays in memory meanwhile
+        self.locks = 0
         self.references = 0  #: number of the program's references that permit eviction
         self.held = False  #: variables of the program hold this storage (user-held)
-        #: may be evicted while it is held, because the driver restores it when it is read
+        #: the storage may be evicted while variables hold it, because the driver restores it when
+        #: it is read
         self.evictable_while_held = False
-        self.pinned = False  #: stays in memory while anything refers to it
+        self.pinned = False  #: the storage stays in memory while anything refers to it
         self.resident = False
-        #: the host has a copy, from which it can be swapped in instead of being recomputed
+        #: the host has a copy of the storage, which can be swapped in instead of recomputing
         self.on_host = False
         #: True if the program has freed this storage, which has no recipe, and may bring the same
         #: contents back later. Until then nothing can be recomputed from it.
         self.absent = False
-        self.replayable = True  #: all calls that made it can be recomputed
+        self.replayable = True  #: all calls that made the storage can be recomputed
         #: the values in this storage: first the whole contents, then the views
         self.values: list[Value] = []
         #: Calls that made the values of this storage, each once. Empty if the storage is not in the
@@ -78,7 +80,7 @@ class Storage:
         self.makers: list[Call] = []
         self.consumers: dict[
             Call, None
-        ] = {}  #: recomputable calls that read it, except those that only make views of it
+        ] = {}  #: recomputable calls that read the storage, except those that only make views of it
         self.payload: Any = None
 
     def parents(self) -> list[Storage]:
@@ -203,8 +205,9 @@ class Call:
         self.outputs: list[Value] = []
         #: new storages among those of the outputs; a view makes none
         self.made: list[Storage] = []
-        self.nbytes: Bytes = 0  #: total size of `made`
-        self.workspace: Bytes = 0  #: bytes needed while it runs, in addition to `nbytes`
+        self.nbytes: Bytes = 0  #: total bytes of the storages in `made`
+        #: bytes that the call needs while it runs, in addition to its new storages
+        self.workspace: Bytes = 0
         #: For a call in place: pairs of an output and the input whose storage it takes over.
         self.overwrites: Sequence[tuple[Value, Value]] = ()
         self.replayable = replayable

@@ -31,8 +31,8 @@ class Ledger:
         self.unlisted: Bytes = 0  #: part of `memory` in storages outside the graph
         self.peak: Bytes = 0
         self.clock: Nanoseconds = 0
-        self.compute_ns: Nanoseconds = 0  #: time spent in first executions
-        self.recompute_ns: Nanoseconds = 0  #: time spent in recomputation
+        self.compute_ns: Nanoseconds = 0  #: time (ns) that first executions of calls took
+        self.recompute_ns: Nanoseconds = 0  #: time (ns) that recomputations took
         #: the storage or the call that the action just yielded is about
         self.subject: Storage | Call | None = None
         #: User-held storages from which nothing in the graph is computed.
@@ -43,8 +43,9 @@ class Ledger:
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
             self._chooser = NullChooser(self._chooser)
-        self.reserve: dict[Storage, None] = {}  #: user-held storages to evict as a last resort
-        self._order = 0  # number of times that a storage became a candidate
+        #: user-held storages that may be evicted only as a last resort
+        self.reserve: dict[Storage, None] = {}
+        self._order = 0  # number of times so far that a storage became a candidate for eviction
         # All storages that are resident or may be recomputed.
         self._storages: dict[Storage, None] = {}
 
@@ -174,7 +175,7 @@ class Ledger:
             return self._banish(storage)
         freed: list[Storage] = []
         if self.rules.quirks:
-            return freed  # in the DTR authors' simulator, the graph only grows
+            return freed  # in the DTR authors' simulator, nothing leaves the graph
         unneeded = [storage]
         while unneeded:
             storage = unneeded.pop()
@@ -278,11 +279,13 @@ class Ledger:
         return [storage for storage in unrecomputable if storage.consumers and storage.resident]
 
     def _touch(self, storage: Storage) -> None:
-        """Set the last access of `storage` to now."""
+        """Set the last access of `storage` to the engine's clock."""
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
             return
         storage.last_access = self.clock
-        if storage.order >= 0:  # still a candidate: one of its views is missing, or locks come late
+        # A storage that a call reads is still a candidate if one of its views is missing, or if
+        # inputs are locked late.
+        if storage.order >= 0:
             self._chooser.touched(storage)
 
     # -- candidates -----------------------------------------------------------------------------

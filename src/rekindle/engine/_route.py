@@ -45,14 +45,16 @@ class Route:
         stops: list[int] = []
         moves: list[int] = []
         restores: list[tuple[StorageId, ...]] = []
-        copies: list[tuple[int, int]] = []  # (index in `moves`, the number in `Route.copies`)
+        # pairs: an index in `moves`, and the number of the copy in `Route.copies`
+        copies: list[tuple[int, int]] = []
         kept: dict[StorageId, None] = {}
-        untouched: set[StorageId] = set()  # storages that the schedule has not evicted so far
+        # storages that the schedule has not evicted up to this action
+        untouched: set[StorageId] = set()
         death = _deaths(trace)
 
         def copy(number: int) -> None:
             copies.append((len(moves), number))
-            moves.append(0)  # filled in below, once the number of `restores` is known
+            moves.append(0)  # filled in below, once the number of groups in `restores` is known
 
         def keep_for(read: set[StorageId]) -> None:
             dead = [each for each in read & untouched if death[each] <= len(stops)]
@@ -69,13 +71,14 @@ class Route:
                     if not keep:
                         moves.append(~storage)
                         untouched.discard(storage)
-                case Compute(op) if op == len(stops):  # first run of the operator
+                # the schedule runs the operator for the first time
+                case Compute(op) if op == len(stops):
                     stops.append(len(moves))
                     untouched.update(trace.new_storages(trace.ops[op]))
                 case Compute(op):
                     keep_for({trace.values[value] for value in trace.ops[op].inputs})
                     made = tuple(trace.new_storages(trace.ops[op]))
-                    # else the call only makes views, which are restored together with their base
+                    # else the call only makes views, which are restored together with their storage
                     if made:
                         moves.append(len(restores))
                         restores.append(made)
