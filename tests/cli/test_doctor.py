@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 import rekindle
 from rekindle import native, pytorch
-from rekindle.cli import main
+from rekindle.cli import doctor, main
 
 
 def _doctor() -> Result:
@@ -38,6 +38,16 @@ def test_doctor_shows_versions_native_core_and_cache_folders() -> None:
     assert _row(done.output, "native core") == "compiled"
     assert _row(done.output, "device").startswith("cpu, ")
     assert "To do" not in done.output
+
+
+def test_doctor_without_torch_names_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    done = _doctor()
+    assert done.exit_code == 1
+    assert _row(done.output, "torch") == "not installed"
+    assert "torch: pip install torch" in done.output.partition("To do:")[2]
 
 
 @pytest.mark.usefixtures("nothing_found")

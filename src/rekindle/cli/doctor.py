@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ class Row:
 @click.command(
     epilog=examples(
         "rekindle doctor",
-        exits="1: the native core is missing.",
+        exits="1: PyTorch or the native core is missing.",
     )
 )
 @click.pass_context
@@ -74,6 +75,9 @@ def _versions() -> Iterator[Row]:
 
 
 def _torch() -> Iterator[Row]:
+    if find_spec("torch") is None:
+        yield Row("torch", "not installed", "pip install torch", needed=True)
+        return
     from rekindle.pytorch import environment
 
     found = environment()

@@ -209,6 +209,44 @@ def test_budget_that_error_suggests_is_at_most_plain_peak(monkeypatch: pytest.Mo
     assert tried.suggest_after(1_100, 1_150, 1_170) == 1_170
 
 
+def test_budget_after_suggested_one_failed_exceeds_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each retry of this program would get past one tensor of four bytes."""
+    monkeypatch.setenv("REKINDLE_CACHE", "off")
+    tried = BudgetHistory()
+    assert tried.suggest_after(6_400, 6_404, 6_404) == 6_404
+    assert tried.suggest_after(6_404, 6_408, 6_408) == 6_408 + 100
+
+
+def test_out_of_budget_of_kept_results_names_recomputable() -> None:
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 2
+
+    weight = vector(True)
+
+    def chain(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
+        with pytest.raises(OutOfBudget) as caught, rekindle.budget(8 * VECTOR, evict="saved"):
+            held = [weight]
+            for _ in range(20):
+                held.append(function(held[-1]))
+        return str(caught.value)
+
+    line = "rekindle.recomputable(TheFunction)"
+    assert line in chain(Kept.apply)
+    assert line not in chain(torch.sin)
+
+
+def test_exit_of_budget_that_was_not_entered_is_refused() -> None:
+    with pytest.raises(rekindle.Unsupported, match=r"was not entered, or has ended"):
+        rekindle.budget(VECTOR).__exit__(None, None, None)
+
+
 def test_report_shows_peak_evictions_and_time_lost() -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:

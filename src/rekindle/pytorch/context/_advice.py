@@ -14,7 +14,7 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.native import Kept
-from rekindle.pytorch.online import KEPT, OPTIMIZER, PROGRAM
+from rekindle.pytorch.online import FOR_KEPT, KEPT, OPTIMIZER, PROGRAM
 
 #: Fraction of the peak of memory. A category of memory above it gets a sentence of advice.
 _MUCH = 0.2
@@ -101,7 +101,8 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
             kept,
             (
                 f"{format_bytes(kept)} at the peak cannot be recomputed: results of custom "
-                "autograd.Functions, of collectives, or of kernels that PyTorch does not see."
+                "autograd.Functions, of collectives, or of kernels that PyTorch does not see. "
+                f"{FOR_KEPT}."
             ),
         )
     others = max((nbytes for name, nbytes in held.items() if name != OPTIMIZER), default=0)

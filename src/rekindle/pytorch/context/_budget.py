@@ -307,7 +307,12 @@ class budget:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._stack is not None
+        if self._stack is None:
+            raise Unsupported(
+                "rekindle.budget(...).__exit__: this budget was not entered, or has ended. Call "
+                "__exit__ of the object whose __enter__ was called, or write "
+                "with rekindle.budget(...) as run:"
+            )
         driver, run = self._runtime.driver, self._run
         try:
             with notes_added_to(error):

@@ -19,6 +19,7 @@ from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
 from rekindle.pytorch.online._explain import IN_USE as IN_USE
 from rekindle.pytorch.online._explain import INPUTS as INPUTS
+from rekindle.pytorch.online._explain import FOR_KEPT as FOR_KEPT
 from rekindle.pytorch.online._explain import KEPT as KEPT
 from rekindle.pytorch.online._explain import OPTIMIZER as OPTIMIZER
 from rekindle.pytorch.online._explain import PARAMETERS as PARAMETERS

@@ -44,6 +44,9 @@ class BudgetHistory:
     #: If a budget that a forecast suggested fails, the next suggestion is a tenth (2 / FIRST)
     #: larger.
     FIRST = 20
+    #: If a suggested budget fails, the next one is at least 1/SLACK above `smallest`, even if plain
+    #: PyTorch holds less at this operator. Else each retry may get past a single small tensor.
+    SLACK = 64
     MOST = 64  #: most programs to store, and most failed budgets for each
 
     def __init__(self) -> None:
@@ -60,10 +63,14 @@ class BudgetHistory:
         Args:
             budget: The budget that failed.
             smallest: The smallest budget that probably gets past this operator.
-            most: The largest budget to suggest.
+            most: The largest budget to suggest. If a suggested budget failed, the next one may be
+                larger by 1/`SLACK` of `smallest`.
         """
         before = self._named.get(budget, self._stride_before(budget))
-        stride = 0 if before is None else max(2 * before, smallest - budget)
+        stride = 0
+        if before is not None:
+            stride = max(2 * before, smallest - budget, smallest // self.SLACK)
+            most = max(most, smallest + smallest // self.SLACK)
         worth_trying = min(smallest + min(stride, smallest // self.CAP), most)
         self._met[budget] = Shortage(budget, smallest, worth_trying)
         worth_trying = max(worth_trying, self._at_the_end(budget, smallest))

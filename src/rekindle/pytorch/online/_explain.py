@@ -26,6 +26,11 @@ PAST_MORE = (
     "The last suggested budget was also too small, this one leaves memory for later operators"
 )
 NOT_MEASURED = "The workspace of this operator was never measured, a budget that may suffice for it"
+#: The line of an error or a report on results that are kept.
+FOR_KEPT = (
+    "If a custom autograd.Function made what is kept, Rekindle can recompute it: "
+    "rekindle.recomputable(TheFunction)"
+)
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
@@ -97,12 +102,15 @@ def out_of_budget(
     if inside:
         needs += f", {format_bytes(inside)} of it as workspace"
     share = inside / max(1, shortage.needed)
-    remedy = remedy_for(operator, share) if 4 * shortage.needed > shortage.budget else ""
+    remedies = [
+        remedy_for(operator, share) if 4 * shortage.needed > shortage.budget else "",
+        FOR_KEPT if 4 * now.categories.get(KEPT, 0) > shortage.budget else "",
+    ]
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
         f"  at {where}" if where else "  (in the backward pass)",
         *table_of(now.categories),
-        *([remedy] if remedy else []),
+        *filter(None, remedies),
         HOW_TO_REHEARSE,
         f"{NOT_MEASURED if likely else named}: rekindle.budget({worth_trying})",
     ]
