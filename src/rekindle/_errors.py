@@ -137,9 +137,10 @@ class OutOfBudget(RekindleError, MemoryError):
         held: Bytes that cannot be evicted, by category.
         smallest_budget: The smallest budget with which this operator runs, if `needed` is exact; a
             later operator may need more.
-        worth_trying: The budget that the message names, never above the peak of plain PyTorch if
-            `needed` is exact. It is `smallest_budget`, or more if budgets named before were too
-            small, or the budget for whole steps after `rehearse()`.
+        worth_trying: The budget that the message names: `smallest_budget`, or more if budgets named
+            before were too small, or the budget for whole steps after `rehearse()`. If `needed` is
+            exact, it is at most the peak of plain PyTorch, or 1.6 % above that peak if a named
+            budget has failed.
         operator: The name of the operator that does not fit.
         where: The source line that called this operator, as "file:line".
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -160,10 +162,10 @@ def test_smallest_budget_that_error_names_suffices() -> None:
     assert caught.value.smallest_budget > smallest
 
 
-def test_out_of_budget_of_held_chain_suggests_at_most_plain_peak() -> None:
+def test_out_of_budget_of_held_chain_suggests_about_plain_peak() -> None:
     """Each iteration of the loop needs one vector more.
 
-    A single suggestion must be enough.
+    The first suggestion is at most the plain peak; later ones may be 1/`SLACK` above it.
     """
     weight = vector(True)
 
@@ -185,9 +187,11 @@ def test_out_of_budget_of_held_chain_suggests_at_most_plain_peak() -> None:
         except OutOfBudget as error:
             errors.append(error)
             budget = error.worth_trying
-    assert budget <= free.peak
+    most = free.peak + free.peak // BudgetHistory.SLACK
+    assert errors[0].worth_trying <= free.peak
     for error in errors:
-        assert error.smallest_budget <= error.worth_trying <= free.peak
+        assert error.smallest_budget <= free.peak
+        assert error.smallest_budget <= error.worth_trying <= most
         named = re.findall(r"rekindle\.budget\((\d+)\)", str(error))
         assert named == [str(error.worth_trying)]
 
@@ -230,16 +234,18 @@ def test_out_of_budget_of_kept_results_names_recomputable() -> None:
 
     weight = vector(True)
 
-    def chain(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
-        with pytest.raises(OutOfBudget) as caught, rekindle.budget(8 * VECTOR, evict="saved"):
-            held = [weight]
-            for _ in range(20):
-                held.append(function(held[-1]))
-        return str(caught.value)
+    @rekindle.budget(8 * VECTOR, evict="saved")
+    def chain(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        held = [weight]
+        for _ in range(20):
+            held.append(function(held[-1]))
 
     line = "rekindle.recomputable(TheFunction)"
-    assert line in chain(Kept.apply)
-    assert line not in chain(torch.sin)
+    with pytest.raises(OutOfBudget, match=re.escape(line)):
+        chain(Kept.apply)
+    with pytest.raises(OutOfBudget) as caught:
+        chain(torch.sin)
+    assert line not in str(caught.value)
 
 
 def test_exit_of_budget_that_was_not_entered_is_refused() -> None:

@@ -16,10 +16,10 @@ from rekindle.pytorch.online._device import device_of_program as device_of_progr
 from rekindle.pytorch.online._device import elsewhere as elsewhere
 from rekindle.pytorch.online._device import same_device as same_device
 from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
+from rekindle.pytorch.online._explain import FOR_KEPT as FOR_KEPT
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
 from rekindle.pytorch.online._explain import IN_USE as IN_USE
 from rekindle.pytorch.online._explain import INPUTS as INPUTS
-from rekindle.pytorch.online._explain import FOR_KEPT as FOR_KEPT
 from rekindle.pytorch.online._explain import KEPT as KEPT
 from rekindle.pytorch.online._explain import OPTIMIZER as OPTIMIZER
 from rekindle.pytorch.online._explain import PARAMETERS as PARAMETERS
