@@ -458,15 +458,12 @@ class _Plans:
     def __call__(self, trace: Trace, budget: Bytes) -> Plan:
         planner = _planner(self._planner, self._swap)
         problem = Problem.of(trace)
-        progress = self._progress
+        with self._progress as progress:
 
-        def watch(step: Progress) -> None:
-            progress(f"{planner.name}: {step.note}")
+            def watch(step: Progress) -> None:
+                progress(f"{planner.name}: {step.note}")
 
-        try:
             found = planner.plan(problem, budget, watch=watch)
-        finally:
-            progress.done()
         key = trace, planner
         while len(_known) >= _MOST_KNOWN and key not in _known:
             del _known[next(iter(_known))]

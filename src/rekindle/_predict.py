@@ -79,9 +79,8 @@ def profile(
     if budget is not None and budget != "auto":
         budget = parse_bytes(budget, line="rekindle.profile(step, budget={})")
     policy = policy_of(policy)
-    progress = ProgressLine()
-    show = watch or progress
-    try:
+    with ProgressLine() as progress:
+        show = watch or progress
         seen = observe(
             step,
             amount=budget,
@@ -101,8 +100,6 @@ def profile(
             policy,
             watch=lambda done, of: show(f"simulating budget {done + 1} of {of}"),
         )
-    finally:
-        progress.done()
     again = prices().again
 
     def choice(point: Point) -> Choice:

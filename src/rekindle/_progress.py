@@ -1,13 +1,13 @@
 """Show the progress of a slow function: one line on a terminal, now and then a line in a log.
 
-The planners, `rekindle.max_batch` and `rekindle.sequential` use it.
+The planners, `rekindle.profile`, `rekindle.max_batch` and `rekindle.sequential` use it.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Final, final
+from typing import Final, Self, final
 
 SECONDS: Final = 2.0
 """Work that takes less than this shows no line."""
@@ -21,13 +21,20 @@ class ProgressLine:
     """Progress line on a terminal: it appears after `SECONDS` of work, and `done()` erases it.
 
     Call the object with a text to update the line. If standard error is not a terminal, a new line
-    is written every `LOG_SECONDS` of work, and `done()` erases nothing.
+    is written every `LOG_SECONDS` of work, and `done()` erases nothing. As a context manager the
+    object calls `done()` at the end.
     """
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._shown = 0.0
         self._logged = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.done()
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()

@@ -199,19 +199,16 @@ def _progress(name: str, quiet: bool) -> Generator[Watch | None]:
         return
     from rekindle.planners import Progress
 
-    line = ProgressLine()
+    with ProgressLine() as line:
 
-    def watch(step: Progress) -> None:
-        best = "none yet" if step.incumbent_ns is None else format_ns(step.incumbent_ns)
-        state = f"{name}: {step.seconds:.0f} s, plan {best}, bound {format_ns(step.bound_ns)}"
-        if step.incumbent_ns:
-            state += f", gap {(step.incumbent_ns - step.bound_ns) / step.incumbent_ns:.2%}"
-        line(f"{state} ({step.note})")
+        def watch(step: Progress) -> None:
+            best = "none yet" if step.incumbent_ns is None else format_ns(step.incumbent_ns)
+            state = f"{name}: {step.seconds:.0f} s, plan {best}, bound {format_ns(step.bound_ns)}"
+            if step.incumbent_ns:
+                state += f", gap {(step.incumbent_ns - step.bound_ns) / step.incumbent_ns:.2%}"
+            line(f"{state} ({step.note})")
 
-    try:
         yield watch
-    finally:
-        line.done()
 
 
 def _show(plans: Sequence[Plan], problem: Problem) -> None:
