@@ -1,7 +1,7 @@
-"""Operators in Python: tables of their properties, call signatures, compiled regions, error texts.
+"""Properties of PyTorch's operators, call signatures, compiled regions, and error texts.
 
-The native core gets the tables as data (`traits`). Rehearsals and dry runs use `Operator` and
-`Signature`, because they run operators on shapes without the core.
+The native core gets the tables of properties as data (`traits`). Rehearsals and dry runs use
+`Operator` and `Signature`, because they run operators on fake tensors, without the native core.
 """
 
 from rekindle.pytorch.operators._doubtful import doubt_of as doubt_of

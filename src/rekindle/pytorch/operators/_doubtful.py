@@ -1,13 +1,15 @@
 """Operators whose recomputation may give different bits for the same inputs.
 
-There are three kinds. On an accelerator, some operators sum by atomics, in the order in which
-threads arrive. For others a library times several kernels and takes the fastest. PyTorch's
-deterministic algorithms avoid these two kinds. The third kind is dropout inside a recurrent network
-of cuDNN or MIOpen. It draws from a private buffer that its schema does not mark as written.
+There are three kinds of such operators. On an accelerator, some operators sum by atomics, in the
+order in which threads arrive. For others a library times several kernels and takes the fastest.
+PyTorch's deterministic algorithms avoid these two kinds. The third kind is dropout inside a
+recurrent network of cuDNN or MIOpen. It draws random numbers from a private buffer that its schema
+does not mark as written.
 
 The tables omit two cases. The results of `scatter` and `index_put` with duplicate indices are
-undefined anyway. Operators that run only in backward passes get no recipes, except if gradients
-are differentiated (`create_graph=True`). The tables contain the operators that occur then.
+undefined anyway. Operators that run only in backward passes are not recomputed, unless gradients
+are differentiated again (`create_graph=True`). The tables contain the operators that such a program
+recomputes.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ class Doubt(IntEnum):
 
     NONE = 0
     TIMED = 1  #: a library times several kernels and takes the fastest
-    ATOMICS = 2  #: sums by atomics
-    ACCUMULATES = 3  #: sums by atomics if its argument `accumulate` is True
-    OWN_STATE = 4  #: draws random numbers from a state that is an argument
+    ATOMICS = 2  #: the operator sums by atomics, in varying order
+    ACCUMULATES = 3  #: the operator sums by atomics if its argument `accumulate` is True
+    OWN_STATE = 4  #: the operator draws random numbers from a state that is an argument
 
 
-#: From PyTorch's list at `torch.use_deterministic_algorithms`, without "aten::".
+#: Operators that sum by atomics, without "aten::". Source: PyTorch's list in the documentation of
+#: `torch.use_deterministic_algorithms`.
 ATOMICS = {
     "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "cumsum", "cumsum_", "histc", "nll_loss2d_forward",
@@ -56,7 +59,7 @@ ATOMICS = {
     "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
     "upsample_trilinear3d_backward",
 }  # fmt: skip
-#: Position of the argument `accumulate`, by operator.
+#: Operators that sum by atomics if `accumulate` is True -> position of this argument.
 ACCUMULATING = {
     "index_put": 3,
     "index_put_": 3,
@@ -73,12 +76,12 @@ TIMED = {
     "cudnn_convolution_relu",
     "cudnn_convolution_transpose",
 }
-#: Argument names of operators that draw from a state of their own, which is `dropout_state`.
+#: Argument names of operators that draw random numbers from their argument `dropout_state`.
 _OWN_STATE = ("dropout", "train", "dropout_state")
 
 
 def doubt_of(schema: Any) -> Doubt:
-    """Return why recomputed calls of the operator may give different bits."""
+    """Return the reason why recomputing the operator of `schema` may give different bits."""
     namespace, _, name = schema.name.partition("::")
     if _positions(schema) is not None:
         return Doubt.OWN_STATE
@@ -92,13 +95,13 @@ def doubt_of(schema: Any) -> Doubt:
 
 
 def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
-    """Return True if a call must not be recomputed, because it may give different bits.
+    """Return True if an operator call must not be recomputed, as it may give different bits.
 
     Args:
-        doubt: Result of `doubt_of`.
+        doubt: The result of `doubt_of` for this operator.
         schema: The schema of the operator.
-        args: Its arguments.
-        tensors: The tensors among the arguments.
+        args: The positional arguments of the call.
+        tensors: The tensors among these arguments.
     """
     if doubt is Doubt.NONE:
         return False
@@ -119,12 +122,12 @@ def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence
 
 
 def _draws(argument: Any) -> bool:
-    """Return True if the value of a dropout argument means that random numbers are drawn."""
+    """Return True if a dropout argument with this value makes the operator draw random numbers."""
     return isinstance(argument, Tensor) or (argument is not None and argument > 0)
 
 
 def _positions(schema: Any) -> tuple[int, ...] | None:
-    """Return the positions of the dropout arguments, or None if the operator has no own state."""
+    """Return the positions of the dropout arguments, or None without a `dropout_state`."""
     names = [argument.name for argument in schema.arguments]
     if _OWN_STATE[-1] not in names:
         return None

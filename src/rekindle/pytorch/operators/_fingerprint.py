@@ -1,4 +1,4 @@
-"""Fingerprints of tensor contents, computed on the device of the tensor."""
+"""Compute hashes of tensor contents on the device of the tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.pytorch.tensors import privately, whole
 Fingerprint = bytes
 
 _WORDS = 1 << 20  #: number of 8-byte words to sum at a time, so that temporary memory takes 16 MiB
-#: factor of a hash (2**64 / golden ratio), whose successive multiples differ in all bits
+#: 2**64 / golden ratio: successive multiples of this factor of the hash differ in all bits
 _GOLDEN = -7046029254386353131
 
 
@@ -36,11 +36,11 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
 
 
 def _sums(memory: Tensor) -> list[Tensor]:
-    """Return 8 bytes for each 8 MiB of `memory`, and its last bytes.
+    """Return a sum of 8 bytes for each 8 MiB of `memory`, and the last bytes of `memory`.
 
     The sums are computed on the device of `memory`, so that few bytes are copied to the host. Each
-    word is multiplied by an odd factor that depends on its position, modulo 2**64. A sum is the
-    same in any order of summation, and changes if a single word changes.
+    word of 8 bytes is multiplied by an odd factor that depends on its position, modulo 2**64. A sum
+    is the same in any order of summation, and changes if a single word changes.
     """
     end = memory.numel() // 8 * 8
     aligned = memory[:end] if memory.storage_offset() % 8 == 0 else memory[:end].clone()

@@ -1,4 +1,4 @@
-"""Run code when the program imports a Python module, without importing the module before that."""
+"""Run code when the program imports a Python module, without importing that module earlier."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Act = Callable[[Any], AbstractContextManager[Any]]
 
 @contextmanager
 def when_imported(name: str, act: Act) -> Iterator[None]:
-    """Enter the context `act(module)` once the program has imported the module `name`.
+    """Enter the context manager `act(module)` once the program has imported the module `name`.
 
-    If the module is already imported, enter `act(module)` now. The context manager is exited at the
-    end of this block, in this thread, even if another thread imported the module.
+    If the module is already imported, enter `act(module)` at once. The context manager is exited at
+    the end of the `with` block, in the thread of that block, even if another thread imported the
+    module.
     """
     with ExitStack() as stack:
         module = sys.modules.get(name)
@@ -33,14 +34,14 @@ def when_imported(name: str, act: Act) -> Iterator[None]:
 
 @final
 class _Watch:
-    """A finder on `sys.meta_path` that finds no module itself, but wraps one module's loader."""
+    """A finder on `sys.meta_path` that wraps the loader that other finders give one module."""
 
     def __init__(self, name: str, imported: Callable[[ModuleType], object]) -> None:
         self._name = name
         self._imported: Callable[[ModuleType], object] | None = imported
 
     def end(self) -> None:
-        """Remove the finder, and do not call `imported` any more."""
+        """Remove this finder from `sys.meta_path`, and do not call `imported` any more."""
         self._imported = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -48,7 +49,7 @@ class _Watch:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that the next finder finds, with a loader that calls `imported`."""
+        """Return the module spec of a later finder, with a loader that calls `imported`."""
         if name != self._name:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:

@@ -1,7 +1,7 @@
-"""Properties of operators that the runtime needs: what they write, whether they are random, ...
+"""Properties of operators that the runtime needs, such as written arguments and randomness.
 
-An operator's schema states most of the properties. The tables below contain the operators whose
-schema is silent or wrong, with the reason. The native core gets the tables through `_traits`.
+An operator's schema states most of the properties. The tables in this file list the operators whose
+schema is incomplete or wrong. The native core gets the tables through `_traits`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
 
-#: Operators that write running statistics although their schema denies it (R6). Positions of
-#: running_mean, running_var, and of the flag that enables the write.
+#: Operators that write running statistics although their schema does not say so (R6) -> positions
+#: of the arguments running_mean, running_var, and of the flag that enables the write.
 HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
     "aten::native_batch_norm": (3, 4, 5),
     "aten::cudnn_batch_norm": (3, 4, 5),
@@ -24,7 +24,8 @@ HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
     "aten::instance_norm": (3, 4, 5),
     "aten::_native_batch_norm_legit": (3, 4, 5),
 }
-#: Operators that always write running statistics, and whose outputs do not depend on the old ones.
+#: Operators that always write running statistics, and whose outputs do not depend on the old
+#: statistics -> positions of these two arguments.
 ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
     "aten::batch_norm_gather_stats": (3, 4),
     "aten::batch_norm_gather_stats_with_counts": (3, 4),
@@ -32,8 +33,8 @@ ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
     "aten::_batch_norm_with_update": (3, 4),
 }
 
-#: Operators that make decisions (indices, counts). Their integer results are pinned (R8), because
-#: slightly different inputs could change them.
+#: Operators that make decisions (indices, counts). Their integer results are never evicted (R8),
+#: because recomputing them from slightly different inputs could change them.
 ROUTING = {
     "aten::argmax",
     "aten::argmin",
@@ -55,8 +56,8 @@ ROUTING = {
     "aten::unique_consecutive",
     "aten::unique_dim",
 }
-#: Operators for which the *values* of an index or a mask determine the shape of the result. Their
-#: index tensors are pinned, too.
+#: Operators for which the contents of an index or a mask determine the shape of the result. This
+#: index or mask is never evicted.
 INDEXING = {
     "aten::index",
     "aten::index_put",
@@ -69,8 +70,8 @@ INDEXING = {
     "aten::repeat_interleave",
 }
 
-#: Operators that make uninitialized memory (R4). If an operator reads the memory before any visible
-#: write, then code outside the dispatcher has filled it.
+#: Operators that make uninitialized memory (R4). If an operator reads such memory and no other
+#: operator has written it, code outside the dispatcher must have written it.
 EMPTY = {
     "aten::empty",
     "aten::empty_like",
@@ -82,8 +83,8 @@ EMPTY = {
 #: Operators that make zeros. Kernels outside the dispatcher often accumulate into such memory.
 ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 
-#: Operators that read no element and allocate nothing, so they need no room. Autograd calls them
-#: where an error would terminate the process.
+#: Operators that read no element and allocate nothing, so Rekindle evicts nothing for them.
+#: Autograd calls them where an error would terminate the process.
 QUERIES = {
     "aten::_dimI",
     "aten::_dimV",
@@ -100,7 +101,7 @@ QUERIES = {
     "aten::sparse_dim",
 }
 
-#: An operator whose result reports a size in bytes, but has no memory.
+#: The operator whose result reports a size in bytes, but has no memory.
 WITHOUT_MEMORY = "aten::_efficientzerotensor"
 
 #: Operators that overwrite their whole first argument without reading it.
@@ -118,16 +119,17 @@ OVERWRITING = {
     "aten::zero_",
 }
 
-#: Operators that choose a kernel by whether an argument requires grad. Recomputation must pass an
-#: argument with the same flag.
+#: Operators that choose another kernel if an argument requires a gradient. Recomputation must pass
+#: an argument with the same flag.
 SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
-#: Operators whose kernels call other operators on lazy conjugates. While a dispatch mode is active,
-#: PyTorch excludes the key that resolves conjugates, so `linalg.pinv` of complex matrices is wrong.
+#: Operators whose kernels call other operators on tensors with the conjugate bit. While a dispatch
+#: mode is active, PyTorch excludes the dispatch key that resolves this bit. So `linalg.pinv` of
+#: complex matrices would give wrong results.
 CONJUGATING = {"aten::linalg_pinv", "aten::linalg_lstsq"}
 
-#: Collectives that write their first argument, although the schema denies it and no version counter
-#: changes. Other collectives with an in-place name are refused.
+#: Collectives that write their first argument, although the schema does not say so and no version
+#: counter changes. Other collectives whose name ends with "_" are refused.
 COLLECTIVES_IN_PLACE = {
     "c10d::_allgather_base_",
     "c10d::_reduce_scatter_base_",
@@ -148,10 +150,10 @@ COLLECTIVES_IN_PLACE = {
     "c10d::reduce_scatter_tensor_coalesced_",
     "c10d::scatter_",
 }
-#: Collectives with an in-place name that write no tensor.
+#: Collectives whose name ends with "_", but that write no tensor.
 COLLECTIVES_WITHOUT_RESULT = {"c10d::monitored_barrier_"}
 
-#: Parts of the names of operators that sum products. PyTorch has settings for their precision.
+#: Parts of the names of operators that sum products, whose precision depends on global settings.
 SUMS_OF_PRODUCTS = (
     "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru",
     "inner", "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv",
@@ -168,7 +170,8 @@ ROOMY_ON_HOST = (
 #: or have other effects.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
-#: Higher-order operators that write none of their arguments, so their results can be pinned (R12).
+#: Higher-order operators that write none of their arguments. Rekindle allows them, and never evicts
+#: their results (R12).
 FUNCTIONAL = {
     "associative_scan",
     "cond",
@@ -185,7 +188,7 @@ FUNCTIONAL = {
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
 
 
-#: Sums whose result keeps a storage of the size of all summands: losses, overlapping patches.
+#: Operators that return a sum in a storage with room for all summands, such as losses.
 REDUCED_IN_PLACE = {
     "aten::binary_cross_entropy",
     "aten::col2im",
@@ -194,7 +197,7 @@ REDUCED_IN_PLACE = {
     "aten::soft_margin_loss",
 }
 
-#: Operators whose results may be larger than any bound derived from the sizes of their arguments.
+#: Operators whose results may be larger than any bound that follows from argument sizes.
 COUNTED_FIRST = {
     "aten::bincount",
     "aten::index",
@@ -233,13 +236,13 @@ class Operator:
         # reused.
         self.overload = func
         self.name: str = schema.name
-        #: The function to call on meta tensors for the sizes of the results. It is the operator
-        #: itself, without the slower Python wrapper.
+        #: The function that computes the sizes of results from meta tensors. It is the operator
+        #: without PyTorch's slower Python wrapper.
         self.predicting: Callable[..., Any] = getattr(func, "_op", func)
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
         moves = self.name.startswith("aten::set_")
-        #: Positions and names of the arguments that are written.
+        #: Positions and names of the arguments that the operator writes.
         self.written = tuple(
             (position, argument.name)
             for position, argument in arguments
@@ -252,26 +255,27 @@ class Operator:
         elif self.name.startswith("c10d::") and self.name.endswith("_"):
             _check_collective(self.name, bool(self.written))
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
-        #: True if it only returns views, or only marks a range for the profiler: it allocates and
-        #: computes nothing. False for a composite operator such as `ravel`: in inference mode it
-        #: reaches the runtime as a whole, and it may copy.
+        #: True if the operator computes and allocates nothing: it only returns views, or only marks
+        #: a range for the profiler. False for a composite operator such as `ravel`, which may copy:
+        #: in inference mode such an operator is not decomposed before the runtime sees it.
         views = only_aliases and not self.written and not _is_composed(func)
         self.view = views or self.name.startswith("profiler::")
-        #: True if it returns tensors.
+        #: True if the operator returns tensors.
         self.returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
-        #: True if it returns only tensors that it writes.
+        #: True if the operator returns only tensors that it writes.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
         self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
         self.results = len(schema.returns)
-        #: True if an argument of floats (`scale_factors`) determines the sizes of its results.
+        #: True if floats in the argument `scale_factors` determine the sizes of the results.
         self.scaled = any(argument.name == "scale_factors" for _, argument in arguments)
         self.reduced_in_place = self.name in REDUCED_IN_PLACE
-        #: Flag for the contents of a new result: unwritten, zeros, no memory. 0: an ordinary value.
+        #: Flag for the contents of a new result: `UNWRITTEN`, `ZEROED`, `EXOTIC`, or 0 for any
+        #: other.
         self.content = _content(self.name)
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
-        #: True if it may resize a storage: set_, resize_, and operators with `out`.
+        #: True if the operator may resize a storage: set_, resize_, and operators with `out`.
         self.resizes = self.name.startswith(("aten::resize", "aten::set_")) or any(
             argument.kwarg_only for position, argument in arguments if self._writes(position)
         )
@@ -284,7 +288,7 @@ class Operator:
         return any(position == written for written, _ in self.written)
 
     def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
-        """Return the positions of the running statistics that this call writes."""
+        """Return the positions of the running statistics that a call with `args` writes."""
         if self.name in ALWAYS_WRITTEN_STATISTICS:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
@@ -292,24 +296,24 @@ class Operator:
 
 
 def is_roomy_on_host(name: str) -> bool:
-    """Return True if the operator's workspace on a CPU may exceed its results."""
+    """Return True if the workspace of the operator `name` on a CPU may exceed its results."""
     return _is_one_of(ROOMY_ON_HOST, name)
 
 
 def _is_one_of(parts: tuple[str, ...], name: str) -> bool:
-    """Return True if `name` contains one of `parts`, or if the operator is not torch's own."""
+    """Return True if `name` contains one of `parts`, or is not in PyTorch's namespace "aten"."""
     namespace, _, rest = name.partition("::")
     return namespace != "aten" or any(part in rest for part in parts)
 
 
 def _check_collective(name: str, tells: bool) -> None:
-    """Refuse a collective whose writes are unknown (R11)."""
+    """Raise `Unsupported` for a collective if it is unknown which arguments it writes (R11)."""
     if not tells and name not in COLLECTIVES_WITHOUT_RESULT:
         raise unseen_collective(name)
 
 
 def unseen_collective(name: str) -> Unsupported:
-    """Return the error for a collective whose writes are unknown."""
+    """Return the error for a collective if it is unknown which arguments it writes."""
     return Unsupported(
         f"the collective {name} inside rekindle.budget(...): its name says that it writes to "
         "arguments, but its schema does not say to which. Call it outside of the budget, or use "
@@ -318,7 +322,7 @@ def unseen_collective(name: str) -> Unsupported:
 
 
 def _is_composed(func: Any) -> bool:
-    """Return True if the operator is composed of others (CompositeImplicitAutograd)."""
+    """Return True if `func` is implemented by calls of other operators."""
     composed = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
     return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(composed)
 
@@ -333,7 +337,7 @@ def _content(name: str) -> int:
 
 
 def check_higher_order(higher: HigherOrderOperator) -> None:
-    """Refuse a higher-order operator that may write its arguments unseen (R11)."""
+    """Raise `Unsupported` for a higher-order operator that may write its arguments (R11)."""
     if higher.name() not in FUNCTIONAL:
         raise Unsupported(
             f"the higher-order operator {higher.name()} inside rekindle.budget(...): Rekindle "

@@ -1,13 +1,13 @@
-"""Make AOTAutograd trace with the kernels that eager PyTorch runs.
+"""Make AOTAutograd trace the kernels that eager PyTorch runs.
 
 A plan made from the trace then gives the same bits as eager mode. By default, AOTAutograd replaces
-the kernels of some operators by Python code, whatever table of decompositions is given: those with
-a Python implementation for a dispatch key (`OpOverload.py_impl`). For example, dropout on a CPU
-then draws a mask of another dtype and scales in another order.
+the kernels of some operators by Python code (`OpOverload.py_impl`), even if the caller gives no
+decompositions. For example, the Python code of dropout on a CPU draws a mask of another dtype and
+scales in another order.
 
-This file removes such implementations while tracing. Batch norm is the exception. Its kernels write
-statistics although their schema denies it, and its Python implementation calls the same kernels
-under correct schemas.
+This file removes such Python code while AOTAutograd traces. Batch norm is the exception. Its
+kernels write statistics although their schema does not say so. Its Python code calls the same
+kernels through operators with correct schemas.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def plain_kernels() -> Iterator[None]:
 
 
 def _taken_apart() -> list[OpOverload]:
-    """Return the aten overloads that PyTorch implements in Python, except batch norm."""
-    import torch._decomp  # importing these modules registers the implementations
+    """Return the overloads of aten operators that have Python code, except batch norm."""
+    # Importing these two modules registers the Python implementations.
+    import torch._decomp
     import torch._refs
 
     found: list[OpOverload] = []
@@ -54,6 +55,6 @@ def _taken_apart() -> list[OpOverload]:
 
 
 def _forget(overloads: Iterator[OpOverload]) -> None:
-    """Clear PyTorch's caches of the kernels that it selected for each of `overloads`."""
+    """Clear PyTorch's caches of the kernels selected for each of `overloads`."""
     for each in overloads:
         each._dispatch_cache.clear()

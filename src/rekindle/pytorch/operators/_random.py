@@ -14,11 +14,11 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 def generator_of(
     tensors: Sequence[Tensor], extras: Iterable[Any], device: torch.device | None
 ) -> torch.Generator:
-    """Return the generator that a random operator draws from.
+    """Return the generator that one call of a random operator draws from.
 
     Args:
-        tensors: The tensors among the operator's arguments. If some are on an accelerator and
-            others are numbers on the CPU, the result is on the accelerator.
+        tensors: The tensors among the operator's arguments. If some of them are on an accelerator,
+            the operator draws there, even if others are numbers on the CPU.
         extras: The other arguments, which may contain a generator.
         device: The argument `device=` of the call, or None.
     """

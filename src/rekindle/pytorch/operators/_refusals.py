@@ -1,4 +1,4 @@
-"""The errors raised when a value cannot be recomputed correctly."""
+"""Make the errors that Rekindle raises if it cannot recompute a value correctly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rekindle._types import Bytes
 
 
 def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
-    """Return the error for an operator whose recomputation made a result of another size."""
+    """Return the error for an operator whose recomputed result has another size."""
     return Unsupported(
         f"{name} returned {now} bytes when it was recomputed, but {before} bytes the first time: "
         "its result depends on more than its arguments. To keep its result in memory, run it in "
@@ -25,7 +25,7 @@ def resized_input(now: Bytes, before: Bytes) -> Unsupported:
 
 
 def gathered_input(nbytes: Bytes, changed: bool) -> Unsupported:
-    """Return the error for an input of a recomputation that FSDP freed, and that is not back."""
+    """Return the error for a parameter, needed to recompute, that FSDP has freed or changed."""
     if changed:
         return Unsupported(
             f"a parameter of {nbytes} bytes that FSDP gathered again has other contents than in "

@@ -1,12 +1,12 @@
-"""Compiled regions: the code that Inductor makes from a graph is treated as one operator (R12).
+"""Treat the code that Inductor compiles from a graph as one operator, a region (R12).
 
-If a setting was on when the code was compiled, PyTorch runs the code as the higher-order operator
-`inductor_compiled_code`, which dispatch modes see. The code comes with its graph. From the graph,
-this file derives which arguments the code writes, how large its results are, and whether it can be
-recomputed.
+A setting of Inductor makes PyTorch run compiled code as the higher-order operator
+`inductor_compiled_code`, which dispatch modes see. An argument of this operator has the graph of
+the code. From the graph, this file derives which arguments the code writes, how large its results
+are, and whether it can be recomputed.
 
-A region of a forward pass is recomputed as a whole. Its results are evicted one by one, and one run
-of the region recomputes all missing ones.
+A region of a forward pass is recomputed as a whole. Its results are evicted one by one. One run of
+the region recomputes all evicted results.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 def regions_shown() -> Iterator[None]:
     """Make code that is compiled inside the block visible to dispatch modes, without CUDA graphs.
 
-    The code stays visible after the block. torch 2.10 passes no graph with the code, so code stays
-    invisible with that version.
+    The code stays visible after the block. torch 2.10 does not give dispatch modes the graph of
+    compiled code, so code stays invisible with that version.
     """
     with ExitStack() as stack:
         stack.enter_context(when_imported("torch._inductor.output_code", _nothing_captured))
@@ -52,11 +52,11 @@ def regions_shown() -> Iterator[None]:
 
 @contextmanager
 def _wrapped(config: Any) -> Iterator[None]:
-    """Switch the setting `_WRAPPING` on inside the block, for all threads.
+    """Inside the block, make Inductor show compiled code to dispatch modes, in all threads.
 
-    A value of Inductor's `config` belongs to one thread. A value forced by an environment variable
-    applies to all threads, so the setting is forced in that way. Setting this thread's value again
-    makes PyTorch recompute the key of its compile caches.
+    A value in Inductor's `config` belongs to one thread. A value forced by an environment variable
+    applies to all threads, so the setting `_WRAPPING` is forced in this way. Setting this thread's
+    value again makes PyTorch recompute the key of its compile caches.
     """
     setting = config._config[_WRAPPING]
     value, forced = getattr(config, _WRAPPING), setting.env_value_force
@@ -74,7 +74,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
     """Inside the block, compile code without CUDA graphs, even with `mode="reduce-overhead"`.
 
     A CUDA graph reads its inputs at fixed addresses, and has private memory that cannot be evicted.
-    Values that a region saves for its backward pass would stay in memory.
+    So the values that compiled code saves for its backward pass would stay in memory.
     """
     before = {name: getattr(output_code, name, None) for name in _CAPTURING}
 
@@ -107,18 +107,19 @@ class Region:
         nodes = list(module.graph.nodes)
         arguments = [node for node in nodes if node.op == "placeholder"]
         written = _written(nodes)
-        #: Positions and names of the arguments that it writes.
+        #: Positions and names of the arguments that the region writes.
         self.written = tuple((n, each.name) for n, each in enumerate(arguments) if each in written)
-        #: True if it writes arguments, but no result depends on their old contents. These are
-        #: running statistics, which a recomputation must not update again (R6).
+        #: True if the region writes arguments, but no result depends on their old contents. These
+        #: arguments are running statistics, which a recomputation must not update again (R6).
         self.statistics = bool(written) and not _depends(nodes, written)
-        #: True for a forward pass that has a backward pass.
+        #: True if the region is a forward pass that has a backward pass.
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
         self._doubts = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
-        #: True if it sums by atomics. Then one trial with equal bits does not prove enough.
+        #: True if the region sums by atomics, so its bits vary. One trial with equal bits proves
+        #: little.
         self.by_atomics = any(each >= Doubt.ATOMICS for each in self._doubts)
-        #: True if it must not be recomputed: it makes a decision (R8), or has effects (R9).
+        #: True if the region must not be recomputed: it makes a decision (R8), or has effects (R9).
         self.opaque = any(
             torch.Tag.dynamic_output_shape in target.tags
             or target.namespace in EFFECTS
@@ -132,7 +133,7 @@ class Region:
         return any(may_differ(each, None, (), tensors) for each in doubts)
 
     def func(self, *arguments: Any) -> Any:
-        """Run the code, as PyTorch does."""
+        """Run the compiled code, as PyTorch does."""
         with torch.no_grad():
             return self._code(list(arguments))
 
@@ -149,13 +150,13 @@ def region_of(compiled: Any) -> Region:
 
 
 def _is_forward(arguments: list[fx.Node]) -> bool:
-    """Return True for a forward graph with a backward graph: its arguments are "primals"."""
+    """Return True if `arguments` are those of a forward graph that has a backward graph."""
     names = [node.name.split("_")[0] for node in arguments]
     return "primals" in names and "tangents" not in names
 
 
 def _written(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return the arguments that the graph writes, directly or through views."""
+    """Return the arguments that the graph with these nodes writes, directly or through views."""
     # For each node of the graph, the argument of the graph whose memory it shares: the node is that
     # argument or a view of it.
     owner = {node: node for node in nodes if node.op == "placeholder"}
@@ -181,7 +182,7 @@ def _written(nodes: list[fx.Node]) -> set[fx.Node]:
 
 
 def _aliased(node: fx.Node, target: OpOverload) -> Iterator[tuple[Any, bool]]:
-    """Iterate over the arguments of `node` that its result may alias.
+    """Iterate over the arguments of `node` that its operator writes or returns a view of.
 
     Yields:
         The argument, and True if the operator writes it.
@@ -195,7 +196,7 @@ def _aliased(node: fx.Node, target: OpOverload) -> Iterator[tuple[Any, bool]]:
 
 
 def _depends(nodes: list[fx.Node], on: set[fx.Node]) -> bool:
-    """Return True if a result of the graph depends on the contents of the nodes `on`."""
+    """Return True if a result of the graph depends on the contents of a node in `on`."""
     dependent = set(on)
     for node in nodes:
         if not dependent.isdisjoint(node.all_input_nodes):
@@ -205,7 +206,7 @@ def _depends(nodes: list[fx.Node], on: set[fx.Node]) -> bool:
 
 @final
 class _OnMeta(fx.Interpreter):
-    """An interpreter that runs a graph on meta tensors, including the tensors that it creates."""
+    """An interpreter that runs a graph on meta tensors, also where the graph creates tensors."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `target` with the meta device in place of each argument that is a device."""

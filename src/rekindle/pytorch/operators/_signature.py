@@ -1,8 +1,9 @@
-"""Signatures of operator calls. Calls that differ only in tensor contents share one signature.
+"""Signatures of operator calls, shared by calls that differ only in tensor contents.
 
 A signature holds the arguments, with a `Geometry` (shape, strides, offset, dtype) in place of each
-tensor. From these, the sizes of the results are predicted before the operator runs. Arguments that
-change from call to call (floats, generators) are not part of the signature: they are the `extras`.
+tensor. They suffice to predict the sizes of the results before the operator runs. Arguments that
+change from call to call (floats, generators) are not part of the signature: they are called
+`extras`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STRIDED = torch.strided
 
 @final
 class _Mark:
-    """A unique object that represents an argument in the key of a signature."""
+    """A unique object that stands for an argument in the key of a signature."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,7 +61,7 @@ _HASHABLE = (
 
 @final
 class Invocation:
-    """One operator call of the program: its tensors, its extras, and the key of its signature."""
+    """One operator call: its tensors, its other varying arguments, and its signature's key."""
 
     __slots__ = ("extras", "key", "opaque", "operator", "tensors")
 
@@ -85,7 +86,7 @@ class Invocation:
         self.key = tuple(parts)
 
     def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
-        """Append the representation of each of `args` to `parts`, the key under construction."""
+        """Append the representation of each of `args` to `parts`, the key that is being made."""
         find = geometries.get
         sees_requires_grad = self.operator.sees_requires_grad
         for arg in args:
@@ -133,7 +134,7 @@ class Invocation:
                 parts.append(EXTRA)
 
     def _take_opaque(self, arg: Tensor, parts: list[Any]) -> None:
-        """Add an argument that is a tensor without a geometry (sparse, nested, subclass)."""
+        """Add an argument that is a tensor without plain memory (sparse, nested, subclass)."""
         self.opaque = True
         self.tensors += parts_of(arg)
         self.extras.append(arg)
@@ -151,13 +152,13 @@ class Signature:
     ) -> None:
         self.operator = operator
         self.key = key
-        # The device, because each device's allocator rounds sizes differently (`rounded`).
+        # `rounded` needs the device, because each device's allocator rounds sizes differently.
         self._device = device
         #: Total bytes of the storages that a call makes, or an upper bound. Negative: unknown.
         self.needed: Bytes = -1
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
-        """Return the bytes that a call will allocate, by running the operator's meta kernel.
+        """Predict the bytes that a call allocates for its results, by the operator's meta kernel.
 
         Args:
             extras: The extras of the call.
@@ -173,10 +174,10 @@ class Signature:
     def arguments(
         self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Rebuild the arguments of one call.
+        """Rebuild the arguments of one operator call from this signature.
 
         Args:
-            tensors: The tensors, in order. None is passed on as None.
+            tensors: The tensor arguments, in order. None is passed on as None.
             extras: The extras of the call.
 
         Returns:
@@ -190,17 +191,16 @@ class Signature:
         return args, kwargs
 
     def geometries(self) -> Iterator[Geometry]:
-        """Iterate over the geometries of the tensor arguments, in order."""
+        """Iterate over the geometries (shape, strides, offset, dtype) of the tensor arguments."""
         return _geometries_in(self.key[2:])
 
     def _predicted_bytes(self, extras: Sequence[Any]) -> Bytes:
-        """Return the bytes of the results, by running the operator on meta tensors.
+        """Return the bytes of an operator's results, by running the operator on meta tensors.
 
-        In two cases the result is an estimate. If sizes depend on values (`nonzero`) or the
-        operator has no meta kernel, the estimate is 8-byte coordinates of all elements of the
-        largest argument. That is an upper bound if sizes depend on values. If an argument is sparse
-        or nested, it has no meta tensor, and the estimate is the padded size of the largest
-        argument.
+        In two cases this number is an estimate. First, sizes may depend on contents (`nonzero`), or
+        the operator has no meta kernel. The estimate is then 8-byte coordinates of all elements of
+        the largest argument, an upper bound for `nonzero`. Second, no meta tensor can stand for a
+        sparse or nested argument. The estimate is then the padded size of the largest argument.
         """
         operator = self.operator
         if not operator.returns_tensors:
@@ -232,7 +232,7 @@ class Signature:
         results = tensors_in(result)
         total = 0
         for tensor in results:
-            # This storage is new, or the program's `out=` tensor was enlarged.
+            # The storage of this result is new, or it is that of an `out=` tensor and was enlarged.
             if tensor.layout is torch.strided:
                 home = tensor.untyped_storage()
                 size = self.rounded(home.nbytes())
@@ -244,19 +244,19 @@ class Signature:
         return total
 
 
-# Module functions instead of closures: a recursive closure is a reference cycle, and would keep its
-# memory until the next garbage collection.
+# The recursive functions below are no closures, because a recursive closure is a reference cycle.
+# It would keep tensors in memory until the next garbage collection.
 
 
 def _size_of_opaque(extra: Any) -> object:
-    """Return the shape or bytes of a tensor without a geometry, as a part of a key."""
+    """Return the shape or bytes of a sparse or nested tensor, for a signature's key."""
     if type(extra) is not Tensor:
         return None
     return extra.nbytes if extra.is_nested else extra.shape
 
 
 def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]) -> Any:
-    """Return the argument that `part` of a key represents."""
+    """Return the argument that `part` of a signature's key stands for."""
     if type(part) is Geometry:
         return next(tensors)
     if part is EXTRA:
@@ -271,7 +271,7 @@ def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]
 
 
 def _geometries_in(parts: Any) -> Iterator[Geometry]:
-    """Iterate over the tensors' geometries in `parts`, a key or a part of one."""
+    """Iterate over the tensors' geometries in `parts`, a signature's key or a part of it."""
     for part in parts:
         if type(part) is Geometry:
             yield part
@@ -279,12 +279,12 @@ def _geometries_in(parts: Any) -> Iterator[Geometry]:
             yield from _geometries_in(part)
 
 
-#: Where an operator runs: the device of the budget, and True if the operator runs on that device.
-#: Costs and counted bytes depend on it. None: the budget is for the CPU.
+#: The device of the budget, and True if the operator runs on this device. Costs of operators and
+#: their counted bytes depend on both. None: the budget is for the CPU.
 Place = tuple[torch.device, bool] | None
 
-#: Signatures by default dtype and place. The default dtype affects sizes of results (in the
-#: division of integers).
+#: Signatures by default dtype and by `Place`. The default dtype affects the sizes of results, for
+#: example when integers are divided.
 _signatures: dict[tuple[torch.dtype, Place], dict[tuple[Any, ...], Signature]] = {}
 
 
@@ -304,7 +304,7 @@ def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) 
 
 
 def tensors_in(result: Any) -> list[Tensor]:
-    """Return the tensors that an operator returned, in order, including sparse and wrapped ones."""
+    """Return the tensors in `result`, which an operator returned, in order."""
     if type(result) is Tensor:
         return [result]
     if type(result) is tuple or type(result) is list:
@@ -336,13 +336,13 @@ def _has_dispatch(kind: type) -> bool:
 
 
 def _padded_bytes(nested: Tensor) -> Bytes:
-    """Return the bytes of the nested tensor `nested` after padding."""
+    """Return the bytes that the nested tensor `nested` would take as a padded tensor."""
     sizes = nested._nested_tensor_size()
     return nested.dtype.itemsize * len(sizes) * int(sizes.amax(0).prod()) if sizes.numel() else 0
 
 
 def _meta(geometry: Geometry) -> Tensor:
-    """Return a meta tensor with the given shape, strides, offset and dtype."""
+    """Return a meta tensor with the shape, strides, offset and dtype of `geometry`."""
     reach = sum((n - 1) * s for n, s in zip(geometry.size, geometry.stride, strict=True))
     length = geometry.offset + reach + 1 if geometry.size.numel() else 0
     flat = torch.empty(length, dtype=geometry.dtype, device="meta")
@@ -352,7 +352,7 @@ def _meta(geometry: Geometry) -> Tensor:
 def written_by(
     operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Tensor]:
-    """Iterate over the tensors that a call writes, including hidden running statistics (R6)."""
+    """Iterate over the tensors that a call writes, including running statistics (R6)."""
     if operator.statistics:
         written = (args[position] for position in operator.written_statistics(tuple(args)))
         yield from (target for target in written if target is not None)

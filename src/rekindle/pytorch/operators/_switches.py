@@ -10,7 +10,7 @@ _C: Any = torch._C
 
 
 def kernels_in_words() -> str:
-    """Return the settings that affect the choice of kernels, and thus costs, as a text."""
+    """Return a text with PyTorch's settings that affect the choice and cost of kernels."""
     precision = _C._get_fp32_precision_getter("cuda", "matmul")
     chosen = "benchmark" if _C._get_cudnn_benchmark() else "heuristics"
     settled = _C._get_cudnn_deterministic() or _C._get_deterministic_algorithms()
@@ -18,6 +18,6 @@ def kernels_in_words() -> str:
 
 
 def kernels_are_timed() -> bool:
-    """Return True if cuDNN times its kernels and takes the fastest, which may change later."""
+    """Return True if cuDNN times kernels and takes the fastest, so another call may differ."""
     settled = _C._get_cudnn_deterministic() or _C._get_deterministic_algorithms()
     return _C._get_cudnn_benchmark() and not settled

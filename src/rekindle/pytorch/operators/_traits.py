@@ -1,6 +1,6 @@
-"""The tables of `_operators` and `_doubtful` as flags and positions, for the native core.
+"""Convert the tables of operators in `_operators` and `_doubtful` to flags for the native core.
 
-The core itself reads all other properties of an operator from its schema.
+The core reads all other properties of an operator from the operator's schema.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _in_aten(names: Iterable[str]) -> set[str]:
     return {f"aten::{name}" for name in names}
 
 
-#: The tables by the flag that the core uses for each, as in `native/ops/facts.h`.
+#: Flag of the native core (`native/ops/facts.h`) -> names of the operators that get this flag.
 _KINDS: Final = {
     1: ROUTING,
     2: INDEXING,
@@ -57,8 +57,8 @@ _KINDS: Final = {
 }
 
 
-#: Flag of operators that are recomputed only after a trial has shown that they give the same bits
-#: (`native/ops/probation.h`). No operator of PyTorch has this flag.
+#: Flag of operators that are recomputed only after a trial recomputation gave the same bits
+#: (`native/ops/probation.h`). No operator of PyTorch itself has this flag.
 TRIED: Final = 262144
 
 
@@ -77,7 +77,7 @@ class Traits(NamedTuple):
 
 
 def traits() -> list[Traits]:
-    """Return the entries of all operators that are in a table."""
+    """Return the flags and positions of all operators that are in a table."""
     found: list[Traits] = []
     for name in sorted(set[str]().union(*_KINDS.values())):
         flags = sum(bit for bit, names in _KINDS.items() if name in names)

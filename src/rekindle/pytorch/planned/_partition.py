@@ -1,9 +1,10 @@
 """Turn a schedule into two graphs: one for the forward pass, one for the backward pass.
 
-Each `Compute` of the schedule becomes a node, also the second `Compute` of an operator, which is a
-recomputation. The forward graph saves only values that the backward graph reads before it
-recomputes them. A random operator that is recomputed starts from the generator state that it had
-when it first ran. Copies to the host and back become calls of the host.
+Each `Compute` action of the schedule becomes a node of one of the graphs. A second `Compute` of the
+same operator becomes another node, which recomputes the result. The forward graph saves a value
+only if the backward graph reads this value and does not recompute it first. If a random operator is
+recomputed, it starts from the state of the random number generator at its first run. A copy of a
+storage to host memory or back becomes a call of a method of `Host`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
 
 @final
 class Partition:
-    """The forward and the backward graph of a joint graph under a schedule.
+    """The forward and the backward graph that run a joint graph in the order of a schedule.
 
     Attributes:
         saved_values: Values that the forward pass saves for the backward pass.
@@ -46,22 +47,26 @@ class Partition:
     def __init__(
         self, joint: Joint, schedule: Schedule, budget: Bytes, host: Host | None = None
     ) -> None:
-        """Make the graph of the forward pass and that of the backward pass.
+        """Make the graph of the forward pass and the graph of the backward pass.
 
         Args:
-            joint: The joint graph.
-            schedule: A valid schedule of its trace.
-            budget: The budget of the schedule.
-            host: The host, if the schedule copies storages to it.
+            joint: The joint graph: AOTAutograd's trace of a forward and a backward pass in one
+                graph.
+            schedule: A valid schedule of the trace of this joint graph.
+            budget: The memory limit that the schedule was made for.
+            host: The host memory that the schedule swaps storages out to; None if it swaps none.
         """
         self._joint = joint
         self._host = host
         self._budget = budget
         self._resident: set[StorageId] = set()
-        self._memory: Bytes = 0  # bytes of resident storages
-        self._leaving: Bytes = 0  # bytes of all copies to the host, which may still run
-        self._copied: dict[StorageId, _Copied] = {}  # storages with a copy on the host
-        # storages being copied from the host -> node of the swap-in, until something waits for it
+        self._memory: Bytes = 0  # bytes of resident storages at the current point of the schedule
+        # bytes of all storages that the schedule copies to host memory: upper bound on running
+        # copies
+        self._leaving: Bytes = 0
+        self._copied: dict[StorageId, _Copied] = {}  # storages that have a copy in host memory
+        # storages that are being copied back from host memory -> node that began this copy; an
+        # entry is removed when a node that waits for the copy is inserted
         self._coming: dict[StorageId, fx.Node] = {}
         self._contents: list[list[ValueId]] = [[] for _ in joint.trace.storages]
         for value, storage in enumerate(joint.trace.values):
@@ -71,15 +76,17 @@ class Partition:
         self._forward = fx.Graph()
         self._backward = fx.Graph()
         self._graph = self._forward
-        # resident values -> their nodes in the current graph
+        # resident values -> their nodes in the graph that is being made (`_graph`)
         self._now: dict[ValueId, fx.Node] = {}
-        # values resident at the end of the forward graph -> their nodes
+        # values that are resident at the end of the forward graph -> their nodes in that graph
         self._before: dict[ValueId, fx.Node] = {}
-        # saved tensors: (node in the forward graph, node in the backward graph)
+        # tensors that autograd saves: (node in the forward graph, its placeholder in the backward
+        # graph)
         self._saved: list[tuple[fx.Node, fx.Node]] = []
         self.saved_values: list[ValueId] = []
         self._ran: set[fx.Node] = set()
-        # random node of the joint graph -> node of the generator state that it had
+        # random operator in the joint graph -> node with the generator state at the operator's
+        # first run
         self._states: dict[fx.Node, fx.Node] = {}
         self._draw(schedule)
 
@@ -89,9 +96,9 @@ class Partition:
 
     @property
     def spared(self) -> Bytes:
-        """Bytes of the generator states of random operators that the schedule does not recompute.
+        """Bytes of generator states that the trace counts, but that are not saved.
 
-        The trace counts these states, but they are not saved.
+        The trace counts a state for each random operator. Only recomputed operators need it.
         """
         return sum(
             state_bytes(node) for node in self._ran if is_random(node) and node not in self._states
@@ -166,7 +173,7 @@ class Partition:
     # -- copies -----------------------------------------------------------------------------------
 
     def _swap_out(self, storage: StorageId) -> None:
-        """Insert the calls into the graph that begin to copy `storage` to the host."""
+        """Insert the call that begins to copy `storage` to host memory."""
         assert self._host is not None
         trace = self._joint.trace
         values = [
@@ -183,7 +190,7 @@ class Partition:
         self._copied[storage] = _Copied(ticket, values, self._graph)
 
     def _swap_in(self, storage: StorageId) -> None:
-        """Insert the call that begins to copy `storage` back. Its first reader waits for it."""
+        """Insert the call that begins to copy `storage` from host memory back to the device."""
         assert self._host is not None
         size = self._joint.trace.storages[storage]
         self._make_room(size)
@@ -193,7 +200,7 @@ class Partition:
         self._coming[storage] = self._graph.call_function(self._host.swap_in, (ticket,))
 
     def _arrive(self, storage: StorageId) -> None:
-        """Wait for the copy from the host that `_swap_in` began."""
+        """Insert the call that waits for the copy of `storage` that `_swap_in` began."""
         assert self._host is not None
         copied = self._copied[storage]
         arguments = (self._ticket_of(copied), self._coming.pop(storage))
@@ -209,7 +216,7 @@ class Partition:
         return copied.ticket
 
     def _is_view(self, value: ValueId) -> bool:
-        """Return True if a call that makes only views makes `value`."""
+        """Return True if `value` is the result of an operator whose results are all views."""
         node = self._joint.nodes[self._joint.trace.maker[value]]
         return node is not None and node.op == "call_function" and self._joint.is_view(node)
 
@@ -219,7 +226,7 @@ class Partition:
         return [each for each in leaves if isinstance(each, Tensor)][index]
 
     def _take_memory(self, op: OpId) -> None:
-        """Count the memory of an operator, and make room for it."""
+        """Make room for the results and workspace of operator `op`, and count its new storages."""
         trace = self._joint.trace
         self._make_room(trace.output_bytes(trace.ops[op]) + trace.ops[op].workspace)
         made = set(trace.new_storages(trace.ops[op])) - self._resident
@@ -227,7 +234,7 @@ class Partition:
         self._memory += sum(trace.storages[storage] for storage in made)
 
     def _make_room(self, needed: Bytes) -> None:
-        """Wait for copies of evicted storages as long as `needed` bytes do not fit beside them."""
+        """Insert a call that waits for copies to host memory until `needed` bytes are free."""
         if self._host is None or not self._leaving:
             return
         allowed = max(0, self._budget - self._memory - needed)
@@ -238,8 +245,9 @@ class Partition:
 
     def _compute(self, node: fx.Node) -> None:
         arguments = (node.args, node.kwargs)
-        # A recomputed batch norm reads the new running statistics, as the old ones are overwritten.
-        # In training its normalized result does not depend on them.
+        # A recomputed batch norm reads the updated running statistics, because its first run has
+        # overwritten the old ones. In training, its normalized result does not depend on the
+        # statistics.
         if node in self._ran and makes_statistics(node):
             arguments = map_arg(arguments, lambda n: self._joint.mutations.get(n, n))
         self._ran.add(node)
@@ -248,7 +256,7 @@ class Partition:
         for index, path in enumerate(paths_of(node)):
             value = self._joint.value[node, index]
             if value in self._now or value in self._before:
-                continue  # the value is still resident
+                continue  # the first result of this operator is still resident, so keep it
             result = made
             fake = node.meta["val"]
             for step in path:
@@ -282,16 +290,18 @@ class Partition:
         return state
 
     def _now_of(self, node: fx.Node) -> Any:
-        """Return the node in the current graph for the value of `node` in the joint graph.
+        """Return the node in `_graph` that has the value of `node`, a node of the joint graph.
 
-        In the backward graph, a value that only the forward graph has computed becomes a saved one.
+        If the backward graph needs a value that only the forward graph has computed, save this
+        value.
         """
         if not isinstance(node.meta.get("val"), Tensor):
-            return node.meta["val"]  # a number, which is a constant because sizes are fixed
+            # a number instead of a tensor; it is a constant, because all sizes are fixed
+            return node.meta["val"]
         return self._node_of(self._joint.value[place_of(node)])
 
     def _node_of(self, value: ValueId) -> fx.Node:
-        """Return the node in the current graph for `value`, which is resident."""
+        """Return the node in `_graph` for `value`, which must be resident or saved."""
         storage = self._joint.trace.values[value]
         if storage in self._coming:
             self._arrive(storage)
@@ -301,16 +311,16 @@ class Partition:
             elif value in self._before:
                 self._now[value] = self._save(self._before[value])
                 self.saved_values.append(value)
-            else:  # a view: it comes back together with the storage that was swapped in
+            else:  # Only the base of a view is copied to host memory, so make the view again.
                 assert storage in self._copied
                 self._compute(self._joint.place[value][0])
         return self._now[value]
 
     def _save(self, before: fx.Node) -> fx.Node:
-        """Make `before`, a node of the forward graph, a saved tensor.
+        """Save the result of `before`, a node of the forward graph, for the backward graph.
 
         Returns:
-            Its placeholder in the backward graph.
+            The placeholder in the backward graph that gets the saved tensor.
         """
         first = next(iter(self._backward.nodes), None)
         point = self._backward.inserting_before(first)
@@ -348,13 +358,14 @@ class Partition:
 @final
 @dataclass
 class _Copied:
-    """A storage with a copy on the host.
+    """A storage that has a copy in host memory.
 
     Attributes:
-        ticket: The node that names the copy, in `graph`.
-        values: The values that come back with the copy. Their views are made again when needed.
-        graph: The forward or the backward graph.
-        evicted: True once the storage was freed after the copy was begun.
+        ticket: The node in `graph` whose result identifies the copy for `Host`.
+        values: The values that the copy contains. Views of these values are not among them: they
+            are made again when needed.
+        graph: The graph that contains `ticket`: the forward or the backward graph.
+        evicted: True once the device's storage was freed after the copy began.
     """
 
     ticket: fx.Node
@@ -364,7 +375,7 @@ class _Copied:
 
 
 def _boundary(joint: Joint, schedule: Schedule) -> int:
-    """Return the index of the first action of the backward pass."""
+    """Return the index of the first action in `schedule` that belongs to the backward pass."""
     tangents = set(joint.tangents)
     ran: set[int] = set()
     for index, action in enumerate(schedule.actions):
@@ -399,7 +410,11 @@ def _fake_ticket(like: fx.Node) -> Tensor:
 
 
 def _described(joint: Joint, start: int, end: int | None) -> dict[str, Any]:
-    """Return AOTAutograd's descriptions of some results; empty if this torch makes none."""
+    """Return AOTAutograd's metadata of the results from index `start` to `end`.
+
+    Returns:
+        The metadata to store in an output node; empty for versions of PyTorch that make none.
+    """
     if "desc" not in joint.output.meta:
         return {}
     return {"desc": list(joint.output.meta["desc"][start:end])}

@@ -1,7 +1,8 @@
-"""Let a model take its eager path while it is traced, although it asks `is_compiling()`.
+"""Make `torch.compiler.is_compiling()` return False while Rekindle traces a model.
 
 Many models run other code when they are compiled: a scan in place of a loop, or all experts in
-place of the chosen ones. That code gives other bits than eager PyTorch.
+place of the chosen ones. The results of this code can differ in the last bits from those of eager
+PyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _QUESTIONS = (
 
 @final
 class _AsIfEager:
-    """While entered, have `is_compiling()` return False in traced programs, in all threads."""
+    """Context manager: inside, `is_compiling()` returns False in traced programs of all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""`rekindle.plan(model, ...)`: plan a model; `apply()` returns the module that runs the plan."""
+"""Plan a model (`rekindle.plan(model, ...)`), and make the module that runs the plan."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rekindle.trace import Trace
 
 @final
 class ModelPlan:
-    """The plan of a model, and the module that runs it. Memory is in bytes, time in ns.
+    """The plan of a model, and the module that runs this plan. Memory is in bytes, time in ns.
 
     The budget counts everything that one forward and backward pass holds: parameters, buffers,
-    inputs, activations, gradients. `reserve` is the part of it for other memory, such as optimizer
-    state.
+    inputs, activations, gradients. `reserve` is the part of the budget for other memory, such as
+    optimizer state.
     """
 
     def __init__(self, backend: Backend, module: nn.Module, path: Path) -> None:
@@ -50,7 +50,7 @@ class ModelPlan:
 
     @property
     def plan(self) -> Plan:
-        """The result of the planner. Its bytes do not include `reserve`."""
+        """The result of the planner. Memory sizes in it do not include `reserve`."""
         return self._planned.plan
 
     @property
@@ -77,9 +77,9 @@ class ModelPlan:
 
     @property
     def overhead(self) -> float | None:
-        """Time of recomputation and of waiting for copies, as a fraction of the time without.
+        """Time that a pass spends on recomputation and on waiting for copies to or from the host.
 
-        None without a plan.
+        It is a fraction of the time of the same pass without a budget; None without a plan.
         """
         return self.plan.overhead
 
@@ -90,12 +90,12 @@ class ModelPlan:
 
     @property
     def gap(self) -> float | None:
-        """The most by which the plan can be slower than the optimum, as a fraction of its time."""
+        """Upper bound on how much slower the plan is than an optimal plan, as a fraction."""
         return self.plan.gap
 
     @property
     def saved(self) -> Bytes:
-        """Bytes kept between the forward and the backward pass."""
+        """Bytes that the forward pass saves for the backward pass."""
         return self._planned.saved
 
     @property
@@ -106,9 +106,9 @@ class ModelPlan:
         return (self.plan.smallest_budget or self.plan.needed) + self.reserve
 
     def apply(self) -> nn.Module:
-        """Return the module that runs the plan.
+        """Return the module that runs the plan, to use instead of the model.
 
-        It has the class, parameters and flags (such as `training`) of the original.
+        It has the class, parameters and flags (such as `training`) of the model.
 
         Raises:
             OutOfBudget: There is no plan within the budget.
@@ -160,7 +160,7 @@ class ModelPlan:
 
     @property
     def _waiting(self) -> float:
-        """Time of waiting for copies, as a fraction of the time without a budget."""
+        """Time that a pass waits for host copies, as a fraction of its time without a budget."""
         return self.plan.waiting_ns / self.plan.compute_ns if self.plan.compute_ns else 0.0
 
     def __str__(self) -> str:
@@ -180,10 +180,11 @@ def plan_model(
     report: Report | None = None,
     compiled: bool = False,
 ) -> ModelPlan:
-    """Trace `model` on `example_inputs` without running it, and plan it.
+    """Trace `model` on fake copies of `example_inputs`, and make a plan from the trace.
 
-    Models may run other code if `torch.compiler.is_compiling()` returns True. The model is traced
-    while that function returns False; if this fails, while it returns True.
+    Models may run other code if `torch.compiler.is_compiling()` returns True. The model is first
+    traced while that function returns False. If this trace fails, the model is traced while the
+    function returns True.
 
     Args:
         model: The model.
@@ -192,10 +193,12 @@ def plan_model(
         plan_trace: Makes a plan from a trace and a budget.
         shapes: "replan" plans for each shape of inputs; "error" refuses a second shape.
         reserve: Bytes of the budget for memory that the plan does not count.
-        host: Where the plan may swap values to, from `open_host`; None: it does not swap.
-        prices: Measured costs of operators. Default: those in the user's cache.
-        report: Called with texts on the progress.
-        compiled: Compile light operators in segments, by Inductor.
+        host: The host memory that the plan may swap values to, from `open_host`. None: the plan
+            swaps nothing.
+        prices: Measured costs of operators. Default: the costs in the user's cache.
+        report: Called with a text each time the progress changes.
+        compiled: If True, let Inductor compile groups of light operators (pointwise ones,
+            reductions).
     """
     args, kwargs = _arguments(example_inputs)
     around = _bytes_around(model, (args, kwargs))
@@ -212,7 +215,8 @@ def plan_model(
             report=report,
             besides=lambda counted: max(around - counted, 0),
         )
-        # a copy with flags and hooks of its own, but the same parameters and children
+        # The planned module shares parameters and children with the model, but has its own flags
+        # and hooks.
         module = copy.copy(model)
         module._compiled_call_impl = _Call(module, backend, path)  # type: ignore[assignment]
         _rehearse(backend, lambda: module(*args, **kwargs))
@@ -221,7 +225,7 @@ def plan_model(
     try:
         return planned("eager")
     except _Untraceable:
-        pass  # try again outside the handler: a later error must not have this one as its context
+        pass  # Trace again after this handler, or a later error would show this one as its context.
     return planned("compiled")
 
 
@@ -232,21 +236,24 @@ def open_host(
     swap: str | int | Swap,
     directory: str | os.PathLike[str] | None,
 ) -> Host:
-    """Open the host memory that a plan of `model` may swap values to, and measure its bandwidth.
+    """Open host memory that a plan of `model` may swap values to, and measure its bandwidth.
 
     Args:
         model: The model.
         example_inputs: As for `plan_model`.
-        budget: The budget, which limits the probe of the bandwidth.
-        swap: An amount of host memory, or a `Swap` with its bandwidths.
-        directory: The folder of the swap file, for a model on the CPU.
+        budget: The budget, which limits the size of the copies that measure the bandwidth. @@
+            src/rekindle/pytorch/planned/_prices.py Combine this measurement with one of an earlier
+            process: least cost, largest workspace. => Combine this price with that of an earlier
+            process: least cost, largest workspace.
+        swap: The size of the host memory to use, or a `Swap` with size and bandwidths.
+        directory: The folder for the swap file of a model on the CPU.
     """
     tensors = [*model.parameters(), *model.buffers(), *_tensors_in(_arguments(example_inputs))]
     return host_for(tensors, swap, directory, budget)
 
 
 def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
-    """Call `run` so that `backend` traces and plans its graph, but does not run it."""
+    """Call `run` so that `backend` traces and plans the model's graph, but does not run it."""
     backend.rehearsing = True
     try:
         with torch.enable_grad():
@@ -269,11 +276,11 @@ def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
 def training_step(model: nn.Module, example_inputs: Any) -> Callable[[], Any]:
     """Return a function that runs a forward and a backward pass of `model` and returns its results.
 
-    The backward pass starts from results that are scalars, such as a loss. If there are none, it
-    starts from all results, with random gradients that are the same in each call.
+    The backward pass starts from results that are scalars, such as a loss. If there are no scalars,
+    it starts from all results, with random gradients that are the same in each call.
 
     Args:
-        model: A plain or a planned model.
+        model: A model, or the module from `ModelPlan.apply()`.
         example_inputs: As for `plan_model`.
     """
     args, kwargs = _arguments(example_inputs)
@@ -302,22 +309,22 @@ def _gradient_for(result: Tensor) -> Tensor:
 
 
 class _Untraceable(Unsupported):
-    """The model cannot be traced into one graph: its path depends on data, for example."""
+    """The model cannot be traced into one graph. For example, its control flow depends on data."""
 
 
 _NOT_TRACED = (
     exc.Unsupported,
     exc.UserError,
-    exc.TorchRuntimeError,  # an operator that does not run on fake tensors
+    exc.TorchRuntimeError,  # an operator cannot run on fake tensors
     GuardOnDataDependentSymNode,
 )
 
 
 @final
 class _Call:
-    """Runs `module._call_impl` compiled as one graph.
+    """Calls a module as one compiled graph.
 
-    It raises Rekindle's own errors without the error that torch.compile wraps around them.
+    An error of Rekindle is raised as it is, without the error that torch.compile wraps around it.
     """
 
     def __init__(self, module: nn.Module, backend: Backend, path: Path) -> None:
@@ -367,13 +374,13 @@ def _compile(backend: Backend, module: fx.GraphModule, inputs: Sequence[Any]) ->
 
 
 def _loggers() -> set[Any]:
-    """Return the methods of `Logger` that tracing skips, so that models may write to a log."""
+    """Return the methods of `Logger` that torch.compile must skip, so that models may log."""
     names = ("debug", "info", "warning", "error", "log", "warning_once", "warning_advice")
     return {getattr(Logger, name) for name in names if hasattr(Logger, name)}
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `function` and has a code object of its own.
+    """Return a function that calls `function` and shares its code object with no other function.
 
     torch.compile keeps a limited number of compiled versions per code object. If all plans shared
     the code object of `nn.Module._call_impl`, a new plan would displace an older one.
@@ -406,7 +413,7 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _bytes_around(model: nn.Module, inputs: Any) -> Bytes:
-    """Return the bytes of all parameters, buffers and inputs, also of those that no step reads."""
+    """Return the bytes of all parameters, buffers and inputs, even if no operator reads them."""
     given = [*model.parameters(), *model.buffers(), *_tensors_in(inputs)]
     homes = [each.untyped_storage() for each in given]
     return sum({home._cdata: home.nbytes() for home in homes}.values())

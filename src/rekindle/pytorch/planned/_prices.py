@@ -1,14 +1,15 @@
-"""Measure operators on the device: cost, bytes of results, views, workspace.
+"""Measure operators on the device: time, bytes of results and workspace, and which are views.
 
-Each signature (operator, shapes, strides and dtypes of its tensors, other arguments) runs a few
-times on real tensors. In a training step an operator reads some tensors from the processor's caches
-and others from memory. So its cost is the mean of two times: the fastest run with warm caches, and
-the fastest after the caches were filled with other data. The same run shows which results are
-views: those in the storage of an argument, whatever the schema says.
+A signature is an operator with the shapes, strides and dtypes of its tensors and its other
+arguments. Each signature runs a few times on real tensors. In a training step an operator reads
+some tensors from the processor's caches and others from memory. So its cost is the mean of two
+times: the fastest run with warm caches, and the fastest after the caches were filled with other
+data. The same runs show which results are views: a view shares the storage of an argument. Schemas
+do not always tell.
 
-One file per device and version of torch, in `rekindle._cache.cache_folder`, keeps the measurements.
-On a busy machine even the fastest run may be slow. So the first few processes each measure again,
-and the least cost counts. Within a process the cost of a signature never changes.
+The measurements are kept in `rekindle._cache.cache_folder`, in one file per device and version of
+torch. On a busy machine even the fastest run may be slow. So each of the first few processes
+measures again, and the least cost counts. Within a process the cost of a signature never changes.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memo
 from rekindle.pytorch.operators import kernels_in_words
 from rekindle.pytorch.planned._segments import Segment
 
-FEWEST_RUNS, ENOUGH_RUNS, MOST_RUNS = 2, 6, 24  #: runs with warm caches, and runs with cold ones
-AGREE = 1.25  #: two times agree if the larger is at most this many times the smaller
+#: numbers of timed runs, each with warm and with cold processor caches
+FEWEST_RUNS, ENOUGH_RUNS, MOST_RUNS = 2, 6, 24
+AGREE = 1.25  #: two measured times agree if the larger is at most this many times the smaller
 ENOUGH_NS = 50_000_000  #: time (ns) after which a signature gets no further runs
-ENOUGH_PROCESSES = 3  #: number of processes after which a stored cost is not measured again
-CACHE_BYTES = 40 << 20  #: bytes written before a cold run: about the size of a last-level cache
-SMALL_BYTES = 1 << 16  #: below these bytes of inputs, caches do not matter and are not filled
-UNPRICED_BYTES_PER_NS = 4  #: assumed bandwidth of operators that cannot run on made-up tensors
+ENOUGH_PROCESSES = 3  #: after so many processes have measured a cost, it is not measured again
+#: bytes written before a run with cold caches: about the size of a last-level cache
+CACHE_BYTES = 40 << 20
+#: if the inputs take fewer bytes, caches do not matter, so they are not filled before a run
+SMALL_BYTES = 1 << 16
+UNPRICED_BYTES_PER_NS = 4  #: bandwidth assumed for an operator that cannot run on made-up tensors
 
 Report = Callable[[str], None]
 
@@ -56,10 +60,10 @@ class Result:
     """One tensor that an operator returns.
 
     Attributes:
-        nbytes: Bytes of its storage.
+        nbytes: Bytes of the tensor's storage.
         alias: If the tensor is a view, the position of its base among the tensor arguments; else
             -1.
-        stride: Its strides.
+        stride: Strides of the tensor.
     """
 
     nbytes: Bytes
@@ -70,13 +74,13 @@ class Result:
 @final
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The measurements of one signature.
+    """The measurements of an operator for one signature (shapes, strides, dtypes, other arguments).
 
     Attributes:
-        cost: Time of a call (ns).
+        cost: Time of a call of the operator (ns).
         results: The tensors that the operator returns, in order.
         workspace: Bytes that the operator uses only while it runs.
-        processes: Number of processes that measured it.
+        processes: Number of processes that measured this operator.
     """
 
     cost: Nanoseconds
@@ -86,11 +90,11 @@ class Price:
 
     @property
     def is_final(self) -> bool:
-        """True if no further process need measure it."""
+        """True if no other process needs to measure this operator again."""
         return self.processes >= ENOUGH_PROCESSES or not self.cost
 
     def after(self, earlier: Price | None) -> Price:
-        """Return this measurement, combined with the one of an earlier process."""
+        """Combine this price with that of an earlier process: least cost, largest workspace."""
         if earlier is None:
             return self
         return replace(
@@ -116,18 +120,18 @@ class Prices:
 
     @staticmethod
     def of_user() -> Prices:
-        """Return the `Prices` that keeps its files in the user's cache folder.
+        """Return the measurements that are kept in the user's cache folder.
 
-        All plans of a process share it, so that the cost of a signature does not change.
+        All plans of a process share one object, so that the cost of an operator does not change.
         """
         return _of_folder(cache_folder())
 
     def of(self, nodes: list[fx.Node], report: Report | None = None) -> dict[fx.Node, Price]:
-        """Return the price of each node. Measure signatures that need a further measurement.
+        """Return the price of each node, and measure operators whose price is not final.
 
         Args:
             nodes: Operator calls. Their arguments have fake tensors in `meta["val"]`.
-            report: Called with texts on the progress.
+            report: Called with a text each time the progress changes.
         """
         found: dict[fx.Node, Price] = {}
         missing: dict[tuple[str, str], list[fx.Node]] = {}
@@ -149,7 +153,8 @@ class Prices:
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
-                    # do not store the guess: next time there may be enough memory
+                    # Do not store the estimate, because next time there may be enough memory to
+                    # measure.
                     price = stored or _guess(alike[0])
                 found.update(dict.fromkeys(alike, price))
         finally:
@@ -158,7 +163,7 @@ class Prices:
         return found
 
     def _final(self, device: str, signature: str) -> Price | None:
-        """Return the price that holds for this process, or None if it must be measured."""
+        """Return this process's price of a signature, or None if it must be measured."""
         if device not in self._stored:
             self._stored[device] = self._load(device)
         known = self._known.get(device, {}).get(signature)
@@ -191,9 +196,9 @@ class Prices:
         return {}
 
     def _save(self, device: str) -> None:
-        """Write the file of `device` atomically, with what other processes have added to it.
+        """Write the measurements for `device` to its file; keep those of other processes.
 
-        The file keeps the least cost, which may be less than the one that holds for this process.
+        The file keeps the least cost, which may be less than the cost that this process uses.
         """
         known = self._known.get(device)
         if self.folder is None or not known:
@@ -224,10 +229,10 @@ def _of_folder(folder: Path | None) -> Prices:
 
 
 def signature_of(node: fx.Node) -> tuple[str, str]:
-    """Return the name of the device that runs the node, and a text for its signature.
+    """Return the name of the device that runs `node`, and a text for the node's signature.
 
-    Nodes with the same operator and equal arguments (for tensors: shape, strides, dtype) have equal
-    texts.
+    Two nodes have equal texts if they call the same operator with equal arguments. Tensors count as
+    equal if they have the same shape, strides and dtype.
     """
     devices: list[torch.device] = []
 
@@ -257,13 +262,13 @@ def _name_of(device: torch.device) -> str:
 
 
 def measure(node: fx.Node) -> Price:
-    """Run the call of `node` on real tensors with made-up values, and return its price.
+    """Measure the price of the operator of `node` on real tensors with made-up values.
 
-    The states of random number generators are restored. For an operator that cannot run on made-up
-    values, an estimate is returned.
+    States of random number generators are restored afterwards. If the operator cannot run on
+    made-up values, its price is estimated.
 
     Raises:
-        RuntimeError: The allocator's error, if there is no memory for these tensors.
+        RuntimeError: There is no memory for the made-up tensors (the allocator's own error).
     """
     if not isinstance(node.target, torch._ops.OpOverload | Segment):
         return _guess(node)
@@ -273,7 +278,7 @@ def measure(node: fx.Node) -> Price:
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, RekindleError):
                 raise
-            # the operator refuses made-up values: a singular matrix, a large index
+            # The operator does not accept the made-up values, such as a singular matrix.
             return _guess(node)
 
 
@@ -287,7 +292,7 @@ def _run(node: fx.Node) -> Price:
     if isinstance(node.target, Segment):
         node.target.compare(args, made)
     elif results and all(result.alias >= 0 for result in results):
-        return Price(0, results)  # the operator returns views, which cost nothing
+        return Price(0, results)  # the operator returns only views, which cost nothing
     del made
     within = _most_at_once(lambda: _call(node, args, kwargs), device)
     own = sum(result.nbytes for result in results if result.alias < 0)
@@ -307,20 +312,20 @@ def _run(node: fx.Node) -> Price:
 
 
 def _agree(*kinds: list[Nanoseconds]) -> bool:
-    """Return True if the two least times of each kind agree, so that neither was disturbed."""
+    """Return True if, in each list, the two least times differ little, so neither was disturbed."""
     return all(second <= AGREE * least for least, second, *_ in map(sorted, kinds))
 
 
 def _results_of(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
-    """Describe the tensors that a call returned.
+    """Describe the tensors that an operator call returned.
 
     Some kernels return None in place of a tensor, for example the backward of a norm whose input
     needs no gradient. Such a result has 0 bytes.
 
     Args:
-        node: The call, whose fake results tell how many tensors there are.
-        returned: What the call returned.
-        homes: Address of each argument's storage -> position of the argument.
+        node: The node of the call. Its fake results tell how many tensors the schema promises.
+        returned: The value that the operator returned.
+        homes: Address of each tensor argument's storage -> position of this argument.
     """
     results: list[Result] = []
     leaves = pytree.tree_leaves(returned)
@@ -336,12 +341,13 @@ def _results_of(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Re
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """While open, keep the profiler from printing messages at each start and stop.
+    """Inside the block, keep PyTorch's profiler from printing messages at each start and stop.
 
-    If the user set `KINETO_LOG_LEVEL`, that level holds.
+    If the user has set `KINETO_LOG_LEVEL`, do not change it.
     """
     asked = "KINETO_LOG_LEVEL" in os.environ
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the profiler is first used
+    # Kineto reads it when the profiler is first used
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         yield
     finally:
@@ -350,7 +356,7 @@ def _quiet_profiler() -> Iterator[None]:
 
 
 def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
-    """Return the peak of the bytes that `call` allocates: results and workspace.
+    """Return the most bytes that `call` has allocated at one time: results and workspace.
 
     On an accelerator, return the sum of all allocations instead, which is at least the peak.
     """
@@ -359,10 +365,11 @@ def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
         call()
         return accelerator.allocator_figures(device)["allocated_bytes.all.allocated"] - before
     profiled = torch._C._autograd._profiler_enabled()  # type: ignore[attr-defined]
-    if profiled:  # only one profiler can run at a time, and the user's is running
+    if profiled:  # the user's profiler is running, and only one can run at a time
         call()
         return 0
-    # The memory events come from the allocator itself; compiled code allocates past other hooks.
+    # Use the profiler's memory events, because they come from the allocator itself. Other hooks do
+    # not see allocations by compiled code.
     with (
         _quiet_profiler(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed,
@@ -389,8 +396,8 @@ def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanose
         end.record()
         end.synchronize()
         return int(start.elapsed_time(end) * 1e6)
-    # The clock of this thread does not count time that other processes have the core, also while
-    # this thread sleeps until such processes let the operator's other threads finish their parts.
+    # Use the clock of this thread. It does not count time while other processes occupy the core,
+    # nor time while this thread waits for the operator's other threads.
     began = time.thread_time_ns()
     _call(node, args, kwargs)
     return time.thread_time_ns() - began
@@ -401,7 +408,7 @@ def _values(arguments: Any) -> Any:
 
 
 def _real(value: Any) -> Any:
-    """Return a real tensor like `value`, filled with numbers in (0, 1), or 0 for integers."""
+    """Return a real tensor shaped like `value`: random in (0, 1), or zeros for integers."""
     if not isinstance(value, Tensor):
         return value
     reach = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
@@ -413,7 +420,7 @@ def _real(value: Any) -> Any:
 
 
 def _guess(node: fx.Node) -> Price:
-    """Estimate the price of a call that cannot be measured, from the bytes of its tensors."""
+    """Estimate the price of an operator that cannot be measured, from the bytes of its tensors."""
     leaves = pytree.tree_leaves((_values(node.args), _values(node.kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}

@@ -17,10 +17,10 @@ from rekindle._errors import InvalidArgument, Unsupported
 
 @contextmanager
 def checked(model: Any, example_inputs: Any) -> Generator[None]:
-    """Raise `InvalidArgument` if `model` is not a model, or does not run with these inputs.
+    """Raise `InvalidArgument` if `model` is no `nn.Module`, or cannot run on `example_inputs`.
 
-    The body of the context must trace the model. Errors of the tracing are replaced by
-    `InvalidArgument`, with the reason and the shapes of the inputs.
+    The `with` block must trace the model. If tracing fails because of the inputs, the error is
+    replaced by `InvalidArgument`, with the reason and the shapes of the inputs.
     """
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
@@ -44,9 +44,9 @@ def checked(model: Any, example_inputs: Any) -> Generator[None]:
 def refuse_numpy(module: fx.GraphModule) -> None:
     """Raise `Unsupported` if the graph computes with NumPy.
 
-    torch.compile replaces NumPy's functions by PyTorch's. Their results may differ in the last
-    bits, and random numbers come from another generator. A function of plain numbers, such as
-    `np.sqrt(64)`, is let through.
+    torch.compile replaces NumPy's functions by PyTorch's. PyTorch's results may differ in the last
+    bits, and its random numbers come from another generator. A function of plain numbers, such as
+    `np.sqrt(64)`, raises no error.
     """
     data = {node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")}
     for node in module.graph.nodes:
@@ -63,7 +63,7 @@ def refuse_numpy(module: fx.GraphModule) -> None:
 
 
 def _is_of_numpy(target: object) -> bool:
-    """Return True for the functions by which torch.compile replaces those of NumPy."""
+    """Return True if `target` is a function by which torch.compile replaces a NumPy function."""
     kind = type(target)
     return kind.__module__ == "torch._dynamo.utils" and kind.__name__.startswith("numpy_")
 
@@ -86,12 +86,12 @@ def _check_signature(model: nn.Module, example_inputs: Any) -> None:
     elif isinstance(example_inputs, list | tuple):
         positional = tuple(example_inputs)
     else:
-        return  # leave other types to `plan_model`, which refuses them
+        return  # `plan_model` raises an error for other types
     try:
         inspect.signature(model.forward).bind(*positional, **keywords)
     except TypeError as error:
         raise _do_not_fit(model, example_inputs, str(error)) from None
-    except ValueError:  # the forward has no signature
+    except ValueError:  # `model.forward` has no signature that Python can inspect
         return
 
 

@@ -1,8 +1,9 @@
 """Compile segments: a segment is a group of light operators that is called as one operator.
 
-Segments that are equal up to names (in layers of a transformer, say, or steps of a recurrence) are
-one object, which Inductor compiles once. A recomputation of a segment runs the same code on the
-same inputs as its first run. So both give the same bits, whatever the budget.
+Light operators are pointwise operators and reductions. Segments that differ only in names, as in
+layers of a transformer, are one object, which Inductor compiles once. A recomputation of a segment
+runs the same code on the same inputs as its first run. So the results have the same bits, whatever
+the budget.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Boxed = Callable[[list[Any]], Sequence[Tensor]]
 
 @final
 class Segment:
-    """A function from tensors to tensors, which Inductor compiles from `graph` on first use.
+    """A group of light operators that Inductor compiles into one function on first use.
 
     Placeholders and results of `graph` have fake tensors in `meta["val"]`. No result is a view of
     another result or of an argument.
@@ -47,7 +48,8 @@ class Segment:
         self.makes_statistics = makes_statistics
         self._boxed: Boxed | None = None
         self._lock = threading.Lock()
-        self.__name__ = self.__qualname__ = f"segment_{key[:12]}"  # fx prints these names in code
+        # torch.fx prints these names in generated code
+        self.__name__ = self.__qualname__ = f"segment_{key[:12]}"
 
     def __str__(self) -> str:
         names = [_name(node) for node in self.graph.nodes if node.op == "call_function"]
@@ -62,7 +64,7 @@ class Segment:
         return self._boxed is not None
 
     def compile(self) -> Boxed:
-        """Return the compiled code; compile it at the first call.
+        """Return the compiled code of this segment, and compile it at the first call.
 
         Raises:
             Unsupported: Inductor cannot compile the graph.
@@ -81,7 +83,7 @@ class Segment:
             return self._boxed
 
     def compare(self, args: Sequence[Any], results: Sequence[Tensor]) -> None:
-        """Check that the compiled code computes the same as the operators one by one.
+        """Check that the compiled code gives the same results as its operators run one by one.
 
         Args:
             args: Arguments of the segment.
@@ -101,9 +103,9 @@ class Segment:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    """Return True if no element differs by more than rounding.
+    """Return True if no element of `found` differs from `expected` by more than rounding.
 
-    The tolerance is the square root of the dtype's epsilon, relative to the largest element.
+    The tolerance is the square root of the dtype's epsilon times the largest finite element.
     """
     if not expected.is_floating_point() or not expected.numel():
         return torch.equal(found, expected)
@@ -120,7 +122,7 @@ _known: WeakValueDictionary[str, Segment] = WeakValueDictionary()
 
 
 def segment_of(graph: fx.Graph, *, makes_statistics: bool) -> Segment:
-    """Return the segment that computes `graph`; equal graphs share one segment."""
+    """Return the segment that runs the operators of `graph`. Equal graphs share one segment."""
     key = _key(graph)
     found = _known.get(key)
     if found is None:
@@ -131,7 +133,7 @@ def segment_of(graph: fx.Graph, *, makes_statistics: bool) -> Segment:
 def _key(graph: fx.Graph) -> str:
     """Return a hash of everything that the compiled code of `graph` depends on.
 
-    That is: operators, constants, shapes, strides, dtypes, devices and global settings.
+    These are operators, constants, shapes, strides, dtypes, devices and global settings.
     """
     numbers: dict[fx.Node, int] = {}
 
@@ -169,14 +171,14 @@ def _name(node: fx.Node) -> str:
 def _compile(graph: fx.Graph) -> Boxed:
     """Compile `graph` by Inductor's inner function, without the guards of `torch.compile`.
 
-    Guards are not needed, because the sizes are fixed.
+    Guards are not needed, because a plan is only valid for fixed sizes.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.utils import BoxedBool
 
-    # Inductor uses its caches only with a shape environment, though no shape is symbolic here.
+    # No shape is symbolic here, but Inductor uses its caches only with a shape environment.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     module = fx.GraphModule({}, graph)
     with (
@@ -188,10 +190,10 @@ def _compile(graph: fx.Graph) -> Boxed:
     ):
         with mode:
             args = [_like(node.meta["val"]) for node in graph.find_nodes(op="placeholder")]
-            # Inductor needs decomposed operators, and decomposition may make constants.
+            # Inductor accepts only decomposed operators, so trace again with its decompositions.
             whole = make_fx(module, decomposition_table=select_decomp_table())(*args)
         output = whole.graph.output_node()
-        # Results must have the layout that the operators, run one by one, give them.
+        # Make Inductor keep the strides that results have when the operators run one by one.
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
         record_original_output_strides(whole)
         compiled: Any = compile_fx_inner(
@@ -201,7 +203,7 @@ def _compile(graph: fx.Graph) -> Boxed:
 
 
 def _like(fake: Tensor) -> Tensor:
-    """Return a tensor with shape, strides, offset and dtype of `fake`, in the active fake mode."""
+    """Return a tensor like `fake` (shape, strides, offset, dtype), made in the active fake mode."""
     size, stride, offset = tuple(fake.shape), fake.stride(), fake.storage_offset()
     if offset == 0:
         return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)

@@ -1,12 +1,14 @@
-"""Run a backward graph on the gradients that autograd gives it, missing or in other strides.
+"""Run a backward graph on gradients that are missing, or that have other strides than traced.
 
 AOTAutograd traces the backward graph as if every result of the forward pass got a gradient, with
-the strides of that result. At run time it fills missing gradients with zeros and copies the others
-to these strides. Eager PyTorch does neither: without a gradient it does not run the operators that
-would read it, and kernels read gradients in the strides that they have. This affects bits: a sum
-takes the strides of its first term, even if that is zeros, and the order of sums in kernels depends
-on strides. So here AOTAutograd passes gradients on unchanged, and a version of the graph is made
-for each pattern of missing gradients and other strides.
+the strides of that result. At run time AOTAutograd fills missing gradients with zeros, and copies
+the others to the traced strides. Eager PyTorch does neither. It skips operators that would read
+only missing gradients, and its kernels read gradients in any strides.
+
+The difference affects bits: a sum takes the strides of its first term, even if this term is zeros,
+and the order of sums in kernels depends on strides. So this module makes AOTAutograd pass gradients
+on unchanged. It makes a version of the backward graph for each pattern of missing gradients and
+other strides.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from rekindle.pytorch.planned._joint import is_tangent, mutates
 from rekindle.pytorch.planned._layouts import VIEWS
 from rekindle.pytorch.planned._segments import Segment
 
-#: State of a gradient at run time: missing, with the traced strides, or with other strides.
+#: State of a gradient at run time: missing, with the strides of the trace, or with other strides.
 Comes = Literal["undefined", "expected", "otherwise"]
 
 _aten = torch.ops.aten
@@ -49,7 +51,7 @@ class Tangents:
     def backward(self, module: fx.GraphModule, _: object = None) -> Callable[..., Any]:
         """Return a function that runs `module`, as `boxed` does.
 
-        A gradient among its arguments may be None, or have other strides than the traced one.
+        A gradient among the arguments may be None, or may have other strides than in the trace.
         """
         tangents = [
             (place, node.meta["val"])
@@ -70,9 +72,9 @@ class Tangents:
         return run
 
     def of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the function that AOTAutograd made, so that missing gradients stay None.
+        """Wrap `compiled`, a function that AOTAutograd made, so that missing gradients stay None.
 
-        By default, autograd fills them with zeros.
+        By default, autograd replaces missing gradients by zeros.
         """
 
         def run(*args: Any) -> Any:
@@ -87,7 +89,8 @@ class Tangents:
     def _node_behind(self, results: Sequence[Any]) -> Any:
         """Return the autograd node that runs the backward graph.
 
-        `results` may be views of the results of that node, so the search passes through views.
+        A tensor in `results` may be a view of a result of that node, so the search passes through
+        views.
         """
         for each in results:
             node = each.grad_fn if isinstance(each, Tensor) else None
@@ -101,10 +104,11 @@ class Tangents:
 
 
 def _leave_gradients_alone() -> None:
-    """Keep AOTAutograd from copying gradients to the traced strides.
+    """Keep AOTAutograd from copying gradients to the strides of the trace.
 
-    Also clear its list of donated buffers, which are not used here. With donated buffers
-    AOTAutograd would refuse `retain_graph=True`.
+    Also clear AOTAutograd's list of donated buffers: saved tensors that the backward pass may
+    overwrite. Rekindle's graphs do not reuse these buffers, and with them AOTAutograd would refuse
+    `retain_graph=True`.
     """
     context = TracingContext.try_get()
     metadata = context and context.fw_metadata
@@ -123,12 +127,12 @@ def _comes(gradient: Any, fake: Tensor) -> Comes:
 
 
 def _cut(module: fx.GraphModule, places: Sequence[int], comes: Sequence[Comes]) -> fx.GraphModule:
-    """Return a version of the backward graph `module` for one pattern of gradients.
+    """Return a version of a backward graph for one pattern of missing and strided gradients.
 
     Args:
         module: The backward graph.
-        places: Positions of the gradients among the placeholders.
-        comes: The state of each of these gradients at run time.
+        places: Positions of the gradients among the placeholders of the graph.
+        comes: The state of each of these gradients at run time, in the same order.
     """
     if set(comes) <= {"expected"}:
         return module
@@ -156,7 +160,7 @@ def _led_to_by(graph: fx.Graph, sources: Any) -> set[fx.Node]:
 
 
 def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
-    """Replace views of gradients by reshapes, which work for any strides, as in eager PyTorch."""
+    """Replace views of `gradients` by reshapes, which work for any strides, as in eager PyTorch."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node not in gradients:
             continue
@@ -169,7 +173,7 @@ def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
 
 
 def _lay_out_gradients(graph: fx.Graph, gradients: Sequence[fx.Node]) -> None:
-    """Copy gradients to the traced strides, the only ones that compiled segments accept."""
+    """Copy gradients to the strides of the trace, because compiled segments accept no others."""
     behind = graph.find_nodes(op="placeholder")[-1]
     for node in gradients:
         with graph.inserting_after(behind):
@@ -184,14 +188,15 @@ def _laid_out_as(node: fx.Node, other: fx.Node) -> fx.Node:
 
 
 def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
-    """Remove the operators that read only missing gradients, as eager PyTorch does not run them.
+    """Remove operators that read only missing gradients, because eager PyTorch skips them.
 
-    A sum of a missing and another gradient becomes the other one. Elsewhere zeros replace a
-    missing gradient.
+    A sum of a missing gradient and another gradient becomes the other gradient. Any other operator
+    that reads a missing gradient gets zeros instead.
 
     Args:
         graph: The backward graph; changed in place.
-        undefined: Placeholders of the missing gradients; nodes that are removed are added.
+        undefined: Placeholders of the missing gradients. Nodes that the function removes are added
+            to this set.
         tangents: Placeholders of all gradients.
     """
     gradients = set(tangents)
@@ -226,7 +231,7 @@ def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
 
 
 def _is_cut(graph: fx.Graph) -> bool:
-    """Return True if the graph contains compiled segments, which accept the traced strides only."""
+    """Return True if `graph` contains compiled segments, which accept only traced strides."""
     return any(isinstance(node.target, Segment) for node in graph.nodes)
 
 
@@ -257,7 +262,7 @@ def _laid_out(source: Tensor, size: Any, stride: Any) -> Tensor:
 
 @final
 class _Any:
-    """Equals every object: stands for any size or strides in AOTAutograd's metadata."""
+    """Equals every object. It stands for any size or any strides in AOTAutograd's metadata."""
 
     def __eq__(self, other: object) -> bool:
         return True

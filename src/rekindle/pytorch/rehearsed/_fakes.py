@@ -1,7 +1,7 @@
 """Copy models, inputs and optimizers to fake tensors, which have shapes but no memory.
 
-Fake tensors (`torch._subclasses.FakeTensorMode`) have storages with sizes but no contents. Where a
-program reads a number from a fake tensor, `MadeUp` returns a made-up number.
+Fake tensors (`torch._subclasses.FakeTensorMode`) have storages with sizes but no contents. If a
+program reads a number from a fake tensor (`tensor.item()`), `MadeUp` returns a made-up number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Fakes:
-    """Makes fake copies on one device. The same original always gets the same copy."""
+    """Makes fake copies of tensors and modules on one device, one copy per original."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -43,13 +43,13 @@ class Fakes:
         return fake
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Return a fake copy of `model`, without gradients."""
+        """Return a copy of `model` with fake parameters and buffers, which have no gradients."""
         for tensor in (*model.parameters(), *model.buffers()):
             self._memo[id(tensor)] = self.like(tensor)
         return self.copy(model)
 
     def inputs(self, inputs: Any) -> Any:
-        """Return a copy of `inputs` (nested containers of tensors) with fake tensors."""
+        """Return a copy of `inputs` (nested containers of tensors), with fake tensors."""
         for tensor in tensors_of(inputs):
             self._memo[id(tensor)] = self.like(tensor)
         return self.copy(inputs)
@@ -61,10 +61,11 @@ class Fakes:
 
 @final
 class MadeUp:
-    """Returns made-up numbers where a program reads the contents of a fake tensor.
+    """Makes up a number when a program reads the contents of a fake tensor.
 
     Attributes:
-        assumed: Texts from `where()` that name the source lines of these reads.
+        assumed: Texts that name the source lines of these reads. The function `where` returned
+            them.
     """
 
     def __init__(self, where: Any) -> None:
@@ -72,21 +73,21 @@ class MadeUp:
         self.assumed: dict[str, None] = {}
 
     def knows(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Return True if the operator call reads a number from a fake tensor without contents."""
+        """Return True if `func(*args)` reads a number from a fake tensor that does not know it."""
         if func is not torch.ops.aten._local_scalar_dense.default:
             return False
         return getattr(args[0], "constant", None) is None
 
     def answer(self, asked: Tensor) -> bool | float | int:
-        """Return 1, or False for a bool tensor."""
+        """Return the made-up number for the tensor `asked`: 1, or False for a bool tensor."""
         self.assumed[self._where()] = None
         return False if asked.dtype is torch.bool else 1.0 if asked.is_floating_point() else 1
 
 
 def as_on_device(optimizer: Optimizer | None, device: torch.device) -> None:
-    """Make the optimizer of fake parameters use `foreach`, as it does for real ones on `device`.
+    """Make an optimizer of fake parameters use `foreach` where it would for real parameters.
 
-    On an accelerator, PyTorch's default for real parameters is `foreach`, for fake ones it is not.
+    By default, PyTorch uses `foreach` for real parameters on an accelerator, but not for fake ones.
     """
     for group in optimizer.param_groups if optimizer is not None else ():
         if is_accelerator(device) and "foreach" in group and not group.get("fused"):

@@ -1,9 +1,9 @@
-"""Forecast the budget that a whole step needs, after `OutOfBudget` in the first step.
+"""Forecast the budget that a whole training step needs, after `OutOfBudget` in the first step.
 
-The step runs on fake tensors, with the shapes of the arguments of an earlier call of the model. Its
-trace is then simulated within smaller and smaller budgets. The result is only a forecast, because
-three things are unknown: what the program does outside its model, how it computes the loss, and the
-cost of operators that never ran.
+The step is rehearsed: it runs on fake tensors, with the shapes of the arguments of an earlier call
+of the model. The trace of this step is then simulated within smaller and smaller budgets. The
+result is only a forecast, because three things are unknown: what the program does outside its
+model, how it computes the loss, and the cost of operators that never ran.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from rekindle.trace import Trace, keep_all_peak
 Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
 """(operator name, sizes of its tensors) -> measured cost (ns) and workspace (bytes)"""
 
-#: Factor on the simulated budget. Real costs differ from simulated ones, so a real run evicts other
-#: values and may need a little more.
+#: Factor on the budget that the simulation needs. Measured costs differ from those in a simulation,
+#: so a real run evicts other values and may need a little more.
 _SPARE: Final = 1.05
 _HALF: Final = (torch.float16, torch.bfloat16)
 
@@ -66,18 +66,19 @@ def forecast(
 
     Args:
         call: The call of the model that is repeated on fake tensors.
-        held: Bytes that could not be evicted when the program ran out of its budget, by category.
+        held: Bytes that could not be evicted when the program raised `OutOfBudget`, by category.
         device: The device of the budget.
         policy: The policy of the budget.
         known: Costs and workspaces of operators that ran before.
-        report: Called with texts on the progress; it may raise to stop the rehearsal.
+        report: Called with a text each time the progress changes. It may raise an error to stop the
+            rehearsal.
 
     Returns:
         The budget in bytes. None if the model no longer exists, or inside a process group.
     """
     model = call.model()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    # in a process group, collectives would wait for ranks that do not rehearse
+    # In a process group, collective operators would wait for ranks that do not rehearse the step.
     if model is None or distributed:
         return None
     state = torch.get_rng_state(), random.getstate()
@@ -93,10 +94,10 @@ def forecast(
 
 
 def _of_other_models(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
-    """Return the bytes in `held` that do not belong to the model, but perhaps to another one.
+    """Return the bytes in `held` that do not belong to the rehearsed model.
 
     Args:
-        own: Bytes of the model, by category.
+        own: Bytes that belong to the rehearsed model, by category.
         held: Bytes of the whole program that cannot be evicted, by category.
     """
     return sum(max(0, held.get(name, 0) - nbytes) for name, nbytes in own.items())
@@ -104,7 +105,7 @@ def _of_other_models(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Byt
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """While open, silence warnings and PyTorch's log of operators without fake implementation."""
+    """Inside the block, silence warnings, and PyTorch's log of operators without fake kernel."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -116,7 +117,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _drop_listeners(module: nn.Module) -> None:
-    """Remove forward and backward hooks of the program from `module`: they expect real tensors.
+    """Remove the program's forward and backward hooks, which expect real tensors.
 
     Hooks from the package that defines the module's class stay, because the module may need them.
     Forward pre-hooks stay too, because they may make weights.
@@ -132,7 +133,7 @@ def _drop_listeners(module: nn.Module) -> None:
 
 @final
 class _Step:
-    """A training step of a copy of `model` with fake tensors.
+    """One training step, run on a copy of `model` whose tensors are fake.
 
     Attributes:
         held: Bytes of the copy's parameters, gradients, optimizer state and inputs, by category.
@@ -162,7 +163,7 @@ class _Step:
         self.held: dict[str, Bytes] = {}
 
     def rehearse(self) -> Trace:
-        """Run the optimizer (to create its state), forward and backward, and return the trace."""
+        """Run the optimizer, then a forward and a backward pass, and return the trace."""
         on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
         with self._fakes.mode, on_device:
             tracer = Tracer(self._fakes, self._made_up, self._take)
@@ -185,7 +186,7 @@ class _Step:
         optimizer.zero_grad()
 
     def _there(self) -> dict[str, Sequence[Tensor]]:
-        """Return the tensors that exist before a step, by category."""
+        """Return the tensors that exist before a training step, by category."""
         parameters = list(self._model.parameters())
         states = [] if self._optimizer is None else list(self._optimizer.state.values())
         return {
@@ -197,7 +198,8 @@ class _Step:
 
     def _run(self) -> None:
         args, kwargs = self._inputs
-        # keep the result to the end, because the program may hold it
+        # Hold the model's output until the backward pass has ended, because the program may do so
+        # too.
         output = self._model(*args, **kwargs)
         loss = _loss_of(output)
         if loss is not None:
@@ -208,12 +210,13 @@ class _Step:
     ) -> tuple[Nanoseconds, Bytes]:
         """Return cost (ns) and workspace (bytes) of an operator call.
 
-        They are those measured before for such a call, or else estimated from bytes.
+        Both were measured if an operator of this name ran before on tensors of these sizes.
+        Otherwise they are estimated from the bytes of the tensors.
 
         Args:
-            facts: The operator.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
+            facts: The operator that is called.
+            args: The positional arguments of the call.
+            kwargs: The keyword arguments of the call.
             made: Bytes of the storages that the call makes.
         """
         self._report("rehearsing the step on shapes, to find a budget for the whole step")
@@ -233,7 +236,7 @@ def _shape_of(fake: Tensor) -> Tensor:
 
 
 def _loss_of(output: Any) -> Tensor | None:
-    """Return the loss in `output`, or a stand-in that takes as much memory as a cross entropy."""
+    """Return the loss in `output`, or a substitute with the memory of a cross entropy."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss if loss.requires_grad else None
@@ -243,7 +246,7 @@ def _loss_of(output: Any) -> Tensor | None:
 
 
 def _optimizer_of(model: nn.Module) -> Optimizer | None:
-    """Return a live optimizer that has parameters of `model`, or None."""
+    """Return an optimizer that exists in the program and has parameters of `model`, or None."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in living_objects(Optimizer):
         if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
@@ -252,11 +255,12 @@ def _optimizer_of(model: nn.Module) -> Optimizer | None:
 
 
 def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
-    """Estimate the workspace (bytes) of an operator that never ran: its inputs plus its results.
+    """Estimate the workspace of an operator that never ran, from the bytes of its tensors.
 
-    On a CPU it is 0 for operators without workspace, and twice as large for half precision, which
-    CPUs compute in single precision. It is half as large for the backward of an LSTM layer. Twin of
-    `one_copy` in native/ops/workspaces.cpp, which gives the reasons.
+    The estimate is the bytes of all inputs and results. On a CPU it is 0 for operators known to
+    need no workspace. It is doubled for half precision, which CPUs compute in single precision. For
+    the backward of an LSTM layer it is halved. The function `one_copy` in native/ops/workspaces.cpp
+    computes the same and gives the reasons.
     """
     on_host = not is_accelerator(device)
     if on_host and not is_roomy_on_host(signature.operator.name):

@@ -1,8 +1,8 @@
-"""Record the trace of a program that runs on fake tensors, like that of a real run in a budget.
+"""Record a trace of a program that runs on fake tensors, as a budget does for a real program.
 
-A value is user-held in the trace until its fake storages are freed. So autograd must not hold fake
-tensors: the saved-tensor hook gives it a handle with only a shape. When the backward pass unpacks
-the handle, the hook makes another fake tensor of that shape.
+The trace counts a value as held by the program until the fake storages of this value are freed. So
+autograd must not hold fake tensors: the saved-tensor hook gives autograd a handle that knows only a
+shape. When the backward pass unpacks the handle, the hook makes another fake tensor of that shape.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rekindle.pytorch.tensors import Geometry, geometry_of
 from rekindle.trace import Trace, TraceBuilder, taking_over
 
 Take = Callable[[Operator, tuple[Any, ...], dict[str, Any], Bytes], tuple[Nanoseconds, Bytes]]
-"""Returns cost (ns) and workspace (bytes) of a call, from its arguments and the bytes it makes."""
+"""Returns cost (ns) and workspace (bytes) of an operator call that makes some bytes."""
 
 
 @final
@@ -45,17 +45,18 @@ class _Saved:
 
 @final
 class Tracer(TorchDispatchMode):
-    """While entered, records the operators that run on fake tensors of one device."""
+    """Dispatch mode that records the operators that run on fake tensors of one device."""
 
     def __init__(self, fakes: Fakes, made_up: MadeUp, take: Take) -> None:
         super().__init__()
         self._fakes, self._made_up, self._take = fakes, made_up, take
         self.trace = TraceBuilder("rehearsal", held=True)
         self._values: dict[int, ValueId] = {}  # address of a storage -> the value in it
-        self._alive: Counter[ValueId] = Counter()  # value -> number of live storages that have it
+        # value -> number of live storages that hold this value
+        self._alive: Counter[ValueId] = Counter()
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lost: set[ValueId] = set()  # values without a recipe
-        # operator -> its first input, if the result may overwrite it
+        # operator -> its first input, if the result may be written over this input
         self._in_place: dict[OpId, ValueId] = {}
         self._within = ExitStack()
 
@@ -68,13 +69,14 @@ class Tracer(TorchDispatchMode):
         self._within.close()
 
     def build(self) -> Trace:
-        """Return the trace so far. Values that are alive now stay alive at its end."""
+        """Return the trace so far. It does not free values that are alive now."""
         return taking_over(self.trace.build(), self._in_place)
 
     def meet(self, tensor: Tensor) -> ValueId | None:
         """Return the value of `tensor` in the trace; None if it has no memory on this device.
 
-        A tensor that no recorded operator made becomes a source: a value without a recipe.
+        If no recorded operator made `tensor`, the trace gets a source: a value that it cannot
+        recompute.
         """
         if not self._is_here(tensor):
             return None
@@ -94,7 +96,7 @@ class Tracer(TorchDispatchMode):
             return self._made_up.answer(args[0])
         facts = operator(func)
         if facts.view or not (facts.returns_tensors or facts.writes):
-            # returns a view, or makes and writes nothing, like `prim::device`
+            # The operator returns a view, or it makes and writes no tensor, like `prim::device`.
             return func(*args, **kwargs)
         read = [self.meet(each) for each in tensors_in([*args, *kwargs.values()])]
         result = func(*args, **kwargs)
@@ -126,9 +128,10 @@ class Tracer(TorchDispatchMode):
     def _overwritten_by(
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[int, ValueId]:
-        """Return the values with a recipe that the operator overwrites, by address of the storage.
+        """Return the recomputable values that the call overwrites, by address of their storage.
 
-        A value without a recipe, such as a weight, remains the same value when it is overwritten.
+        A value that cannot be recomputed, such as a weight, counts as the same value after the
+        write.
         """
         if not facts.writes:
             return {}
@@ -137,7 +140,7 @@ class Tracer(TorchDispatchMode):
         return {address: value for address, value in found.items() if value not in self._lost}
 
     def _made_in(self, result: Any) -> list[torch.UntypedStorage]:
-        """Return the storages of tensors in `result` that the operator made, each once."""
+        """Return the storages in `result` that the operator made, each once."""
         tensors = [each for each in tensors_in(result) if self._is_here(each)]
         homes = {home._cdata: home for home in (each.untyped_storage() for each in tensors)}
         return [home for address, home in homes.items() if address not in self._values]
@@ -165,7 +168,8 @@ class Tracer(TorchDispatchMode):
         self._values[address] = new
         self._alive[new] += 1
         self._alive[old] -= 1
-        # another storage still has it: it was recomputed for the backward pass
+        # Another storage still holds the old value, because it was recomputed for the backward
+        # pass.
         if self._alive[old]:
             self.trace.use(old)
 

@@ -1,4 +1,4 @@
-"""Measure the bandwidth of a store in both directions, once per process, and monitor it."""
+"""Measure and monitor how fast a store copies swapped values out and back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rekindle.pytorch.swap._store import Bandwidth, Lost, Store
 
 _ROUNDS = 3
 _NONE = Bandwidth(1, 1)
-"""The bandwidth of a store that does not work, so low that the engine never swaps."""
+"""The bandwidth reported for a store that does not work: so low that the engine never swaps."""
 
 WATCHED: Final = 4
-"""Number of transfers in a row whose speed is averaged, because a single one may be delayed."""
+"""Number of latest transfers whose speed is averaged, because a single one may be delayed."""
 MUCH_SLOWER: Final = 4
-"""Ratio of expected and measured bandwidth from which a direction counts as slower.
+"""Ratio of expected to measured bandwidth above which swap-outs or swap-ins count as slower.
 
-Smaller differences mean little, because other programs use the link as well.
+Smaller differences mean little, because other programs use the same disk or bus.
 """
 
 _known: dict[Hashable, Bandwidth] = {}
@@ -26,15 +26,15 @@ _known: dict[Hashable, Bandwidth] = {}
 
 @final
 class Pace:
-    """The recent speed of transfers in one direction, compared with the expected one."""
+    """The recent speed of swap-outs or of swap-ins, compared with the expected speed."""
 
     def __init__(self, believed: Bytes, latency_ns: Nanoseconds) -> None:
         """Start with an expected bandwidth.
 
         Args:
             believed: The expected bandwidth in bytes per second.
-            latency_ns: Time (ns) to subtract from each transfer, so that the bandwidth of small
-                transfers is comparable with that of the large probe.
+            latency_ns: Time (ns) to subtract from each transfer. It makes the bandwidth of small
+                transfers comparable with the expected one, which large transfers measured.
         """
         self._believed = believed  # expected bandwidth in bytes per second
         self._latency_ns = latency_ns
@@ -56,12 +56,12 @@ class Pace:
 
 
 def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
-    """Return the bandwidth of `store`: the median of three transfers of its probe.
+    """Return the bandwidth of `store`: the median of three test transfers in each direction.
 
     Args:
         store: The store.
         place: Identifies the hardware, such as the disk. Each place is measured once per process.
-        most: The most bytes to transfer.
+        most: The most bytes to copy in a test transfer.
     """
     if place not in _known:
         try:

@@ -1,15 +1,16 @@
-"""A store for values on the CPU: one file, with a thread for each direction.
+"""Store swapped-out values of a CPU budget in a file, with one thread to write and one to read.
 
 The store reads and writes at offsets (`os.preadv`, `os.pwrite`), not by a memory map. On a full
 disk or a truncated file, a memory map ends the process (SIGBUS), while these calls return an error.
 The calls release the GIL while they wait.
 
-A checksum verifies the bytes that are read: if the system fails to write a page long after the
-write call has succeeded, later reads return zeros.
+A checksum verifies the bytes that are read. The system may fail to write a page to the disk long
+after the write call has succeeded. Later reads of this page return zeros.
 
-The file is unlinked right after it is opened, so the system removes it when the process ends for
-any reason. For systems where unlinking an open file fails, the file's name contains the process id
-and its start time. The next store in the same directory then removes the files of ended processes.
+The file is unlinked right after it is opened, so the system removes it when the process ends, even
+after a crash. For systems where unlinking an open file fails, the file's name contains the process
+id and its start time. The next store in the same directory then removes the files of ended
+processes.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from rekindle.pytorch.swap._space import Space
 from rekindle.pytorch.swap._store import Lost, Store, Transfer
 
 _PIECE = 8 * 2**14
-"""The most bytes that PyTorch sums in a single thread."""
+"""Number of bytes that a checksum sums at a time: the most that PyTorch sums in a single thread."""
 _NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
 _FORKED = "a value that was swapped out before a fork can be read only by the parent process"
 _thread = threading.local()
 
 
 def _begin() -> None:
-    """Mark the current thread as one of a store's threads, which read and write files."""
+    """Mark the current thread as one that reads or writes a swap file."""
     _thread.moves = True
 
 
 @final
 class FileStore(Store):
-    """A store in a file of at most `limit` bytes in `directory`.
+    """Store of swapped-out values in a file of at most `limit` bytes in `directory`.
 
     Raises:
         Unsupported: No file can be made there, or Python lacks `os.pwrite` or `os.preadv`.
@@ -67,7 +68,7 @@ class FileStore(Store):
         self._process = os.getpid()
         self._out = ThreadPoolExecutor(1, "rekindle-swap-out", _begin)
         self._back = ThreadPoolExecutor(1, "rekindle-swap-in", _begin)
-        #: Running transfers. Each keeps its storage alive until the thread has finished.
+        #: Running transfers. Each keeps its storage alive until the store's thread has finished.
         self._moving: set[_Job] = set()
         self._end = weakref.finalize(
             self, _end, self._file, self._process, self._moving, self._out, self._back
@@ -79,9 +80,9 @@ class FileStore(Store):
 
     @property
     def here(self) -> bool:
-        """True in the process that opened the file.
+        """True in the process that opened the swap file, until the store is closed.
 
-        A forked process has no threads of the store, and does not know later changes of the file.
+        A forked process has no threads of this store, and does not know later changes of the file.
         """
         return os.getpid() == self._process and self._end.alive
 
@@ -123,7 +124,7 @@ class FileStore(Store):
         block: _Block,
         home: torch.UntypedStorage,
     ) -> Transfer:
-        """Start a transfer between `home` and `block` in a thread of `pool`."""
+        """Start a transfer between the storage `home` and a block of the file."""
         try:
             future = pool.submit(move, self._file, home.data_ptr(), block)
         except RuntimeError as error:  # no thread can start, or Python is shutting down
@@ -135,7 +136,7 @@ class FileStore(Store):
 
 @final
 class _Job(Transfer):
-    """One transfer by a thread.
+    """One transfer between a storage and the swap file, made by a thread of the store.
 
     The thread has only the address of the storage, so this object keeps the storage alive.
     """
@@ -169,7 +170,7 @@ class _Job(Transfer):
 
     @property
     def _forked(self) -> bool:
-        """True in a forked process: it has no such thread, and the future may be locked forever."""
+        """True in a forked process. The store's threads are missing there, so no transfer ends."""
         return os.getpid() != self._process
 
     def ended(self) -> bool:
@@ -183,12 +184,12 @@ class _Job(Transfer):
             if store is None or not store.here:
                 raise Lost("the swap file was closed during the transfer")
             if getattr(_thread, "moves", False):
-                # The garbage collector calls this in the store's own thread, which would have to
-                # finish the transfer: waiting would be a deadlock.
+                # The garbage collector runs this method in the store's own thread. This thread must
+                # finish the transfer, so waiting here would be a deadlock.
                 raise Lost("the value was freed during the transfer")
         try:
-            # Read the exception instead of raising it, because its traceback would keep the storage
-            # alive.
+            # Get the exception of the transfer without raising it, because its traceback would keep
+            # the storage alive.
             error = self._future.exception()
         except CancelledError:
             error = OSError("the swap file was closed")
@@ -203,7 +204,7 @@ class _Job(Transfer):
 @final
 @dataclass(slots=True)
 class _Block:
-    """A part of the file that holds one value."""
+    """A part of the swap file that holds one value."""
 
     offset: int
     nbytes: Bytes
@@ -211,7 +212,7 @@ class _Block:
 
 
 def _write(file: int, address: int, block: _Block) -> Nanoseconds:
-    """Write the memory at `address` to `block` of the file. Return the duration (ns)."""
+    """Write the memory at `address` to `block` of the swap file. Return the duration (ns)."""
     start = time.perf_counter_ns()
     memory, done = _view(address, block.nbytes), 0
     block.sum = _sum(memory)
@@ -224,7 +225,7 @@ def _write(file: int, address: int, block: _Block) -> Nanoseconds:
 
 
 def _read(file: int, address: int, block: _Block) -> Nanoseconds:
-    """Read `block` of the file into the memory at `address`, and verify it.
+    """Read `block` of the swap file into the memory at `address`, and verify its checksum.
 
     Returns:
         The duration (ns).
@@ -255,7 +256,7 @@ def _sum(memory: memoryview) -> int:
     total = int.from_bytes(memory[whole:], "little")
     for start in range(0, whole, _PIECE):
         words = torch.frombuffer(memory[start : min(start + _PIECE, whole)], dtype=torch.int64)
-        # with the factor, the sum changes if two pieces are exchanged
+        # The factor 31 makes the checksum depend on the order of the pieces.
         total = (31 * total + int(words.sum())) % 2**64
     return total
 
@@ -264,7 +265,7 @@ def _sum(memory: memoryview) -> int:
 
 
 def _open(directory: Path) -> int:
-    """Make a file in `directory`, open it for reading and writing, and unlink it.
+    """Make a swap file in `directory`, open it for reading and writing, and unlink it.
 
     Returns:
         The file descriptor.
@@ -289,7 +290,8 @@ def _open(directory: Path) -> int:
 def remove_leftovers(directory: Path) -> None:
     """Remove swap files of processes that have ended from `directory`.
 
-    A process in another container seems to have ended. It can still use its file, which is open.
+    A process in another container seems to have ended, so its file is unlinked. That process can
+    still use the file, which it has open.
     """
     with suppress(OSError):
         for path in directory.iterdir():
@@ -300,7 +302,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _started(process: int) -> int:
-    """Return the start time of `process` in clock ticks. 0: unknown; -1: no such process."""
+    """Return the start time of a process in clock ticks, 0 if unknown, -1 if it has ended."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{process}/stat").read_text()
         return int(status.rpartition(")")[2].split()[19])  # field 22 of proc(5): the start time
@@ -316,13 +318,14 @@ def _started(process: int) -> int:
 def _end(
     file: int, owner: int, moving: set[_Job], out: ThreadPoolExecutor, back: ThreadPoolExecutor
 ) -> None:
-    """Arrange that the file is closed when all running transfers have ended.
+    """Make the swap file close once all running transfers have ended.
 
     This function does not wait for the transfers. The garbage collector may call it at any point,
     even while a thread is being started, when waiting for a thread would be a deadlock.
     """
     jobs: list[_Job] = []
-    if os.getpid() == owner:  # a forked process has no threads of the store
+    # A forked process has no threads of the store, so it has no transfers to wait for.
+    if os.getpid() == owner:
         for pool in (out, back):
             pool.shutdown(wait=False, cancel_futures=True)
         jobs.extend(moving)
@@ -335,9 +338,9 @@ def _end(
 
 @final
 class _End:
-    """A callback that closes the file after its last transfer.
+    """A callback that closes the swap file after its last transfer.
 
-    Until then it keeps the storages of the transfers alive.
+    Until the file is closed, this object keeps the storages of the transfers alive.
     """
 
     def __init__(self, file: int, jobs: list[_Job]) -> None:
@@ -346,6 +349,7 @@ class _End:
 
     def __call__(self, _: object = None) -> None:
         if all(job.future.done() for job in self._jobs):
-            with suppress(IndexError):  # the other thread has closed the file already
+            # the last transfer of the other thread has already closed the file
+            with suppress(IndexError):
                 os.close(self._files.pop())
             self._jobs = []

@@ -1,4 +1,4 @@
-"""The argument `swap=` of `rekindle.budget`: check it, open the store, measure its bandwidth."""
+"""Check the argument `swap=` of `rekindle.budget`, and open the store that holds swapped values."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def host_memory(
     """Return the checked arguments for swapping, or None if the user did not ask for swapping.
 
     Args:
-        swap: An amount of host memory, or a `Swap` with its bandwidths.
+        swap: The size of the host memory to use, or a `Swap` with size and bandwidths.
         directory: The folder of the swap file, for a budget on the CPU.
         device: The device of the budget.
 
     Raises:
-        InvalidBudget: The amount is not valid.
-        Unsupported: Swapping is impossible on this device, or `directory` without `swap`.
+        InvalidBudget: The size in `swap` is not valid.
+        Unsupported: Swapping is impossible on this device, or `directory` was given without `swap`.
     """
     if swap is not None:
         return HostMemory(swap, directory, device)
@@ -53,12 +53,12 @@ def host_memory(
 
 
 ANY: Final[Bytes] = 1 << 60
-"""The limit if the user gives none: more bytes than any host has."""
+"""The limit of host memory if the user gives none: more bytes than any host has."""
 
 
 @final
 class HostMemory:
-    """The checked arguments `swap=` and `swap_directory=`. `copies` opens the store."""
+    """The checked arguments `swap=` and `swap_directory=`. Its method `copies` opens the store."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class HostMemory:
         device: torch.device,
         call: str = 'rekindle.budget("6GiB", {})',
     ) -> None:
-        """Check the arguments.
+        """Check the arguments that the user gave for swapping.
 
         Args:
             swap: As for `host_memory`.
             directory: As for `host_memory`.
             device: The device of the values.
-            call: The user's call, with {} for the arguments, for error messages.
+            call: The user's call for error messages, with {} in place of the arguments.
         """
         function = call.partition("(")[0]
         if device.type != "cpu" and not is_accelerator(device):
@@ -99,13 +99,13 @@ class HostMemory:
         self._directory = directory
 
     def copies(self, budget: Bytes | None) -> tuple[Copies, Swap]:
-        """Open the store.
+        """Open the store of swapped values, and measure its bandwidth if the user gave none.
 
         Args:
-            budget: The budget of the device, which limits the probe of the bandwidth.
+            budget: The budget of the device, which limits the size of the test transfers.
 
         Returns:
-            The object that makes copies for the core, and the settings of the engine.
+            The object that copies values for the native core, and the settings for the engine.
 
         Raises:
             Unsupported: The store cannot be opened.
@@ -114,7 +114,7 @@ class HostMemory:
         return Copies(store, believed), swap
 
     def _measured(self, budget: Bytes | None) -> tuple[Store, Swap, Bandwidth | None]:
-        """Open the store. Return it with the engine's settings, and its bandwidth if measured."""
+        """Open the store. Return it with the engine's settings, and the bandwidth if measured."""
         store, place = self._open()
         swap, believed = self._swap, None
         if not isinstance(swap, Swap):
@@ -124,8 +124,8 @@ class HostMemory:
         return store, replace(swap, host=store.limit), believed
 
     def _open(self) -> tuple[Store, Hashable]:
-        """Return the store, and the device or disk that its bandwidth depends on."""
-        limit = ANY if self._limit is None else self._limit  # a full host makes `write` fail
+        """Open the store. Return it with the device or disk that its bandwidth depends on."""
+        limit = ANY if self._limit is None else self._limit  # `write` fails if the host is full
         if is_accelerator(self._device):
             return PinnedStore(limit, self._device, Streams(self._device)), self._device
         directory = Path(default_directory() if self._directory is None else self._directory)
@@ -134,7 +134,7 @@ class HostMemory:
 
 
 def default_directory() -> str:
-    """Return the directory for swap files. /tmp is often in memory, /var/tmp on a disk."""
+    """Return the directory for swap files: $TMPDIR, else /var/tmp, as /tmp is often in memory."""
     if os.environ.get("TMPDIR"):
         return os.environ["TMPDIR"]
     return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()

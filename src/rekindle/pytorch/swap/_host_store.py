@@ -1,7 +1,7 @@
-"""The host copies of the values that the native core swaps out.
+"""Keep track of the host copies of the values that the native core swaps out.
 
-The core decides which values to copy, and calls `Copies`. That object knows where each copy is in
-the store.
+The core decides which values to copy, and calls `Copies`. `Copies` maps each copied storage to the
+place of its copy in the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekindle.pytorch.swap._transfers import Transfers
 
 @final
 class Copies:
-    """The host copies of one run, by the id of the copied storage.
+    """The host copies of one `rekindle.budget`, by the id of the copied storage.
 
     The core calls these methods from any thread while it holds its lock, so they must not call the
     core. The core keeps this object alive while copies may be read.
@@ -29,25 +29,25 @@ class Copies:
         """Wrap `store`.
 
         Args:
-            store: Copies the bytes.
-            believed: The measured bandwidth, which is corrected if it falls. None: the user gave
-                the bandwidth, which is never corrected.
+            store: The store that copies the bytes and holds the copies.
+            believed: The measured bandwidth. If it falls later, the core gets the new one. None:
+                the user gave the bandwidth, which is never corrected.
         """
         self.store = store
         self.transfers = Transfers(store, believed, self._measured)
         self._keys: dict[StorageId, object] = {}
         # The running transfer of each storage, its bytes, and True for a swap-out.
         self._running: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
-        # Measured bandwidths to report to the core.
+        # Changed bandwidths that the next `wait` reports to the core; 0: not changed.
         self._out_bytes_per_s = self._in_bytes_per_s = 0
 
     def add_stream(self, stream_id: int, device: int, kind: int) -> None:
-        """Record that the program uses a CUDA stream, given by the three numbers of the stream."""
+        """Record that the program uses a CUDA stream, which its three numbers identify."""
         assert isinstance(self.store, PinnedStore)
         self.store.streams.add(accelerator.stream(stream_id, device, kind))
 
     def write(self, number: StorageId, home: torch.UntypedStorage) -> bool:
-        """Start to copy the storage `home`, whose id is `number`, to the host.
+        """Start to copy the storage `home`, whose id is `number`, to host memory.
 
         The core keeps `home` alive until the copy has ended.
 
@@ -62,7 +62,7 @@ class Copies:
         return True
 
     def read(self, number: StorageId, home: torch.UntypedStorage) -> str:
-        """Start to copy the host copy of storage `number` into `home`.
+        """Start to copy storage `number` from host memory back into the storage `home`.
 
         Returns:
             "" if the copy was started, else the reason why it failed.
@@ -104,8 +104,8 @@ class Copies:
 
         Args:
             nbytes: The size of the value.
-            site: The operator that made the value, and its line.
-            why: The reason.
+            site: The operator that made the value, and the source line of the operator's call.
+            why: The reason for the failure.
         """
         self.transfers.failed(nbytes, site, why)
 

@@ -1,14 +1,16 @@
-"""A store for values on a CUDA device: page-locked host memory, with a side stream per direction.
+"""Store swapped-out values of a CUDA budget in page-locked host memory, by two side streams.
 
-The host never waits for a copy. Instead, the program's streams wait on the device for the copy's
-event. So device memory can be freed as soon as its copy is queued: any work that reuses the memory
-is queued behind the copy.
+One CUDA stream copies values out, another one copies them back. The host never waits for a copy.
+Instead, the program's streams wait on the device for the CUDA event that ends the copy. So device
+memory can be freed as soon as its copy is queued: work that reuses the memory is queued behind the
+copy.
 
 PyTorch's allocator of page-locked memory rounds up to powers of two, is slow because it locks pages
-at once, and never returns memory. Therefore the store allocates slabs of such sizes, and packs
-several values into a slab. A freed part of a slab is reused at once. The next copy into this part
-is queued behind all of the program's streams, which wait for earlier copies. Slabs are freed with
-the store. PyTorch's allocator reuses them once all copies from and to them have ended.
+at once, and never returns memory. Therefore the store allocates slabs, whose sizes are powers of
+two, and packs several values into a slab. A freed part of a slab is reused at once. That is safe,
+because each copy is queued behind all of the program's streams, and these wait for earlier copies.
+Slabs are freed with the store. PyTorch's allocator reuses them once all copies from and to them
+have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from rekindle.pytorch.tensors import whole
 
 LEAST_SLAB: Final[Bytes] = 8 << 20
 SLAB: Final[Bytes] = 64 << 20
-"""Limits of the size of a new slab, which is the total size of all slabs before it.
+"""Least and largest size of a new slab. Between them, a new slab doubles the total.
 
 A larger value gets a slab of its own.
 """
@@ -35,17 +37,17 @@ A larger value gets a slab of its own.
 
 @final
 class PinnedStore(Store):
-    """A store in at most `limit` bytes of page-locked host memory, for values on `device`."""
+    """Store of swapped-out values of `device` in at most `limit` bytes of page-locked memory."""
 
-    probe = 64 * 1024**2  # with fewer bytes, the latency dominates
-    latency_ns = 20_000  # small, because CUDA events measure the time on the device
+    probe = 64 * 1024**2  # with fewer bytes, latency would dominate a test transfer
+    latency_ns = 20_000  # small, because CUDA events measure the time of a transfer on the device
 
     def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
         """Make a store that has no slabs yet.
 
         Args:
-            limit: The most bytes of host memory.
-            device: The device of the values.
+            limit: The most bytes of host memory to use.
+            device: The device of the swapped values.
             streams: The program's streams on `device`.
         """
         self.limit = _in_slabs(limit)
@@ -61,7 +63,7 @@ class PinnedStore(Store):
 
     @property
     def pinned(self) -> Bytes:
-        """Total bytes of all slabs."""
+        """Total bytes of all slabs: page-locked host memory."""
         return sum(slab.memory.nbytes for slab in self._slabs)
 
     def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
@@ -79,7 +81,7 @@ class PinnedStore(Store):
         key.space.give_back(key.offset, max(1, key.memory.nbytes))
 
     def _place(self, nbytes: Bytes) -> _Block | None:
-        """Reserve `nbytes` in a slab, maybe a new one. Return None if the host has no room."""
+        """Reserve `nbytes` in an old or new slab. Return None if the host has no room."""
         for slab in self._slabs:
             block = slab.take(nbytes)
             if block is not None:
@@ -94,7 +96,7 @@ class PinnedStore(Store):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return None  # the system does not lock as many pages as `limit` allows
+            return None  # the system cannot lock as many pages as `limit` allows
         self._slabs.append(_Slab(memory, Space(size)))
         return self._slabs[-1].take(nbytes)
 
@@ -104,13 +106,13 @@ class PinnedStore(Store):
         return home
 
     def close(self) -> None:
-        """Do nothing: slabs are freed with the store and its keys."""
+        """Do nothing, because Python frees the slabs together with the store and its keys."""
 
     def _copy(
         self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
     ) -> Transfer:
         """Queue a copy from `source` to `into` on `stream`, behind all of the program's streams."""
-        # work queued on them may still write the source or read the target
+        # Work that is queued on the program's streams may still write `source` or read `into`.
         self.streams.wait_on(stream)
         with accelerator.on_stream(stream):
             start = _now()
@@ -120,7 +122,7 @@ class PinnedStore(Store):
 
 
 class _Block(NamedTuple):
-    """The part of a slab that holds one value."""
+    """The part of a slab of page-locked memory that holds one value."""
 
     memory: torch.Tensor
     space: Space
@@ -142,12 +144,12 @@ class _Slab(NamedTuple):
 
 
 def _power_of_two(nbytes: Bytes) -> Bytes:
-    """Return the smallest power of two that holds `nbytes`, at least a page."""
+    """Return the smallest power of two that is at least `nbytes` and at least a page."""
     return 1 << (pages(max(1, nbytes)) - 1).bit_length()
 
 
 def _in_slabs(limit: Bytes) -> Bytes:
-    """Return `limit` rounded down to bytes that whole slabs can use."""
+    """Return `limit` rounded down to a number of bytes that slabs can fill."""
     if limit >= SLAB:
         return limit // SLAB * SLAB
     return 1 << limit.bit_length() - 1 if limit >= PAGE else 0
@@ -155,7 +157,7 @@ def _in_slabs(limit: Bytes) -> Bytes:
 
 @final
 class _Copy(Transfer):
-    """A copy that runs between two CUDA events. It keeps its device storage alive until `wait`."""
+    """A copy between two CUDA events. It keeps the device storage alive until `wait`."""
 
     def __init__(self, start: Any, end: Any, home: torch.UntypedStorage, streams: Streams) -> None:
         self._start = start
@@ -176,14 +178,14 @@ class _Copy(Transfer):
         return self._end.query() and (self._wait is None or self._wait[1].query())
 
     def wait(self) -> None:
-        """Make the program's streams wait on the device. The host does not wait."""
+        """Make the program's streams wait for this copy on the device. The host does not wait."""
         before = _now()
         self._streams.wait_for(self._end)
         self._wait = (before, _now())
         self._home = None
 
     def __del__(self) -> None:
-        """Make the program's streams wait if `wait` was never called (after an error)."""
+        """Make the program's streams wait for this copy if an error prevented `wait`."""
         if self._home is not None and not sys.is_finalizing():
             self._streams.wait_for(self._end)
 

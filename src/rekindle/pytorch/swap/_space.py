@@ -1,7 +1,8 @@
-"""Allocate parts of a file or slab: first fit, with neighboring holes merged.
+"""Allocate parts of a swap file or of a slab of host memory: first fit, holes merged.
 
-Source: Knuth, The Art of Computer Programming 1, section 2.5 (algorithms A and B). Values are
-swapped in in the reverse order of their swap-outs, so holes are few and the search is short.
+Source: Knuth, The Art of Computer Programming 1, section 2.5 (algorithms A and B). A backward pass
+swaps values in in the reverse order of their swap-outs. So free parts are few, and the search for
+one is short.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final, final
 from rekindle._types import Bytes
 
 PAGE: Final = 4096
-"""Blocks are whole pages, because the system reads a page before it writes only a part of it."""
+"""Unit of allocation. To write only a part of a page, the system would read the page first."""
 
 
 def pages(nbytes: Bytes) -> Bytes:
@@ -22,7 +23,7 @@ def pages(nbytes: Bytes) -> Bytes:
 
 @final
 class Space:
-    """A table of the used and free blocks in a file or slab of `limit` bytes."""
+    """A table of the used and free blocks in a swap file or a slab of `limit` bytes."""
 
     def __init__(self, limit: Bytes) -> None:
         self.limit = limit // PAGE * PAGE
@@ -31,7 +32,7 @@ class Space:
         self._holes: list[tuple[int, int]] = [(0, self.limit)]
 
     def take(self, nbytes: Bytes) -> int | None:
-        """Reserve `nbytes` in one piece. Return the offset, or None if no hole is large enough."""
+        """Reserve a block of `nbytes`. Return its offset, or None if no hole is large enough."""
         wanted = pages(nbytes)
         for index, (offset, size) in enumerate(self._holes):
             if size >= wanted:
@@ -55,7 +56,7 @@ class Space:
         self._holes[index:after] = [(start, end - start)]
 
     def check(self) -> None:
-        """Assert that the holes are sorted and separate, and that with `used` they make `limit`."""
+        """Assert that the holes are sorted and separate, and with `used` add up to `limit`."""
         end = -1
         for offset, size in self._holes:
             assert offset > end

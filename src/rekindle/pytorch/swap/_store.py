@@ -1,7 +1,7 @@
 """The interface of stores, which hold the bytes of swapped-out values.
 
 A store copies bytes while the program computes. `write` and `read` start a transfer and return at
-once. Until the transfer has ended, the caller must not use or free the storage that is copied. If a
+once. Until the transfer has ended, the caller must not use or free the copied storage. If a
 transfer fails, `Transfer.wait` raises `Lost`. A failed write leaves the storage unchanged. A failed
 read leaves undefined contents in the storage.
 """
@@ -18,7 +18,7 @@ from rekindle._types import Bytes, Nanoseconds
 
 
 class Lost(Exception):
-    """A transfer failed, for the reason in the message. Rekindle never raises this to the user."""
+    """A swap transfer failed, for the reason in the message. User code never gets this error."""
 
 
 @final
@@ -35,11 +35,11 @@ class Transfer(ABC):
 
     @abstractmethod
     def ended(self) -> bool:
-        """Return True if the transfer has ended or failed."""
+        """Return True if the transfer has ended or has failed."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until the bytes have arrived, and the caller may use the storage again.
+        """Wait until the transfer has ended, so that the caller may use the storage again.
 
         With CUDA, later work on the device waits for the transfer, and this method returns at once.
 
@@ -50,19 +50,19 @@ class Transfer(ABC):
     @property
     @abstractmethod
     def ns(self) -> Nanoseconds:
-        """Duration (ns) of the ended transfer; 0 if it failed."""
+        """Duration (ns) of the transfer, which must have ended; 0 if it failed."""
 
     @property
     @abstractmethod
     def waiting_ns(self) -> Nanoseconds:
-        """Time (ns) that the program waited for the ended transfer."""
+        """Time (ns) that the program waited for the transfer, which must have ended."""
 
 
 class Store(ABC):
     """A container for at most `limit` bytes of swapped-out values."""
 
     limit: Bytes
-    #: Bytes to transfer when the bandwidth is measured. With fewer bytes, the latency dominates.
+    #: Bytes to copy in a test transfer. With fewer bytes, latency would dominate the time.
     probe: Bytes = 2 * 1024**2
     #: Time (ns) of a transfer that does not depend on its size. The default is twice 5 ms, after
     #: which Python switches to another thread.
@@ -78,16 +78,17 @@ class Store(ABC):
         """Start to copy the contents of the storage `home` into the store.
 
         Returns:
-            A key for `read`, and the transfer. None if the store has no room.
+            A key that identifies the copy for `read`, and the transfer. None if the store has no
+            room.
         """
 
     @abstractmethod
     def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
-        """Start to copy the value of `key` into the storage `home`, which has the same size."""
+        """Start to copy the value with this `key` into the storage `home` of the same size."""
 
     @abstractmethod
     def release(self, key: object) -> None:
-        """Free the value of `key`, which must have no running transfer."""
+        """Free the stored value with this `key`, which must have no running transfer."""
 
     @abstractmethod
     def new_home(self, nbytes: Bytes) -> torch.UntypedStorage:

@@ -1,10 +1,10 @@
 """Order swap copies with respect to all CUDA streams of a program.
 
 A program orders its streams only for its own accesses to a value. It does not know when Rekindle
-copies the value to the host and back. So each copy waits for all work queued on every stream seen
-so far, and all later work on these streams waits for the copy.
+copies the value to the host and back. So each copy waits for all work that is queued on any stream
+of the program, and all later work on these streams waits for the copy.
 
-If the program uses a single stream, this costs one check.
+If the program uses a single stream, the only cost is a check per copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekindle.pytorch.tensors import privately, whole
 
 @final
 class Streams:
-    """The streams on `device` that the program has used so far."""
+    """The CUDA streams on `device` that the program has used so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -49,7 +49,7 @@ class Streams:
             stream.wait_event(event)
 
     def keep_until_read(self, home: torch.UntypedStorage) -> None:
-        """When `home` is freed, make the allocator wait for all work queued until then."""
+        """When the storage `home` is freed, make the allocator wait for all work queued before."""
         if len(self._seen) > 1 and home.device.type == self._device.type:
             with privately():
                 memory = whole(home)

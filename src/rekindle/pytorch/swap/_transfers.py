@@ -12,11 +12,11 @@ from rekindle.pytorch.swap._bandwidth import Pace
 from rekindle.pytorch.swap._store import Bandwidth, Store, Transfer
 
 MOST_NOT_ADDED: Final = 100
-"""Most transfers whose times are not added up yet. A device reports the times later."""
+"""Most transfers whose times are not yet in the totals. A GPU reports times only later."""
 
 
 class Slower(Protocol):
-    """A function called with the measured bandwidth of a direction that became much slower."""
+    """A function that gets the measured bandwidth when swap-outs or swap-ins became much slower."""
 
     def __call__(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
@@ -24,7 +24,7 @@ class Slower(Protocol):
 
 
 class _Moved(NamedTuple):
-    """A transfer that was waited for, and the `Pace` of its direction, if it is monitored."""
+    """A transfer that was waited for, and the `Pace` that monitors its direction, if any."""
 
     nbytes: Bytes
     transfer: Transfer
@@ -33,24 +33,24 @@ class _Moved(NamedTuple):
 
 @final
 class Transfers:
-    """Statistics of the transfers of one store, and the first failure."""
+    """Statistics of the swap transfers of one store, and the first failed transfer."""
 
     def __init__(self, store: Store, believed: Bandwidth | None, slower: Slower) -> None:
-        """Start with no transfers.
+        """Begin statistics for a store that has made no transfers.
 
         Args:
-            store: The store.
+            store: The store that makes the transfers.
             believed: The expected bandwidth. None: never call `slower`.
-            slower: Called when the measured bandwidth of a direction falls well below the expected
-                one.
+            slower: Called when the measured bandwidth of swap-outs or of swap-ins falls well below
+                the expected one.
         """
         self._out = None if believed is None else Pace(believed.out, store.latency_ns)
         self._back = None if believed is None else Pace(believed.back, store.latency_ns)
         self._slower = slower
-        self._moved: list[_Moved] = []  # transfers whose times are not added up yet
+        self._moved: list[_Moved] = []  # transfers whose times are not yet in the totals
         self._transfer_ns: Nanoseconds = 0
         self._waiting_ns: Nanoseconds = 0
-        self._complaint = ""  # text of the first failure
+        self._complaint = ""  # text about the first failed transfer
         self._reported = False
 
     @property
@@ -69,8 +69,8 @@ class Transfers:
         """Wait until `transfer`, which copies `nbytes`, has ended.
 
         Args:
-            transfer: The transfer.
-            nbytes: Its size.
+            transfer: The transfer to wait for.
+            nbytes: Number of bytes that it copies.
             out: True for a swap-out.
 
         Raises:
@@ -97,7 +97,7 @@ class Transfers:
         self._moved = under_way
 
     def _watch(self, moved: _Moved) -> None:
-        """Call `slower` if the direction of `moved` became slow, so that it is used less."""
+        """Call `_slower` if transfers in the direction of `moved` became slow, to use them less."""
         nbytes, transfer, pace = moved
         slower = pace.slower(nbytes, transfer.ns) if pace is not None and transfer.ns else None
         if slower is None:
@@ -110,17 +110,17 @@ class Transfers:
     # -- failed transfers -------------------------------------------------------------------------
 
     def failed(self, nbytes: Bytes, site: str, why: str) -> None:
-        """Store the text of the first failure: the value of the operator `site` was not swapped."""
+        """Record that a value made by the operator `site` was not swapped, if it is the first."""
         if not self._complaint:
             self._complaint = f"{format_bytes(nbytes)} of {site} could not be {why}"
 
     def complaint(self) -> str:
-        """Return the text of the first failure at the first call after it, else ""."""
+        """Return the text about the first failed transfer once, and "" in later calls."""
         reported, self._reported = self._reported, self._reported or bool(self._complaint)
         return "" if reported else self._complaint
 
     def add_note_to(self, out: OutOfBudget) -> None:
-        """Add a note about the first failure to the error `out`, which it may have caused."""
+        """Add a note about the first failed transfer to `out`, an error it may have caused."""
         if complaint := self.complaint():
             out.add_note(f"Swapping did not help: {complaint}")
 
@@ -133,7 +133,7 @@ class Transfers:
         )
 
     def complain(self) -> None:
-        """Warn about the first failure, if that has not been reported yet."""
+        """Warn about the first failed transfer, if it has not been reported yet."""
         complaint = self.complaint()
         if complaint:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Tensors and their storages: find live ones, read shapes and strides, count bytes."""
+"""Find live tensors and their storages, read shapes and strides, and count bytes."""
 
 from rekindle.pytorch.tensors._geometry import COMPLEX as COMPLEX
 from rekindle.pytorch.tensors._geometry import MOST_KEPT as MOST_KEPT

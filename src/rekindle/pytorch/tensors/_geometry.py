@@ -1,6 +1,6 @@
-"""`Geometry`: shape, strides, offset, dtype and flags of a tensor in its storage.
+"""Describe how a tensor lies in its storage (shape, strides, offset, dtype, flags).
 
-From a geometry and a storage an equal tensor can be made.
+A `Geometry` and a storage suffice to make an equal tensor.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from rekindle.pytorch.tensors._private import privately
 
-#: Most geometries, and most call signatures, that are kept in memory. Programs with ever new shapes
-#: or integer arguments would otherwise make these tables grow without limit.
+#: Most geometries, and most call signatures, to cache. Without a limit, these caches would grow
+#: forever in programs with ever new shapes or integer arguments.
 MOST_KEPT = 20_000
 
 
 @final
 class Geometry:
-    """The geometry of a tensor in its storage.
+    """The layout of a tensor in its storage: everything but the storage itself.
 
     Attributes:
-        size: The shape.
+        size: The shape of the tensor.
         stride: The strides, in elements.
         offset: The offset in the storage, in elements.
-        dtype: The dtype.
+        dtype: The dtype of the tensor.
         negative: True for a tensor with the negative bit, such as `x.conj().imag`.
         conjugate: True for a tensor with the conjugate bit.
         requires_grad: True if the tensor requires a gradient.
@@ -65,7 +65,7 @@ class Geometry:
         self.span = dtype.itemsize * count if offset == 0 and reach == count else -1
 
     def of(self, storage: torch.UntypedStorage) -> Tensor:
-        """Return a tensor of this geometry in `storage`. Dispatch modes do not see it made."""
+        """Return a tensor of this geometry in `storage`, hidden from dispatch modes."""
         with privately():
             tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
             tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
@@ -86,7 +86,7 @@ geometries: dict[Any, Geometry] = {}
 
 
 def geometry_of(tensor: Tensor) -> Geometry:
-    """Return the geometry of `tensor`; equal geometries are one object."""
+    """Return the geometry of `tensor`. Tensors with equal geometries share one object."""
     key: tuple[Any, ...] = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
     if key[3] in COMPLEX or tensor.is_neg():
         key = (*key, tensor.is_neg(), tensor.is_conj())

@@ -1,4 +1,4 @@
-"""Find the live objects of the program in Python's garbage collector, and storages of tensors."""
+"""Find the program's live tensors and other objects through Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rekindle.pytorch.tensors._private import privately
 
 T = TypeVar("T")
 
-#: The original method. A budget replaces `Tensor.untyped_storage` by one that reports the caller's
+#: PyTorch's own method. A budget replaces `Tensor.untyped_storage` by a method that reports the
 #: access to the storage.
 _storage_of = torch._C.TensorBase.untyped_storage
 _NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 
 
 def living_objects(*kinds: type[T]) -> list[T]:
-    """Return every live object of one of these classes.
+    """Return every object of one of these classes that exists in the program.
 
-    It checks `type(thing)`, because `isinstance` may run code of proxy objects.
+    The check uses `type(thing)`, because `isinstance` may run code of proxy objects.
     """
     wanted: dict[type, bool] = {}
     found: list[Any] = []
@@ -37,7 +37,7 @@ def living_objects(*kinds: type[T]) -> list[T]:
 
 
 def living_tensors() -> list[Tensor]:
-    """Return every live tensor and parameter."""
+    """Return every tensor and parameter that exists in the program."""
     return living_objects(Tensor)
 
 
@@ -61,9 +61,9 @@ def parts_of(sparse: Tensor) -> list[Tensor]:
 def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """Return the storages of `tensors`.
 
-    It skips tensors without a storage of their own: wrapper subclasses, and tensors inside a
-    transform such as vmap, whose storages belong to inner tensors. It runs no Python code of
-    subclasses, because that of an uninitialized lazy parameter would raise.
+    Wrapper subclasses, and tensors inside a transform such as vmap, are skipped, because the
+    storages belong to their inner tensors. No Python code of subclasses runs, because the code of
+    an uninitialized lazy parameter would raise an error.
     """
     with torch._C.DisableTorchFunctionSubclass():
         return [

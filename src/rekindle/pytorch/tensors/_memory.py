@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Flags of a new storage.
+# Flags that describe the contents of a new storage.
 EXOTIC = 1  #: shape and strides do not describe its tensors: quantized, without memory, ...
 UNWRITTEN = 2  #: made by `torch.empty`, and not written since
 ZEROED = 4  #: made by `torch.zeros`, and not written since

@@ -1,4 +1,4 @@
-"""Measure memory, with or without a budget: count storages from first use until freed."""
+"""Measure the memory of a program: count storages from their first use until they are freed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from rekindle._types import Bytes
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of live storages that operators make or read while the mode is on.
+    """Dispatch mode that counts the bytes of live storages that operators make or read.
 
-    A weak reference to each storage tells when it is freed. This takes a few microseconds per
-    operator. It works for fake tensors too, whose storages have sizes but no memory.
+    A weak reference to each storage tells when the storage is freed. Counting takes a few
+    microseconds per operator. Fake tensors can be counted too: their storages have sizes but no
+    memory.
 
     Attributes:
         alive: Bytes of the storages that are alive now.
         peak: The largest value of `alive` since the last `restart`.
-        peak_birth: Number of storages counted up to the peak. A storage with a larger number did
-            not exist then.
+        peak_birth: Number of storages that had been counted when the peak was reached. A storage
+            with a larger number did not exist at the peak.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def count(self, values: Any) -> None:
-        """Count the storages of the tensors in `values`, with the sizes that they have now."""
+        """Count the storages of the tensors in `values` with their current sizes."""
         for tensor in tensors_of(values):
             if tensor.device.type != "meta" and tensor.layout is torch.strided:
                 self._count(tensor.untyped_storage())
@@ -52,7 +53,7 @@ class Meter(TorchDispatchMode):
             self.peak, self.peak_birth = self.alive, self._births
 
     def restart(self) -> None:
-        """Set the peak to the bytes that are alive now."""
+        """Set the peak to the bytes of the storages that are alive now."""
         self.peak, self.peak_birth = self.alive, self._births
 
     def disregard(self, tensor: Tensor) -> None:

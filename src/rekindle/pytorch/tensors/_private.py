@@ -1,4 +1,4 @@
-"""Hide operators that Rekindle itself runs from dispatch modes and from the native core."""
+"""Hide operators that Rekindle runs itself from dispatch modes and from the native core."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 _C: Any = torch._C
 
-#: Dispatch keys of observers of operators: dispatch modes, tensor subclasses, and the native core
-#: once it is loaded.
+#: Dispatch keys of everything that observes operators: dispatch modes, tensor subclasses, and the
+#: native core once it is loaded.
 _seeing: list[Any] = [
     _C.DispatchKeySet(_C.DispatchKey.Python) | _C.DispatchKeySet(_C.DispatchKey.PythonTLSSnapshot)
 ]
 
 
 def privately() -> AbstractContextManager[Any]:
-    """While open, hide operators of this thread from dispatch modes and from the native core."""
+    """Inside the block, hide this thread's operators from dispatch modes and the native core."""
     return _C._ExcludeDispatchKeyGuard(_seeing[0])
 
 
 def sees(keys: Any) -> None:
-    """Add the dispatch keys of another observer, from which `privately` then hides operators."""
+    """Add dispatch keys from whose kernels `privately` must hide operators too."""
     _seeing[0] |= keys
