@@ -1,4 +1,4 @@
-"""`rekindle.sequential`: run a model that is a chain of stages by a schedule from Rotor."""
+"""Run an `nn.Sequential` by a schedule of the planner Rotor (`rekindle.sequential`)."""
 
 from rekindle.pytorch.chains._chained import Chained as Chained
 from rekindle.pytorch.chains._chained import is_chain as is_chain

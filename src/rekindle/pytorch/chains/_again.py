@@ -1,9 +1,10 @@
 """Run a stage of a model a second time with the same random numbers, autocast and buffers.
 
-A **stage** is a few `nn.Module`s in sequence. Before a stage runs, a `Moment` saves the state that
-its result depends on, other than its input and parameters. `Moment.restored` sets that state for a
-second run of the stage, and afterwards sets the state that was there before. So a second run
-advances no random number generator and updates no batch-norm statistics.
+A **stage** is a few `nn.Module`s in sequence. Its result depends on its input, its parameters and
+other state: random number generators, autocast and buffers. A `Moment` saves this other state
+before a stage runs. `Moment.restored` sets the saved state for a second run of the stage, and
+resets the current state afterwards. So a second run advances no random number generator and updates
+no batch-norm statistics.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Stage:
-    """Some `nn.Module`s that run one after the other, as a unit of the schedule.
+    """Successive modules of a chain that a schedule runs and recomputes as a unit.
 
     Attributes:
         name: The name of the stage in error messages.
@@ -53,15 +54,15 @@ class Stage:
                     yield module, name
 
     def moving(self) -> list[tuple[nn.Module, str]]:
-        """Return the buffers that a run changes in the current mode (training or evaluation).
+        """Return the buffers that a run of this stage changes in the current training mode.
 
-        Before the first run in this mode, return all buffers.
+        Before the first run in this mode (training or evaluation), return all buffers.
         """
         known = self._moving.get(self.mode)
         return list(self.buffers()) if known is None else known
 
     def learn(self, before: Sequence[tuple[nn.Module, str, Tensor]]) -> None:
-        """Record which buffers a run changed, by comparing them with the copies in `before`."""
+        """Record which buffers a run of this stage changed since they were copied to `before`."""
         if self.mode not in self._moving:
             self._moving[self.mode] = [
                 (module, name)
@@ -76,9 +77,10 @@ def _equal(one: Tensor | None, other: Tensor) -> bool:
 
 @final
 class Moment:
-    """The state just before a run of `stage`: generators, autocast, buffers, parameter versions.
+    """The state that a run of a stage started from: generators, autocast and buffers.
 
-    A second run of the stage starts from this state, so it gives the same result.
+    A second run of the stage starts from this state, so it gives the same result. The versions of
+    the parameters are recorded to detect changes.
     """
 
     def __init__(self, stage: Stage, x: Any) -> None:
@@ -96,7 +98,7 @@ class Moment:
         return sorted({device.type for device in self.devices})
 
     def after(self) -> None:
-        """Free the saved state that the run of the stage did not change. Call it after the run."""
+        """Free the saved state that the run of the stage did not change. Called after the run."""
         self.stage.learn(self.buffers)
         moving = {*self.stage.moving()}
         self.buffers = [entry for entry in self.buffers if entry[:2] in moving]
@@ -107,7 +109,7 @@ class Moment:
 
     @contextmanager
     def restored(self) -> Generator[None]:
-        """While open, set the saved state, so that the stage runs as it did the first time."""
+        """Inside the block, set the saved state, so that the stage runs as in its first run."""
         self._check_parameters()
         with ExitStack() as stack:
             if self.generators is not None:
@@ -130,9 +132,10 @@ class Moment:
 
 @contextmanager
 def undisturbed(stage: Stage, x: Any) -> Generator[None]:
-    """While open, let `stage` write only into copies of its buffers; then reset the generators.
+    """Run `stage` inside the block without effects on its buffers and random generators.
 
-    So a trial run of the stage does not change the program.
+    The stage writes into copies of its buffers. After the block, the states of the random number
+    generators are reset. So a trial run of the stage does not affect the program.
     """
     devices = devices_of(x)
     copies = [(module, name, _buffer(module, name).clone()) for module, name in stage.buffers()]
@@ -143,7 +146,7 @@ def undisturbed(stage: Stage, x: Any) -> Generator[None]:
 
 
 def devices_of(values: Any) -> list[torch.device]:
-    """Return the devices of the tensors in `values`, without the CPU."""
+    """Return the devices of the tensors in `values`, except the CPU."""
     found = {each.device: None for each in tensors_of(values) if each.device.type != "cpu"}
     return list(found)
 
@@ -154,7 +157,7 @@ def autocast_of(kind: str) -> tuple[str, torch.dtype, bool]:
 
 
 def detached(values: Any) -> Any:
-    """Return `values` without their graph; each tensor requires a gradient if it did before."""
+    """Detach the tensors in `values`; each requires a gradient if it did before."""
     return tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), values)
 
 
@@ -192,7 +195,7 @@ def _set(devices: Sequence[torch.device], states: Sequence[Tensor]) -> None:
 
 @contextmanager
 def _buffers(stand_ins: Sequence[tuple[nn.Module, str, Tensor]]) -> Generator[None]:
-    """While open, replace buffers of modules by other tensors.
+    """Inside the block, replace buffers of modules by other tensors.
 
     Args:
         stand_ins: Each module, the name of its buffer, and the tensor to use instead.

@@ -1,7 +1,7 @@
-"""`Chained`: an `nn.Sequential` that runs by a schedule for its chain of stages.
+"""Run an `nn.Sequential` by a schedule that says which of its stages to recompute.
 
-`Chained` measures its stages for each new shape and type of input, and asks a planner for a
-schedule. `_frame.py` runs the schedule.
+`Chained` measures time and memory of its stages for each new shape and type of input, and asks a
+planner for a schedule. `_frame.py` runs the schedule.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def is_chain(model: object) -> bool:
 
 @final
 class Chained(nn.Sequential):
-    """An `nn.Sequential` that a schedule runs; `rekindle.sequential` makes it.
+    """The `nn.Sequential` that `rekindle.sequential` makes, which runs by a schedule.
 
-    Children, parameters, buffers and names are those of the original. Without gradients it runs
-    like any sequential.
+    Children, parameters, buffers and names are those of the original model. Under `torch.no_grad`
+    this module runs like any `nn.Sequential`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Chained(nn.Sequential):
 
     @property
     def predicted_peak(self) -> Bytes:
-        """The predicted peak (bytes) of a forward and backward pass, by the current schedule."""
+        """The predicted peak (bytes) of a forward and backward pass with the current schedule."""
         return self.schedule.peak
 
     @property
@@ -118,7 +118,7 @@ class Chained(nn.Sequential):
 
 
 def _key(x: Any, model: nn.Module) -> Any:
-    """Return a key for the schedules: input shapes, training mode, autocast, frozen parameters."""
+    """Return a key of everything that measured times and memory of the stages depend on."""
     tensors = [(tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in tensors_of(x)]
     kinds = sorted({"cpu", *(device.type for device in devices_of(x))})
     frozen = tuple(not parameter.requires_grad for parameter in model.parameters())
@@ -127,11 +127,13 @@ def _key(x: Any, model: nn.Module) -> Any:
 
 
 def _with_gradients(measured: Measured, there: Bytes) -> Measured:
-    """Return `measured` with the gradients that exist before the forward pass as fixed memory.
+    """Return `measured` for a forward pass before which gradients of parameters exist already.
 
     Args:
-        measured: Costs of the stages, each with the bytes of the gradients that it makes.
-        there: Bytes of the gradients that exist already; 0 leaves `measured` as it is.
+        measured: Costs of the stages. The cost of a stage contains the bytes of the gradients that
+            its backward pass makes.
+        there: Bytes of the gradients that exist already. They count as fixed memory, and the stages
+            make no others. If 0, return `measured` unchanged.
     """
     if not there:
         return measured

@@ -1,11 +1,13 @@
-"""Run the schedule of a chain with saved-tensor hooks, one forward and backward pass at a time.
+"""Run the schedule of a chain of stages with saved-tensor hooks.
 
-All stages run with gradients enabled, in one ordinary autograd graph; they differ only in what the
-graph saves. If the schedule has `Kind.TAPE` for a stage, the graph saves its tensors as usual. For
-any other stage it saves empty `Holder`s, and the activations are freed when the forward of the
-stage ends. When the backward pass unpacks a holder, the frame performs the schedule up to the
-backward of that stage. The frame runs stages again, without saving tensors, from the last kept
-input up to that stage. Then it fills the holders of that stage.
+All stages run with gradients enabled, in one ordinary autograd graph. If the schedule has
+`Kind.TAPE` for a stage, autograd saves the stage's tensors as usual. For any other stage, autograd
+saves empty `Holder`s, and the stage's activations are freed when its forward pass ends.
+
+A `Frame` belongs to one forward and backward pass. When the backward pass unpacks a holder, the
+frame performs the schedule up to the backward pass of the holder's stage. The frame runs earlier
+stages again, without saving tensors, from the last kept input up to that stage. Then it runs the
+stage itself and fills the stage's holders.
 
 Autograd itself is unchanged: hooks, the order in which gradients are summed, `torch.autograd.grad`,
 frozen parameters and tied parameters work as in plain PyTorch.
@@ -30,7 +32,7 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Holder:
-    """The object that autograd saves in place of a tensor; empty until the stage runs again."""
+    """The object that autograd saves instead of a tensor; empty until its stage runs again."""
 
     __slots__ = ("__weakref__", "dtype", "frame", "shape", "stage", "tensor")
 
@@ -51,7 +53,7 @@ class Holder:
 class Frame:
     """The state of one forward pass of a chain and its backward pass.
 
-    The holders in the autograd graph own this object.
+    The `Holder`s that autograd saves keep this object alive.
     """
 
     def __init__(self, stages: Sequence[Stage], operations: Sequence[Operation]) -> None:
@@ -59,15 +61,16 @@ class Frame:
         loss = next(n for n, each in enumerate(operations) if each.kind is Kind.LOSS)
         self._first = operations[:loss]
         self._later = operations[loss + 1 :]
-        # index in `_later` (the rest of the schedule) of the next operation to perform
+        # index in `_later` (the part of the schedule after the loss) of the next operation to
+        # perform
         self._position = 0
         self._inputs: dict[int, Any] = {}
         self._versions: dict[int, list[int]] = {}
         self._moments: dict[int, Moment] = {}
         self._holders: dict[int, list[weakref.ref[Holder]]] = {}
-        # stages that were recomputed in this backward pass, so that their holders are filled
+        # stages that were recomputed in this backward pass, so their holders are filled
         self._back: set[int] = set()
-        # the stage of the chain to run next, and its input
+        # index of the stage that can run next, and its input; None: no such input is in memory
         self._current: tuple[int, Any] | None = None
 
     def forward(self, x: Any) -> Any:
@@ -111,9 +114,9 @@ class Frame:
     # -- backward ---------------------------------------------------------------------------------
 
     def bring_back(self, stage: int) -> None:
-        """Recompute `stage` to fill its holders; follow the schedule if it leads to `stage`.
+        """Recompute the stage with index `stage`, to fill its `Holder`s.
 
-        A holder stands for a tensor that autograd saved in the stage.
+        If the rest of the schedule recomputes this stage, the schedule is followed.
         """
         self._forget_beyond(stage)
         if torch._C._current_graph_task_id() >= 0:
@@ -127,7 +130,8 @@ class Frame:
                 if operation.kind is not Kind.BACK:
                     self._perform(operation.kind, operation.stage)
         # A second or a partial backward pass over a retained graph needs stages that the schedule
-        # has passed already. Then run from the nearest stage input that is still in memory.
+        # has passed already. For such a stage, start from the nearest stage input that is still in
+        # memory.
         if stage not in self._back:
             start = max(kept for kept in self._inputs if kept <= stage)
             for between in range(start, stage):
@@ -156,7 +160,7 @@ class Frame:
         self._current = number + 1, detached(output)
 
     def _forget_beyond(self, stage: int) -> None:
-        """Free tensors kept for the stages after `stage`, whose backward passes are over."""
+        """Free tensors of the stages after `stage`, because their backward passes have ended."""
         for later in [each for each in self._back if each > stage]:
             self._back.discard(later)
             self._empty(later)
@@ -178,10 +182,10 @@ class Frame:
 
 @final
 class _Fill:
-    """Puts the tensors that a second run of `stage` saves into the holders of the first run.
+    """Saved-tensor hook that puts the tensors of a second run of a stage into its holders.
 
-    It also checks that both runs save tensors of the same number, shapes and dtypes. If `holders`
-    is None, it discards the saved tensors.
+    The hook also checks that both runs of the stage save as many tensors, of the same shapes and
+    dtypes. If `holders` is None, the hook discards the saved tensors.
     """
 
     def __init__(self, stage: Stage, holders: list[weakref.ref[Holder]] | None) -> None:
@@ -200,7 +204,7 @@ class _Fill:
             )
         holder = self._holders[number]()
         if holder is None:
-            return  # autograd has freed the holder together with its part of the graph
+            return  # autograd has freed this holder together with its part of the graph
         if (tensor.shape, tensor.dtype) != (holder.shape, holder.dtype):
             then, now = [*holder.shape], [*tensor.shape]
             raise self._differs(

@@ -1,8 +1,8 @@
 """Cut an `nn.Sequential` into stages that can be recomputed one by one, and measure each stage.
 
-Measuring changes no state of the program: generators are reset afterwards, stages write into copies
-of buffers, and `torch.autograd.grad` computes gradients without filling `.grad`. But hooks of
-modules and parameters run, and so do other Python side effects of the modules.
+Measuring changes no tensor of the program. Random number generators are reset afterwards, stages
+write into copies of buffers, and `torch.autograd.grad` computes gradients without filling `.grad`.
+But hooks of modules and parameters run, and so do other Python side effects of the modules.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rekindle.planners._costs import Stage as Costs
 from rekindle.pytorch.chains._again import Stage, detached, devices_of, undisturbed
 from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
 
-#: Number of timed runs, of which the median counts. There is one run less to measure bytes, of
-#: which the largest count.
+#: Number of runs that measure a stage's time, of which the median counts. The number of runs that
+#: measure memory is one less, and the largest sizes count.
 _REPEATS = 3
 
 
 def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
     """Cut `model` into the smallest stages that can be recomputed one by one.
 
-    Nested sequentials are flattened. A layer that returns a view of its input, or writes into it,
-    joins the stage that made that input.
+    Nested `nn.Sequential`s are flattened. A layer that returns a view of its input, or writes into
+    its input, joins the stage that made the input.
 
     Args:
         model: The chain.
@@ -43,7 +43,7 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
         Unsupported: The chain is empty, or a layer writes into the input of the chain.
     """
     groups: list[list[tuple[str, nn.Module]]] = []
-    begins = True  # the next layer begins a new stage
+    begins = True  # True if the next layer may begin a new stage
     x = tree_map_only(Tensor, lambda t: t.detach().clone(), sample)
     for name, module in _leaves(model, ""):
         try:
@@ -65,7 +65,7 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
             groups[-1].append((name, module))
         else:
             groups.append([(name, module)])
-        # a layer that returns a view of the chain's input cannot be a stage alone
+        # A layer that returns a view of the chain's input cannot be a stage alone.
         begins = belongs or not viewed
     if not groups:
         raise Unsupported(
@@ -76,7 +76,7 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
 
 
 def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
-    """Run `stage` up to `_REPEATS` times, and restore generators and buffers afterwards.
+    """Run a stage a few times, without effects on its buffers and random generators.
 
     Returns:
         True if the stage writes into its input, True if its output is a view of its input, and the
@@ -84,7 +84,8 @@ def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
     """
     wrote, viewed, output = False, True, x
     with undisturbed(stage, x), torch.no_grad():
-        # A layer that is skipped at random (stochastic depth) returns its input only sometimes.
+        # Run more than once, because a layer that is skipped at random returns its input only
+        # sometimes.
         for _ in range(_REPEATS):
             versions = [t._version for t in tensors_of(x)]
             output = stage(x)
@@ -96,9 +97,9 @@ def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
 
 
 def _leaves(model: nn.Sequential, prefix: str) -> list[tuple[str, nn.Module]]:
-    """Return the modules of `model` by name, in order, with nested sequentials flattened.
+    """Return names and modules of `model` in order, with nested `nn.Sequential`s flattened.
 
-    A nested sequential with hooks stays one module, because its hooks must run.
+    A nested `nn.Sequential` with hooks stays one module, because its hooks must run.
     """
     found: list[tuple[str, nn.Module]] = []
     for name, child in model._modules.items():
@@ -127,7 +128,7 @@ def measure(
     fixed: Bytes,
     watch: Callable[[int, int], None] | None = None,
 ) -> Measured:
-    """Measure times and bytes of every stage, each with an autograd graph of its own.
+    """Measure time and memory of every stage, each with a separate autograd graph.
 
     The activations of only one stage are in memory at any time.
 
@@ -135,8 +136,9 @@ def measure(
         stages: The stages of the chain.
         sample: An input of the chain.
         loss: Computes the loss from the output of the chain.
-        fixed: Bytes that are in memory all the time, such as parameters.
-        watch: Called after each stage with the number of stages measured so far and of all stages.
+        fixed: Bytes that are in memory during the whole pass, such as parameters.
+        watch: Called after each stage with two numbers: how many stages are measured so far, and
+            how many there are.
     """
     x = detached(sample)
     owned: set[int] = set()
@@ -151,7 +153,7 @@ def measure(
             watch(number + 1, len(stages))
     fixed += 2 * bytes_of([m._buffers[name] for stage in stages for m, name in stage.moving()])
     loss_ns, loss_extra, loss_bytes = _measure_loss(loss, x)
-    fixed += 2 * loss_bytes  # the loss tensor and its gradient are in memory all the time
+    fixed += 2 * loss_bytes  # for the loss tensor and its gradient
     return Measured(tuple(costs), fixed, bytes_of(sample), gradient, loss_ns, loss_extra)
 
 
@@ -180,11 +182,11 @@ def _measure_stage(stage: Stage, x: Any, owned: set[int]) -> tuple[Costs, Any]:
 
 
 def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes, ...], Any]:
-    """Return four sizes in bytes, and the output of the stage.
+    """Measure the memory of a stage: return four sizes in bytes, and the output of the stage.
 
-    The first size is that of the tape: the output and the tensors that autograd saves. The others
-    are peaks above the memory that remains: of a forward that saves tensors, of a forward that
-    saves none, and of the backward pass.
+    The first size is that of the output and all tensors that autograd saves. The other sizes are
+    peaks, less the memory that remains allocated afterwards. They belong to a forward pass that
+    saves tensors, one that saves none, and the backward pass.
     """
     with Meter() as meter:
         meter.count((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))
@@ -232,7 +234,7 @@ def _now(devices: Sequence[torch.device]) -> Nanoseconds:
 
 
 class _End(torch.autograd.Function):
-    """Makes a scalar from outputs. Its backward makes gradients to which only autograd refers."""
+    """Makes a scalar from outputs. Its backward makes gradients that only autograd holds."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> Tensor:
@@ -258,7 +260,7 @@ def _backward(
     wanted: Sequence[Tensor],
     arrived: Callable[[Tensor], None] | None = None,
 ) -> None:
-    """Run the backward pass.
+    """Run the backward pass of a stage without filling `.grad` of any tensor.
 
     Args:
         end: The scalar to differentiate; None if no output requires a gradient.
@@ -280,10 +282,10 @@ def _backward(
 
 
 def _measure_loss(loss: Callable[[Any], Tensor], output: Any) -> tuple[Nanoseconds, Bytes, Bytes]:
-    """Measure the loss and its backward: return a time in ns and two sizes in bytes.
+    """Measure the loss and its backward pass: return a time in ns and two sizes in bytes.
 
-    The first size is the peak of both, without `output` and its gradient. The second size is that
-    of the loss tensor.
+    The first size is the peak during both, without `output` and its gradient. The second size is
+    that of the loss tensor.
     """
     wanted = [each for each in tensors_of(output) if each.requires_grad]
     if not wanted:

@@ -1,7 +1,7 @@
-"""Plan a step in another process, so that training does not wait.
+"""Search for the plan of a training step in another process, so that training goes on.
 
-The process runs `python -m rekindle._route`, which makes the plans. `multiprocessing` is not used,
-because it would run a user's script again if the script has no `__main__` guard.
+The other process runs `python -m rekindle._route`, which makes plans. `multiprocessing` is not
+used, because it would run a user's script again if the script has no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MODULE = "rekindle._route"
 SECONDS: Final = 20.0
 """Longest time (s) of a search for better plans."""
 NICENESS: Final = 10
-"""Niceness of the planning process, so that it yields the processor to training."""
+"""Niceness of the planning process: the system prefers the training process."""
 
 
 @final
 class Planning:
-    """The search for the plan of one recorded step, in a process of its own.
+    """The search for the plan of one recorded training step, in a separate process.
 
-    The planning process ends when this object is freed, or earlier. It reads and writes files
-    without a name, so that nothing is left on the disk, however the program ends.
+    The planning process ends when this object is freed, or earlier. Both processes exchange data by
+    files without a name, so nothing is left on the disk, however the program ends.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Planning:
         Args:
             trace: The recorded step.
             budget: The budget in bytes.
-            seconds: The longest time for the search.
-            swap: Host memory and bandwidth, if the plan may swap.
+            seconds: The longest time (s) of the search.
+            swap: Size of the host memory and bandwidths, if the plan may swap. None: it may not.
 
         Raises:
             OSError: No process can be started.
@@ -57,7 +57,8 @@ class Planning:
         self._taken = 0
         root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # `-P`: Python does not search the current folder, so no file there shadows an import.
+        # `-P` keeps Python from searching the current folder for modules, where a file of the user
+        # might hide a module.
         command = [sys.executable, "-P", "-m", MODULE, str(budget), str(seconds), str(NICENESS)]
         if swap is not None:
             host = -1 if swap.host is None else swap.host
@@ -70,7 +71,7 @@ class Planning:
             written.seek(0)
             self._process = subprocess.Popen(
                 command,
-                cwd=os.sep,  # From `/`, a relative path in $PYTHONPATH names no folder of the user.
+                cwd=os.sep,  # A relative path in $PYTHONPATH must not name a folder of the user.
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 stdin=written,
                 stdout=self._plans,
@@ -84,7 +85,7 @@ class Planning:
         return self._process.poll() is None
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait at most `timeout` seconds (None: forever). Return True if the search has ended."""
+        """Wait at most `timeout` seconds for the search. Return True if it has ended."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -92,7 +93,7 @@ class Planning:
         return True
 
     def newest(self) -> Route | None:
-        """Return the best plan so far, or None if no better one was found since the last call."""
+        """Return the best plan so far, or None if the last call has already returned it."""
         # The text after the last line break is a plan that is not completely written yet.
         *plans, _ = _content(self._plans).split(b"\n")
         if len(plans) <= self._taken:
@@ -111,12 +112,12 @@ class Planning:
 
 
 def _content(file: IO[bytes]) -> bytes:
-    """Return what the planning process has written to `file`; its position in the file stays."""
+    """Return what the planning process wrote to `file`, without moving the file position."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
 def _end(process: subprocess.Popen[bytes], files: ExitStack, owner: int) -> None:
-    """Close the files, and end the planning process unless this is a fork of the program."""
+    """Close the files, and end the planning process unless a forked process calls this."""
     if os.getpid() == owner and process.poll() is None:
         process.kill()
         process.wait()

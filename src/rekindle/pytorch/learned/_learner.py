@@ -1,7 +1,7 @@
-"""Connect learned plans with the native core: pass plans to the core, collect finished steps.
+"""Pass learned plans to the native core, and collect the steps that the core recorded.
 
-The core follows plans and records steps while they run. This file acts between two steps. It counts
-how many steps followed a plan, and why others did not.
+The core follows plans and records training steps while they run. This file acts between two steps.
+It counts how many steps followed a plan, and notes why others did not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekindle.pytorch.native import Driver, RouteNumbers, Transcript
 
 
 class _Ended(NamedTuple):
-    """A finished step as the core reports it: how far it followed its plan, and why not further."""
+    """The core's report of a finished step: how far it followed its plan, and why not further."""
 
     key: int
     complete: bool
@@ -31,7 +31,7 @@ class _Ended(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A finished training step: its length, and how far it followed a plan."""
+    """A finished training step: its length, how far it followed a plan, and time lost."""
 
     length: int
     """Number of recorded operators of the step."""
@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
 @final
 class Learner:
-    """The learned plans of one run: those that the core follows, and statistics of its steps."""
+    """The learned plans that the native core follows in one budget, and statistics of steps."""
 
     def __init__(self, driver: Driver, plans: StepPlans, *, wait: bool) -> None:
         self.plans = plans
@@ -61,7 +61,7 @@ class Learner:
         self._driver = driver
         self._core, self._handle = driver.core, driver.handle
         self._keys = count()
-        # the plans that the native core has now, with their keys and routes
+        # plans that the native core knows now, with the key and the `Route` passed to the core
         self._added: dict[StepPlan, tuple[int, Route]] = {}
         self._begin()
 
@@ -71,7 +71,7 @@ class Learner:
         return self._core.remembered(self._handle)
 
     def begins(self, op_id: int) -> None:
-        """Load stored plans of steps whose first operator is `op_id`."""
+        """Load stored plans for steps that begin with operator `op_id`; pass them to the core."""
         with self._driver.lock:
             if self.plans.beginning_with(op_id) is not None:
                 self._add_plans()
@@ -83,7 +83,7 @@ class Learner:
             self._begin()
 
     def close(self) -> None:
-        """Finish the last step, because the run ends."""
+        """Finish the last step, because the `rekindle.budget` block ends."""
         with self._driver.lock:
             self._end(over=False)
 
@@ -95,7 +95,7 @@ class Learner:
             self._begin()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait at most `timeout` seconds for the search for a plan. Return True if it has ended."""
+        """Wait at most `timeout` seconds for the search for plans. Return True if it has ended."""
         done = self.plans.wait(timeout)
         with self._driver.lock:
             self._add_plans()
@@ -104,7 +104,7 @@ class Learner:
     def summary(self) -> str:
         """Return the lines about plans in `run.report()`.
 
-        The result is empty if the user did not ask for plans and no step was recorded.
+        The text is empty if the user did not ask for plans and no step was recorded.
         """
         if self.plans.patient and not self.plans.shapes:
             return ""
@@ -128,10 +128,11 @@ class Learner:
             self._core.begin_step(self._handle, self.plans.wants_more())
 
     def _end(self, *, over: bool) -> None:
-        """End the core's step, count it, and continue the search for plans.
+        """End the running step in the core, count it, and continue the search for plans.
 
         Args:
-            over: True if `optimizer.step()` ended the step, False if the run or its budget did.
+            over: True if `optimizer.step()` ended the step. False if the end or a change of the
+                budget did.
         """
         ended = _Ended(*self._core.end_step(self._handle))
         self._note_reason(ended)
@@ -143,7 +144,7 @@ class Learner:
         self.plans.search(wait=self._wait)
 
     def _note_reason(self, ended: _Ended) -> None:
-        """Record why the finished step left its plan, if it did."""
+        """Record why the finished step stopped following its plan, if it did."""
         match ended.reason:
             case "went on":
                 self.why = f"the step ran more than the {ended.number} operators of its plan"
@@ -163,7 +164,7 @@ class Learner:
     def _loss(self) -> float:
         """Return the time lost since the start of the step, divided by computation time.
 
-        The lost time is that of recomputations and of waiting for copies.
+        Time is lost by recomputation and by waiting for swap transfers.
         """
         engine = self._driver.engine
         computed, before = self._before
@@ -171,12 +172,12 @@ class Learner:
         return lost / max(1, engine.compute_ns - computed)
 
     def _waiting_ns(self) -> Nanoseconds:
-        """Return how long the program has waited for copies so far."""
+        """Return how long the program has waited for swap transfers so far."""
         transfers = self._driver.transfers
         return 0 if transfers is None else transfers.waiting_ns
 
     def _count(self, step: _Step, *, over: bool) -> None:
-        """Count a finished step as followed, left or unplanned.
+        """Count a finished step by whether it followed a plan to the end, in part, or not at all.
 
         Args:
             step: The finished step.
@@ -197,7 +198,7 @@ class Learner:
             self.unplanned += over and not step.taken
 
     def _remember(self, step: _Step) -> None:
-        """Pass a finished step to `plans`, which searches plans, if the step needed evictions."""
+        """Pass a finished step to `plans`, to learn from it, if the step needed evictions."""
         if not step.length or not step.evicting:
             return
         if step.plan is not None and step.complete:
@@ -207,13 +208,13 @@ class Learner:
             self.plans.over(self._op_ids(), self._recording(), None if step.taken else step.loss)
 
     def _op_ids(self) -> list[int]:
-        """Return the number of each operator of the last step, in the order of the calls."""
+        """Return the numbers that identify the operators of the last step, in order."""
         op_ids = array("q")
         op_ids.frombytes(self._core.op_ids_of_step(self._handle))
         return op_ids.tolist()
 
     def _recording(self) -> StepPlan | None:
-        """Return the last step as the core recorded it, or None without a valid recording."""
+        """Return the last step as a `StepPlan` without a plan, or None if it was not recorded."""
         words = self._core.recording_of_step(self._handle)
         if words is None:
             return None
@@ -225,7 +226,7 @@ class Learner:
         return StepPlan(self._op_ids(), starts, numbers, trace)
 
     def _add_plans(self) -> None:
-        """Let the native core have exactly the current plans. While plans are resting: none."""
+        """Make the native core know exactly the current plans, or none while they are suspended."""
         added: dict[StepPlan, tuple[int, Route]] = {}
         for plan in () if self.plans.resting else self.plans.shapes:
             route = plan.route

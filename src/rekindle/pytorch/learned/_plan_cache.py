@@ -1,8 +1,9 @@
-"""Learned plans that processes share through files in the cache folder.
+"""Share learned plans between processes through files in the cache folder.
 
 There is one file for each shape of a step (its sequence of operators). A file is written completely
-or not at all, and a damaged file is ignored. If several processes learn the same shape at the same
-time, such as the ranks of one job, only the one that holds the shape's `Claim` searches for a plan.
+or not at all, and a damaged file is ignored. Several processes may learn the same shape at the same
+time, such as the ranks of one job. Only the process that holds the shape's `Claim`, a lock file,
+searches for a plan.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from rekindle.pytorch.learned._step_plan import StepPlan
 
 try:
     import fcntl
-# Windows has no module for file locks. Then each process makes its own search for a plan.
+# Windows has no module for file locks, so there each process makes its own search for a plan.
 except ImportError:
     fcntl: Any = None
 
 FORMAT: Final = "rekindle plan 6"
-"""Version of the files. Change it if the numbering of storages or operators in traces changes."""
+"""Version of the file format, to change if numbers of storages or operators get a new meaning."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20
 LESS: Final = 0.95
-"""Plans for smaller budgets, down to this share, are used: budget="auto" varies between runs."""
+"""Least budget of a stored plan to use, as a fraction of the budget, as budget="auto" varies."""
 ENDING: Final = ".plan"
 
 
@@ -63,10 +64,10 @@ class Claim:
 
 @final
 class PlanCache:
-    """The files of plans for one device and a budget.
+    """The files with learned plans for one device and one budget.
 
     Args:
-        folder: The cache folder. None: read and store nothing.
+        folder: The cache folder. None: read and store no plans.
         budget: The budget in bytes.
         device: The device.
         swap: Host memory and bandwidth, if plans may swap.
@@ -82,14 +83,14 @@ class PlanCache:
         self._folder = None if folder is None else folder / "plans"
         self._budget = budget
         self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}{_name_of_host(swap)}"
-        #: Names of files with plans that were not read yet, by their first part (the first
-        #: operator).
+        #: Names of plan files that were not read yet, by the part of the name that identifies the
+        #: first operator of a step.
         self._unread: dict[str, list[str]] = {}
         for name in self._names():
             self._unread.setdefault(name.partition("-")[0], []).append(name)
 
     def beginning_with(self, op_id: int) -> list[StepPlan]:
-        """Return the stored plans of steps whose first operator is `op_id`, largest budget first.
+        """Return the stored plans for steps that begin with operator `op_id`, largest budget first.
 
         Each file is read only once: a second call with the same `op_id` returns nothing.
         """
@@ -101,12 +102,12 @@ class PlanCache:
         return [plan for name in fitting if (plan := self._read(name)) is not None]
 
     def same(self, plan: StepPlan) -> StepPlan | None:
-        """Return the stored plan for the shape of `plan` if its search is finished, else None."""
+        """Return the stored plan for the same step as `plan` if it is final, else None."""
         found = self._read(self._name(plan))
         return found if found is not None and found.finished else None
 
     def keep(self, plan: StepPlan) -> None:
-        """Store `plan` for other processes. Errors of the file are ignored."""
+        """Store `plan` for other processes. Errors of the file system are ignored."""
         if self._folder is None:
             return
         body = json.dumps(plan.as_numbers(), separators=(",", ":"))
@@ -115,7 +116,7 @@ class PlanCache:
             self._make_room()
 
     def claim(self, plan: StepPlan) -> Claim | None:
-        """Claim the search for this shape's plan. Return None if another process has the claim."""
+        """Claim the search for a plan. Return None if another process holds this claim."""
         if self._folder is None or fcntl is None:
             return Claim(None)
         path = self._folder / self._name(plan).replace(ENDING, ".claim")
@@ -142,7 +143,7 @@ class PlanCache:
         return []
 
     def _name(self, plan: StepPlan) -> str:
-        """Return the file name: hashes of the first operator and of the graph, and the budget."""
+        """Return the name of the file for `plan`, with hashes of its operators and the budget."""
         graph = [op_id for op_id in plan.op_ids if op_id & GRAPH]
         return f"{self._start(plan.op_ids[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
 
@@ -155,7 +156,7 @@ class PlanCache:
         return LESS * self._budget <= budget <= self._budget
 
     def _read(self, name: str) -> StepPlan | None:
-        """Return the plan in a file, or None if the file is missing or damaged."""
+        """Return the plan in the file `name`, or None if the file is missing or damaged."""
         if self._folder is None:
             return None
         path = self._folder / name
@@ -168,7 +169,7 @@ class PlanCache:
         return None
 
     def _make_room(self) -> None:
-        """Delete the least recently used plan files until the cache folder is within its limits."""
+        """Delete the least recently used plan files beyond the limits in number and bytes."""
         assert self._folder is not None
         files: list[tuple[float, int, str]] = []
         for entry in os.scandir(self._folder):
@@ -191,7 +192,7 @@ def _name_of(device: torch.device) -> str:
 
 
 def _name_of_host(swap: Swap | None) -> str:
-    """Return a name of the host memory; bandwidths are rounded, because each run measures them."""
+    """Return a text for the host memory, with rounded bandwidths, as each run measures others."""
     if swap is None:
         return ""
     rates = (swap.out_bytes_per_s, swap.in_bytes_per_s)

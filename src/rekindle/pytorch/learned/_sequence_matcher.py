@@ -1,8 +1,9 @@
-"""Compare the operators of a running step with those of a recorded one (its shape).
+"""Compare the operators of a running training step with those of a recorded step.
 
-Operators of the autograd graph come in the same order in all steps of a shape. Other operators
-vary: a loader shuffles at the start of an epoch, or a loss is printed now and then. An operator
-outside of the graph is matched if the recorded step has it at this point, else it is ignored.
+The sequence of operators is the shape of a step. Operators of the autograd graph come in the same
+order in all steps of a shape. Other operators vary: a data loader shuffles at the start of an
+epoch, or a loss is printed now and then. Such an operator is matched if the recorded step has it at
+the same point, else it is ignored.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from typing import Final, final
 
 GRAPH: Final = 1
 BACKWARD: Final = 2
-"""Flags in an operator's number: part of the autograd graph; runs in the backward pass."""
+"""Bits of an operator's number: it is part of the autograd graph; it runs in the backward pass."""
 
 UNMATCHED: Final = -1
 MISMATCH: Final = -2
 FAR: Final = 64
-"""Most recorded operators to skip when matching an operator outside of the graph."""
+"""Most recorded operators to skip to match an operator that is not part of the autograd graph."""
 
 
 @final
 class SequenceMatcher:
-    """A cursor over the operators of a recorded step, moved on by the operators of a running one.
+    """A cursor over a recorded step that the operators of a running step move on.
 
     Args:
-        shape: The operators of the recorded step. `at` is the index of the next expected one.
+        shape: The operators of the recorded step. The attribute `at` is the index of the operator
+            that is expected next.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -58,14 +60,14 @@ class SequenceMatcher:
         return MISMATCH if op_id & BACKWARD or op_id == shape[0] else UNMATCHED
 
     def _next_of_graph(self) -> int:
-        """Return the index, in the recorded step, of the next operator of the autograd graph."""
+        """Return the index in the recorded step of the next operator of the autograd graph."""
         shape, at = self._shape, self.at
         while at < len(shape) and not shape[at] & GRAPH:
             at += 1
         return at
 
     def _further(self, op_id: int, end: int, start: int | None = None) -> int:
-        """Find `op_id` in the recorded step from `start` (default: `at`) to `end`; move past it."""
+        """Find `op_id` in the recorded step between two indices, and move the cursor past it."""
         shape = self._shape
         for found in range(self.at if start is None else start, end):
             if shape[found] == op_id:
@@ -75,6 +77,6 @@ class SequenceMatcher:
 
 
 def is_of(shape: Sequence[int], step: Sequence[int]) -> bool:
-    """Return True if the finished step `step` has the shape `shape`."""
+    """Return True if the operators of a finished step match those of the recorded step `shape`."""
     walk = SequenceMatcher(shape)
     return all(walk.observe(op_id) != MISMATCH for op_id in step) and walk.complete

@@ -1,4 +1,4 @@
-"""The shape of a step (its sequence of operators) and its plan, as numbers without tensors."""
+"""Represent the operators of a training step, and a plan for it, as numbers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rekindle.trace import Trace
 @final
 @dataclass(eq=False)
 class StepPlan:
-    """A shape of a step: its operators in order, and its plan once there is one.
+    """The operators of a recorded training step (its shape), and its plan once there is one.
 
     Attributes:
-        op_ids: A number for each operator of the step (see `_sequence_matcher`).
-        starts: For each operator, how many operators the trace has before it.
-        numbers: For each operator, how many storages the trace has before it. The storages that the
-            operator makes have the next numbers.
-        trace: The recorded step, until a search for its plan starts.
+        op_ids: A number for each operator of the step, in order (see `_sequence_matcher`).
+        starts: For each operator of the step, how many operators precede it in the trace.
+        numbers: For each operator of the step, how many storages the trace has before this
+            operator. Storages that the operator makes have the next numbers.
+        trace: The trace of the recorded step; None once a search for its plan has started.
         met_again: True if a second step had this shape, so that a plan is worth its search.
         route: The plan, once found.
-        finished: True if the search is over, so no better plan will come.
+        finished: True if the search has ended, so no better plan will be found.
         again: True if another process aborted the search, so a new recording and search are needed.
-        online_loss: The least loss (recomputation time divided by computation time) of steps of
-            this shape without a plan. None: no such step.
-        dearer: Number of steps in a row that lost more time with the plan than without.
+        online_loss: The least loss of steps of this shape that followed no plan. The loss is
+            recomputation time divided by computation time. None: there was no such step.
+        dearer: Number of successive steps that lost more time with the plan than without it.
     """
 
     op_ids: list[int]
@@ -42,7 +42,7 @@ class StepPlan:
     dearer: int = 0
 
     def lost_online(self, loss: float | None) -> None:
-        """Update `online_loss` by the loss of a step of this shape.
+        """Update `online_loss` after a step of this shape.
 
         Args:
             loss: Recomputation time divided by computation time. None: the step followed a plan.
@@ -51,7 +51,7 @@ class StepPlan:
             self.online_loss = loss if self.online_loss is None else min(loss, self.online_loss)
 
     def as_numbers(self) -> dict[str, Any]:
-        """Return the shape and its plan as plain data for a file. `from_numbers` is the inverse."""
+        """Return operators and plan as plain data for a file; `from_numbers` is the inverse."""
         assert self.route is not None
         return {
             "op_ids": self.op_ids,
@@ -64,7 +64,7 @@ class StepPlan:
 
     @staticmethod
     def from_numbers(numbers: Mapping[str, Any]) -> StepPlan:
-        """Restore a shape from the result of `as_numbers`."""
+        """Make a `StepPlan` from the result of `as_numbers`."""
         route, finished = Route.from_numbers(numbers["route"]), numbers["finished"]
         return StepPlan(
             numbers["op_ids"], numbers["starts"], numbers["numbers"], None,

@@ -1,7 +1,7 @@
-"""The shapes of steps and their plans, kept in memory from one `rekindle.budget` to the next.
+"""Keep recorded training steps and their plans from one `rekindle.budget` to the next.
 
 The shape of a step is its sequence of operators. `StepPlans` decides when to record a step, when to
-search for a plan, and when to drop one.
+search for a plan, and when to drop a plan.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from rekindle.pytorch.learned._sequence_matcher import is_of
 from rekindle.pytorch.learned._step_plan import StepPlan
 
 MOST_PLANS: Final = 8
-"""Most shapes to keep per budget, and most budgets."""
+"""Most recorded steps to keep per budget, and most budgets to keep them for."""
 TRIES: Final = 4
-"""Number of steps in a row to record after a step of an unknown shape."""
+"""Number of successive steps to record once recording begins."""
 LONGEST_PAUSE: Final = 1024
-"""Longest pause in steps: no recording if no shape repeats, no plans if steps leave them."""
+"""Longest pause, in steps: of recording if no step repeats, of plans if steps deviate from them."""
 PATIENCE: Final = 12
-"""Steps of equal length with evictions that must occur before a patient learner records."""
+"""Number of steps of equal length before steps are recorded, if the user asked for no plans."""
 MOST_LENGTHS: Final = 64
-"""Most different step lengths that a patient learner counts."""
+"""Most different step lengths to count before steps are recorded."""
 DEARER: Final = 1.1
 NOISE: Final = 0.02
 """Largest tolerated loss with a plan: `DEARER` times the loss without it, plus `NOISE`.
@@ -38,7 +38,7 @@ A loss is recomputation time divided by computation time. Both are measured, so 
 mean nothing.
 """
 BETWEEN_LOOKS: Final = 0.05
-"""Time (s) between checks for the plan that another process searches."""
+"""Time (s) between checks for a plan that another process is searching for."""
 
 
 class _Where(NamedTuple):
@@ -53,7 +53,7 @@ class _Where(NamedTuple):
 
 @final
 class StepPlans:
-    """The shapes of steps within one budget, the latest first, and the running search for a plan.
+    """Recorded steps for one budget, the latest first, and the running search for a plan.
 
     Attributes:
         patient: True if the user did not ask for plans. Steps are then recorded only after steps
@@ -71,14 +71,14 @@ class StepPlans:
         self._planning: tuple[StepPlan, Planning, Claim] | None = None
         #: True if another process is searching for a plan that this process needs too
         self._elsewhere = False
-        self._tries = 0  # number of steps that are still to be recorded
-        self._pause = 0  # number of steps until recording of steps begins again
+        self._tries = 0  # number of further steps to record
+        self._pause = 0  # number of steps until recording begins again
         self._next_pause = TRIES
         self.patient = patient
-        # How many steps had each number of operators, to find out whether steps repeat. None:
-        # record without finding out.
+        # Number of operators of a step -> number of such steps, to find out whether steps repeat.
+        # None: record steps without finding out.
         self._lengths: Counter[int] | None = Counter() if patient else None
-        self._watches = 0  # number of steps to observe from now on
+        self._watches = 0  # number of steps that the core observes from now on
         # number of steps in a row that began to follow a plan and then deviated from it
         self._left = 0
         self._rest = 0  # number of steps until plans are followed again
@@ -99,7 +99,7 @@ class StepPlans:
 
     @property
     def resting(self) -> bool:
-        """True if no plan should be followed now, because all recent plans were left."""
+        """True if no plan should be followed now, because all recent steps deviated from theirs."""
         return self._rest > 0
 
     def wants_more(self) -> bool:
@@ -107,9 +107,9 @@ class StepPlans:
         return self._tries > 0 or any(plan.again for plan in self.shapes)
 
     def beginning_with(self, op_id: int) -> StepPlan | None:
-        """Return the latest plan of a step whose first operator is `op_id`, or None.
+        """Return the latest plan for steps whose first operator is `op_id`, or None.
 
-        If there is none in memory, stored plans are loaded from the cache folder.
+        If no such plan is in memory, stored plans are loaded from the cache folder.
         """
         found = self._beginning_with(op_id)
         if found is None:
@@ -119,19 +119,19 @@ class StepPlans:
         return found
 
     def _beginning_with(self, op_id: int) -> StepPlan | None:
-        """Return the latest plan in memory of a step whose first operator is `op_id`, or None."""
+        """Return the latest plan in memory for steps whose first operator is `op_id`, or None."""
         for plan in self.shapes:
             if plan.route is not None and plan.op_ids[0] == op_id:
                 return plan
         return None
 
     def ended(self, *, evicting: bool, followed: bool, left: bool) -> None:
-        """Count a finished step.
+        """Count a finished step, to decide if later steps are observed and follow plans.
 
         Args:
             evicting: True if the step needed evictions.
             followed: True if the step followed a plan to its end.
-            left: True if the step began to follow a plan and left the plan.
+            left: True if the step began to follow a plan and then deviated from it.
         """
         self._watches = PATIENCE if evicting else max(0, self._watches - 1)
         self._rest = max(0, self._rest - 1)
@@ -177,7 +177,7 @@ class StepPlans:
     def along(self, plan: StepPlan, written: StepPlan | None, loss: float) -> None:
         """Learn from a finished step that followed `plan` to its end.
 
-        A plan that costs more time than it saves is dropped after `TRIES` such steps.
+        The plan is dropped if several successive steps lost more time with it than without.
         """
         self._met_again(plan, written)
         if plan.online_loss is None or loss <= DEARER * plan.online_loss + NOISE:
@@ -189,9 +189,9 @@ class StepPlans:
             self.note = "a plan was given up, because it lost more time than the policy alone"
 
     def _met_again(self, plan: StepPlan, written: StepPlan | None) -> None:
-        """Record that another step had the shape of `plan`, and move the plan to the front.
+        """Record that another step had the operators of `plan`, and move `plan` to the front.
 
-        The plan of a shape that was met again is worth a search.
+        A repeated step is worth the search for a plan.
         """
         plan.met_again = True
         if plan in self.shapes:
@@ -204,7 +204,7 @@ class StepPlans:
         self._pause, self._next_pause = 0, TRIES
 
     def _waits(self, length: int) -> bool:
-        """Count a step of `length` operators. Return True if it is too early to record steps."""
+        """Count a step of `length` operators. Return True if too few such steps have occurred."""
         if self._lengths is None:
             return False
         self._lengths[length] += 1
@@ -217,10 +217,10 @@ class StepPlans:
     # -- searching for plans ----------------------------------------------------------------------
 
     def search(self, *, wait: bool) -> None:
-        """Take the plan that the running search has found, and start the next search.
+        """Use the plan that the running search has found, and start the next search.
 
         Args:
-            wait: Wait until all searches are finished.
+            wait: If True, wait until all searches have ended.
         """
         while True:
             if self._planning is None and not self._start():
@@ -246,9 +246,9 @@ class StepPlans:
         return done
 
     def _start(self) -> bool:
-        """Start the next search, unless another process searches for the same plan.
+        """Start the next search for a plan, unless another process searches for the same plan.
 
-        Finished plans of other processes are taken from the cache folder.
+        A final plan that another process has found is taken from the cache folder.
 
         Returns:
             True if a search was started.
@@ -278,7 +278,7 @@ class StepPlans:
         return False
 
     def _collect(self) -> None:
-        """Take the best plan that the running search has found so far."""
+        """Use the best plan that the running search has found so far."""
         if self._planning is None:
             return
         plan, planning, _ = self._planning
@@ -296,7 +296,7 @@ class StepPlans:
             self._end_planning()
 
     def _only(self, plan: StepPlan) -> None:
-        """Remove all other plans for the same shape as `plan`."""
+        """Remove all other plans for steps with the same operators as `plan`."""
         for other in list(self.shapes):
             if (
                 other is not plan
@@ -314,7 +314,7 @@ class StepPlans:
             claim.release()
 
     def forget(self) -> None:
-        """Drop all shapes and plans, and end the running search."""
+        """Drop all recorded steps and plans, and end the running search."""
         self.shapes.clear()
         self._end_planning()
 
@@ -330,9 +330,10 @@ def plans_for(
     patient: bool = False,
     swap: Swap | None = None,
 ) -> StepPlans:
-    """Return the `StepPlans` for `device` and `budget`, the same object for each call.
+    """Return the `StepPlans` for a budget and a device: one object per process.
 
-    All learners of the process share the object. Separate ones would wait for each other's search.
+    All `Learner`s of the process share this object, because separate objects would wait for each
+    other's search.
 
     Args:
         budget: The budget in bytes.
@@ -357,6 +358,6 @@ def plans_for(
 
 
 def forget_plans() -> None:
-    """Drop all shapes and plans of this process (for tests)."""
+    """Drop all recorded steps and plans of this process (for tests)."""
     while _plans:
         _plans.popitem()[1].forget()
