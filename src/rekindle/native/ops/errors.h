@@ -1,6 +1,6 @@
-// Errors that the native core throws. Each holds numbers; `translate_errors` (memory/program.h)
-// turns it into a Python error wherever PyTorch or Python called the core. The classes derive from
-// `std::exception`, because autograd's threads catch nothing else.
+// Errors that the native core throws. Each error holds numbers. Where PyTorch or Python called the
+// core, `translate_errors` (memory/program.h) turns the error into a Python exception. The classes
+// derive from `std::exception`, because autograd's threads catch nothing else.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,7 +24,7 @@ public:
     // `said`: the C++ message, seen only if the error is not translated into a Python error.
     explicit Error(const char* said) noexcept : said_(said) {}
 
-    // Throw the Python error that the program sees.
+    // Throw the Python exception that the program gets for this error.
     [[noreturn]] virtual void raise(Driver& driver) const = 0;
 
     const char* what() const noexcept override { return said_; }
@@ -33,8 +33,8 @@ private:
     const char* said_;
 };
 
-// The budget has no room: the operator `who` needs `needed` more bytes, of which `inside` are
-// workspace.
+// The budget has no room for an operator. The operator `who` needs `needed` more bytes, of which
+// `inside` are workspace.
 struct OutOfBudgetError final : Error {
     OutOfBudgetError(Bytes more, Bytes there, Bytes most, std::string whose)
         : Error("out of memory: the budget has no room for what comes next"),
@@ -49,13 +49,13 @@ struct OutOfBudgetError final : Error {
     Bytes memory;
     Bytes budget;
     Bytes inside = 0;
-    // Number of bytes that probably suffices; 0 if `needed` is exact. It is set if the workspace
-    // was never measured, so that `needed` is only a lower bound.
+    // Number of bytes that the operator probably needs; 0 if `needed` is exact. If the workspace
+    // was never measured, `needed` is only a lower bound, and `likely` is an estimate.
     Bytes likely = 0;
     std::string who;
 };
 
-// Run `step`. Return the `OutOfBudgetError` that it threw, or none if it succeeded.
+// Run `step`. Return the `OutOfBudgetError` that `step` threw, or none if it succeeded.
 template <class Step>
 std::optional<OutOfBudgetError> out_of_budget_of(Step&& step) {
     try {
@@ -66,7 +66,7 @@ std::optional<OutOfBudgetError> out_of_budget_of(Step&& step) {
     }
 }
 
-// The device is out of memory, and nothing is left to evict. Holds the allocator's message.
+// The device is out of memory, and nothing is left to evict. `said` is the allocator's message.
 struct DeviceOutOfMemoryError final : Error {
     explicit DeviceOutOfMemoryError(std::string what)
         : Error("out of memory: the device has no more"), said(std::move(what)) {}
@@ -76,8 +76,8 @@ struct DeviceOutOfMemoryError final : Error {
     std::string said;
 };
 
-// The budget was opened without `device=`, and the program uses another device than the one
-// assumed.
+// The budget was opened without `device=`, and the program uses another device than the one that
+// Rekindle assumed.
 struct WrongDeviceError final : Error {
     explicit WrongDeviceError(c10::Device where)
         : Error("the program uses another device than the budget"), found(where) {}
@@ -87,7 +87,8 @@ struct WrongDeviceError final : Error {
     c10::Device found;
 };
 
-// A value must be recomputed while a CUDA graph is captured, which is not possible.
+// The program needs an evicted value while it captures a CUDA graph, where values cannot be
+// recomputed.
 struct RecomputeDuringCaptureError final : Error {
     explicit RecomputeDuringCaptureError(const char* maker)
         : Error("an evicted value was asked for while a graph was captured"), site(maker) {}
@@ -97,8 +98,8 @@ struct RecomputeDuringCaptureError final : Error {
     const char* site;
 };
 
-// The runtime refuses an operator (R11): a collective that may write unknown memory, or an operator
-// under a dispatch mode or tensor subclass that runs after the runtime's key.
+// The runtime refuses an operator (R11). Either the operator is a collective that may write unknown
+// memory. Or a dispatch mode or tensor subclass handles it after the runtime's dispatch key.
 struct UnsupportedOperatorError final : Error {
     explicit UnsupportedOperatorError(const Facts& op, bool in_python = false)
         : Error("an operator is refused within a budget"), facts(&op), by_python(in_python) {}
@@ -109,7 +110,7 @@ struct UnsupportedOperatorError final : Error {
     bool by_python;
 };
 
-// A recomputed operator made `now` bytes, but `before` bytes in the first run.
+// An operator made `now` bytes when it was recomputed, but `before` bytes when it first ran.
 struct ChangedSizeError final : Error {
     ChangedSizeError(const Facts* op, Bytes made, Bytes once)
         : Error("an operator made more or less when it ran again"),
@@ -124,7 +125,7 @@ struct ChangedSizeError final : Error {
     Bytes before;
 };
 
-// An input of a recomputation has `now` bytes, but had `before` bytes in the first run.
+// A tensor that a recomputation reads has `now` bytes, but had `before` bytes at the first run.
 struct ResizedInputError final : Error {
     ResizedInputError(Bytes there, Bytes once)
         : Error("a tensor was resized that a value is computed from"), now(there), before(once) {}
@@ -135,8 +136,8 @@ struct ResizedInputError final : Error {
     Bytes before;
 };
 
-// An input of a recomputation is a parameter of `nbytes` that FSDP freed. It was not gathered
-// again, or was gathered with other contents (`changed`).
+// A recomputation needs a parameter of `nbytes` that FSDP freed. FSDP has not gathered the
+// parameter again, or has gathered it with other contents (`changed`).
 struct GatheredInputError final : Error {
     GatheredInputError(Bytes size, bool others)
         : Error("a parameter that a value is computed from is not back"),
@@ -149,8 +150,8 @@ struct GatheredInputError final : Error {
     bool changed;
 };
 
-// An input of a recomputation was modified in place since the first run, without the runtime seeing
-// the write (its version counter differs).
+// A tensor that a recomputation reads was modified in place since the first run of the operator.
+// The runtime did not see the write, but the tensor's version counter differs.
 struct ModifiedInputError final : Error {
     ModifiedInputError(const char* maker, std::int64_t is, std::int64_t was)
         : Error("a tensor was modified that a value is computed from"),
@@ -165,7 +166,8 @@ struct ModifiedInputError final : Error {
     std::int64_t expected;
 };
 
-// An input of a recomputation was modified since the first run by code outside PyTorch.
+// Code outside PyTorch modified a tensor that a recomputation reads, after the operator's first
+// run.
 struct ExternalWriteError final : Error {
     explicit ExternalWriteError(const char* maker)
         : Error("memory that a value is computed from was written outside PyTorch"), site(maker) {}
@@ -185,7 +187,8 @@ struct SwapReadError final : Error {
     std::string site;
 };
 
-// An input of a call is not in memory when the call runs, which is a defect of the native core.
+// A tensor that an operator reads is not in memory when the operator runs. This is a defect of the
+// native core.
 struct MissingInputError final : Error {
     MissingInputError() : Error("a value that should be in memory is not; please report this") {}
 

@@ -29,8 +29,8 @@ struct Removed final {
     Removed* next;
 };
 
-// Stack of removed schemas that `forget_removed` has not processed yet. Any thread pushes to it
-// without a lock.
+// Stack of removed schemas that `forget_removed` has not processed yet. Any thread may push to this
+// stack without a lock.
 std::atomic<Removed*>& removed() noexcept {
     static constinit std::atomic<Removed*> first;
     return first;
@@ -90,7 +90,7 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         first = false;
     }
     facts.writes = !first;
-    // A collective writes its first argument although its schema denies it.
+    // A collective writes its first argument although its schema does not say so.
     if (facts.has(Traits::COLLECTIVE)) {
         facts.written = 1;
         facts.writes = true;
@@ -99,8 +99,7 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
                    !facts.has(Traits::HARMLESS);
 }
 
-// Find out whether the operator draws random numbers from a generator state that it gets as an
-// argument.
+// Set `rng_state_args` if the operator draws random numbers from a state that is an argument.
 void read_own_state(Facts& facts, const c10::FunctionSchema& schema) {
     bool own = false;
     for (std::uint32_t i = 0; i < facts.arguments && i < 64; ++i) {
@@ -143,8 +142,8 @@ void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
     }
 }
 
-// Return true if `name` contains one of `parts`, or if the operator is not PyTorch's own: nothing
-// is known of it, so it may be anything.
+// Return true if the operator's name contains one of `parts`. Also return true for operators
+// outside the namespace "aten", because nothing is known about them.
 bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     if (!name.starts_with("aten::")) {
         return true;
@@ -155,7 +154,7 @@ bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     });
 }
 
-// Derive the facts of an operator from its schema, its tags, its kernels and the tables.
+// Derive the properties of an operator from its schema, its tags, its kernels and the tables.
 Facts& learn(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
     Facts& facts = tables().facts.make();
@@ -163,8 +162,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
     facts.returns = static_cast<std::uint32_t>(schema.returns().size());
     facts.traits = traits_of(facts.name);
-    // An operator with both a composite kernel and one for the backend runs the latter (for example
-    // `silu_backward`), so it is not composed of others.
+    // If an operator has both a composite kernel and one for the CPU, PyTorch runs the latter (for
+    // example `silu_backward`). So the operator is not composed of others.
     facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
     facts.moves = facts.name.starts_with("aten::set_");
@@ -175,8 +174,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     read_in_place(facts, op);
     facts.marks = facts.name.starts_with("profiler::");
     facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
-    // Treat `record_stream` as a view without effect: the runtime itself keeps values for all
-    // streams that read them.
+    // Treat `record_stream` like a view. It needs no effect, because the runtime itself keeps a
+    // value until all streams that read it have done so.
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
     facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
@@ -228,8 +227,8 @@ void watch_removed_operators() {
 
 namespace {
 
-// Forget the facts of removed operators, because a new operator may have its schema at the same
-// address.
+// Forget the properties of removed operators, because the schema of a new operator may be at the
+// same address.
 void forget_removed() {
     if (removed().load(std::memory_order_relaxed) == nullptr) {
         return;

@@ -6,8 +6,7 @@ namespace rekindle {
 
 namespace {
 
-// Return the `KernelOperands` of the innermost operator that this thread runs; null if it runs
-// none.
+// Return the `KernelOperands` of the innermost operator that the current thread runs, or null.
 const KernelOperands*& innermost() noexcept {
     thread_local const KernelOperands* found = nullptr;
     return found;

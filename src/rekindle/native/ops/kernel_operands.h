@@ -1,4 +1,5 @@
-// Records the operands of the operators that this thread is running, so that they are not evicted.
+// Records the operands of the operators that the current thread runs, so that these operands are
+// not evicted.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -10,9 +11,10 @@
 
 namespace rekindle {
 
-// Scope in which the operands of one operator stay resident. The operator's kernel may be written
-// in Python and may pass their addresses to other code. The kernel guarantees that no address is
-// used after the operator returns, and that its schema declares all writes.
+// Scope in which the operands of one operator stay in memory. The operator's kernel may be written
+// in Python and may pass addresses of its operands to other code. The author of the kernel must
+// ensure that no address is used after the operator returns, and that the schema declares all
+// writes.
 class KernelOperands final {
 public:
     explicit KernelOperands(std::span<const c10::TensorImpl* const> operands) noexcept;
@@ -23,7 +25,7 @@ public:
     KernelOperands& operator=(KernelOperands&&) = delete;
     ~KernelOperands();
 
-    // Return true if an operator that this thread runs has an operand in `storage_impl`.
+    // Return true if an operator that the current thread runs has an operand in `storage_impl`.
     static bool has(const c10::StorageImpl& storage_impl) noexcept;
 
 private:

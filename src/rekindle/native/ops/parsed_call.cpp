@@ -15,8 +15,8 @@ namespace rekindle {
 
 namespace {
 
-// Tags in the key of a signature. The words that describe one argument begin with a tag, and the
-// higher bits of the tag's word describe the argument.
+// Tags in the key of a signature, which is an array of words. The words for one argument begin with
+// a word whose low byte is a tag. The higher bits of this word describe the argument.
 struct Mark final {
     enum : std::int64_t {
         tensor = 1,
@@ -51,7 +51,8 @@ void ParsedCall::take(const torch::jit::Stack& stack) {
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         take_argument(given[i], i);
     }
-    if (tensors.empty()) {  // For arange(0.0, 1.0, 0.1) and the like, the doubles decide the size.
+    // The doubles decide the size of the result, as in arange(0.0, 1.0, 0.1).
+    if (tensors.empty()) {
         for (const c10::IValue& extra : unkeyed_args) {
             if (extra.isDouble()) {
                 key.push_back(bits_of(extra.toDouble()));
@@ -65,7 +66,7 @@ void ParsedCall::take(const torch::jit::Stack& stack) {
 
 void ParsedCall::take_over() {
     takes_over = true;
-    // Only keys of calls that overwrite their first argument have this word.
+    // Only calls whose result is written over their first argument have this word in their key.
     key.push_back(Mark::over);
     written.push_back(0);
 }
@@ -140,15 +141,15 @@ void ParsedCall::take_tensor(const at::Tensor& tensor, bool is_written) {
               static_cast<std::int64_t>(impl.is_neg()) << 25 |
               static_cast<std::int64_t>(asks) << 26 | static_cast<std::int64_t>(sizes.size()) << 32;
     *word++ = impl.storage_offset();
-    // A tensor has few dimensions, so a loop is faster than a call that copies them.
+    // A tensor has few dimensions, so this loop is faster than a call of a copy function.
     for (std::size_t i = 0; i < sizes.size(); ++i) {
         *word++ = sizes[i];
         *word++ = strides[i];
     }
 }
 
-// Parse a Python number that PyTorch wrapped into a tensor: copy its value, and do not count its
-// memory. Return false if `tensor` is not one.
+// Parse a Python number that PyTorch wrapped into a tensor: copy the number, and do not count the
+// tensor's memory. Return false if `tensor` is no such number.
 bool ParsedCall::take_wrapped(const c10::TensorImpl& tensor) {
     if (tensor.dim() != 0 || !is_plain(tensor) || !tensor.is_cpu() || tensor.is_conj() ||
         tensor.is_neg()) {
@@ -182,7 +183,8 @@ void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
     const auto items = value.toListRef();
     key.push_back(Mark::list | static_cast<std::int64_t>(items.size()) << 8);
     opaque = opaque || value.isComplexDoubleList();
-    // A list of doubles holds the scale factors of an interpolation, which decide the size.
+    // A list of doubles holds the scale factors of an interpolation, which decide the size of the
+    // result.
     if (value.isDoubleList()) {
         for (const c10::IValue& item : items) {
             key.push_back(Mark::number);
@@ -191,8 +193,8 @@ void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
         return;
     }
     for (const c10::IValue& item : items) {
-        // The item is itself a list: one of the tensor lists of a collective. It is parsed because
-        // the collective may write its tensors.
+        // The item is a list of tensors, an argument of a collective. Parse the tensors, because
+        // the collective may write them.
         if (item.isList()) {
             opaque = true;
             take_list(item, position);
@@ -213,12 +215,13 @@ void ParsedCall::take_text(std::string_view text) {
     }
 }
 
-// Find the running statistics that this call writes although its schema denies it (R6).
+// Find the running statistics that this call writes although the operator's schema does not say so
+// (R6).
 void ParsedCall::take_statistics(const torch::jit::Stack& stack) {
     const auto given = torch::jit::last(stack, facts.arguments);
     const auto [mean, variance, training] = facts.traits.statistics;
     if (mean < 0) {
-        return;  // The operator is not in the table, so its schema is right.
+        return;  // The table has no positions for this operator, so its schema is right.
     }
     written.clear();
     const auto n = static_cast<int>(facts.arguments);

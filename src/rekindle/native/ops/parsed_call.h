@@ -1,5 +1,5 @@
-// Parses the program's call of an operator into the key of its signature and the arguments that the
-// key does not contain.
+// Parses an operator call of the program. The result is the key of the call's signature, and the
+// arguments that the key does not contain.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,20 +29,20 @@ public:
 
     // Parse the arguments on top of `stack`.
     void take(const torch::jit::Stack& stack);
-    // Record that the result is to be written over the first argument.
+    // Record that the operator's result will be written over its first argument.
     void take_over();
 
     const Facts& facts;
     c10::SmallVector<std::int64_t, 64> key;
-    // Tensor arguments in order. A tensor without memory of its own (sparse, nested) is replaced by
-    // its components.
+    // Tensor arguments in order. A tensor without memory of its own, such as a sparse one, is
+    // replaced by its components.
     c10::SmallVector<c10::TensorImpl*, 8> tensors;
-    std::vector<at::Tensor> parts;  // Keeps those components alive while they are in `tensors`.
+    std::vector<at::Tensor> parts;  // Keeps these components alive.
     // Arguments that the key does not contain: doubles, generators, wrapped numbers.
     c10::SmallVector<c10::IValue, 2> unkeyed_args;
     // Indices into `tensors` of the tensors that the operator writes.
     c10::SmallVector<std::uint32_t, 2> written;
-    bool takes_over = false;  // The result is written over the first argument.
+    bool takes_over = false;  // True if the result is written over the first argument.
     bool opaque = false;      // True if an argument cannot be rebuilt for a recomputation.
     c10::intrusive_ptr<Signature> signature;
 

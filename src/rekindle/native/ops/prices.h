@@ -13,12 +13,12 @@ namespace rekindle {
 
 // Measures the cost of operators by pairs of device events, without waiting for the device.
 //
-// Until the device has passed the events of an operator, its cost is an estimate: a microsecond for
-// the launch, plus the time to move its results at 1 TB/s.
+// Until the device has run an operator and passed its events, the cost is an estimate: a
+// microsecond for the launch, plus the time to write the results at 1 TB/s.
 class Prices final {
 public:
     // The device events before and after one call of `signature`. Events of other calls may lie
-    // between them.
+    // between these two.
     class Pair final {
     public:
         Pair(c10::intrusive_ptr<Signature> what, const c10::Stream& stream);
@@ -28,8 +28,8 @@ public:
         c10::Event end;
     };
 
-    // Process the pairs of events that the device has passed. Return true if `signature` should be
-    // measured once more: a cost needs three measurements, so many pending pairs would be useless.
+    // Record the times of calls whose events the device has passed. Return true if another call of
+    // `signature` should be measured. Return false while many measurements are pending.
     bool wants_more(Signature& signature);
 
     void add(Pair pair) { pending_.push_back(std::move(pair)); }

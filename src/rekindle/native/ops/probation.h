@@ -1,6 +1,6 @@
-// Decides by trials whether calls of a signature may be recomputed, for operators whose
-// recomputation may give other bits. Until a trial has shown equal bits, the results of such calls
-// are never evicted.
+// Decides by trials whether operators may be recomputed, if their recomputation may give other
+// bits. A signature is an operator with shapes, dtypes and other arguments. Until a trial with a
+// signature gave equal bits, the results of such calls are never evicted.
 //
 // A trial recomputes a call while its first results are still in memory. If the bits are equal, the
 // signature is trusted from then on, and its results may be evicted. If the bits differ, or the
@@ -21,13 +21,12 @@ public:
 
     bool is_kept() const noexcept { return state_ == State::kept; }
 
-    // Return why the results are never evicted; empty if they may be, or if a trial is still to
-    // come.
+    // Return the reason why results are never evicted. Empty if results may be evicted, or if a
+    // trial is still to come.
     const std::string& why() const noexcept { return why_; }
 
-    // Return true if the current call should be tried. Called only while the signature is neither
-    // trusted nor excluded from eviction. After a trial for which the budget had no room, some
-    // calls are skipped.
+    // Return true if the current call should be recomputed as a trial. Called only while trials
+    // have not yet decided. After a trial for which the budget had no room, some calls are skipped.
     bool is_due() noexcept {
         if (waits_ > 0) {
             --waits_;
@@ -47,8 +46,8 @@ public:
         why_ = std::move(why);
     }
 
-    // Record that the budget had no room for a trial. Each time this happens, twice as many calls
-    // are skipped as before, up to 64.
+    // Record that the budget had no room for a trial. Each time, twice as many calls are skipped as
+    // the last time, up to 64.
     void postponed() noexcept {
         constexpr int most = 64;
         pause_ = pause_ < most ? 2 * pause_ : most;

@@ -34,8 +34,8 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
     return hash ^ hash >> 29;
 }
 
-// Return a hash of `words`. Each word is multiplied independently of the one before, so that the
-// processor overlaps the multiplications.
+// Return a hash of `words`. The multiplications do not depend on each other, so the processor
+// overlaps them.
 std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
     std::uint64_t multiplier = 0x9E3779B97F4A7C15ULL;
     std::uint64_t sum = NO_WORDS;
@@ -79,7 +79,7 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
     if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
         return {Kind::extra, {}, {}};
     }
-    // Store only plain values here: the signature would keep any other value (a storage, for
+    // Store only plain values, because the signature would keep any other value (a storage, for
     // example) alive.
     if (!value.isList()) {
         const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() ||
@@ -103,7 +103,7 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
         made.items.push_back(part_of(item).kind);
     }
     if (!of_tensors) {
-        // Holds those elements of the list that are the same in every call of the signature.
+        // The signature keeps the elements of the list that are the same in all of its calls.
         made.constant = value;
     } else if (value.isOptionalTensorList() || !std::ranges::all_of(items, is_tensor)) {
         made.kind = Kind::optionals;
@@ -167,7 +167,7 @@ void Signature::arguments(
 
 namespace {
 
-// Return a tensor with this geometry on the meta device, which has no memory.
+// Return a meta tensor with this geometry. It has no memory.
 at::Tensor meta_of(const Geometry& geometry) {
     const auto itemsize = static_cast<Bytes>(geometry.dtype.itemsize());
     const std::int64_t length = geometry.reach() / std::max<Bytes>(1, itemsize);
@@ -204,13 +204,13 @@ Need Signature::predict(
         (facts.writes && facts.returns_written && !facts.resizes)) {
         return {0, true};
     }
-    if (!rebuildable_) {  // Guess that the results are as large as the largest argument.
+    if (!rebuildable_) {  // The meta kernel cannot be called, so guess the largest argument's size.
         Bytes most = 0;
         for (const Geometry& geometry : geometries) {
             most = std::max(most, geometry.nbytes());
         }
         const Bytes padded = largest_padded(given);
-        // For pointwise operators on nested tensors the padded size is exact.
+        // The result of a pointwise operator on a nested tensor has the size of that tensor.
         if (padded != 0 && op.hasTag(at::Tag::pointwise)) {
             return {most, true};
         }
@@ -219,11 +219,12 @@ Need Signature::predict(
     try {
         return {bytes_on_meta(unkeyed_args, device), true};
     } catch (const std::exception& error) {
-        if (ends_the_program(error)) {  // Meta kernels may be written in Python.
+        // e.g. KeyboardInterrupt, in a meta kernel written in Python
+        if (ends_the_program(error)) {
             throw;
         }
-        // Ignore the error, because the operator itself reports invalid arguments. Use an upper
-        // bound instead: the size of the coordinates of all elements of the largest argument.
+        // Ignore the error, because the operator itself reports invalid arguments. Return an upper
+        // bound for `nonzero` instead: 8-byte coordinates of all elements of the largest argument.
         std::int64_t most = 0;
         for (const Geometry& geometry : geometries) {
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
@@ -248,7 +249,7 @@ Bytes Signature::bytes_on_meta(
     torch::jit::Stack stack;
     arguments(stack, metas, unkeyed_args);
     on_meta(facts, op, stack);
-    // The program's profiler must not see the call of the meta kernel.
+    // Hide the call of the meta kernel from the program's profiler.
     const at::DisableRecordFunctionGuard unseen;
     op.callBoxed(stack);
     Bytes total = 0;
@@ -270,7 +271,7 @@ Bytes Signature::bytes_on_meta(
     return total;
 }
 
-// Return the number of elements of the broadcast arguments, before a reduction.
+// Return the number of elements that the arguments have when they are broadcast together.
 std::int64_t Signature::elements() const {
     at::DimVector sizes;
     for (const Geometry& geometry : geometries) {
@@ -342,8 +343,8 @@ struct Signatures final {
     }
 
     void add(Slot slot) {
-        // So many signatures mean that the program keeps using new shapes or integers, so clear the
-        // cache. Recipes keep the signatures that they need.
+        // The program has so many signatures because it keeps using new shapes or integers. So
+        // clear the cache. Recipes keep the signatures that they need alive.
         if (n > MOST_KEPT) {
             slots.assign(slots.size(), Slot{});
             n = 0;

@@ -1,10 +1,10 @@
 // Signatures of operator calls. Calls that differ only in the contents of their tensors share a
 // signature.
 //
-// A signature holds the arguments of a call, with the geometry (shape, strides, offset, dtype,
-// device) in place of each tensor. That suffices to predict the sizes of the results, to estimate
-// the cost, and, with the tensors, to recompute the call. Arguments that change from call to call
-// (doubles, generators) are stored per call as extras.
+// A signature holds the arguments of an operator call, with the geometry (shape, strides, offset,
+// dtype, device) in place of each tensor. With a signature the runtime predicts the sizes of
+// results and estimates the cost. With a signature and tensors it recomputes a call. Arguments that
+// change from call to call (doubles, generators) are stored with each call as `unkeyed_args`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@
 
 namespace rekindle {
 
-// Predicted bytes of the results of a call: exact if `known`, otherwise an upper bound or a guess.
+// Predicted bytes of an operator's results: exact if `known`, otherwise an upper bound or a guess.
 struct Need final {
     Bytes nbytes;
     bool known;
@@ -35,7 +35,8 @@ struct Need final {
 
 class ParsedCall;
 
-// A signature and the measurements of its calls. All recipes of such calls share the object.
+// A signature, with measurements of its operator calls. All recipes with this signature share the
+// object.
 class Signature final : public c10::intrusive_ptr_target {
 public:
     Signature(c10::OperatorHandle called, const ParsedCall& parsed, const torch::jit::Stack& stack);
@@ -48,28 +49,28 @@ public:
     const Facts& facts;
     const c10::OperatorHandle op;
     const std::vector<std::int64_t> key;
-    const bool takes_over;             // The result is written over the first argument.
+    const bool takes_over;             // True if the result is written over the first argument.
     std::vector<Geometry> geometries;  // Geometries of the tensor arguments, in order.
-    // Bytes of the new storages that a call makes, or an upper bound; negative while unknown.
+    // Bytes of all new storages that a call makes, or an upper bound; negative while unknown.
     Bytes needed = -1;
-    bool bound = false;  // `needed` is an upper bound.
-    // Bytes of each of the new storages; empty until a call has run.
+    bool bound = false;  // True if `needed` is an upper bound.
+    // Bytes of each new storage that a call makes; none until a call has run.
     std::optional<std::vector<Bytes>> pieces;
-    // Positions of the results that have new storages; empty until a call has run.
+    // Positions of the results that have new storages; none until a call has run.
     std::optional<std::vector<std::uint32_t>> fresh;
     // True if the results are strided tensors of known sizes, and the operator can be replayed and
     // updates no running statistics.
     bool ordinary = false;
     bool priced = false;
     Nanoseconds cost = 0;
-    // Largest workspace that a call had: bytes in use in addition to its outputs.
+    // Largest measured workspace of a call: bytes in use in addition to its results.
     Bytes workspace = 0;
     int watched = 0;  // Number of calls whose workspace was measured.
     Probation probation;
 
-    // Predict the bytes of the results by the operator's meta kernel, which only computes shapes.
-    // Return a bound if there is no meta kernel or sizes depend on values. May run Python code, so
-    // the caller must not hold the session mutex.
+    // Predict the bytes of the results by the operator's meta kernel, which computes only shapes.
+    // Without a meta kernel, or if sizes depend on contents of tensors, return a bound. This may
+    // run Python code, so the caller must not hold the session mutex.
     Need predict(
         std::span<const c10::IValue> given,
         std::span<const c10::IValue> unkeyed_args,
@@ -77,12 +78,13 @@ public:
     ) const;
     // Record which of a call's results have new storages (`positions`), and their total bytes.
     void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool non_strided_result);
-    // Record that one execution took `elapsed`. The cost is the shortest of the first three times.
+    // Record that one run of the operator took `elapsed`. The cost is the shortest measured time.
     void sample(Nanoseconds elapsed) noexcept;
-    // Record that one execution used a workspace of `inside` bytes. The second measurement replaces
-    // the first, because a first call may use more (cuDNN tries several kernels).
+    // Record that one run of the operator used a workspace of `inside` bytes. The second
+    // measurement replaces the first, because a first run may use more (cuDNN tries several
+    // kernels).
     void took(Bytes inside) noexcept;
-    // Return a number that is the same for this signature in every process.
+    // Return a number that identifies this signature in all processes.
     std::int64_t number();
     // Push the arguments of one call on `stack`. An undefined tensor becomes None.
     void arguments(
@@ -114,14 +116,15 @@ private:
     std::int64_t elements() const;
 
     std::vector<Part> parts_;
-    // True if every argument can be rebuilt from `parts_` and the extras of a call.
+    // True if every argument can be rebuilt from `parts_`, tensors, and the `unkeyed_args` of a
+    // call.
     bool rebuildable_;
     int samples_ = 0;
     std::int64_t number_ = -1;
 };
 
-// Return the signature of a call. Equal calls share one signature, until the cache of signatures is
-// full and is cleared.
+// Return the signature of an operator call. Calls with equal keys share one signature, until the
+// cache of signatures is full and is cleared.
 c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const ParsedCall& parsed, const torch::jit::Stack& stack
 );

@@ -47,7 +47,7 @@ Bytes bytes_of_index(const at::Tensor& tensor, c10::ArrayRef<c10::IValue> indice
         }
     }
     if (!masked) {
-        return UNLIMITED;  // Without a mask, the meta kernel predicts the size.
+        return UNLIMITED;  // Without a mask, the meta kernel of `index` predicts the size.
     }
     const at::Tensor made = at::index(on_meta(tensor.sizes(), tensor.scalar_type()), places);
     return static_cast<Bytes>(made.storage().nbytes());
@@ -79,7 +79,7 @@ Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
         const std::int64_t least = n > 2 && given[2].isInt() ? given[2].toInt() : 0;
         return {8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least), true};
     }
-    // Return an upper bound: the size if all elements differ.
+    // Return an upper bound: the size of the results if all elements differ.
     if (name == "aten::_unique2" && n > 3) {
         const Bytes more = (given[2].toBool() ? 1 : 0) + (given[3].toBool() ? 1 : 0);
         return {tensor.numel() * (itemsize + 8 * more), false};

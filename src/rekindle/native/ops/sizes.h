@@ -1,4 +1,4 @@
-// Computes result sizes that depend on values of the arguments, as for `nonzero`.
+// Computes sizes of results that depend on the contents of arguments, as for `nonzero`.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -8,11 +8,11 @@
 
 namespace rekindle {
 
-// Bytes that computing such a size takes: room for the count.
+// Bytes of memory that `bytes_of_dynamic` needs itself: the tensor with a count.
 inline constexpr Bytes COUNT_BYTES = 8;
 
-// Return the exact bytes of the results, or a good upper bound, if they can be computed quickly;
-// otherwise `UNLIMITED`. Runs operators on the arguments.
+// Return the bytes of an operator's results, or a good upper bound. If neither can be computed
+// quickly, return `UNLIMITED`. This function runs operators on the arguments `given`.
 Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given);
 
 }  // namespace rekindle

@@ -18,21 +18,21 @@ namespace rekindle {
 
 namespace {
 
-// The maximum workspace of a kind of operators is trusted once so many of its signatures were
-// measured.
+// Number of measured signatures from which the largest workspace of a kind of operators is trusted.
 constexpr int ENOUGH = 4;
-// Largest number of signatures whose workspaces are remembered for later processes.
+// Most signatures whose workspaces are remembered for later processes.
 constexpr std::size_t MOST_REMEMBERED = 20'000;
 
 // Workspaces measured for operators of one kind.
 struct Kind final {
     int seen = 0;  // Number of signatures with at least one measured call.
     Bytes most = 0;
-    // True if an operator needed about as much workspace as its inputs and outputs take.
+    // True if an operator of this kind needed at least half as much workspace as its inputs and
+    // results take.
     bool copies = false;
 };
 
-// Kinds of operators, by the name of the kind and by whether the operators ran on an accelerator.
+// Measurements by the name of the kind, and by whether the operators ran on an accelerator.
 using Kinds = std::map<std::pair<std::string, bool>, Kind>;
 
 Kinds& kinds() {
@@ -40,7 +40,7 @@ Kinds& kinds() {
     return made;
 }
 
-// Workspaces measured on the CPU, in this process or an earlier one, by the number of the
+// Bytes that first calls used on the CPU, in this process or an earlier one, by the number of the
 // signature.
 struct Remembered final {
     std::unordered_map<std::int64_t, Bytes> workspaces;
@@ -54,8 +54,7 @@ Remembered& remembered() {
 }
 
 // Remember for later processes how many bytes the first call of a signature used, unless
-// `guess_need` would be right anyway. Only PyTorch's own operators use the same bytes in every
-// process.
+// `guess_need` would guess right. Only PyTorch's own operators use the same bytes in every process.
 void remember_first_call(Signature& signature, const WorkspaceUsed& used) {
     const Facts& facts = signature.facts;
     if (!facts.name.starts_with("aten::") ||
@@ -74,8 +73,8 @@ void remember_first_call(Signature& signature, const WorkspaceUsed& used) {
     all.changed.insert(number);
 }
 
-// Return how many bytes the first call of a signature used in an earlier process; none if it is not
-// known.
+// Return how many bytes the first call of a signature used on a CPU, in this process or an earlier
+// one; none if that is not known.
 std::optional<Bytes> remembered_need(Signature& signature, const Device& device) {
     const auto& workspaces = remembered().workspaces;
     if (device.queues() || workspaces.empty()) {
@@ -85,7 +84,7 @@ std::optional<Bytes> remembered_need(Signature& signature, const Device& device)
     return found == workspaces.end() ? std::nullopt : std::optional(found->second);
 }
 
-// Return the kind of an operator: its name, except that all matrix products are one kind.
+// Return the kind of an operator: "product" for all matrix products, else the operator's name.
 std::string_view kind_of(const Facts& facts) {
     std::string_view name = facts.name;
     while (name.ends_with('_')) {
@@ -103,10 +102,11 @@ Bytes touched_by(const Signature& signature) {
     return touched;
 }
 
-// Return the bytes of a copy of the inputs and outputs. Hardly any operator needs more workspace:
-// convolutions copy them to other layouts. CPUs compute in single precision, so there a copy of
-// half-precision numbers is larger. The backward of an LSTM layer does not copy the memory that the
-// forward reserved, which is most of its inputs: of 4 layers none needed more than 0.42 copies.
+// Return the bytes of a copy of all inputs and results. Hardly any operator needs more workspace:
+// convolutions copy inputs and results to other layouts. CPUs compute in single precision, so a
+// copy of half-precision numbers takes twice the bytes there. The backward of an LSTM layer needs
+// less, because it does not copy its largest input, the memory that the forward reserved. Of 4
+// layers none needed more than 0.42 copies.
 Bytes one_copy(const Signature& signature, const Device& device) {
     const bool wider =
         !device.queues() && std::ranges::any_of(signature.geometries, [](const auto& each) {
@@ -178,7 +178,7 @@ void learn_workspace(Signature& signature, const WorkspaceUsed& used, const Devi
 
 namespace {
 
-// Return a guess of the workspace of the first call of a signature that no earlier process ran.
+// Guess the workspace of the first call of a signature that no earlier process has measured.
 Bytes guess_workspace(const Signature& signature, const Device& device) {
     if (!device.queues() && !signature.facts.may_use_workspace) {
         return 0;
@@ -211,8 +211,8 @@ Bytes likely_need(Signature& signature, Bytes results, Bytes refused, const Devi
     }
     const Bytes copy = one_copy(signature, device);
     const Bytes inside = refused - results;
-    // The workspace is larger than a copy, so add half of the refused bytes, so that few attempts
-    // are needed.
+    // If the workspace exceeds a copy of the inputs and results, no good estimate is known. Then
+    // add half of the refused workspace, so that few attempts suffice.
     return results + (inside <= copy ? copy : inside + std::max(copy, inside / 2));
 }
 

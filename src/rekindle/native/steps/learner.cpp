@@ -18,7 +18,8 @@ namespace {
 constexpr std::size_t MOST_ASKED = std::size_t{1} << 16;
 
 // Return the bits `GRAPH` and `BACKWARD` of an operator's number, or 0 if the operator is not part
-// of an autograd graph. Such operators may differ from step to step without changing gradients.
+// of an autograd graph. Operators outside of the graph may differ from step to step, without
+// affecting gradients.
 std::int64_t part_in_graph(const ParsedCall& parsed) {
     if (in_backward_pass()) {
         return GRAPH | BACKWARD;
@@ -127,13 +128,13 @@ bool Learner::asks(std::int64_t op_id) {
 
 void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
     makes_.reset();
-    // Operators of an optimizer step, or of a step that is not followed, are ignored.
+    // Ignore operators of an optimizer step, and operators outside of `begin` and `end`.
     if (driver_.stepping || !begun_ || too_long_) {
         return;
     }
     if (op_ids_.empty()) {
         if ((op_id & GRAPH) == 0 || (op_id & BACKWARD) != 0) {
-            return;  // no step has begun: the operator runs between two steps
+            return;  // the operator runs between two steps
         }
         if (wanted_) {
             begin_recording();
@@ -196,8 +197,8 @@ void Learner::go_to(std::size_t place) {
     }
 }
 
-// Perform `moves`, the plan's evictions and recomputations. An error only makes the step abandon
-// the plan. If the program itself needs the value, it gets the error then.
+// Perform `moves`, evictions and recomputations of the plan. After an error, the step only stops
+// following the plan. If the program itself needs the value, it gets its own error later.
 template <class F>
 void Learner::attempt(F&& moves) {
     // Holds a reference to the plan, because another thread may abandon the plan during a
@@ -216,7 +217,7 @@ void Learner::attempt(F&& moves) {
 }
 
 // Handle a step that deviates from its plan at the operator `name`. Follow another plan that fits
-// the operators so far, or none.
+// the operators of the step so far, or none.
 void Learner::leave(const char* name) {
     for (const auto& other : plans_) {
         if (other != plan_) {
@@ -245,7 +246,7 @@ const c10::intrusive_ptr<StepPlan>* Learner::beginning_with(std::int64_t op_id) 
     return nullptr;
 }
 
-// Begin a step at operator `op_id`: follow the plan that begins with it, if there is one.
+// Follow a plan that begins with operator `op_id`, if there is one.
 void Learner::may_begin(std::int64_t op_id) {
     if (const auto* plan = beginning_with(op_id)) {
         std::vector<std::int64_t> found(op_ids_.size(), UNMATCHED);
@@ -254,7 +255,7 @@ void Learner::may_begin(std::int64_t op_id) {
     }
 }
 
-// Abandon the plan that is followed, if any.
+// Stop following the current plan, if any.
 void Learner::abandon_plan() {
     makes_.reset();
     if (!following_) {
@@ -265,7 +266,8 @@ void Learner::abandon_plan() {
     following_.reset();
 }
 
-// Follow `plan` from here on. `found`: for each operator of the step so far, its index in the plan.
+// Follow `plan` from the current operator on. `found`: for each operator of the step so far, its
+// index in the plan.
 void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
     abandon_plan();
     driver_.process_pending();  // free values that only the previous plan kept in memory
@@ -295,7 +297,7 @@ void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64
 
 // -- recording ------------------------------------------------------------------------------------
 
-// Start to record the step that begins.
+// Start to record the step that begins now.
 void Learner::begin_recording() {
     driver_.begin(transcript_.emplace());
     recording_ = true;

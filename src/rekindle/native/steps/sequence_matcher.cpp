@@ -6,13 +6,13 @@ namespace rekindle {
 
 namespace {
 
-// How many consecutive operators outside the autograd graph a step may leave out.
+// Most consecutive operators outside the autograd graph that a step may leave out.
 constexpr std::size_t FAR = 64;
 
 }  // namespace
 
-// Handle an operator that is not the shape's next one: skip those operators of the shape that are
-// outside the autograd graph, or return `UNMATCHED` or `MISMATCH`.
+// Match an operator that is not the expected next one. Skip operators of the shape that are outside
+// the autograd graph, or return `UNMATCHED` or `MISMATCH`.
 std::int64_t SequenceMatcher::observe_another(std::int64_t op_id) noexcept {
     if (at_ == 0) {
         return (op_id & BACKWARD) != 0 ? MISMATCH : UNMATCHED;
@@ -38,8 +38,8 @@ std::size_t SequenceMatcher::next_of_graph() const noexcept {
     return at;
 }
 
-// Look for `op_id` in the shape between the indices `first` and `end` (excluded), and advance past
-// it. Return its index, or `MISMATCH`.
+// Find `op_id` in the shape between the indices `first` and `end` (excluded), and move the cursor
+// past this operator. Return its index, or `MISMATCH`.
 std::int64_t SequenceMatcher::further(
     std::int64_t op_id, std::size_t first, std::size_t end
 ) noexcept {

@@ -1,5 +1,5 @@
-// Aligns the operators of a running step with those of a recorded step. Twin of
-// rekindle.pytorch.learned._sequence_matcher.
+// Aligns the operators of a running training step with those of a recorded step. The Python class
+// in rekindle.pytorch.learned._sequence_matcher does the same.
 //
 // A `shape` is the sequence of operators of a recorded step, as numbers (`op_id_of`). All steps of
 // a shape run the same operators of the autograd graph in the same order. Other operators may be
@@ -15,8 +15,8 @@
 
 namespace rekindle {
 
-// Bits of an operator's number. `GRAPH`: the operator is part of the autograd graph. `BACKWARD`: it
-// runs in a backward pass.
+// Bits of an operator's number. `GRAPH`: the operator is part of the autograd graph. `BACKWARD`:
+// the operator runs in a backward pass.
 inline constexpr std::int64_t GRAPH = 1;
 inline constexpr std::int64_t BACKWARD = 2;
 
@@ -25,7 +25,8 @@ inline constexpr std::int64_t BACKWARD = 2;
 inline constexpr std::int64_t UNMATCHED = -1;
 inline constexpr std::int64_t MISMATCH = -2;
 
-// How far a running step has come in the recorded step `shape`, which must outlive this object.
+// Cursor over the operators of a recorded step (`shape`), which a running step moves on. `shape`
+// must outlive this object.
 class SequenceMatcher final {
 public:
     SequenceMatcher() = default;
@@ -33,14 +34,14 @@ public:
     explicit SequenceMatcher(std::span<const std::int64_t> shape, std::size_t at = 0)
         : shape_(shape), at_(at) {}
 
-    // Return the index of the operator that is expected next.
+    // Return the index in the shape of the operator that is expected next.
     std::size_t at() const noexcept { return at_; }
 
     // Return true if every operator of the shape that is part of the autograd graph has run.
     bool complete() const noexcept { return next_of_graph() == shape_.size(); }
 
-    // Advance by the operator `op_id` of the running step. Return the index of `op_id` in the
-    // shape, or `UNMATCHED`, or `MISMATCH`.
+    // Match the next operator `op_id` of the running step. Return its index in the shape, or
+    // `UNMATCHED`, or `MISMATCH`.
     std::int64_t observe(std::int64_t op_id) noexcept {
         return at_ < shape_.size() && shape_[at_] == op_id ? static_cast<std::int64_t>(at_++)
                                                            : observe_another(op_id);
