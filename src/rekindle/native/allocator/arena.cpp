@@ -43,7 +43,7 @@ bool Arena::give(void* address) {
         return false;
     }
     if (c10::memoryProfilingEnabled() && (bins_.has(address) || blocks_.has(address))) {
-        // Report the free to the profiler before another thread can get this address.
+        // Report to the profiler that memory is freed before another thread can get this address.
         c10::profiledCPUMemoryReporter().Delete(address);
     }
     return bins_.give(address) || blocks_.give(address);

@@ -1,13 +1,14 @@
 // Allocator that keeps the CPU memory of the whole process within the budget.
 //
-// The C library caches much of the memory that is freed, so a budget on tensors alone would not
-// bound the process. While a budget is active on the CPU, PyTorch allocates from this arena: small
-// pieces from `Bins`, larger ones from `Blocks`. `Blocks` returns memory that exceeds the budget to
-// the system. Memory that outlives the budget stays valid and is unmapped when it is freed.
+// The C library caches much of the memory that is freed, so a limit on tensors alone would not
+// limit the memory of the process. While a budget is active on the CPU, PyTorch allocates from this
+// arena: small pieces from `Bins`, larger ones from `Blocks`. `Blocks` returns free memory that
+// exceeds the budget to the system. Memory that a program still uses after the budget stays valid,
+// and is unmapped when it is freed.
 //
-// Memory that does not come from PyTorch's allocator is not affected: NumPy, shared memory,
-// page-locked memory, memory of libraries. The counting allocator calls `take` and `give` in any
-// thread; sessions call the rest.
+// Memory that does not come from PyTorch's allocator is not affected: memory of NumPy and other
+// libraries, shared memory, page-locked memory. The counting allocator calls `take` and `give` in
+// any thread; sessions call the rest.
 #pragma once
 
 #include <atomic>
@@ -19,33 +20,33 @@
 
 namespace rekindle {
 
-// The CPU memory of all budgets of the process. Only one budget is active at a time.
+// The CPU memory of all budgets of the process, of which only one is active at a time.
 class Arena final {
 public:
     // Begin a budget of `limit` bytes on the CPU.
     void open(Bytes limit);
     // End the budget and return all cached memory to the system.
     void close();
-    // Change the limit of the active budget, if there is one.
+    // Change the limit of the active budget, if a budget is active on the CPU.
     void limit(Bytes limit);
 
     // Report how many bytes of CPU memory the program holds, from all allocators.
     void note_counted(Bytes memory) noexcept { blocks_.note_counted(memory); }
 
-    // Return `nbytes` of memory; null if no budget is active on the CPU, or if the system has no
-    // memory.
+    // Allocate `nbytes` of memory. Return null if no budget is active on the CPU, or if the system
+    // has no memory.
     void* take(std::size_t nbytes);
-    // Free memory that `take` returned, in this budget or an earlier one. Return false if `address`
-    // is not from `take`.
+    // Free the memory at `address`, which `take` returned during this or an earlier budget. Return
+    // false if `take` did not return this address.
     bool give(void* address);
 
     // Return true if a budget was ever active on the CPU, so that memory may come from this arena.
     bool was_open() const noexcept { return was_open_.load(std::memory_order_relaxed); }
 
-    // Return the bytes of mapped memory that the program does not use.
+    // Return the bytes of free memory that is still mapped.
     Bytes cached() const noexcept { return blocks_.cached(); }
 
-    // Return the bytes of the blocks that the program uses, free parts included.
+    // Return the bytes of the blocks in use, including unused parts of these blocks.
     Bytes live() const noexcept { return blocks_.live(); }
 
 private:

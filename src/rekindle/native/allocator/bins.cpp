@@ -15,8 +15,7 @@ constexpr std::size_t GRAIN = 64;  // PyTorch's alignment in bytes.
 // two.
 constexpr std::size_t FINE = 8;
 
-// Round `address` down to a multiple of `length`. With `before`, return the multiple before that
-// one.
+// Round `address` down to a multiple of `length`. If `before`, subtract another `length`.
 const void* part_of(const void* address, std::size_t length, bool before = false) noexcept {
     const auto beyond = reinterpret_cast<std::uintptr_t>(address) % length;
     return static_cast<const char*>(address) - beyond - (before ? length : 0);
@@ -113,8 +112,8 @@ std::size_t Bins::size_of(std::size_t kind) noexcept {
     return GRAIN * (FINE + kind % FINE + 1) << (kind / FINE - 1);
 }
 
-// Return the slab that contains `address`, or null. Slabs are not aligned, so a slab begins in the
-// same `SLAB`-sized part of the address space as `address` or in the one before.
+// Return the slab that contains `address`, or null. Slabs are not aligned, so the slab begins in
+// the same `SLAB`-sized part of the address space as `address`, or in the part before.
 const Bins::List::iterator* Bins::slab_of(const void* address) noexcept {
     for (const bool before : {false, true}) {
         const void* part = part_of(address, SLAB, before);
@@ -127,7 +126,7 @@ const Bins::List::iterator* Bins::slab_of(const void* address) noexcept {
     return nullptr;
 }
 
-// Take a piece from `slab`, which has a free one. The caller holds the lock of the arena.
+// Take a piece from `slab`, which must have a free piece. The caller holds the lock of the arena.
 void* Bins::take_from(List::iterator slab) noexcept {
     void* piece = slab->freed;
     if (piece != nullptr) {

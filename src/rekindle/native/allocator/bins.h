@@ -1,8 +1,8 @@
-// Allocator for small pieces of memory, cut from blocks of one size.
+// Allocator for small pieces of memory, cut from larger blocks.
 //
 // A slab is a block cut into pieces of one size. When the program has freed all pieces of a slab,
 // the block returns to `Blocks`, so that small tensors do not keep memory mapped. Only `Arena`
-// calls this, in any thread, without holding a leaf lock.
+// calls `Bins`, in any thread, without holding a leaf lock.
 #pragma once
 
 #include <array>
@@ -22,15 +22,15 @@ public:
     // Largest request in bytes that `Bins` serves.
     static constexpr std::size_t MOST = std::size_t{16} << 10;
 
-    // Return a piece of at least `nbytes` bytes, aligned to 64 bytes; null if the system has no
-    // memory.
+    // Allocate a piece of at least `nbytes` bytes, aligned to 64 bytes. Return null if the system
+    // has no memory.
     void* take(std::size_t nbytes);
-    // Free a piece that `take` returned. Return false if `address` is not such a piece.
+    // Free the piece at `address`, which `take` returned. Return false if no such piece is in use.
     bool give(void* address);
-    // Return true if `take` returned `address` and it was not freed since.
+    // Return true if `take` returned the piece at `address`, and the piece was not freed since.
     bool has(const void* address) noexcept;
-    // If `keeps`, keep one empty slab of each piece size from now on. Otherwise free all empty
-    // slabs.
+    // If `keeps`, keep one slab without used pieces for each piece size from now on. Otherwise free
+    // all slabs without used pieces.
     void keep_spares(bool keeps);
 
 private:
@@ -43,9 +43,10 @@ private:
         std::size_t piece = 0;  // Size of each piece in bytes.
         std::size_t kind = 0;
         std::size_t live = 0;
-        // Number of pieces that were handed out at least once; those after them are unused.
+        // Number of pieces that were allocated at least once. The other pieces lie behind these.
         std::size_t cut = 0;
-        // Last freed piece. Its first word holds the address of the piece freed before it.
+        // Last freed piece. Its first word has the address of the piece that was freed before this
+        // one.
         void* freed = nullptr;
 
         std::size_t pieces() const noexcept { return SLAB / piece; }
@@ -62,8 +63,8 @@ private:
     SpinLock& lock_ = leaf(Leaf::arena);
     std::array<List, KINDS> open_;  // Slabs with a free piece, one list per piece size.
     List full_;
-    // Slabs by the part of the address space in which they begin. Parts are `SLAB` bytes long and
-    // aligned.
+    // Slabs by the part of the address space in which they begin. Each part has `SLAB` bytes, and
+    // begins at a multiple of `SLAB`.
     AddressMap<List::iterator> by_part_;
     bool keeps_spares_ = false;
 };

@@ -27,16 +27,17 @@ char* map(std::size_t size) noexcept {
     return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
 }
 
-// Unmap a block. The system refuses to unmap part of a range when the process has too many ranges
-// (`vm.max_map_count`). In that case the pages are released, and only the addresses stay in use.
+// Unmap a block. The system refuses to unmap a part of a mapped range if the process has too many
+// ranges (`vm.max_map_count`). In that case the pages are freed, and only the addresses stay in
+// use.
 void unmap(char* address, std::size_t size) noexcept {
     if (munmap(address, size) != 0) {
         madvise(address, size, MADV_DONTNEED);
     }
 }
 
-// Move the pages at `from` to `to`, in place of the pages at `to`. If the system is not Linux, or
-// refuses, free the pages at `from` and leave `to` as it is.
+// Move the pages at `from` to the address `to`, and free the pages that were at `to`. If the system
+// is not Linux, or refuses, free the pages at `from` and keep those at `to`.
 void move_pages(
     [[maybe_unused]] char* from, [[maybe_unused]] std::size_t size, [[maybe_unused]] char* to
 ) noexcept {
@@ -48,18 +49,21 @@ void move_pages(
     unmap(from, size);
 }
 
-// Live blocks are partly unused, because sizes are rounded up to pages and slabs have free pieces.
-// Up to 1/16 of the limit is not charged for such bytes. Otherwise a full budget would leave no
-// room for free blocks, and each eviction would cost new pages.
+// Blocks in use are partly unused, because sizes are rounded up to pages and slabs have free
+// pieces. Such bytes do not count against the limit, up to 1/16 of the limit. If they did, a full
+// budget would leave no room for free blocks, and each allocation after an eviction would map new
+// pages.
 constexpr Bytes UNCHARGED = 16;
-// Free and live blocks together may exceed the limit by this many bytes. Otherwise a full budget of
-// a few MiB would leave no room for free blocks, and most requests would map new pages.
+// Blocks, free or in use, may exceed the limit by this many bytes. Without this spare room, a full
+// budget of a few MiB would leave no room for free blocks, and most allocations would map new
+// pages.
 constexpr Bytes SPARE = Bytes{4} << 20;
 constexpr std::size_t LEAST = std::size_t{16} << 10;  // Smallest block worth keeping, in bytes.
 
 }  // namespace
 
-// Free blocks to unmap. The destructor unmaps them; it runs after the arena's lock is released.
+// List of free blocks to unmap. The destructor unmaps these blocks, after the arena's lock was
+// released.
 struct Blocks::Evicted final {
     List blocks;
 
@@ -85,7 +89,8 @@ void* Blocks::take(std::size_t nbytes, std::size_t asked) {
     return found == nullptr ? map_new(size, asked) : found;
 }
 
-// Return the smallest free block of at least `size` bytes, or a part of it; null if there is none.
+// Use the smallest free block of at least `size` bytes, or a part of this block. Return null if
+// there is no such block.
 void* Blocks::reuse(std::size_t size, std::size_t asked) {
     const std::scoped_lock guard(lock_);
     const auto fit = by_size_.lower_bound(size);
@@ -177,8 +182,8 @@ Bytes Blocks::room() const noexcept {
     return limit_ + spare_ - outside_.load(std::memory_order_relaxed) - live - cached_;
 }
 
-// If `size` new bytes exceed the limit, move the largest free blocks to `pieces`, so that the new
-// block can reuse their pages.
+// If a new block of `size` bytes would exceed the limit, move the largest free blocks to `pieces`,
+// so that the new block can reuse their pages.
 void Blocks::take_pieces(std::size_t size, List& pieces) {
     std::size_t wanted = size;
     while (wanted >= LEAST && !free_.empty() && room() < static_cast<Bytes>(size)) {
@@ -193,7 +198,7 @@ void Blocks::take_pieces(std::size_t size, List& pieces) {
     }
 }
 
-// Add the bytes of a live block to the totals (`times` = 1), or subtract them (-1).
+// Add the bytes of a block in use to the totals (`times` = 1), or subtract them (-1).
 void Blocks::charge(const Block& block, int times) noexcept {
     mapped_ += times * static_cast<Bytes>(block.size);
     asked_ += times * static_cast<Bytes>(block.asked);
@@ -243,8 +248,8 @@ void Blocks::split(List::iterator block, std::size_t size) {
     note_free(block);
 }
 
-// Move free blocks to `evicted`, the oldest first, until the limit holds. Of the last one, only a
-// part may be moved.
+// Move free blocks to `evicted`, the oldest first, until the remaining blocks are within the limit.
+// Of the last moved block, only a part may be needed.
 void Blocks::evict(Evicted& evicted) {
     for (Bytes over = -room(); over > 0 && !free_.empty(); over = -room()) {
         split(free_.begin(), std::max(in_pages(static_cast<std::size_t>(over)), LEAST));
@@ -258,8 +263,8 @@ void Blocks::evict_oldest(Evicted& evicted) {
     evicted.blocks.splice(evicted.blocks.end(), free_, oldest);
 }
 
-// Map `size` bytes. If the system has no memory, unmap all free blocks and retry; return null if
-// that fails. The caller must not hold the arena's lock.
+// Map `size` bytes. If the system has no memory, unmap all free blocks and try again. Return null
+// if this fails too. The caller must not hold the arena's lock.
 char* Blocks::map_anyway(std::size_t size) {
     char* found = map(size);
     if (found == nullptr) {

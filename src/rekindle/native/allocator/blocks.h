@@ -1,13 +1,14 @@
 // Allocator for whole pages, mapped from the system and cached when they are freed.
 //
-// A freed block stays mapped and merges with its free neighbors, so that the next request causes no
-// page faults. A request gets the smallest free block that is large enough, or a part of it. Live
-// and free blocks together stay within a limit plus 4 MiB: the oldest free blocks are unmapped
-// first. If no free block is large enough and the limit is near, the pages of several free blocks
-// are moved into a new one. Fresh pages would cost more time, because the system clears each.
+// A freed block stays mapped and merges with its free neighbors, so that a later allocation causes
+// no page faults. An allocation gets the smallest free block that is large enough, or a part of
+// this block. Blocks, free or in use, stay within a limit plus 4 MiB: the oldest free blocks are
+// unmapped first. If no free block is large enough and the limit is near, the pages of several free
+// blocks are moved into a new block. Fresh pages would cost more time, because the system clears
+// each page.
 //
-// `Bins` cuts small pieces from blocks. Only `Arena` and `Bins` call this, in any thread, without
-// holding a leaf lock.
+// `Bins` cuts small pieces from blocks. Only `Arena` and `Bins` call `Blocks`, in any thread,
+// without holding a leaf lock.
 #pragma once
 
 #include <atomic>
@@ -21,34 +22,34 @@
 
 namespace rekindle {
 
-// Cache of mapped blocks, bounded by a limit.
+// Allocator of blocks of mapped pages. A limit bounds the free blocks that it keeps.
 class Blocks final {
 public:
-    // Return a block of at least `nbytes` bytes; null if the system has no memory. The program
-    // requested `asked` bytes.
+    // Allocate a block of at least `nbytes` bytes, of which the program requested `asked` bytes.
+    // Return null if the system has no memory.
     void* take(std::size_t nbytes, std::size_t asked);
-    // Free a block that `take` returned. Return false if `address` is not such a block.
+    // Free the block at `address`, which `take` returned. Return false if no such block is in use.
     bool give(void* address);
-    // Return true if `take` returned `address` and it was not freed since.
+    // Return true if `take` returned the block at `address`, and the block was not freed since.
     bool has(const void* address) noexcept;
-    // Set the limit in bytes for live and free blocks together, which they may exceed by 4 MiB.
-    // With 0, free blocks are unmapped now, and live blocks as soon as they are freed.
+    // Set the limit in bytes for all blocks, free or in use, which they may exceed by 4 MiB. If the
+    // limit is 0, free blocks are unmapped now, and other blocks as soon as they are freed.
     void limit(Bytes most);
 
-    // Report how many bytes of CPU memory the program holds. Memory from other allocators reduces
-    // the limit.
+    // Report how many bytes of CPU memory the program holds. Memory from other allocators counts
+    // against the limit.
     void note_counted(Bytes memory) noexcept {
         const Bytes outside = memory - asked_.load(std::memory_order_relaxed);
         outside_.store(outside > 0 ? outside : 0, std::memory_order_relaxed);
     }
 
-    // Add `nbytes` to the count of bytes that the program requested and that lie in live blocks.
+    // Add `nbytes` to the count of bytes that the program requested and has not freed.
     void note_asked(Bytes nbytes) noexcept { asked_.fetch_add(nbytes, std::memory_order_relaxed); }
 
     // Return the bytes of free blocks, which are still mapped.
     Bytes cached() const noexcept { return cached_.load(std::memory_order_relaxed); }
 
-    // Return the bytes of live blocks.
+    // Return the bytes of blocks in use.
     Bytes live() const noexcept { return mapped_.load(std::memory_order_relaxed); }
 
 private:
@@ -64,7 +65,7 @@ private:
         BySize::iterator place;  // Position in `by_size_` while the block is free.
     };
 
-    // Return how many bytes of new blocks fit before free ones must be unmapped.
+    // Return how many bytes of new blocks fit into the limit before free blocks must be unmapped.
     Bytes room() const noexcept;
     void* reuse(std::size_t size, std::size_t asked);
     void* map_new(std::size_t size, std::size_t asked);
@@ -81,15 +82,15 @@ private:
     SpinLock& lock_ = leaf(Leaf::arena);
     List live_;
     List free_;                              // Free blocks, the oldest first.
-    AddressMap<List::iterator> by_address_;  // Live blocks by address.
+    AddressMap<List::iterator> by_address_;  // Blocks in use by address.
     BySize by_size_;                         // Free blocks by size.
     AddressMap<List::iterator> by_start_;    // Free blocks by first address.
-    AddressMap<List::iterator> by_end_;      // Free blocks by the address right after them.
+    AddressMap<List::iterator> by_end_;      // Free blocks by the address after the block.
     Bytes limit_ = 0;
-    Bytes spare_ = 0;  // Bytes by which live and free blocks together may exceed `limit_`.
-    std::atomic<Bytes> mapped_ = 0;   // Bytes of all live blocks.
+    Bytes spare_ = 0;                 // Bytes by which all blocks may exceed `limit_`.
+    std::atomic<Bytes> mapped_ = 0;   // Bytes of all blocks in use.
     std::atomic<Bytes> cached_ = 0;   // Bytes of all free blocks.
-    std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested within live blocks.
+    std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested in blocks in use.
     std::atomic<Bytes> outside_ = 0;  // Bytes that the program holds from other allocators.
 };
 

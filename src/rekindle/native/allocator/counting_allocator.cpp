@@ -21,13 +21,13 @@ namespace rekindle {
 
 namespace {
 
-// The allocations since a measurement began. Counts requested sizes, because sizes that the
+// The allocations since a measurement began. The sizes are those requested, because sizes that the
 // allocator has rounded differ from run to run.
 struct Watch final {
     struct Piece final {
         Bytes bytes;
-        // Number of the operator that was being measured when the piece was allocated; 0 if none
-        // was.
+        // Number of the operator that was measured when the piece was allocated; 0 if none was
+        // measured.
         std::uint64_t during;
     };
 
@@ -38,9 +38,9 @@ struct Watch final {
     bool watching = false;        // True while an operator is measured.
     bool tallying = false;
     Bytes limit = UNLIMITED;  // Largest value that `given.now` may have.
-    std::thread::id limited;  // The limit refuses allocations of this thread only.
+    std::thread::id limited;  // The limit applies only to allocations of this thread.
     GivenOutInside given;     // Bytes allocated while the measured operator runs.
-    GivenOutInside tally;     // Bytes allocated since the tally began (tests only).
+    GivenOutInside tally;     // Bytes allocated since `tally_allocations` (tests only).
 
     // Throw `std::bad_alloc` if an allocation of `bytes` by this thread would exceed the limit.
     // Other threads are never refused: they may run code of a library that cannot fail.
@@ -79,7 +79,8 @@ struct Watch final {
         pieces.erase(found);
     }
 
-    // Turn the measurement of operators (`watches`) and the tally for tests (`tallies`) on or off.
+    // Turn the measurement of operators (`watches`) and the separate count for tests (`tallies`) on
+    // or off.
     void set(bool watches, bool tallies) {
         watching = watches;
         tallying = tallies;
@@ -93,7 +94,8 @@ private:
     }
 };
 
-// Return the process's `Watch`. It is never destroyed: memory may be freed while the process ends.
+// Return the `Watch` of the process. It is never destroyed, because memory may be freed while the
+// process ends.
 Watch& the_watch() noexcept {
     static auto& made = leaky_singleton<Watch>();
     return made;
@@ -120,9 +122,9 @@ public:
         return piece;
     }
 
-    // PyTorch uses this deleter for memory allocated while nothing is measured and no arena was
-    // open. Libraries such as oneDNN, which allocate without a tensor (`raw_allocate`), also ask
-    // for the deleter when they free memory.
+    // Return the deleter for memory that is allocated without a tensor (`raw_allocate`). Libraries
+    // such as oneDNN ask for this deleter only when they free memory. `give_back` can free any
+    // memory, but is only needed while an operator is measured, or once the arena was open.
     c10::DeleterFnPtr raw_deleter() const override {
         const bool watched = the_watch().on.load(std::memory_order_relaxed);
         return watched || the_arena().was_open() ? &give_back : own();
@@ -149,8 +151,8 @@ private:
     c10::Allocator& counted_;
 };
 
-// Return the pointer to the counting allocator. The allocator is never destroyed: tensors keep its
-// deleter.
+// Return the pointer to the counting allocator. The allocator is never destroyed, because tensors
+// keep its deleter.
 CountingAllocator*& the_counting() {
     static CountingAllocator* made = nullptr;
     return made;
@@ -173,7 +175,7 @@ void count_allocations() {
         return;
     }
     the_counting() = &leaky_singleton<CountingAllocator>(*there);
-    // Has no effect if another allocator has a higher priority.
+    // This call has no effect if another allocator has a higher priority.
     c10::SetCPUAllocator(the_counting(), 1);
 }
 

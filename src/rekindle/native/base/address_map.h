@@ -1,4 +1,4 @@
-// Hash map from addresses to values of type `T`. It uses open addressing, linear probing, and
+// Hash map from addresses to entries of type `T`. The map uses open addressing, linear probing, and
 // removal by backward shift (Knuth, The Art of Computer Programming 6.4, algorithm R). It is not
 // thread-safe.
 #pragma once
@@ -13,7 +13,7 @@ namespace rekindle {
 template <class T>
 class AddressMap final {
 public:
-    // Return the entry at `key`, or null if there is none. The pointer is valid until the next
+    // Return the entry at `key`, or null if the map has none. The pointer is valid until the next
     // insertion or removal.
     T* find(const void* key) noexcept {
         for (std::size_t i = ideal(key);; i = (i + 1) & mask()) {
@@ -26,7 +26,7 @@ public:
         }
     }
 
-    // Return the entry at `key`. Insert a default entry if there is none.
+    // Return the entry at `key`. Insert a default entry if the map has none.
     T& at(const void* key) {
         if (T* found = find(key)) {
             return *found;
@@ -38,10 +38,10 @@ public:
         return place(key, T{});
     }
 
-    // Set the entry at `key` to `thing`. Replace an earlier entry.
+    // Set the entry at `key` to `thing`, also if the map has an entry there.
     void put(const void* key, T thing) { at(key) = std::move(thing); }
 
-    // Remove the entry at `key`, if there is one.
+    // Remove the entry at `key`, if the map has one.
     void take(const void* key) noexcept {
         std::size_t hole = ideal(key);
         while (slots_[hole].key != key) {

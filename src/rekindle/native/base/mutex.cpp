@@ -9,7 +9,8 @@ namespace rekindle {
 
 namespace {
 
-// True while `about_to_fork` holds the session mutex. Guarded by that mutex.
+// True from `about_to_fork` to `forked` if `about_to_fork` took the session mutex. Guarded by that
+// mutex.
 bool taken_to_fork = false;
 
 void take_leaves() noexcept {
@@ -51,8 +52,8 @@ void Mutex::Opening::close() noexcept {
     *at = next_;
 }
 
-// Tell each open `Opening` that a thread took the mutex. Called by the thread that has just taken
-// it. An opening that this thread is closing is skipped.
+// Record in each open `Opening` that a thread took the mutex. Called by the thread that has just
+// taken the mutex. An `Opening` that this thread is closing is skipped.
 void Mutex::visit() noexcept {
     for (Opening* each = first_opening_; each != nullptr; each = each->next_) {
         if (each->thread_ == pthread_self() && each->closing_) {

@@ -13,18 +13,18 @@
 //
 // 1. The order is the session mutex, then at most one leaf lock.
 //
-// 2. A thread that waits for the session mutex first gives the GIL up (`Mutex::wait`). So the
-// holder of the mutex can take the GIL without a deadlock. Two places rely on this rule:
-// `Mutex::wait`, which takes the GIL back with the mutex held, and the host copies of
-// `memory/host_store.h`.
+// 2. A thread that waits for the session mutex first releases the GIL (`Mutex::wait`). So the owner
+// of the mutex can take the GIL without a deadlock. Two places rely on this rule: `Mutex::wait`,
+// which takes the GIL back with the mutex held, and the calls of Python in `memory/host_store.h`.
 //
 // 3. User code never runs with the session mutex held: kernels, recomputed operators, policies,
 // Python callbacks, finalizers. User code may start threads and wait for them, and those threads
 // may need the mutex. `Unlocked` and `Mutex::Opening` release the mutex around user code.
 //
-// 4. Destructors that can run in any thread and under any lock only enqueue. These are the deleters
-// of storages (`torch/free_queue.h`), saved-tensor handles (`dispatch/saved_tensor_handle.h`), and
-// the last reference to a session (`memory/deferred_releases.h`).
+// 4. Some destructors can run in any thread and under any lock, so they only add work to a queue.
+// These are the deleters of storages (`torch/free_queue.h`), the destructors of saved-tensor
+// handles (`dispatch/saved_tensor_handle.h`), and the release of the last reference to a session
+// (`memory/deferred_releases.h`).
 //
 // 5. fork() takes every lock first, so that no other thread holds one in the child
 // (`about_to_fork`, `leaf`).
@@ -67,22 +67,22 @@ enum class Leaf : std::uint8_t { active, allocations, arena, free_queue, parked 
 
 inline constexpr std::size_t LEAVES = 5;
 
-// Return the leaf lock `which`. A forked child has only the thread that called fork(), so a lock
-// held by another thread would never be released there. fork() therefore takes each lock of this
-// table, in this order, and releases it in both processes. The session mutex is taken before them
-// (`about_to_fork`).
+// Return the leaf lock `which`. A child process has only the thread that called fork(), so a lock
+// held by another thread would never be released in the child. Therefore fork() takes all leaf
+// locks, in the order of `Leaf`, and releases them in both processes. The session mutex is taken
+// before the leaf locks (`about_to_fork`).
 inline SpinLock& leaf(Leaf which) noexcept {
     static constinit std::array<SpinLock, LEAVES> made;
     return made[static_cast<std::size_t>(which)];
 }
 
 // Mutex that stores its owner's thread id. It is not recursive. A waiting thread releases the GIL,
-// because the owner of the mutex may be about to run an operator that is written in Python.
+// because the owner of the mutex may need the GIL to go on.
 class Mutex final {
 public:
-    // Scope in the middle of an event in which the owner releases the mutex, because foreign code
+    // Scope in which the owner releases the mutex in the middle of an event, because user code
     // runs: a recomputed operator or a policy. At the end of the scope the owner takes the mutex
-    // again. The scope records whether any thread took the mutex meanwhile.
+    // again. The scope records if any thread took the mutex meanwhile.
     class Opening {
     public:
         Opening(const Opening&) = delete;
@@ -109,7 +109,8 @@ public:
         Mutex& mutex_;
         const pthread_t thread_;
         Opening* next_ = nullptr;
-        // True while the thread of the scope takes the mutex back. Read by that thread only.
+        // True while the thread of the scope takes the mutex again. Only this thread reads the
+        // flag.
         bool closing_ = false;
         bool visited_ = false;
     };
@@ -138,8 +139,8 @@ public:
     }
 
     void unlock() noexcept {
-        // Use an exchange: the compiler or the processor could move a plain store behind the check
-        // for waiting threads in notify_one().
+        // Use an exchange, because the compiler or the processor could move a plain store behind
+        // the check for waiting threads in notify_one().
         owner_.exchange({});
         owner_.notify_one();
     }
@@ -183,8 +184,7 @@ private:
     Opening* first_opening_ = nullptr;  // Guarded by the mutex.
 };
 
-// Return the session mutex; the process has one. One suffices, because only one budget is active at
-// a time.
+// Return the session mutex. The process has only one, because only one budget is active at a time.
 inline Mutex& the_mutex() noexcept {
     static constinit Mutex made;
     return made;
@@ -196,11 +196,12 @@ inline void assert_locked() noexcept {
     REKINDLE_ASSERT(the_mutex().mine());
 }
 
-// Prepare for fork(): take the session mutex, unless this thread holds it. Otherwise another thread
-// could be in the middle of an event, which would stay unfinished in the child process.
+// Prepare for fork(): take the session mutex, unless this thread holds it. Without this, another
+// thread could be in the middle of an event, which would stay unfinished in the child process.
 void about_to_fork();
-// Release the mutex that `about_to_fork` took. If fork() ran without `about_to_fork`, reset the
-// mutex in the child process, where the thread that owned it does not exist.
+// Release the session mutex if `about_to_fork` took it. If fork() ran without `about_to_fork`,
+// another thread may own the mutex. This thread does not exist in the child process, so reset the
+// mutex there.
 void forked(bool in_child) noexcept;
 
 // Take the session mutex unless this thread already holds it. For functions that are called with
@@ -214,7 +215,7 @@ inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
 }
 
 // Scope that holds the session mutex for reading (`Mutex::lock_to_look`). Does nothing if this
-// thread already holds it.
+// thread already holds the mutex.
 class Looking final {
 public:
     Looking() noexcept : mine_(the_mutex().mine()) {
@@ -277,7 +278,8 @@ private:
     bool held_ = true;
 };
 
-// Scope that releases the mutex of a `Locked` and takes it back at the end, also after an error.
+// Scope that releases the session mutex of a `Locked`, and takes the mutex again at the end, also
+// after an error.
 class Unlocked final {
 public:
     explicit Unlocked(Locked& lock) : lock_(lock) { lock_.unlock(); }

@@ -1,9 +1,10 @@
 // Reference-counted pointers to the storages and calls of one engine. The counts are plain
 // integers, guarded by the lock that guards the engine.
 //
-// An object whose count drops to zero is not destroyed at once. It is linked into a
-// `DeferredDeletes`, which the ledger empties at the end of an event. So chains of thousands of
-// objects are destroyed without recursion, and plain pointers stay valid during an event.
+// An object whose count drops to zero is not destroyed at once. It joins a list, a
+// `DeferredDeletes`, which the engine's ledger empties at the end of an event. So chains of
+// thousands of objects are destroyed without recursion, and plain pointers stay valid during an
+// event.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace rekindle {
 template <class T>
 class DeferredDeletes;
 
-// Base class of reference-counted objects. A new object has count 0, but is not in a list of dead
-// objects.
+// Base class of reference-counted objects. A new object has count 0, but is not yet in a list of
+// objects to destroy.
 template <class T>
 struct Counted {
     explicit Counted(DeferredDeletes<T>& storage_impl) : graveyard(&storage_impl) {}
@@ -31,7 +32,7 @@ struct Counted {
         // List that the object joins when its count drops to zero. The pointer is valid while the
         // object lives.
         DeferredDeletes<T>* graveyard;
-        T* next_dead;  // Next object in that list, once this object is in it.
+        T* next_dead;  // Next object in the list, once this object has joined it.
     };
 
     std::uint32_t count = 0;
@@ -41,7 +42,7 @@ protected:
 };
 
 template <class T>
-// List of dead objects, linked through the objects.
+// List of objects to destroy, linked through the objects.
 class DeferredDeletes {
 public:
     void defer(T& dead) noexcept {
@@ -49,7 +50,8 @@ public:
         first_ = &dead;
     }
 
-    // Remove one dead object from this list and return it; null if the list is empty.
+    // Remove one object from this list and return it, for the caller to destroy; null if the list
+    // is empty.
     T* take() noexcept {
         T* found = first_;
         if (found != nullptr) {
@@ -62,7 +64,7 @@ private:
     T* first_ = nullptr;
 };
 
-// `hold` increments the reference count of `object`, and `release` decrements it. `Ref` calls both
+// `hold` increments the reference count of `object`, and `let` decrements it. `Ref` calls the two
 // in pairs.
 template <class T>
 void hold(T& object) noexcept {

@@ -1,5 +1,6 @@
-// Memory pools for many small objects of one type. Freed slots are reused, and the pages are freed
-// when the pool is destroyed. This file is the only place that calls new and delete directly.
+// Memory pools for many small objects of one type. A pool cuts pages of memory into slots. Freed
+// slots are reused, and pages are freed when the pool is destroyed. Only this file calls new and
+// delete directly.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ public:
     Slab& operator=(Slab&&) = delete;
     ~Slab() = default;  // Does not destroy live objects: the owner of the pool must do so.
 
-    // Make an object. The returned reference stays valid until `drop`.
+    // Make an object. The returned reference is valid until `drop` destroys the object.
     template <class... Arguments>
     T& make(Arguments&&... arguments) {
         if (free_ == nullptr) {
@@ -40,7 +41,7 @@ public:
         return *made;
     }
 
-    // Destroy an object and reuse its slot.
+    // Destroy an object, so that its slot can be reused.
     void drop(T& object) noexcept {
         object.~T();
         Slot* slot = new (static_cast<void*>(&object)) Slot;
@@ -63,7 +64,8 @@ private:
         alignas(T) std::array<std::byte, sizeof(T)> memory;
     };
 
-    // Load a slot into the processor's cache ahead of time, because the next object is made there.
+    // Load a slot into the processor's cache early, because the next object will be made in this
+    // slot.
     static void fetch(const Slot* slot) noexcept {
         if (slot == nullptr) {
             return;
@@ -155,7 +157,7 @@ private:
     std::array<void*, KINDS> free_{};
 };
 
-// Make an object that is never destroyed. For objects that are still used while the process ends.
+// Make an object that is never destroyed, because it is still used while the process ends.
 template <class T, class... Arguments>
 T& leaky_singleton(Arguments&&... arguments) {
     return *new T(std::forward<Arguments>(arguments)...);

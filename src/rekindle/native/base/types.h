@@ -1,5 +1,5 @@
-// Integer types for bytes, nanoseconds and ids, shared by all folders of the native core; twin of
-// rekindle._types. Integers make comparisons exact.
+// Integer types for bytes, nanoseconds and ids, shared by all folders of the native core. The types
+// are integers, so that comparisons are exact. rekindle._types has the same types for Python.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
-// Releases Python's GIL while a thread waits. This is separate from torch/gil.h because `base`
-// includes no Python headers.
+// Releases Python's GIL while a thread waits. This file is separate from torch/gil.h, because
+// `base` includes no Python headers.
 #pragma once
 
 namespace rekindle {
 
-// Scope in which this thread does not hold the GIL. It releases the GIL if this thread holds it,
-// and takes it back at the end.
+// Scope in which this thread does not hold the GIL. If this thread holds the GIL at the beginning,
+// the scope releases it, and takes it again at the end.
 class WithoutGil final {
 public:
     WithoutGil();

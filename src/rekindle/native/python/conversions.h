@@ -1,4 +1,4 @@
-// Conversions between Python objects and the core's types, for the module's functions.
+// Conversions between Python objects and the core's types, for functions of the Python module.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -20,7 +20,7 @@ namespace rekindle {
 
 inline constexpr const char* DRIVER = "rekindle.native.Driver";
 
-class Object final {  // An owned reference to a Python object.
+class Object final {  // Owning reference to a Python object.
 public:
     explicit Object(PyObject* object) : object_(object) {
         if (object_ == nullptr) {
@@ -49,16 +49,16 @@ private:
     PyObject* object_;
 };
 
-// Raise the pending Python error unless `done`.
+// Throw the pending Python error unless `done` is true.
 inline void must(bool done) {
     if (!done) {
         Object::throw_error();
     }
 }
 
-// Call the method `name` of `object` with `values`, and pass the result to `take`, which returns
-// false if it raised a Python error. References to objects among `values` are consumed. Throw the
-// Python error that the method or `take` raises. The caller holds the GIL.
+// Call the method `name` of `object` with `values`, and pass the result to `take`. If the method
+// raises a Python error, or `take` returns false because it raised one, throw this error.
+// References to Python objects among `values` are consumed. The caller holds the GIL.
 template <class F, class... Values>
 void call_method(
     PyObject* object, F&& take, const char* name, const char* format, Values... values
@@ -67,8 +67,8 @@ void call_method(
     must(std::forward<F>(take)(result.get()));
 }
 
-// Parse the arguments of a module function as `PyArg_ParseTuple` does. Throws the Python error if
-// they do not match.
+// Parse the arguments of a module function as `PyArg_ParseTuple` does. If they do not match
+// `format`, throw the Python error.
 template <class... Pointers>
 void parse(PyObject* arguments, const char* format, Pointers... pointers) {
     must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
@@ -80,7 +80,7 @@ inline Driver& driver_of(PyObject* capsule) {
     return *static_cast<Driver*>(found);
 }
 
-// Return the driver, for a function whose only argument is the driver's capsule.
+// Return the driver that a module function got as its only argument, a capsule.
 inline Driver& driver_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
@@ -136,8 +136,8 @@ inline PyObject* nothing() {
 
 // set_flag(driver, on) -> None
 //
-// Set one flag of the driver or of one of its members. `path`: the chain of C++ member pointers
-// that leads to the flag.
+// Set one flag of the driver or of one of its members. `path`: the C++ member pointers that lead
+// from the driver to the flag.
 template <auto... path>
 PyObject* set_flag(PyObject* arguments) {
     PyObject* capsule = nullptr;

@@ -11,7 +11,7 @@ namespace rekindle {
 PyObject* evict_all(PyObject* arguments);
 // bytes_of_positions() -> int
 //
-// Return the bytes of random generator states that recipes keep.
+// Return the bytes of the states of random number generators that recipes keep.
 PyObject* bytes_of_positions(PyObject* arguments);
 // longest_chain(driver, calls) -> None
 //
@@ -27,7 +27,7 @@ PyObject* list_recomputed_ops(PyObject* arguments);
 PyObject* recomputed_ops(PyObject* arguments);
 // in_flight(driver) -> (int, int)
 //
-// Return the number of operators that run now, and the bytes of their results and workspaces.
+// Return the number of operators that are running, and the bytes of their results and workspaces.
 PyObject* in_flight(PyObject* arguments);
 // has_lock() -> bool
 //
@@ -35,67 +35,69 @@ PyObject* in_flight(PyObject* arguments);
 PyObject* has_lock(PyObject* arguments);
 // bytes_asked_for(text) -> int
 //
-// Return the bytes that a failed allocation requested, as its error message `text` says.
+// Return the bytes that a failed allocation requested, read from its error message `text`.
 PyObject* bytes_asked_for(PyObject* arguments);
 // window(blocks, nbytes) -> (loss, first, last) | None
 //
-// Return which adjacent blocks are cheapest to evict to free `nbytes`, as the indices of the first
-// and the last. `blocks`: list of (address, bytes, used, loss or None).
+// Find the adjacent blocks of memory that are cheapest to evict to free `nbytes`. Return their
+// cost, and the indices of the first and the last block. `blocks`: list of (address, bytes, used,
+// loss or None).
 PyObject* window(PyObject* arguments);
 // disable_for_tests(driver, name) -> None
 //
-// Disable one feature, to show that a test fails without it. Features of the device: "in_order",
-// "readers_wait", "writers_wait", "keep_until_read", "may_differ", "kept_back", "find_place",
-// "cheapest_neighbors". Of workspaces: "took", "guess". "fitted": lower the budget after a device
-// OOM. "ahead": copy values to the host before room is needed.
+// Disable one feature, so that a test can show that it fails without this feature. Features of the
+// device: "in_order", "readers_wait", "writers_wait", "keep_until_read", "may_differ", "kept_back",
+// "find_place", "cheapest_neighbors". Features of workspaces: "took", "guess". "fitted": lower the
+// budget after a device OOM. "ahead": copy values to the host before room is needed. "in_place":
+// write results over gradients.
 PyObject* disable_for_tests(PyObject* arguments);
 // in_place(driver) -> (int, int or None)
 //
-// Return the number of calls whose result was written over a gradient, and the smallest reference
-// count seen of a gradient whose storage had no other owner.
+// Return the number of operator calls whose result was written over a gradient. Also return the
+// smallest reference count of any gradient whose storage had no other owner.
 PyObject* in_place(PyObject* arguments);
 // fitted(driver, nbytes) -> None
 //
-// Lower the budget as after a device OOM, as if only `nbytes` had fit on the device.
+// Lower the budget as the runtime does after a device OOM, as if only `nbytes` had fit.
 PyObject* fitted(PyObject* arguments);
 // interrupt(driver, replays, before) -> None
 //
-// Let `replays` recomputations succeed, and raise an error in the next one, before or after its
-// kernel runs.
+// Let `replays` recomputations succeed, and raise an error in the next recomputation. `before`:
+// raise it before the kernel runs, not after.
 PyObject* interrupt(PyObject* arguments);
 // refuse(driver, operators) -> int
 //
-// Let `operators` more operators run, and then raise `OutOfBudget`; negative: never. Return how
-// many operators were left from the previous call.
+// Let `operators` more operators run, and raise `OutOfBudget` in the next one. Negative: never
+// raise it. Return how many operators were left from the previous call.
 PyObject* refuse(PyObject* arguments);
 // fix_costs(ns) -> None
 //
-// Use `ns` as the cost of every signature; negative: measure costs again.
+// Use `ns` as the cost of every operator. Negative: measure costs again.
 PyObject* fix_costs(PyObject* arguments);
 // open_journal(driver, entries) -> None
 //
-// Start to keep the last `entries` entries of the engine's journal.
+// Start to keep the last `entries` entries of the engine's journal of events.
 PyObject* open_journal(PyObject* arguments);
 // journal(driver) -> list of (kind, id, number, flags, clock, memory)
 //
-// Return the entries of the journal, the oldest first.
+// Return the entries of the engine's journal of events, the oldest first.
 PyObject* journal(PyObject* arguments);
 // remembered(driver) -> int
 //
-// Return the number of operators that the learner has noted in the running step.
+// Return the number of operators that the `Learner` has recorded in the running step.
 PyObject* remembered(PyObject* arguments);
 // remember_at_most(driver, operators) -> None
 //
-// Set the number of operators up to which a step follows learned plans.
+// Set the most operators that a step may have to follow a learned plan.
 PyObject* remember_at_most(PyObject* arguments);
 // tally(on) -> None
 //
-// Start or stop counting the bytes that PyTorch's CPU allocator gives out.
+// Start or stop counting the bytes that PyTorch's CPU allocator has allocated.
 PyObject* tally(PyObject* arguments);
 // tallied() -> (int, int)
 //
-// Return the bytes that the CPU allocator has given out now, and their peak since the last call.
-// See `tally`.
+// Return the bytes that the CPU allocator has allocated since `tally` and not freed. Also return
+// their peak since the last call of this function.
 PyObject* tallied(PyObject* arguments);
 // places_in(shape, step) -> list[int] | None
 //

@@ -18,15 +18,14 @@ namespace rekindle {
 
 namespace {
 
-// Deleter of the Python-visible storage made by `shared_with_python`: releases the runtime's
-// storage.
+// Deleter of the storage that `shared_with_python` gives to Python: releases the runtime's storage.
 void give_back(void* storage_impl) {
     const std::unique_ptr<StoragePtr> kept(static_cast<StoragePtr*>(storage_impl));
 }
 
 // Return a Python storage that shares the memory of `storage_impl` and keeps `storage_impl` alive.
 // A second storage is needed, because the runtime counts references to `storage_impl`, and the
-// program may hold a Python object of it.
+// program may have a Python object for `storage_impl` already.
 PyObject* shared_with_python(const StoragePtr& storage_impl) {
     auto* const kept = std::make_unique<StoragePtr>(storage_impl).release();
     c10::DataPtr there(storage_impl->mutable_data(), kept, &give_back, storage_impl->device());

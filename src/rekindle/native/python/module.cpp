@@ -1,6 +1,6 @@
-// The Python module `_torch`, the native core of the runtime: functions, and conversions of their
-// arguments. Groups of functions are in the other files of this folder. The Python code that calls
-// them is in rekindle.pytorch.native.
+// The Python module `_torch`, by which Python calls the native core. This file lists all functions
+// of the module and defines some of them. The other files in this folder define the rest. The
+// Python code that calls these functions is in rekindle.pytorch.native.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -103,10 +103,10 @@ void learn_all_in_place(PyObject* list) {
 //
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
 // Python. `tensor` and `parameter`: the classes `torch.Tensor` and `torch.nn.Parameter`. `traits`:
-// see `learn_all_traits`. `effects`: namespaces of operators that are never replayed (R9).
+// see `learn_all_traits`. `effects`: namespaces of operators that are never recomputed (R9).
 // `products` and `may_use_workspace`: parts of names of operators that sum products, and of
-// operators that may use a workspace on a CPU. Return the reason if installing is impossible, else
-// "". `in_place`: see `learn_all_in_place`.
+// operators that may use a workspace on a CPU. `in_place`: see `learn_all_in_place`. Return "", or
+// the reason if the core cannot be installed.
 PyObject* start(PyObject* arguments) {
     PyObject* answers = nullptr;
     PyObject* tensor = nullptr;
@@ -150,8 +150,8 @@ PyObject* start(PyObject* arguments) {
 
 // learn_traits(name, flags) -> None
 //
-// Register the traits of one operator that is defined after `start`, such as a function of the
-// program.
+// Register the traits (flags) of one operator that is defined after `start`, such as a function of
+// the program.
 PyObject* learn_traits(PyObject* arguments) {
     const char* name = nullptr;
     rekindle::Traits made;
@@ -163,8 +163,8 @@ PyObject* learn_traits(PyObject* arguments) {
 
 // predict_in_place(driver) -> None
 //
-// Let traces name results that would be written over a gradient if rekindle's own dispatch mode
-// were off.
+// Make recorded traces mark results that would be written over a gradient if Rekindle's own
+// dispatch mode were off.
 PyObject* predict_in_place(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -174,10 +174,10 @@ PyObject* predict_in_place(PyObject* arguments) {
 
 // new_driver(budget, device, assumed, learns, evicts_held_last, score, chooser) -> driver
 //
-// Make a driver; see `Driver` in memory/driver.h. A negative budget is no limit.
-// `evicts_held_last`: evict user-held values as a last resort. `score`: (costs, by_size,
-// by_staleness, root) of a built-in policy. `chooser`: a policy written in Python that replaces it,
-// or None.
+// Make a driver; see `Driver` in memory/driver.h. A negative `budget` means no limit.
+// `evicts_held_last`: evict values that the user's variables hold as a last resort. `score`: the
+// settings (costs, by_size, by_staleness, root) of a built-in policy. `chooser`: a policy written
+// in Python that replaces the built-in one, or None.
 PyObject* new_driver(PyObject* arguments) {
     long long budget = 0;
     const char* device = nullptr;
@@ -240,7 +240,7 @@ PyObject* driver_id(PyObject* arguments) {
 
 // bind_thread(driver) -> None
 //
-// Make this thread work within the budget of `driver`; None: within no budget.
+// Make the current thread run within the budget of `driver`, or within no budget (None).
 PyObject* bind_thread(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -251,7 +251,7 @@ PyObject* bind_thread(PyObject* arguments) {
 
 // activate(driver) -> None
 //
-// Make `driver` the active one of this process.
+// Make `driver` the active driver of this process, which handles operators.
 PyObject* activate(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -264,8 +264,8 @@ PyObject* activate(PyObject* arguments) {
 
 // deactivate(driver) -> None
 //
-// End the budget: restore evicted values that the program holds. From now on freed storages are
-// processed at once.
+// End the budget of `driver`: restore evicted values that the program holds. From now on, process
+// each freed storage at once.
 PyObject* deactivate(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -307,8 +307,8 @@ PyObject* keep(PyObject* arguments) {
     });
 }
 
-// Do the same as `to_tensor`, unless this thread runs an operator that reads the tensor: then the
-// tensor is resident, and nothing is to be done.
+// Do the same as `to_tensor`, unless the current thread runs an operator that reads the tensor. In
+// this case the tensor is resident, and nothing needs to be done.
 template <class F>
 PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
     PyObject* capsule = nullptr;
@@ -334,8 +334,8 @@ PyObject* bring_back(PyObject* arguments) {
 
 // pin_exposed_address(driver, tensor) -> None
 //
-// Restore the contents of `tensor`, and do not evict them while the program holds the tensor,
-// because its address leaves PyTorch.
+// Restore the contents of `tensor`, and do not evict them while the program holds the tensor.
+// Called because code outside of PyTorch gets the address of the tensor.
 PyObject* pin_exposed_address(PyObject* arguments) {
     return to_absent_tensor(
         arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
@@ -361,7 +361,8 @@ PyObject* put_method(PyObject* arguments) {
 
 // make_room(driver, nbytes, who) -> None
 //
-// Evict until `nbytes` fit. `who`: name of the requester for the error.
+// Evict values until `nbytes` fit into the budget. `who`: name for the error message of the code
+// that needs this memory.
 PyObject* make_room(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long bytes = 0;
@@ -377,7 +378,7 @@ PyObject* make_room(PyObject* arguments) {
     return nothing();
 }
 
-// Return the `StorageImpl` object at `address`, the number by which Python names storages.
+// Return the `StorageImpl` at `address`, the number by which Python refers to a storage.
 c10::StorageImpl& storage_at(unsigned long long address) {
     return *reinterpret_cast<c10::StorageImpl*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
@@ -385,9 +386,9 @@ c10::StorageImpl& storage_at(unsigned long long address) {
 // about_to_resize(driver, address, nbytes, newest) -> bool
 //
 // Prepare for a resize of the storage at `address` to `nbytes`. `newest`: if FSDP frees the storage
-// until the unit's backward pass, the sequence number of the newest autograd node of the unit's
-// result; negative if the program will not restore the contents. Return True if the storage has a
-// record.
+// of a parameter until the backward pass of its module, the sequence number of the newest autograd
+// node of the module's result. Negative if the program will not restore the contents. Return True
+// if the storage has a record.
 PyObject* about_to_resize(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
@@ -423,8 +424,8 @@ PyObject* mark_externally_writable(PyObject* arguments) {
 
 // suspend_origin_tracking(driver, tensor) -> None
 //
-// Drop our weak reference to `tensor`, because `torch.utils.swap_tensors` refuses tensors with weak
-// references.
+// Drop the runtime's weak reference to `tensor`, because `torch.utils.swap_tensors` refuses tensors
+// with weak references.
 PyObject* suspend_origin_tracking(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* object = nullptr;
@@ -437,7 +438,7 @@ PyObject* suspend_origin_tracking(PyObject* arguments) {
 
 // resume_origin_tracking(driver) -> None
 //
-// Make weak references again to the tensors that were passed to `suspend_origin_tracking`.
+// Make new weak references to the tensors that were passed to `suspend_origin_tracking`.
 PyObject* resume_origin_tracking(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -457,7 +458,7 @@ PyObject* resized(PyObject* arguments) {
 
 // never_recompute(driver, change) -> None
 //
-// Enter (1) or leave (-1) `rekindle.never_recompute()`.
+// Enter (`change` = 1) or leave (-1) a block `with rekindle.never_recompute()`.
 PyObject* never_recompute(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int more = 0;
@@ -469,7 +470,7 @@ PyObject* never_recompute(PyObject* arguments) {
 
 // unpack(handle) -> Tensor
 //
-// Return the saved tensor of a handle, for compiled autograd.
+// Return the saved tensor of a saved-tensor handle, for compiled autograd.
 PyObject* unpack(PyObject* arguments) {
     PyObject* handle = nullptr;
     parse(arguments, "O", &handle);
@@ -517,7 +518,8 @@ PyObject* forked_here(PyObject* /*arguments*/) {
 
 // forked() -> None
 //
-// Release the session mutex in the child process after a fork. The child is in no budget.
+// Release the session mutex in the child process after a fork. The child process runs within no
+// budget.
 PyObject* forked(PyObject* /*arguments*/) {
     rekindle::forked(true);
     rekindle::join(nullptr);
@@ -539,7 +541,7 @@ PyObject* arena(PyObject* /*arguments*/) {
 
 // count_allocations() -> bool
 //
-// Start to count allocations of PyTorch's CPU allocator. Return True if that is possible.
+// Start to count allocations of PyTorch's CPU allocator. Return True if counting is possible.
 PyObject* count_allocations(PyObject* /*arguments*/) {
     rekindle::count_allocations();
     return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
@@ -548,7 +550,7 @@ PyObject* count_allocations(PyObject* /*arguments*/) {
 // -- the module -----------------------------------------------------------------------------------
 
 // Turn an error of the core into a Python exception. The first argument of every function that may
-// throw one is a driver.
+// throw such an error is a driver.
 template <PyObject* (*function)(PyObject*)>
 PyObject* in_words_of(PyObject* arguments) {
     try {
@@ -561,8 +563,8 @@ PyObject* in_words_of(PyObject* arguments) {
     }
 }
 
-// Call `function`, and turn C++ exceptions into Python ones, because no C++ exception may pass
-// through C code.
+// Call `function`, and turn C++ exceptions into Python exceptions, because no C++ exception may
+// pass through Python's C code.
 template <PyObject* (*function)(PyObject*)>
 PyObject* guarded(PyObject* /*module*/, PyObject* arguments) {
     try {

@@ -19,13 +19,13 @@ namespace rekindle {
 
 namespace {
 
-// Python object that represents an engine storage to a policy, with the attributes of
+// Python object that stands for an engine's storage in a Python policy. It has the attributes of
 // `rekindle.policies.Candidate`.
 struct CandidateObject final {
     PyObject_HEAD;
-    // Null once the storage is destroyed. Then `numbers` has the last values of its attributes.
+    // The storage; null once it is destroyed. From then on, `numbers` has its last attributes.
     Storage* storage;
-    PythonChooser* chooser;  // finds or makes the Python objects of neighboring storages
+    PythonChooser* chooser;  // finds or makes the objects of parents and children
     std::array<std::int64_t, 4> numbers;
 };
 
@@ -38,8 +38,8 @@ CandidateObject& candidate_in(PyObject* object) noexcept {
     return *reinterpret_cast<CandidateObject*>(object);
 }
 
-// Getter of the attribute with index `which`. Any thread may call it, because a policy may pass its
-// candidates to other threads.
+// Getter of the attribute with index `which` in `numbers_of`. Any thread may call this getter,
+// because a policy may pass candidates to other threads.
 template <std::size_t which>
 PyObject* number_in(PyObject* object, void* /*closure*/) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -58,8 +58,8 @@ PyObject* is_resident(PyObject* object, void* /*closure*/) noexcept {
     return PyBool_FromLong(view.storage != nullptr && view.storage->resident ? 1 : 0);
 }
 
-// Return a Python list with the objects of the storages that `each` visits. The list is made
-// without the session mutex, because Python may collect garbage then.
+// Return a Python list with the objects of the storages that `each` visits. Make the list without
+// holding the session mutex, because Python may collect garbage at this point.
 template <class F>
 PyObject* neighbors(PyObject* object, F&& each) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -149,8 +149,7 @@ PyTypeObject* candidate_type() noexcept {
     return type;
 }
 
-// Scope that saves the Python error that is pending at its beginning, and restores that error at
-// its end.
+// Scope that saves the pending Python error at its beginning, and restores the error at its end.
 class PendingError final {
 public:
     PendingError() {
@@ -177,8 +176,8 @@ private:
 
 }  // namespace
 
-// Scope in which one thread calls the policy. `is_first` is false if another thread is calling the
-// policy already.
+// Scope in which one thread calls the Python policy. `is_first` is false if the policy is being
+// called already.
 class PythonChooser::Busy final {
 public:
     explicit Busy(bool& flag) noexcept : flag_(flag), is_first_(take()) {}
@@ -259,28 +258,29 @@ void PythonChooser::disposed(Storage& storage) noexcept {
 
 // -- events of the engine -------------------------------------------------------------------------
 
-// Queue an event for the policy: its Python method `method`, called with `storage`.
+// Queue a call of the policy's Python method `method` with `storage` as the argument.
 void PythonChooser::queue_event(const char* method, Storage& storage) {
     events_.push_back({method, Ref<Storage>(&storage)});
     any_events_.store(true, std::memory_order_relaxed);
 }
 
-// Deliver queued events to the policy, unless another thread is calling the policy.
+// Make the queued calls of the policy's methods, unless the policy is being called already.
 void PythonChooser::deliver_if_free() {
     if (Py_IsInitialized() == 0) {
         return;
     }
     const Busy busy(busy_);
     if (!busy.is_first()) {
-        return;  // the thread that is calling the policy delivers the events
+        return;  // the thread that is calling the policy makes the queued calls
     }
     const c10::impl::ExcludeDispatchKeyGuard passing(KEY);
     const Gil gil;
     deliver_queued();
 }
 
-// Deliver the events that are queued now. Events that other threads queue meanwhile wait for the
-// next delivery. Needs the GIL, and must be called without the session mutex.
+// Make the calls of the policy's methods that are queued now. Calls that other threads queue
+// meanwhile wait for the next delivery. Needs the GIL, and must be called without the session
+// mutex.
 void PythonChooser::deliver_queued() {
     std::size_t left = 0;
     {
@@ -297,8 +297,8 @@ void PythonChooser::deliver_queued() {
     }
 }
 
-// Remove the oldest event from the queue. Return a new reference to the Python object of its
-// storage, or null if the queue is empty.
+// Remove the oldest call from the queue of events. Set `method` to its method, and return a new
+// reference to the Python object of its storage. Return null if the queue is empty.
 PyObject* PythonChooser::next_event(const char*& method) {
     const Looking looking;
     if (events_.empty()) {
@@ -339,8 +339,8 @@ Storage* PythonChooser::choose(Nanoseconds now) {
     }
 }
 
-// Ask the policy for a storage to evict. Needs the GIL, and must be called without the session
-// mutex.
+// Call the policy's `choose`, which returns a storage to evict. Needs the GIL, and must be called
+// without the session mutex.
 PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
     const Object chosen(PyObject_CallMethod(object_, "choose", "L", static_cast<long long>(now)));
     if (chosen.get() == Py_None) {

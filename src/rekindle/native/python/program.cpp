@@ -1,5 +1,5 @@
-// The core's calls into Python, declared in memory/program.h, and errors of the core as Python
-// exceptions.
+// The core's calls into Python, declared in memory/program.h, and the conversion of the core's
+// errors to Python exceptions.
 #define PY_SSIZE_T_CLEAN
 #include "../memory/program.h"
 
@@ -28,7 +28,7 @@ namespace {
 
 struct Python final {
     PyObject* answers = nullptr;
-    PyObject* files = nullptr;  // dict: file name -> `Whose`, the owner of the file's code
+    PyObject* files = nullptr;  // dict: file name -> owner of its code (`Whose`)
 };
 
 Python& python() noexcept {
@@ -36,14 +36,14 @@ Python& python() noexcept {
     return made;
 }
 
-// Call the Python method `name`, and throw the exception that it returns.
+// Call the method `name` of the Python object `answers`, and throw the exception that it returns.
 template <class... Numbers>
 [[noreturn]] void throw_python(const char* name, const char* format, Numbers... numbers) {
     python_error raised;
     {
         const Gil gil;
         PyObject* error = PyObject_CallMethod(python().answers, name, format, numbers...);
-        if (error != nullptr) {  // null: the call itself raised an error, which is thrown below
+        if (error != nullptr) {  // if null, the call itself raised an error, thrown below
             PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
             Py_DECREF(error);
         }
@@ -66,8 +66,8 @@ void init_callbacks(PyObject* answers) {
 
 namespace {
 
-// Call the method `name` of the Python object that answers the core; see `call_method`. Does
-// nothing if Python has ended.
+// Call the method `name` of the Python object `answers`, as `call_method` does. Do nothing if
+// Python has ended.
 template <class F, class... Numbers>
 void ask_and(F&& take, const char* name, const char* format, Numbers... numbers) {
     if (Py_IsInitialized() != 0) {
@@ -76,7 +76,7 @@ void ask_and(F&& take, const char* name, const char* format, Numbers... numbers)
     }
 }
 
-// Call the Python method `name`, and ignore its result.
+// Call the method `name` of the Python object `answers`, and ignore its result.
 template <class... Numbers>
 void ask(const char* name, const char* format, Numbers... numbers) {
     ask_and([](PyObject*) { return true; }, name, format, numbers...);
@@ -97,7 +97,7 @@ Segments segments_of(Driver& driver) {
             }
             std::vector<Block>& segment = segments.emplace_back();
             while (left > 0) {
-                // the block's address, bytes, and whether it is used
+                // address of a block of memory, its bytes, and 1 if it is used
                 std::array<std::int64_t, 3> block{};
                 std::memcpy(block.data(), at, sizeof(block));
                 segment.push_back({block[0], block[1], block[2] != 0, {}});
@@ -148,7 +148,7 @@ void request_plans(const Driver& driver, std::int64_t op_id) {
 
 namespace {
 
-// Call the Python method `name`. Return true if its result is True.
+// Call the method `name` of the Python object `answers`. Return true if its result is True.
 bool is_so(const char* name, const Driver& driver) {
     bool so = false;
     const auto take = [&](PyObject* answer) {
@@ -171,10 +171,10 @@ bool move_copies_out(const Driver& driver) {
 
 namespace {
 
-// the numbers that Python's `owner_of_file` returns
+// Owners of code, with the numbers that the Python method `owner_of_file` returns.
 enum class Whose : long { nobody, library, user };
 
-// Return the owner of the code in the file `name`. Python decides once per file.
+// Return the owner of the code in the file `name`. Python is called once per file.
 Whose owner_of_file(PyObject* name) {
     if (PyObject* known = PyDict_GetItemWithError(python().files, name)) {
         return static_cast<Whose>(PyLong_AsLong(known));
@@ -187,8 +187,9 @@ Whose owner_of_file(PyObject* name) {
     return static_cast<Whose>(whose);
 }
 
-// Write the file and the line of `frame` into `line`. A frame in Rekindle or PyTorch is skipped,
-// and so is a library's frame after the first one. Return true if the code is the user's.
+// Write the file and line number of a Python stack frame into `line`. Skip a frame in Rekindle or
+// PyTorch, and a library's frame after the first one. Return true if the frame runs the user's
+// code.
 bool note_frame(PyFrameObject* frame, ProgramLine& line) {
     const Object code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
     PyObject* file = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
@@ -230,7 +231,7 @@ void note_peak(Driver& driver) {
             const Locked lock;
             driver.take_peak_snapshot(std::move(line));
         }
-        if (driver.due.notes_places) {  // then Python also stores each snapshot as text
+        if (driver.due.notes_places) {  // Python also stores each snapshot as text
             ask("peak", "n", driver.number());
         }
     } catch (python_error& error) {
@@ -289,7 +290,7 @@ at::Tensor unpack(PyObject* handle) {
 
 namespace {
 
-// Notify Python that a driver is destroyed. Runs in the main thread, as a pending call of Python.
+// Tell Python that a driver was destroyed. Runs in the main thread (`Py_AddPendingCall`).
 int report_destroyed(void* number) {
     PyObject* done =
         PyObject_CallMethod(python().answers, "gone", "n", reinterpret_cast<Py_ssize_t>(number));
@@ -299,8 +300,8 @@ int report_destroyed(void* number) {
 
 }  // namespace
 
-// A driver may be destroyed in any thread and under any lock, so let the main thread notify Python
-// when that is safe.
+// A driver may be destroyed in any thread and under any lock. So let the main thread tell Python
+// about it later, when Python can run code.
 void notify_gone(std::ptrdiff_t number) noexcept {
     if (Py_IsInitialized() != 0 && python().answers != nullptr) {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number

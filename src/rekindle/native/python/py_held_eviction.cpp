@@ -15,7 +15,7 @@ namespace rekindle {
 
 namespace {
 
-// Add the storage of `tensor`, or those of its parts if it is a sparse tensor.
+// Add the storage of `tensor` to `storages`. For a sparse tensor, add the storages of its parts.
 void add_storages(const at::Tensor& tensor, StorageList& storages) {
     if (has_memory(*tensor.unsafeGetTensorImpl())) {
         storages.push_back(tensor.storage().unsafeGetStorageImpl());
@@ -26,8 +26,8 @@ void add_storages(const at::Tensor& tensor, StorageList& storages) {
     }
 }
 
-// For `evict="auto"`: restore `storages`, and register that they are being read, so that they are
-// not evicted meanwhile. Return the number of the read.
+// For `evict="auto"`: restore `storages`, and register that Python code reads them, so that they
+// are not evicted meanwhile. Return a number for `end_reading`.
 std::int64_t begin_held_read(
     Driver& driver, const StorageList& storages, bool saved, Locked& lock
 ) {
@@ -48,8 +48,8 @@ std::int64_t begin_held_read(
 
 // evict_anything(driver) -> None
 //
-// Evict user-held values like all others from now on (`evict="anything"`). Must be called before
-// the budget is entered.
+// From now on, evict values that the user's variables hold like all others (`evict="anything"`).
+// Must be called before the budget is entered.
 PyObject* evict_anything(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     TORCH_CHECK(
@@ -63,7 +63,7 @@ PyObject* evict_anything(PyObject* arguments) {
 
 // placeholders(driver) -> int
 //
-// Return the number of storages that are evicted although the program holds them.
+// Return the number of storages that are evicted although the program holds tensors in them.
 PyObject* placeholders(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     translate_errors(driver, [&] {
@@ -75,7 +75,8 @@ PyObject* placeholders(PyObject* arguments) {
 
 // record_without_grad(driver, change) -> None
 //
-// Enter (1) or leave (-1) a scope in which values made with grad mode off get no recipe.
+// Enter (`change` = 1) or leave (-1) a scope in which values made with grad mode off get no recipe,
+// so that they are not evicted.
 PyObject* record_without_grad(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int more = 0;
@@ -87,8 +88,8 @@ PyObject* record_without_grad(PyObject* arguments) {
 
 // begin_reading(driver, tensors, saved) -> int
 //
-// Restore the contents of `tensors`, and do not evict them until `end_reading`. If `saved`, values
-// that autograd saved are not evicted either. Return a number for `end_reading`.
+// Restore the contents of `tensors`, and do not evict these tensors until `end_reading`. If
+// `saved`, do not evict values that autograd saved either. Return a number for `end_reading`.
 PyObject* begin_reading(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* tensors = nullptr;

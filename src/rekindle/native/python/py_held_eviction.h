@@ -1,5 +1,5 @@
-// Module functions for `evict="anything"`, and for tensors whose memory Python code reads without
-// an operator.
+// Python module functions for `evict="anything"`, and for tensors whose memory Python code reads
+// without calling an operator.
 #pragma once
 
 struct _object;

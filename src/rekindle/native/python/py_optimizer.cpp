@@ -16,7 +16,7 @@ namespace rekindle {
 
 namespace {
 
-// Scope of one nesting level of a container. Raises RecursionError at the depth at which nested
+// Scope for one nesting level of containers. Throws RecursionError at the depth at which nested
 // Python calls would raise it.
 class NestingLevel final {
 public:
@@ -33,7 +33,7 @@ public:
 template <class F>
 void each_within(PyObject* value, F& visit);
 
-// Visit the tensors of which the tensor subclass `value` consists, such as a DTensor.
+// Visit the inner tensors of `value`, an object of a tensor subclass such as DTensor.
 template <class F>
 // NOLINTNEXTLINE(misc-no-recursion): containers are nested
 void each_part(PyObject* value, F& visit) {
@@ -86,8 +86,8 @@ void each_within(PyObject* value, F& visit) {
     }
 }
 
-// Finds the optimizer state of one parameter after the other. The state is usually in the order of
-// the parameters; then no parameter has to be hashed, which would call Python.
+// Finds the optimizer state of one parameter after the other. If the state is in the order of the
+// parameters, as usual, no parameter has to be hashed, which would call Python code.
 class States final {
 public:
     explicit States(PyObject* state) : state_(state) {
@@ -123,7 +123,7 @@ private:
     PyObject* value_ = nullptr;
 };
 
-// List of tensors that keeps them alive by references. The caller holds the GIL.
+// List of tensors that keeps its tensors alive. The caller holds the GIL.
 class TensorList final {
 public:
     TensorList() = default;
@@ -138,8 +138,8 @@ public:
         }
     }
 
-    // Add the tensor of a Python object. A reference to the object takes a fraction of the time
-    // that a reference to the tensor takes.
+    // Add the tensor of a Python object. Keep a reference to the object, because this is much
+    // faster than a reference to the tensor.
     void add(PyObject* object) {
         objects_.push_back(Py_NewRef(object));
         impls_.push_back(THPVariable_Unpack(object).unsafeGetTensorImpl());
@@ -169,16 +169,16 @@ private:
 };
 
 struct Optimized final {
-    TensorList read;  // all parameters, with their gradients and optimizer state
-    // Tensors that the step may write: parameters with a gradient, their gradient and state.
+    TensorList read;  // parameters, gradients and optimizer state
+    // Tensors that the optimizer step may write: parameters with a gradient, their gradients and
+    // state.
     TensorList written;
-    // All parameters are ordinary tensors, and all gradients are dense and of the same sizes.
+    // True if all parameters are ordinary tensors, with dense gradients of the same sizes.
     bool is_plain = true;
-    std::vector<std::int64_t> key;  // steps with equal keys need the same memory
+    std::vector<std::int64_t> key;  // optimizer steps with equal keys need the same memory
 };
 
-// Append to the key of a step what its memory may depend on: where `tensor` is, its element type
-// and its sizes.
+// Append device, dtype and sizes of `tensor` to the key of a step, whose memory depends on them.
 void append_shape(std::vector<std::int64_t>& key, const at::Tensor& tensor) {
     const c10::IntArrayRef sizes = tensor.sizes();
     const c10::Device where = tensor.device();
@@ -191,7 +191,7 @@ void append_shape(std::vector<std::int64_t>& key, const at::Tensor& tensor) {
     key.insert(key.end(), sizes.begin(), sizes.end());
 }
 
-// Add a parameter with its gradient and state to `found`, and extend the key of the step by them.
+// Add a parameter with its gradient and optimizer state to `found`, and extend the key of the step.
 void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     if (!THPVariable_Check(parameter)) {
         found.is_plain = false;
@@ -239,8 +239,8 @@ void add_group(PyObject* group, States& states, Optimized& found) {
     }
 }
 
-// Collect in `found` the tensors that an optimizer's step reads and writes. `groups`: its list of
-// parameter groups (dicts); `state`: its dict by parameter.
+// Collect in `found` the tensors that an optimizer step reads and writes. `groups` and `state` are
+// the optimizer's `param_groups` and `state`.
 void collect(PyObject* groups, PyObject* state, Optimized& found) {
     const auto read = [&](PyObject* tensor) { found.read.add(tensor); };
     each_within(groups, read);
@@ -252,12 +252,11 @@ void collect(PyObject* groups, PyObject* state, Optimized& found) {
     }
 }
 
-// Recompute and pin the values that need the current contents of `written`, and release storages
-// that only recipes of resident values need.
+// Recompute and pin the values whose recomputation needs the current contents of `written`. Also
+// release storages that are kept only to recompute resident values.
 void save_what_needs(Driver& driver, const TensorList& written) {
     written.each_with_memory([&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
-    // Release these sources now. If they were released later, the optimizer step would seem to free
-    // them.
+    // Release these storages before the optimizer step, or the step would seem to free them.
     driver.release_recompute_sources();
 }
 
@@ -277,7 +276,7 @@ PyObject* tensors_within(PyObject* arguments) {
 
 // register_tensors(driver, value) -> None
 //
-// Count the memory of the tensors in `value`, which may be a nested container, from now on.
+// From now on, count the memory of the tensors in `value`, which may be a nested container.
 PyObject* register_tensors(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* value = nullptr;
@@ -294,10 +293,10 @@ PyObject* register_tensors(PyObject* arguments) {
 
 // begin_optimizer_step(driver, groups, state, saves) -> (bool, bytes)
 //
-// Count the tensors that the optimizer step reads, and make those that it writes sources and pin
-// them. If `saves` and all parameters are plain, also recompute and pin the values that need the
-// current contents of the written tensors (R4, sources). Return whether all parameters are plain,
-// and a key for the kind of the step.
+// Count the memory of the tensors that an optimizer step reads, and pin these tensors without a
+// recipe. If `saves` and all parameters are plain, also recompute and pin the values whose
+// recomputation needs the current contents of the tensors that the step writes (R4, sources).
+// Return True if all parameters are plain, and a key that steps with the same memory share.
 PyObject* begin_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;
@@ -309,8 +308,8 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     collect(groups, state, found);
     settled(driver, [&](Locked& lock) {
         driver.device.about_to_step();
-        // Count all tensors that the step reads first, so that their memory is not attributed to
-        // the step.
+        // Count all tensors that the step reads before the step, so that their memory is not
+        // attributed to it.
         retry_evicting_held(driver, lock, [&] { driver.register_tensors(found.read.all()); });
         found.read.each_with_memory([&](const c10::TensorImpl& each) {
             driver.pin_as_constant(each);
@@ -329,8 +328,8 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
 
 // save_before_optimizer_step(driver, groups, state) -> None
 //
-// Recompute and pin the values that need the current contents of the tensors that the step writes
-// (R4, sources).
+// Recompute and pin the values whose recomputation needs the current contents of the tensors that
+// the optimizer step writes (R4, sources).
 PyObject* save_before_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;

@@ -1,5 +1,5 @@
-// Module functions that find the tensors that an optimizer step reads and writes, in one pass over
-// the optimizer's parameter groups and state.
+// Python module functions that find the tensors that an optimizer step reads and writes, in one
+// pass over the optimizer's parameter groups and state.
 #pragma once
 
 struct _object;

@@ -24,7 +24,7 @@ Learner& learner_of(PyObject* capsule) {
     return *learner;
 }
 
-// Return the text by which Python knows `reason`.
+// Return the text that `end_step` gives Python for `reason`.
 const char* said(StepOutcome::Reason reason) noexcept {
     switch (reason) {
         case StepOutcome::Reason::went_on:
@@ -96,7 +96,7 @@ PyObject* add_plan(PyObject* arguments) {
 
 // retain_plans(driver, keys) -> None
 //
-// Keep only the plans with the keys `keys`, which are sorted by last use, the latest first.
+// Keep only the plans with these keys. The keys are sorted by last use, the latest first.
 PyObject* retain_plans(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* keys = nullptr;
@@ -110,7 +110,7 @@ PyObject* retain_plans(PyObject* arguments) {
 
 // begin_step(driver, record) -> None
 //
-// Allow a step to begin at the next operator of an autograd graph. If `record`, record the
+// Let a step begin at the next operator of an autograd graph. If `record` is True, record this
 // step.
 PyObject* begin_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
@@ -124,11 +124,11 @@ PyObject* begin_step(PyObject* arguments) {
 
 // end_step(driver) -> (key, complete, taken, length, reason, number, name)
 //
-// End the step. `key`: key of the plan that the step followed to the end, or -1. `complete`: all
-// graph operators of this plan ran. `taken`: the step followed some plan for at least a part.
-// `length`: number of operators of the step. `reason`: why the last plan was abandoned ("", "went
-// on", "another" or "failed"), at the operator with index `number` and name `name`. See
-// `StepOutcome` in steps/learner.h.
+// End the running step. `key`: key of the plan that the step followed to the end, or -1.
+// `complete`: all graph operators of this plan ran. `taken`: the step followed a plan at least in
+// part. `length`: number of operators of the step. `reason`: why the step stopped following its
+// plan ("", "went on", "another" or "failed"), at the operator with index `number` and name `name`.
+// See `StepOutcome` in steps/learner.h.
 PyObject* end_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
@@ -153,7 +153,7 @@ PyObject* end_step(PyObject* arguments) {
 
 // op_ids_of_step(driver) -> bytes
 //
-// Return the numbers of the operators of the last step.
+// Return the numbers (`op_id_of`) of the operators of the last step, as an array of 64-bit words.
 PyObject* op_ids_of_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
@@ -168,8 +168,7 @@ PyObject* op_ids_of_step(PyObject* arguments) {
 
 // recording_of_step(driver) -> tuple | None
 //
-// Return the recording of the last step in the form of `recording`. None if the step was not
-// recorded.
+// Return the recording of the last step as `recording` does, or None if the step was not recorded.
 PyObject* recording_of_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);

@@ -1,4 +1,4 @@
-// Module functions for learned plans, which Python calls between the steps of a program.
+// Python module functions for learned plans, called between the training steps of a program.
 #pragma once
 
 struct _object;

@@ -17,16 +17,16 @@ namespace rekindle {
 
 namespace {
 
-// Storages of evicted tensors that this thread made readable for a profiler. Reads of them must
-// raise again later.
+// Storages of evicted tensors that this thread made readable for a profiler. Later, reading their
+// addresses must raise an error again.
 thread_local std::vector<StoragePtr> readable;
-// Callback of this thread that runs after the profiler's own callback. Invalid while no profiler
-// runs in this thread.
+// Handle of this thread's callback that runs after the profiler's own callback. Invalid while no
+// profiler runs in this thread.
 thread_local at::CallbackHandle last_callback = at::INVALID_CALLBACK_HANDLE;
 // Number of profilers that run within the budget. Guarded by the GIL, like `last_callback`.
 int profilers = 0;
 
-// At the end of an operator, make the storages in `readable` raise on reads again.
+// At the end of an operator, make reads of the storages in `readable` raise errors again.
 void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*none*/) {
     if (readable.empty()) {
         return;
@@ -38,14 +38,14 @@ void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*non
     readable.clear();
 }
 
-// Make the storages in `readable` raise on reads again, as soon as the profiler has read their
-// addresses.
+// After the profiler has read addresses, make reads of the storages in `readable` raise errors
+// again.
 std::unique_ptr<at::ObserverContext> refuse_first(const at::RecordFunction& call) {
     refuse_again(call, nullptr);
     return nullptr;
 }
 
-// Make the storages of evicted operands readable, before the profiler reads them.
+// Before the profiler reads addresses of operands, make the storages of evicted operands readable.
 std::unique_ptr<at::ObserverContext> allow(const at::RecordFunction& call) {
     const Looking looking;
     const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
@@ -62,9 +62,9 @@ std::unique_ptr<at::ObserverContext> allow(const at::RecordFunction& call) {
     return nullptr;
 }
 
-// Return the callback that runs before the profiler's own. It is global, because global callbacks
-// run before those of a thread. It is disabled while no profiler runs, so that it costs operators
-// nothing.
+// Return the handle of the callback that runs before the profiler's own callback. It is a global
+// callback, because PyTorch runs global callbacks before those of a thread. It is disabled while no
+// profiler runs, so that it costs operators nothing.
 at::CallbackHandle first() {
     static const at::CallbackHandle handle = [] {
         const at::CallbackHandle made = at::addGlobalCallback(
@@ -116,7 +116,7 @@ PyObject* profiler_stops(PyObject* /*arguments*/) {
 
 // profilers_are_over() -> None
 //
-// Remove the callbacks at the end of the budget: from then on no tensor is evicted.
+// Remove the callbacks at the end of a budget, because after that no tensor is evicted.
 PyObject* profilers_are_over(PyObject* /*arguments*/) {
     remove_last();
     if (profilers > 0) {

@@ -3,13 +3,14 @@
 // NOTE [Profilers read addresses]
 //
 // Scenario: with `record_shapes=True` the profiler reads the address of each operand before the
-// operator begins, hence before an evicted operand is recomputed. The storage of an evicted tensor
-// raises when it is read. Then the profiler would have an incomplete event: its end would fail, or
-// the profiler would assign shapes to wrong operators.
+// operator begins, so before an evicted operand is recomputed. The storage of an evicted tensor
+// raises an error when its address is read. With such an error, the profiler would have an
+// incomplete event: the end of the event would fail, or the profiler would assign shapes to wrong
+// operators.
 //
-// So while the profiler's callback runs, such a storage does not raise, and returns a null address.
-// Nothing is recomputed for a profiler, so profiling does not change which values a program
-// recomputes.
+// So while the profiler's callback runs, the storage of an evicted tensor raises no error, and
+// returns a null address. Nothing is recomputed for a profiler, so profiling does not change which
+// values a program recomputes.
 #pragma once
 
 struct _object;

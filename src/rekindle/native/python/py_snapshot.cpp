@@ -1,4 +1,4 @@
-// Functions of the module for snapshots, and their conversion to tuples.
+// Python module functions for snapshots of memory, and the conversion of snapshots to tuples.
 #include "py_snapshot.h"
 
 #include <utility>
@@ -17,8 +17,8 @@ namespace {
 // A tensor of optimizer state, and the Python object of its parameter.
 using State = std::pair<at::Tensor, const void*>;
 
-// Add to `found` the tensors in `entries`, the optimizer's dict of state for `parameter`, and the
-// tensors in lists among its values.
+// Add the tensors in `entries`, an optimizer's dict of state for `parameter`, to `found`. Also add
+// the tensors in lists among the values of this dict.
 void add_states(PyObject* entries, const void* parameter, std::vector<State>& found) {
     PyObject* name = nullptr;
     PyObject* value = nullptr;
@@ -133,7 +133,8 @@ PyObject* add_module_tensor(PyObject* arguments) {
 
 // has_new_peak(driver) -> bool
 //
-// Return True if the snapshot of the peak lacks optimizer state, which `note_states` adds.
+// Return True if the snapshot taken at the peak of memory lacks optimizer state, which
+// `note_states` adds.
 PyObject* has_new_peak(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -143,7 +144,8 @@ PyObject* has_new_peak(PyObject* arguments) {
 
 // note_states(driver, optimizers) -> None
 //
-// Record in the snapshot of the peak which allocations are state of these optimizers.
+// Record in the snapshot taken at the peak of memory which allocations are state of these
+// optimizers.
 PyObject* note_states(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* optimizers = nullptr;
@@ -157,8 +159,8 @@ PyObject* note_states(PyObject* arguments) {
 
 // peak_snapshot(driver) -> tuple
 //
-// Return the snapshot of the peak: (memory, clock, resident, cached, line, holders, owned). See
-// `Snapshot` in memory/snapshot.h.
+// Return the snapshot taken at the peak of memory: (memory, clock, resident, cached, line, holders,
+// owned). See `Snapshot` in memory/snapshot.h.
 PyObject* peak_snapshot(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     Snapshot copy;
@@ -171,7 +173,7 @@ PyObject* peak_snapshot(PyObject* arguments) {
 
 // expect_peak(driver, nbytes) -> None
 //
-// Take a snapshot now, and one at each new peak of `nbytes` or more.
+// Take a snapshot now, and a snapshot at each new peak of memory of `nbytes` or more.
 PyObject* expect_peak(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long nbytes = 0;
@@ -185,8 +187,8 @@ PyObject* expect_peak(PyObject* arguments) {
 
 // program_tensors(driver) -> list[Tensor]
 //
-// Return the program's tensors that refer to resident values, without those whose bytes are only
-// counted.
+// Return the program's tensors whose values are resident, without tensors of which only the bytes
+// are counted.
 PyObject* program_tensors(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<at::Tensor> found;
@@ -195,8 +197,7 @@ PyObject* program_tensors(PyObject* arguments) {
         found = driver.program_tensors();
     }
     std::erase_if(found, [](const at::Tensor& each) {
-        // Leave out tensors without a Python object: the program's Python code cannot refer to
-        // them.
+        // Leave out tensors without a Python object, because Python code cannot refer to them.
         return object_of(*each.unsafeGetTensorImpl()) == nullptr;
     });
     Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));

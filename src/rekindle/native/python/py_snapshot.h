@@ -1,4 +1,4 @@
-// Module functions for snapshots of the storages in memory. Python turns their results into text.
+// Python module functions for snapshots: lists of the storages in memory at one time.
 #pragma once
 
 // Python's `PyObject`, declared as in Python.h.

@@ -18,8 +18,9 @@ namespace rekindle {
 
 // numbers(driver) -> tuple[int, ...]
 //
-// Return memory, peak, clock, compute_ns, recompute_ns, lost_ns, evictions, recomputations, bytes
-// of storages without a record, storages, records and recipes, and bytes of bookkeeping.
+// Return memory, peak, clock, compute_ns, recompute_ns, lost_ns, evictions, recomputations, and
+// bytes of storages without a record. Also return numbers of storages and of records and recipes,
+// and the bytes of the runtime's own bookkeeping.
 PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 12> found{};
@@ -49,7 +50,7 @@ PyObject* numbers(PyObject* arguments) {
 
 namespace {
 
-// Measured cost and workspace of one operator signature, as Python reads them.
+// Measured cost and workspace of one operator signature, to pass to Python.
 struct SignatureFigures final {
     const Facts* facts;
     std::vector<std::vector<std::int64_t>> sizes;
@@ -76,7 +77,8 @@ std::vector<SignatureFigures> measured_signatures() {
 
 // signatures_seen() -> list of (operator, sizes, cost, workspace)
 //
-// Return the signatures with a measured cost or workspace. `sizes`: sizes of the tensor arguments.
+// Return the operator signatures with a measured cost or workspace. `sizes`: sizes of the tensor
+// arguments.
 PyObject* signatures_seen(PyObject* arguments) {
     parse(arguments, "");
     std::vector<SignatureFigures> found;
@@ -104,7 +106,8 @@ PyObject* signatures_seen(PyObject* arguments) {
 
 // remember_workspaces(numbers, workspaces) -> None
 //
-// Replace the workspaces that earlier processes measured. `numbers`: the numbers of the signatures.
+// Replace the workspaces that earlier processes measured. `numbers`: the numbers of the operator
+// signatures, which are the same in every process.
 PyObject* remember_workspaces(PyObject* arguments) {
     PyObject* numbers = nullptr;
     PyObject* workspaces = nullptr;
@@ -122,8 +125,7 @@ PyObject* remember_workspaces(PyObject* arguments) {
 
 // take_new_workspaces() -> list of (number, workspace)
 //
-// Return the workspaces measured since the last call of this function, without those that earlier
-// processes measured.
+// Return the workspaces that this process measured since the last call of this function.
 PyObject* take_new_workspaces(PyObject* arguments) {
     parse(arguments, "");
     NumberedWorkspaces found;
@@ -141,7 +143,8 @@ PyObject* take_new_workspaces(PyObject* arguments) {
 
 // repeated_calls(driver) -> int
 //
-// Return how often an operator ran again because the budget refused memory to its first call.
+// Return how often an operator was called again because the budget refused memory to its first
+// call.
 PyObject* repeated_calls(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -150,7 +153,8 @@ PyObject* repeated_calls(PyObject* arguments) {
 
 // has_room(driver, nbytes) -> bool
 //
-// Return True if `nbytes` more would fit after evicting everything evictable.
+// Return True if `nbytes` more would fit into the budget after evicting all values that may be
+// evicted.
 PyObject* has_room(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long bytes = 0;
@@ -180,7 +184,7 @@ PyObject* devices_used(PyObject* arguments) {
 
 // set_peak(driver, nbytes) -> None
 //
-// Set the reported peak of memory to `nbytes`.
+// Set the peak of memory that reports show to `nbytes`.
 PyObject* set_peak(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long peak = 0;
@@ -201,7 +205,7 @@ PyObject* evicted_bytes(PyObject* arguments) {
 
 // kept(driver) -> [(operator, why, calls, bytes)]
 //
-// Return the operator calls whose results are never evicted because of a trial.
+// Return the operators whose results are never evicted, because a trial recomputation failed.
 PyObject* kept(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<KeptCalls> found;
@@ -225,9 +229,9 @@ PyObject* kept(PyObject* arguments) {
 
 // last_unit() -> (trusted, why)
 //
-// Return the state of trials of the last autograd.Function whose forward pass this thread ran as
-// one operator (a unit). `trusted`: its results may be recomputed. `why`: the reason why its
-// results are never evicted, else "".
+// Return the outcome of trial recomputations of the last autograd.Function whose forward this
+// thread ran as one operator (a unit). `trusted`: its results may be recomputed. `why`: the reason
+// why its results are never evicted, else "".
 PyObject* last_unit(PyObject* /*arguments*/) {
     const Probation& known = last_unit();
     const Object trusted(PyBool_FromLong(known.is_trusted() ? 1 : 0));
@@ -236,7 +240,7 @@ PyObject* last_unit(PyObject* /*arguments*/) {
 
 // audit(driver) -> None
 //
-// Start to compare recomputed values with the values of the first run.
+// Start to compare recomputed values with the values that the operators first computed.
 PyObject* audit(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -246,7 +250,7 @@ PyObject* audit(PyObject* arguments) {
 
 // recomputed_differently(driver) -> list of (operator, id)
 //
-// Return the calls whose results differed when they were recomputed.
+// Return the operator calls whose recomputed results differed from their first results.
 PyObject* recomputed_differently(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<Audit::Difference> found;

@@ -1,4 +1,4 @@
-// Module functions for reports: memory in use, and operators that ran.
+// Python module functions for reports on memory in use and on operators that ran.
 #pragma once
 
 struct _object;

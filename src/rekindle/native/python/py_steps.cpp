@@ -14,7 +14,7 @@ namespace rekindle {
 
 // take_samples(driver) -> bytes
 //
-// Return the samples of memory over time, as an array of their fields, and clear them.
+// Return the samples of memory over time as an array of 64-bit words, and clear them.
 PyObject* take_samples(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<Sample> taken;
@@ -30,7 +30,7 @@ PyObject* take_samples(PyObject* arguments) {
 
 // space_samples(driver, next, every) -> None
 //
-// Take the next sample of memory when the engine's clock is `next`, and then one every `every`
+// Take the next sample of memory when the engine's clock is `next`, and later samples every `every`
 // (both in ns).
 PyObject* space_samples(PyObject* arguments) {
     PyObject* capsule = nullptr;
@@ -44,7 +44,7 @@ PyObject* space_samples(PyObject* arguments) {
 
 // set_budget(driver, nbytes) -> None
 //
-// Change the budget; negative: no limit.
+// Change the budget to `nbytes`; negative: no limit.
 PyObject* set_budget(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long budget = 0;
@@ -63,8 +63,8 @@ PyObject* set_budget(PyObject* arguments) {
 // backoff(driver) -> (int, int, int, int)
 //
 // Return four numbers: how often the device had less memory than the budget; the present budget
-// (-1: no limit); how often evicting values that lie next to each other did not suffice; and how
-// often values were evicted to make a free block.
+// (-1: no limit); how often evicting values at adjacent addresses did not suffice; and how often
+// values were evicted to make one free block of memory.
 PyObject* backoff(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 4> found{};
@@ -79,7 +79,7 @@ PyObject* backoff(PyObject* arguments) {
 
 // keep_reserved(driver) -> None
 //
-// Let the budget limit the memory that the device's allocator reserves.
+// Make the budget limit the memory that the device's allocator reserves, not only memory in use.
 PyObject* keep_reserved(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -91,7 +91,7 @@ PyObject* keep_reserved(PyObject* arguments) {
 // new_parameters(driver) -> list[int]
 //
 // Return the addresses of the storages of weights that operators have used for the first time since
-// the last call.
+// the last call of this function.
 PyObject* new_parameters(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<const void*> found;
@@ -110,8 +110,8 @@ PyObject* new_parameters(PyObject* arguments) {
 
 // release_recompute_sources(driver) -> bool
 //
-// Release sources (storages without a recipe) that are kept only to recompute values that are
-// resident. Return True if memory was freed.
+// Release storages without a recipe that are kept only to recompute resident values. Return True if
+// memory was freed.
 PyObject* release_recompute_sources(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const bool any = translate_errors(driver, [&] {

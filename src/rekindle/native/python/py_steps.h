@@ -1,4 +1,4 @@
-// Module functions that Python calls around optimizer steps and for the figures of each step.
+// Python module functions that are called around optimizer steps, or for the figures of a step.
 #pragma once
 
 struct _object;

@@ -11,11 +11,11 @@ namespace rekindle {
 
 // swap(driver, copies, host, out, in, only) -> None
 //
-// Swap values to the host from now on. Must be called before anything runs. `copies`: the object
-// that stores swapped-out values. `host`: limit of host memory in bytes; negative: none. `out` and
-// `in`: bandwidths in bytes per second. `only`: while the host has room, swap every evicted value
-// out instead of recomputing it.
-// NOLINTNEXTLINE(bugprone-exception-escape): it exchanges no two values
+// From now on, swap values to the host. Must be called before an operator runs. `copies`: the
+// object that stores swapped-out values. `host`: limit of host memory in bytes; negative: none.
+// `out` and `in`: bandwidths in bytes per second. `only`: while the host has room, swap every
+// evicted value instead of recomputing it. NOLINTNEXTLINE(bugprone-exception-escape): it exchanges
+// no two values
 PyObject* swap(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* copies = nullptr;
@@ -31,7 +31,7 @@ PyObject* swap(PyObject* arguments) {
 
 // swapped(driver) -> (int, int, int)
 //
-// Return the bytes swapped out and in so far, and the peak of bytes on the host.
+// Return the bytes swapped out and in so far, and the peak of swapped bytes on the host.
 PyObject* swapped(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 3> found{};

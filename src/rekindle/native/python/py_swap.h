@@ -1,4 +1,4 @@
-// Module functions for swapping values to the host.
+// Python module functions for swapping values to host memory.
 #pragma once
 
 struct _object;

@@ -14,7 +14,8 @@ namespace rekindle {
 
 namespace {
 
-// Process freed storages now: a trace needs the time at which the program frees a value.
+// Process freed storages now, because a trace contains the time at which the program freed each
+// value.
 void process_frees(Driver& driver) {
     translate_errors(driver, [&] {
         const Locked lock;
@@ -23,7 +24,7 @@ void process_frees(Driver& driver) {
     });
 }
 
-// Parse the arguments (driver, number of a recording), and add all events so far to that recording.
+// Parse the arguments (driver, number of a recording), and process all frees so far.
 std::pair<Driver&, std::int64_t> recording_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;
@@ -33,7 +34,7 @@ std::pair<Driver&, std::int64_t> recording_in(PyObject* arguments) {
     return {driver, number};
 }
 
-// Raise an error unless the recording is `complete`: memory for its events ran out.
+// Throw an error unless a recording is `complete`. It is not if memory for its events ran out.
 void check_written(bool complete) {
     TORCH_CHECK(complete, "there was no memory to record the events of the program");
 }
@@ -67,7 +68,8 @@ PyObject* words_of(const Transcript& transcript) {
 
 // begin_recording(driver, whole) -> int
 //
-// Start a recording, and return its number. `whole`: the recording covers the whole run.
+// Start to record events, and return the number of the recording. `whole`: the recording covers the
+// whole `rekindle.budget` block.
 PyObject* begin_recording(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int whole = 0;
@@ -88,10 +90,10 @@ PyObject* begin_recording(PyObject* arguments) {
 //
 // Return a recording: (present, counted, entries, places, workspaces, backward, over, names).
 // `present` and `counted` are the storages at its start, with a record and without. `entries` are
-// the events since then. `places` has the number of entries before each operator of a step. The
-// last four have one item per call: bytes of its workspace, 1 in a backward pass, the storage that
-// its result could be written over or -1, and the operator's name. All but `names` are bytes; see
-// memory/transcript.h.
+// the events since its start. `places` has the number of entries before each operator of a step.
+// The last four have one item per operator call: bytes of its workspace, 1 in a backward pass, the
+// storage that its result could be written over (-1: none), and the operator's name. All but
+// `names` are arrays of 64-bit words, as bytes; see memory/transcript.h.
 PyObject* recording(PyObject* arguments) {
     const auto [driver, number] = recording_in(arguments);
     Transcript copy;

@@ -1,4 +1,4 @@
-// Module functions that record the events of a program. Python builds traces from them.
+// Python module functions that record the events of a program, from which Python builds traces.
 #pragma once
 
 struct _object;
@@ -7,7 +7,7 @@ namespace rekindle {
 
 struct Transcript;
 
-// Return `transcript` as a tuple; see `recording`.
+// Return `transcript` as the tuple that `recording` describes.
 _object* words_of(const Transcript& transcript);
 
 _object* begin_recording(_object* arguments);

@@ -1,5 +1,5 @@
-// Python module `_engine`: the native engine for the simulator and for tests. Converts arguments
-// and results; `Player` does the work.
+// Python module `_engine`: the native engine for the simulator and for tests. This file converts
+// arguments and results; `Player` does the work.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -22,7 +22,7 @@ using Words = std::span<const std::int64_t>;
 
 enum class Ending : long { passed, no_room, thrashed, fault, malformed };
 
-// Outcome of a replay: how it ended and, if it failed, numbers that describe the error.
+// Outcome of a replay: how the replay ended and, if it failed, numbers that describe the error.
 struct End final {
     Ending ending = Ending::passed;
     std::array<std::int64_t, 4> numbers{};
@@ -115,7 +115,7 @@ End found(const rekindle::Fault& fault) {
     return {Ending::fault, {fault.storage, 0, 0, 0}, fault.what};
 }
 
-// Replay the events in `words`. An error becomes part of the returned outcome.
+// Replay the events in `words`. Errors of the engine become part of the returned outcome.
 End play(Player& player, Words words, std::int64_t watch) {
     End end;
     try {

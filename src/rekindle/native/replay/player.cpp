@@ -39,7 +39,7 @@ void Player::free(Storage& storage) {
     acted(storage.id, freed);
 }
 
-// Return true if the current transfer must fail, because an event `fail` said so.
+// Return true if the current transfer must fail, because an event `fail` announced the failure.
 bool Player::fails() noexcept {
     fail_in_ -= fail_in_ >= 0 ? 1 : 0;
     return fail_in_ == 0;
@@ -81,7 +81,8 @@ std::optional<Fault> Player::play(std::span<const std::int64_t> words) {
     position_ = 0;
     while (position_ < words_.size()) {
         const bool room = step();
-        // Ignore these storages: a simulated program has no memory that a driver could release.
+        // Ignore the engine's list `idle`, because storages of a simulated program have no memory
+        // to free.
         engine_.idle.clear();
         if ((watch_ & check) != 0) {
             if (const std::optional<Fault> fault = engine_.check(); fault) {
@@ -307,7 +308,7 @@ void Player::read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made) {
         if (known_.size() <= at) {
             known_.resize(std::max(at + 1, 2 * known_.size()));
         }
-        // The output is a view. `storage` is the number of a value in the storage that it views.
+        // The output is a view. `storage` is the number of a value in the storage of its base.
         if (nbytes < 0) {
             const Known base = known(storage);
             known_[at] = {base.storage, &engine_.graph.views(call, *base.storage)};

@@ -1,5 +1,5 @@
-// Feeds a recorded stream of events to an engine and collects the engine's actions, for the
-// simulator and for tests. No tensor is computed. The stream consists of 64-bit words.
+// Replays a recorded stream of a program's events in an engine, and collects the engine's actions,
+// for the simulator and for tests. No tensor is computed. The stream consists of 64-bit words.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace rekindle {
 
-// First word of an event in the stream; its arguments follow. The writer of the stream numbers
-// values and storages. An event about a storage names one of its values.
+// First word of an event in the stream; the event's arguments follow. The writer of the stream
+// gives numbers to values and storages. An event about a storage gives the number of one of its
+// values.
 enum class Word : std::int64_t {
-    // Arguments: operator, cost (ns), flags, workspace (bytes);
-    // n, then n values that the call reads;
-    // n, then n outputs: value, storage, bytes. Negative bytes mean a view; then the storage is
-    // given by one of its values;
-    // n, then n overwritten inputs: output, source.
+    // Arguments: operator, cost (ns), flags, workspace (bytes); n, then n values that the call
+    // reads; n, then n outputs: value, storage, bytes. Negative bytes mean a view; for a view,
+    // `storage` is the number of a value in that storage; n, then n overwritten inputs: output,
+    // source.
     call,
-    use,        // arguments: a value, unused; each event below has two arguments, too
+    use,        // arguments: a value, unused; all events below have two arguments, maybe unused
     pin,        // argument: a value
     retain,     // argument: a value
     release,    // argument: a value
@@ -44,19 +44,20 @@ enum class Word : std::int64_t {
     unlock,  // argument: a value
     listen,
     clear_reserve,
-    let,  // argument: a value that the stream does not use any more
+    let,  // argument: a value whose number the stream does not use any more
     ahead,
-    prefetch,   // argument: bytes; negative: as many as fit
-    planned,    // argument: 1 if a plan decides from now on what to copy, 0 if the engine does
+    prefetch,  // argument: bytes; negative: as many as fit
+    // argument: 1 if a plan decides from now on which values to copy, 0 if the engine does
+    planned,
     save,       // argument: a value
     fetch,      // argument: a value
     discards,   //
     measured,   // arguments: bytes per second of swap-out, swap-in; 0: unchanged
     copy_lost,  // argument: a value
-    fail,       // argument: number of transfers until one fails; only transfers that can fail count
+    fail,       // argument: number of transfers until one fails, not counting those that cannot
 };
 
-// The stream of events is invalid at `position`.
+// Error: the stream of events is invalid at the word `position`.
 struct Malformed final {
     std::size_t position;
 };
@@ -66,7 +67,7 @@ struct PlainStorage final : Storage {
     using Storage::Storage;
 };
 
-// A simulated call, which has no operator.
+// A simulated operator call, which has no operator.
 struct PlainCall final : Call {
     using Call::Call;
 
@@ -77,8 +78,8 @@ struct PlainCall final : Call {
 class Player final : public Performer, public Host {
 public:
     // Bits that say what to record. `steps_only`: the state after each event. `check`: also check
-    // all invariants. `forgive`: continue after an event that failed for lack of room, and record
-    // that failure.
+    // all invariants after each event. `forgive`: continue after an event that failed because the
+    // budget had no room, and record this failure.
     enum Watch : std::int64_t { steps_only = 1, check = 2, forgive = 4 };
 
     enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4 };
@@ -109,22 +110,22 @@ public:
     Player& operator=(Player&&) = delete;
     ~Player() = default;
 
-    // Replay the stream. Throw `NoRoom`, `Thrashed` or `Malformed`. Return the first violated
-    // invariant if `check` is set.
+    // Replay the stream `words`. Throw `NoRoom`, `Thrashed` or `Malformed`. If `check` is set,
+    // return the first violated invariant.
     std::optional<Fault> play(std::span<const std::int64_t> words);
 
     const Engine& engine() const noexcept { return engine_; }
 
     Engine& engine() noexcept { return engine_; }
 
-    // Return the bytes that the engine's bookkeeping about the program takes now.
+    // Return the bytes of the engine's own data about the program.
     std::size_t bookkeeping() const noexcept;
 
     std::vector<std::int64_t> actions;
     std::vector<Nanoseconds> clock;
     std::vector<Bytes> memory;
     // With `steps_only` or `check`, three words per event: number of actions so far (its bitwise
-    // complement if there was no room), memory, clock.
+    // complement if the budget had no room for the event), memory, clock.
     std::vector<std::int64_t> steps;
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
@@ -162,7 +163,7 @@ private:
     bool fails() noexcept;
     std::int64_t next();
     Known& known(std::int64_t value);
-    // Replay one event. Return false if there was no room.
+    // Replay one event. Return false if the budget had no room for it.
     bool step();
     void event(Word word);
     void event_about(Word word, Known& about, std::int64_t number);
@@ -178,8 +179,8 @@ private:
     Engine engine_;
     std::optional<Follower> follower_;
     std::vector<Known> known_;
-    std::int64_t fail_in_ = -1;   // Number of transfers until one fails; negative if none does.
-    std::int64_t following_ = 0;  // Next operator to run for the first time.
+    std::int64_t fail_in_ = -1;   // Number of transfers until one fails; negative: none.
+    std::int64_t following_ = 0;  // Id of the next call to run for the first time.
     std::span<const std::int64_t> words_;
     std::size_t position_ = 0;
     std::vector<Value*> inputs_;
