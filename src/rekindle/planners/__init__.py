@@ -1,13 +1,14 @@
-"""Planners, which decide ahead of time: from a problem and a budget to a plan with a bound.
+"""Planners: make a plan for a recorded trace and a budget before the program runs.
 
     problem = Problem.of(trace)
     plan = Cuts(time_limit=60).plan(problem, budget=problem.keep_all_peak // 2)
     plan.overhead, plan.lower_bound, plan.schedule
 
-A planner object holds only its settings and never changes. `Cuts` is the default: it plans any
-program and always gives a lower bound of the cost. The others are published algorithms. The
-verifier checks every plan. This package imports neither the engine nor the simulator, so that no
-planner judges its own plans.
+A plan says which values to evict, recompute or swap at each operator. `Cuts` is the default
+planner: it plans any program, and always gives a lower bound of the cost. The other planners are
+published algorithms. A planner object holds only its settings and never changes. The verifier
+(`rekindle.schedule`) checks every plan. This package imports neither the engine nor the simulator,
+so that no planner judges its own plans.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Define the parts that all planners share: the protocol, the state of a search, basic sequences.
+"""Define what all planners share: the protocol, the state of a search, and simple sequences.
 
 A sequence is a list of nodes (operators) in the order in which they run (`_sequence.py`). `demand`
-and `recompute_all` make simple sequences. `Search` remembers the best sequence that a planner finds
-and makes the final plan of it.
+and `recompute_all` make simple sequences. `Search` remembers the best sequence that a planner
+finds, and converts it to the final plan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Planner(Protocol):
 
 @final
 class Search:
-    """State of one call of `Planner.plan`: the best sequence and lower bound so far, the time.
+    """State of one call of `Planner.plan`: the best sequence and lower bound so far, and the time.
 
     Args:
         problem: The nodes and items to plan, made from a trace.
@@ -61,7 +61,7 @@ class Search:
         self.swap = swap
         self.best: Timeline | None = None
         self.best_ns: Nanoseconds = 0  #: end (ns) of the best sequence, if values may be swapped
-        #: best schedule with swapping, and its cost
+        #: the fastest schedule with swapping so far, and its cost
         self.taken: tuple[Schedule, Cost] | None = None
         self.bound: Nanoseconds = problem.compute_ns
         self.smallest: Bytes | None = None
@@ -76,7 +76,7 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds until the time limit; 0 after it."""
+        """Seconds until the time limit of the planner; 0 after the limit."""
         return max(0.0, self.time_limit - self.seconds)
 
     @property
@@ -102,7 +102,7 @@ class Search:
             note: Where the sequence comes from, for the progress line.
 
         Returns:
-            The timeline of the sequence, also if it is not kept.
+            The timeline of the sequence, even if the sequence is not kept.
         """
         line = settle(timeline(self.problem, prune(self.problem, list(steps))))
         peak = line.peak
@@ -121,7 +121,7 @@ class Search:
             note: Where the sequence comes from, for the progress line.
 
         Returns:
-            The time (ns) at which the sequence ends, also if it is not kept.
+            The time (ns) at which the sequence ends, even if the sequence is not kept.
         """
         schedule, end = timed_schedule(line, self.name, budget=self.budget, swap=self.swap)
         if self.best is None or end < self.best_ns:
@@ -133,7 +133,7 @@ class Search:
     def take(self, schedule: Schedule, note: str = "") -> Cost | None:
         """Keep a schedule with copies to the host as the best one, if it is the fastest so far.
 
-        Copies that nothing reads are left out first.
+        Copies that no swap-in reads are removed from the schedule first.
 
         Args:
             schedule: A schedule that is valid within the budget.
@@ -154,7 +154,7 @@ class Search:
         return judged
 
     def raise_bound(self, bound: float, note: str = "") -> None:
-        """Raise the proven lower bound of the cost to `bound`, if that is higher.
+        """Raise the proven lower bound of the cost to `bound`, if `bound` is higher.
 
         Args:
             bound: A bound in ns. It is rounded up to a multiple of `problem.grain`, which divides
@@ -170,7 +170,8 @@ class Search:
             rounded = int(bound)
         else:
             # The solver is exact only up to a relative tolerance. So a bound slightly above a
-            # multiple of the grain counts as that multiple and is not rounded up to the next one.
+            # multiple of the grain counts as that multiple, and is not rounded up to the next
+            # multiple.
             rounded = -int(-(bound / grain - 1e-6 * max(1.0, bound / grain * 1e-3)) // 1) * grain
         if rounded > self.bound:
             self.bound = rounded
@@ -183,7 +184,7 @@ class Search:
             self._watch(step)
 
     def conclude(self, *, detail: str = "", status: Status | None = None) -> Plan:
-        """Return the plan made of the best sequence, with figures computed by the verifier."""
+        """Convert the best sequence to a plan, with figures computed by the verifier."""
         seconds = self.seconds
         problem = self.problem
         if self.best is None and self.taken is None:
@@ -227,13 +228,13 @@ class Search:
 
 
 def demand(problem: Problem, keep: Set[int]) -> list[int]:
-    """Return a sequence that keeps some items and recomputes the others when they are first needed.
+    """Make a sequence that evicts all items but `keep`, and recomputes each when first needed.
 
-    The others are evicted at the end of the forward pass.
+    The items are evicted at the end of the forward pass.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
-        keep: Numbers of items (storages) that stay in memory until their last reader.
+        problem: The nodes (operators) and items (storages) to plan, made from a trace.
+        keep: Numbers of items that stay in memory until their last reader.
 
     Returns:
         Numbers of nodes, in the order in which they run.
@@ -249,9 +250,9 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
 
 
 def recompute_all(problem: Problem) -> list[int]:
-    """Return a sequence in which each recomputed item is evicted right after the next reader.
+    """Make a sequence that evicts each recomputed item right after its next reader.
 
-    Such a sequence needs little memory and is slow.
+    Items are storages. Such a sequence needs little memory and is slow.
     """
     backward = backward_start(problem)
     steps = list(range(backward))
@@ -266,10 +267,11 @@ def recompute_all(problem: Problem) -> list[int]:
 
 
 def droppable(problem: Problem, keep: Set[int]) -> set[int]:
-    """Return the items that are not in memory after evictions at the end of the forward pass.
+    """Return the items (storages) to evict at the end of the forward pass, and those overwritten.
 
-    These are the items overwritten in the forward pass, and all items that can be recomputed,
-    except `keep` and items that are pinned or user-held in the backward pass.
+    The evicted items are all that can be recomputed, except `keep` and items that are pinned or
+    user-held in the backward pass. The overwritten items are those that the forward pass overwrites
+    in place.
     """
     backward = backward_start(problem)
     gone = {
@@ -282,9 +284,13 @@ def droppable(problem: Problem, keep: Set[int]) -> set[int]:
 
 
 def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]) -> None:
-    """Append to `steps` the nodes that recompute those of `items` that are evicted (`gone`).
+    """Append to `steps` the nodes that recompute the evicted ones of `items`.
 
-    The recomputed items are removed from `gone`.
+    Args:
+        problem: The nodes (operators) and items (storages) to plan, made from a trace.
+        items: Numbers of the items that the next node reads.
+        gone: Numbers of the evicted items. The recomputed items are removed from this set.
+        steps: The sequence of nodes so far.
     """
     stack = [item for item in items if item in gone]
     while stack:
@@ -301,9 +307,9 @@ def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: li
 
 
 def backward_start(problem: Problem) -> int:
-    """Return the first node of the backward pass.
+    """Return the number of the first node (operator) of the backward pass.
 
-    If the trace does not mark the backward pass, return the node with the most memory in use when
+    If the trace does not mark the backward pass, return the node at which memory is highest when
     nothing is evicted.
     """
     for node, op in enumerate(problem.op):
@@ -315,7 +321,7 @@ def backward_start(problem: Problem) -> int:
 
 def _without_idle_copies(schedule: Schedule) -> Schedule:
     """Return `schedule` without the copies to the host that no swap-in reads."""
-    copy: dict[StorageId, int] = {}  # storage on the host -> index of the action that copied it
+    copy: dict[StorageId, int] = {}  # storage on the host -> index of the `SwapOut` that copied it
     read: set[int] = set()  # indices of copies that a swap-in reads
     of: dict[int, int] = {}  # index of a `Discard` -> index of the copy that it frees
     for index, action in enumerate(schedule.actions):

@@ -1,10 +1,10 @@
-"""Choose the blocks of a model to checkpoint, and results inside them to save (`rekindle.export`).
+"""Choose blocks of a model to checkpoint, and results inside them to save (`rekindle.export`).
 
-A checkpointed block frees its intermediate results at the end of its forward pass. It runs again as
-a whole right before the first operator of the backward pass that reads any of them. Saved results
-stay in memory and are not recomputed (selective checkpointing). Peak and time of each choice of
-blocks come from the timeline of the resulting sequence of nodes (`_sequence.py`). The search is
-greedy, so the module gives no lower bound.
+A checkpointed block frees its intermediate results at the end of its forward pass. The whole block
+runs again right before the first operator of the backward pass that reads one of these results.
+Saved results stay in memory and are not recomputed (selective checkpointing). The peak and the time
+of a choice of blocks come from the timeline of its sequence of nodes (`_sequence.py`). The search
+is greedy, so the module gives no lower bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._problem import Problem
 from rekindle.planners._sequence import cost_of, timeline
 
-# pair: the checkpointed blocks, the nodes whose results are saved
+# a choice: the checkpointed blocks, and the nodes (operators) whose results are saved
 _Choice = tuple[frozenset[int], frozenset[int]]
 
 
@@ -29,7 +29,7 @@ class Blocks:
     """Candidate blocks for checkpointing, and the search for the best ones.
 
     `nodes` has the forward nodes (operators) of each block, in order. `backward` is the first node
-    of the backward pass. A block is named by its index in `nodes`.
+    of the backward pass. A block is identified by its index in `nodes`.
     """
 
     problem: Problem
@@ -39,9 +39,9 @@ class Blocks:
 
     @cached_property
     def savable(self) -> tuple[int, ...]:
-        """Nodes whose results can be saved, the highest cost per byte first.
+        """Nodes (operators) whose results can be saved, the highest cost per byte first.
 
-        These are the nodes of all blocks whose results are never overwritten in place.
+        A result can be saved if no operator overwrites it in place.
         """
         problem = self.problem
         overwritten = {item for items in problem.overwrites for item in items}
@@ -66,9 +66,12 @@ class Blocks:
         return [n for n in nodes if self.problem.replayable[n] and n not in skipped]
 
     def steps(self, chosen: Iterable[int], saved: Iterable[int]) -> list[int]:
-        """Return the sequence of nodes with the blocks `chosen` checkpointed, except `saved`."""
+        """Return the sequence of nodes if the blocks `chosen` are checkpointed.
+
+        The nodes `saved` are not recomputed, because their results stay in memory.
+        """
         problem, skipped = self.problem, {*saved}
-        waiting: dict[int, int] = {}  # items to recompute -> the block that recomputes each
+        waiting: dict[int, int] = {}  # item (storage) to recompute -> the block that recomputes it
         for block in chosen:
             for node in self.again(block, skipped):
                 waiting.update(dict.fromkeys(problem.makes[node], block))
@@ -97,7 +100,7 @@ class Blocks:
         """Choose few, cheap blocks to checkpoint, so that the peak is within `budget`.
 
         Returns:
-            The blocks. If no choice found fits, the one with the lowest peak.
+            The blocks. If no tried choice fits, the choice with the lowest peak.
         """
         chosen = best = frozenset[int]()
         while self.peak(chosen) > budget and len(chosen) < len(self.nodes):
@@ -112,9 +115,10 @@ class Blocks:
         return chosen
 
     def save(self, chosen: frozenset[int], budget: Bytes) -> frozenset[int]:
-        """Return the nodes in `chosen` whose results are saved: the most expensive that fit.
+        """Return the nodes in the blocks `chosen` whose results are saved: the most expensive that
+        fit.
 
-        Their number is found by bisection.
+        The number of these nodes is found by bisection.
         """
         inside = {node for block in chosen for node in self.nodes[block]}
         order = [node for node in self.savable if node in inside]
@@ -128,10 +132,10 @@ class Blocks:
         return self._worth(inside, order[:low])
 
     def _worth(self, inside: set[int], saved: Sequence[int]) -> frozenset[int]:
-        """Return `saved` without nodes whose results nothing reads again.
+        """Return `saved` without nodes whose results no operator reads again.
 
-        Saving these would only waste memory, because torch holds saved results until the block is
-        recomputed.
+        Saving such results only wastes memory, because PyTorch holds saved results until the
+        checkpointed block is recomputed.
         """
         readers, kept = self.problem.readers, {*saved}
         for node in sorted(kept, reverse=True):
@@ -141,9 +145,9 @@ class Blocks:
         return frozenset(kept)
 
     def calls(self, block: int, saved: frozenset[int]) -> frozenset[tuple[str, int]]:
-        """Return the saved nodes of `block` as pairs (operator name, number of the call, from 0).
+        """Return the saved nodes of `block` as pairs (operator name, number of the call).
 
-        The number counts the calls of this operator in the block.
+        The number counts the calls of this operator in the block, from 0.
         """
         found: set[tuple[str, int]] = set()
         counts: Counter[str] = Counter()
@@ -160,10 +164,10 @@ class Blocks:
 
 
 def blocks_of(problem: Problem, modules: Sequence[str], names: Sequence[str]) -> Blocks:
-    """Make the candidate blocks.
+    """Find the candidate blocks for checkpointing.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
+        problem: The nodes (operators) and items (storages) to plan, made from a trace.
         modules: For each operator, the path of the module that ran it in the forward pass.
         names: The paths of the submodules that are candidates.
     """

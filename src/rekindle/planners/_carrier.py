@@ -1,10 +1,10 @@
-"""Decide when the copies to and from the host begin: as soon as possible.
+"""Start the copies to and from the host of a plan as early as possible.
 
-A sequence (`_sequence.py`) says which items are swapped in, and at which step at the latest. Items
-that are evicted first are copied to the host first. Items that are read first are copied back first
-(earliest deadline first; Jackson 1955). A copy starts early only if memory has room and no other
-copy runs in its direction, by the clock of `rekindle.schedule.Timeline`. `_writer.py` calls this
-class.
+A sequence (`_sequence.py`) says which items (storages) are swapped in, and by which step at the
+latest. The items that are evicted first are copied to the host first. The items that are read first
+are copied back first (earliest deadline first; Jackson 1955). A copy starts early only if memory
+has room and no other copy runs in its direction, by the clock of `rekindle.schedule.Timeline`.
+`_writer.py` calls the class `Carrier`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rekindle.planners._sequence import Timeline as Line
 from rekindle.policies.swap import Swap
 from rekindle.schedule import Action, Compute, Free, SwapIn, SwapOut, Timeline
 
-_AHEAD: Final = 16  # how many of the next swap-ins are examined for one that can start now
+_AHEAD: Final = 16  # how many of the next swap-ins to examine for one that can start now
 
 
 @final
 class Carrier:
-    """Planner of copies: decides which copies begin between two steps of a sequence.
+    """Decide which copies to and from the host begin between two steps of a sequence.
 
-    Its caller reports every action with `follow`, so that the clock and the memory are right.
+    The caller reports every action with `follow`, so that the clock and the memory are right.
     """
 
     def __init__(self, line: Line, budget: Bytes | None, swap: Swap) -> None:
@@ -32,22 +32,24 @@ class Carrier:
         self._line = line
         self._budget: Bytes | float = float("inf") if budget is None else budget
         self._memory = 0  # bytes in use now
-        self._planned = line.memory.copy()  # bytes in use at each step, including early swap-ins
+        # bytes in use at each step, including swap-ins that start early
+        self._planned = line.memory.copy()
         self._resident: set[StorageId] = set()
-        # items to copy to the host -> step of their first eviction
+        # item to copy to the host -> step of its first eviction
         self._unsent: dict[int, int] = {}
-        # heap of items that are made but not copied yet: (step of the eviction, item)
+        # heap of (step of the eviction, item) for items that exist but are not copied yet
         self._departures: list[tuple[int, int]] = []
-        # swap-ins: (step at the latest, item, step at the earliest)
+        # swap-ins: (latest step, item, earliest step)
         self._arrivals: list[tuple[int, int, int]] = []
-        self._ahead: set[int] = set()  # items whose swap-in was started before its step
-        self._visits: dict[int, int] = {}  # item -> number of its swap-ins that are still to come
+        self._ahead: set[int] = set()  # items whose swap-in started before the step that needs it
+        # item -> number of its swap-ins that have not happened yet
+        self._visits: dict[int, int] = {}
         self._read_arrivals()
 
     def _read_arrivals(self) -> None:
-        """Collect the swap-ins of the sequence, and the items to copy to the host before."""
+        """Collect the swap-ins of the sequence, and the items to copy to the host for them."""
         line = self._line
-        gone: dict[int, int] = {}  # the step at which each item was last evicted or freed
+        gone: dict[int, int] = {}  # item -> the step at which it was last evicted or freed
         for copy in sorted(line.copies, key=lambda copy: copy.start):
             step = line.steps[copy.start]
             if step < 0:
@@ -82,7 +84,7 @@ class Carrier:
         self.timeline.follow(action, before)
 
     def made(self, items: tuple[int, ...]) -> None:
-        """Record that `items` were computed for the first time: they can be copied to the host."""
+        """Record that `items` were computed for the first time, so they can be copied."""
         for item in items:
             if item in self._unsent:
                 heapq.heappush(self._departures, (self._unsent[item], item))
@@ -92,14 +94,14 @@ class Carrier:
         return self._unsent.pop(item, None) is not None
 
     def spent(self, item: int) -> bool:
-        """Return True if the copy of `item` on the host is no longer needed after this eviction."""
+        """Return True if no later swap-in needs the copy of the evicted `item` on the host."""
         if self._visits.get(item) != 0:
             return False
         del self._visits[item]
         return True
 
     def came_ahead(self, item: int) -> bool:
-        """Return True if the swap-in of `item`, which is due now, was already started earlier."""
+        """Return True if the swap-in of `item`, which is due now, has already started."""
         self._visits[item] -= 1
         if item not in self._ahead:
             return False
@@ -138,7 +140,7 @@ class Carrier:
     def _soon(self, step: int) -> Nanoseconds:
         """Return the time (ns) at which `step` ends.
 
-        A direction that is busy until later gets no copy.
+        A transfer direction that is busy until a later time gets no new copy.
         """
         node = self._line.steps[step]
         return self.timeline.now + (self._line.problem.cost[node] if node >= 0 else 0)

@@ -21,7 +21,7 @@ from typing import final
 
 @final
 class Kind(Enum):
-    """Kind of an operation on a stage. The value is the symbol in papers and published codes."""
+    """Kind of an operation on a stage. Each value is the symbol of papers and published code."""
 
     DROP = "Fn"  #: forward of the stage; its input is freed
     KEEP = "CF"  #: forward of the stage; its input is kept as a checkpoint
@@ -33,7 +33,7 @@ class Kind(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Operation of a schedule for a chain: its kind and its stage."""
+    """Operation of a schedule for a chain: a kind and the number of a stage."""
 
     kind: Kind
     stage: int
@@ -45,7 +45,7 @@ class Operation:
 @final
 @dataclass(frozen=True)
 class Chain:
-    """A chain of stages.
+    """A chain of stages, with the times and sizes that the module docstring defines.
 
     Raises:
         ValueError: Lengths or sizes are inconsistent.
@@ -91,11 +91,12 @@ class Chain:
         return sum(self.forward) + sum(self.backward)
 
     def in_units(self, unit: int, *, down: bool = False) -> Chain:
-        """Return the chain with sizes in multiples of `unit`.
+        """Convert the sizes of the chain from bytes to multiples of `unit`.
 
         Args:
             unit: The unit in bytes.
-            down: Round down. Default: round up, so that a schedule that fits also fits in bytes.
+            down: Round sizes down. By default sizes are rounded up, so that a schedule that fits in
+                units also fits in bytes.
         """
 
         def scaled(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -111,7 +112,7 @@ class Chain:
         )
 
     def time(self, operations: tuple[Operation, ...]) -> float:
-        """Return the sum of the times of `operations`; whether they are legal is not checked."""
+        """Return the sum of the times of `operations`, without a check that they are legal."""
         total = 0.0
         for operation in operations:
             if operation.kind in (Kind.BACK, Kind.LOSS):

@@ -1,9 +1,9 @@
-"""Describe a measured chain, and compute the memory of a schedule for it, operation by operation.
+"""Describe a measured chain of stages, and compute the memory of a schedule for the chain.
 
-The chain model of Rotor (`_chain.py`) is coarser and overestimates: a gradient has the size of its
-value, all forwards of a stage need the same transient memory, and parameters do not exist. The
-computation here uses the measured figures. `rekindle.sequential` measures the chain, and `_dial.py`
-plans it.
+The chain model of Rotor (`_chain.py`) is coarser and overestimates memory. In that model a gradient
+has the size of its value, all forwards of a stage need the same transient memory, and parameters do
+not exist. This module uses the measured figures instead. `rekindle.sequential` measures the chain,
+and `_dial.py` plans it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Stage:
         forward: Time of the forward.
         backward: Time of the backward.
         output: Bytes of the output.
-        gradient: Bytes of the gradient of the output; 0 if it needs none.
-        tape: Bytes that a taped forward (one that saves for the backward) adds to those of its
+        gradient: Bytes of the gradient of the output; 0 if the output needs none.
+        tape: Bytes that a taped forward (one that saves for the backward) adds to the bytes of its
             input; includes the output.
         taped_extra: The most bytes in use while a taped forward runs, beyond input and `tape`.
         dropped_extra: The most bytes in use while a forward that saves nothing runs, beyond input
@@ -92,14 +92,14 @@ class Measured:
         return (*forward, Operation(Kind.LOSS, last), *backward)
 
     def peak(self, operations: tuple[Operation, ...]) -> Bytes:
-        """Return the most bytes in use during a schedule, including `fixed`."""
+        """Return the most bytes in use during a schedule, including the `fixed` bytes."""
         return max(self.memory(operations), default=self.fixed)
 
     def memory(self, operations: tuple[Operation, ...]) -> Iterator[Bytes]:
-        """Yield the most bytes in use during each operation.
+        """Yield the most bytes in use during each operation of a schedule.
 
-        The output of the chain stays to the end, because the caller holds it. Gradients of
-        parameters stay as well.
+        The output of the chain stays in memory to the end, because the caller holds it. Gradients
+        of parameters stay as well.
         """
         stages, last = self.stages, len(self.stages)
         values = (self.input, *(stage.output for stage in stages))
@@ -137,7 +137,7 @@ class Measured:
 @final
 @dataclass(frozen=True, slots=True)
 class ChainSchedule:
-    """Schedule for a measured chain. Times are in ns; `peak` is in bytes and counts parameters."""
+    """Schedule for a measured chain. `peak` is in bytes and includes parameters."""
 
     operations: tuple[Operation, ...]
     peak: Bytes

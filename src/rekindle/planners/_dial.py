@@ -1,8 +1,8 @@
-"""Find the best schedule for a measured chain (`rekindle.sequential`).
+"""Find the best schedule for a measured chain of stages (`rekindle.sequential`).
 
-Rotor's dynamic program (`rotor.py`) takes a memory limit, but its model of memory rounds up.
-`_costs.py` computes the real peak of a schedule. So the limit is bisected until the real peak of
-the resulting schedule just fits the budget.
+Rotor's dynamic program (`rotor.py`) takes a memory limit, but rounds sizes up, so its schedules use
+less than the limit. `_costs.py` computes the real peak of a schedule. This module bisects the limit
+until the real peak just fits the budget.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from rekindle.planners._chain import Operation
 from rekindle.planners._costs import ChainSchedule, Measured
 from rekindle.planners.rotor import persistent
 
-_TURNS = 16  # steps of the bisection of the memory limit: to 1 / 65,536 of its range
+_TURNS = 16  # steps of the bisection, which find the memory limit to 1 / 65,536 of its range
 
 
 def best_schedule(measured: Measured, budget: Bytes, *, slots: int | None = 500) -> ChainSchedule:
-    """Find the fastest schedule whose peak fits.
+    """Find the fastest schedule for a measured chain whose peak fits the budget.
 
     Args:
         measured: The measured figures of the chain.
@@ -24,7 +24,7 @@ def best_schedule(measured: Measured, budget: Bytes, *, slots: int | None = 500)
         slots: The number of units into which the dynamic program divides memory. None: exact.
 
     Returns:
-        The fastest schedule found that fits; if none fits, the one with the lowest peak.
+        The fastest schedule found that fits. If none fits, the schedule with the lowest peak.
     """
     everything = _schedule(measured, measured.keep_all)
     if everything.peak <= budget:

@@ -1,8 +1,9 @@
 """Propose small changes of a sequence of nodes, for the search with swapping (`_swapping.py`).
 
-Each function proposes edits of one kind, and the caller tries them. A recomputation becomes a
-swap-in, or a swap-in becomes a recomputation. A resident item is swapped out between two distant
-reads, or an item stays in memory instead of being made again. Items are storages.
+Each function proposes edits of one kind, and the caller tries them. Nodes are operators and items
+are storages. An edit can replace a recomputation by a swap-in, or a swap-in by a recomputation. It
+can also swap out a resident item between two distant reads, or keep an item in memory instead of
+making it again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rekindle._types import Bytes
 from rekindle.planners._lives import Lives, gaps
 from rekindle.planners._sequence import Timeline
 
-_LONGEST: Final = 64  # one swap-in may be replaced by at most so many recomputed nodes
+_LONGEST: Final = 64  # the most nodes to recompute in place of one swap-in
 
 
 @final
@@ -25,7 +26,7 @@ _LONGEST: Final = 64  # one swap-in may be replaced by at most so many recompute
 class Edit:
     """Replacement of the step at index `step` of a sequence by the steps `instead`.
 
-    The search tries edits with a high `promise` first.
+    The search tries edits with a high `promise` (estimated benefit) first.
     """
 
     step: int
@@ -34,16 +35,16 @@ class Edit:
 
 
 def changed(steps: Sequence[int], edits: Iterable[Edit]) -> list[int]:
-    """Return `steps` with all edits made. If two edits replace the same step, the last one wins."""
+    """Return `steps` with all edits made. If two edits replace the same step, use the last one."""
     instead = {edit.step: edit.instead for edit in edits}
     return [new for at, step in enumerate(steps) for new in instead.get(at, (step,))]
 
 
 def copy_instead(line: Timeline) -> list[Edit]:
-    """Propose for each recomputed node to swap in its results instead.
+    """Propose for each recomputed node (operator) to swap in its results instead.
 
-    The promise is the saved time (ns) per byte that is swapped in. The saved time includes that of
-    other recomputations whose results only this node reads.
+    The promise of an edit is the time (ns) saved per byte swapped in. The saved time includes other
+    recomputations whose results only this node reads.
     """
     problem = line.problem
     saved = {
@@ -67,9 +68,9 @@ def copy_instead(line: Timeline) -> list[Edit]:
 
 
 def compute_instead(line: Timeline) -> list[Edit]:
-    """Propose for each swap-in to recompute the item instead.
+    """Propose for each swap-in to recompute the item (storage) instead.
 
-    The promise is the bytes that need no copy, per ns of recomputation.
+    The promise of an edit is the bytes that need no copy, per ns of recomputation.
     """
     problem = line.problem
     present: set[int] = set()
@@ -87,9 +88,9 @@ def compute_instead(line: Timeline) -> list[Edit]:
 
 
 def make_room(line: Timeline) -> list[Edit]:
-    """Propose for each item that is long not read to swap it out between the two reads.
+    """Propose to swap out each item (storage) during its longest interval without a read.
 
-    The promise is the bytes of the item times the time (ns) between these reads.
+    The promise of an edit is the bytes of the item times the length (ns) of this interval.
     """
     problem = line.problem
     clock = [0]
@@ -109,11 +110,11 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
     """Propose to remove recomputations and swap-ins whose results could stay in memory instead.
 
     Returns:
-        Edits, the highest saved cost first. `budget` has room for all of them together.
+        Edits, the highest saved cost first. All of them together fit `budget`.
     """
     problem = line.problem
     memory = line.memory.copy()
-    before: dict[int, int] = {}  # item -> the step after which it was last evicted
+    before: dict[int, int] = {}  # item -> the step after which the item was last evicted
     again: list[tuple[int, int, list[tuple[int, int]]]] = []
     lives = Lives.of(line)
     for step, node in enumerate(line.steps):
@@ -135,7 +136,7 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
 
 
 def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Return for each step the items made or swapped in there, and the items last read there."""
+    """Return for each step the items it makes or swaps in, and the items it is the last to read."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for copy in line.copies:
@@ -147,7 +148,7 @@ def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]
 def _computations(line: Timeline, item: int, present: set[int]) -> tuple[int, ...]:
     """Return the nodes that compute `item` from the resident items `present`.
 
-    The result is empty if some node cannot run again, or if there would be too many nodes.
+    The result is empty if a needed node cannot run again, or if there would be too many nodes.
     """
     problem = line.problem
     order: list[int] = []

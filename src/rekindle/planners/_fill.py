@@ -1,4 +1,4 @@
-"""Improve a sequence of nodes: keep items in unused memory, so that they are not recomputed."""
+"""Improve a plan: keep storages in unused memory, so that they are not recomputed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rekindle.planners._sequence import Timeline, prune, timeline
 def fill(line: Timeline, budget: Bytes) -> tuple[int, ...]:
     """Remove recomputations whose results can stay in memory instead, and return the steps.
 
-    The most expensive recomputations come first. All whose results fit together are removed at
-    once. If the sequence is then invalid or exceeds `budget`, half as many are tried, and so on.
+    The most expensive recomputations come first. All recomputations whose results fit together are
+    removed at once. If the resulting sequence is invalid or exceeds `budget`, half as many are
+    tried, and so on.
     """
     refused: set[int] = set()  # nodes whose recomputation could not be removed
     while True:
@@ -33,5 +34,5 @@ def _without(line: Timeline, edits: list[Edit]) -> Timeline | None:
     problem = line.problem
     try:
         return timeline(problem, prune(problem, changed(line.steps, edits)))
-    except ValueError:  # an in-place write overwrites an item that would have to stay
+    except ValueError:  # An in-place write overwrites an item that would have to stay.
         return None

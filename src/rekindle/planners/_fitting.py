@@ -1,24 +1,25 @@
 """Fit a sequence of nodes into the budget: evict the cheapest items (storages), gap by gap.
 
-A gap of an item is the time between two steps that read the item. To close a gap is to evict the
-item after the first of these reads and to recompute it for the second. While some step exceeds the
-budget, the gaps that span the worst step are candidates. The cost of a gap is that of the
-recomputed nodes. Its relief is the bytes by which the eviction reduces the excess, summed over the
-steps of the gap. The gap with the lowest price, cost over relief, is closed. This is the greedy
-rule for covering programs (Chvatal 1979), except that costs change when ancestors are evicted.
+A gap of an item is the time between two steps that read the item. Closing a gap means evicting the
+item after the first of these reads, and recomputing it for the second read. While some step exceeds
+the budget, the gaps that span the worst step are candidates. The cost of a gap is the cost of the
+recomputed nodes. The relief of a gap is the bytes by which the eviction reduces the excess, summed
+over the steps of the gap. The gap with the lowest price (cost / relief) is closed. This is the
+greedy rule for covering programs (Chvatal 1979), except that costs change when ancestors are
+evicted.
 
-In a program with many values, a round closes several gaps, while the excess keeps falling. The
-cheapest gap comes first, and the prices of the others are then computed again when they are needed
-(the lazy greedy algorithm, Minoux 1978: prices only rise).
+In a program with many values, one round closes several gaps, as long as the excess keeps falling.
+The cheapest gap comes first. The prices of the other gaps are computed again only when they are
+needed (the lazy greedy algorithm, Minoux 1978: prices only rise).
 
 An evicted item is recomputed as late as possible: just before its reader. If the recomputation
 needs more memory than is free at that step, it moves to the nearest earlier step with enough free
 memory. Some tight budgets have no plan without this rule, such as a quarter of a U-Net's
 activations.
 
-The search starts from the sequence without evictions, and from solutions of relaxations that do not
-fit. To find better plans, `shake` starts from the best plan without a random part of its
-recomputations, at slightly changed prices.
+The search starts from the sequence without evictions, and from solutions of relaxations that exceed
+the budget. To find better plans, `shake` removes a random part of the recomputations from the best
+plan, and fits the result at slightly changed prices.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from rekindle.planners._sequence import Copy, Timeline, prune, timeline
 # cycles. After _PATIENCE evictions without progress the search fails.
 _PATIENCE = 200
 _DEARER = 1.25
-_NOISE = 0.3  # relative noise on a price, so that `shake` also tries gaps of similar prices
+# relative noise on a price, so that `shake` also tries gaps whose price is slightly higher
+_NOISE = 0.3
 _SHARES = (0.1, 0.3, 0.6)  # shares of the best plan's recomputations that `shake` removes
 # number of earlier steps to try for a recomputation that does not fit just before its reader
 _MOMENTS = 12
@@ -54,7 +56,7 @@ _ROUND = 32  # a round evicts at most 1 / _ROUND of the candidates at the worst 
 
 @final
 class Fitter:
-    """Search for sequences that fit `budget`. `left()` returns the seconds until it must end."""
+    """Search for sequences that fit `budget`. `left()` returns the seconds that remain for it."""
 
     def __init__(self, problem: Problem, budget: Bytes, left: Callable[[], float]) -> None:
         self.problem = problem
@@ -93,7 +95,7 @@ class Fitter:
         return None
 
     def shake(self, best: Timeline, rng: random.Random) -> Timeline | None:
-        """Remove a random part of the recomputations from `best`, and make the result fit again.
+        """Remove random recomputations from the plan `best`, and make the result fit again.
 
         Returns:
             A sequence that fits and costs less than `best`, or None.
@@ -106,16 +108,16 @@ class Fitter:
         ]
         try:
             line = timeline(self.problem, prune(self.problem, steps))
-        except ValueError:  # an in-place write overwrites an item that would have to stay
+        except ValueError:  # An in-place write overwrites an item that would have to stay.
             return None
         return self.fit(line, best.cost, rng)
 
 
 class _Offer(NamedTuple):
-    """A gap that can be closed by evicting the item of `copy` and recomputing it later.
+    """A gap that can be closed: evict the item of `copy`, and recompute it later.
 
-    The item is evicted after step `start`. Step `end` is the next step that reads it: before that
-    step, `nodes` are run to recompute it.
+    The item is evicted after step `start`. Step `end` is the next step that reads the item. `nodes`
+    recompute the item before that step.
     """
 
     copy: Copy
@@ -126,9 +128,10 @@ class _Offer(NamedTuple):
 
 @final
 class _Gaps:
-    """One round: the gaps of `line` that span its worst step, the one with the largest excess.
+    """One round of evictions: the gaps that span the worst step of the sequence `line`.
 
-    `over` is the excess of each step over the budget (bytes).
+    A gap is the time between two reads of an item (storage). The worst step is the one that exceeds
+    the budget most. `over` is the excess of each step over the budget (bytes).
     """
 
     def __init__(
@@ -146,18 +149,18 @@ class _Gaps:
         self.lately = lately
         self.rng = rng
         self.worst = int(over.argmax())
-        self.starts: dict[int, list[int]] = {}  # item -> first steps of its lives in memory
-        self.ends: dict[int, list[int]] = {}  # item -> last steps of its lives in memory
+        self.starts: dict[int, list[int]] = {}  # item -> first steps of its periods in memory
+        self.ends: dict[int, list[int]] = {}  # item -> last steps of its periods in memory
         for copy in line.copies:
             self.starts.setdefault(copy.item, []).append(copy.start)
             self.ends.setdefault(copy.item, []).append(copy.end)
-        # item -> its gap that was closed in this round
+        # item -> the gap that was closed for the item in this round
         self.closed: dict[int, tuple[int, int]] = {}
         self.wanted: dict[int, list[int]] = {}  # item -> steps at which recomputations read it
         self.nodes: dict[int, list[int]] = {}  # step -> nodes to recompute before it
 
     def close(self, *, several: bool) -> tuple[list[int], Timeline] | None:
-        """Close the cheapest gap or gaps: evict their items, and recompute them later.
+        """Evict the items of the cheapest gap or gaps, and recompute these items later.
 
         Args:
             several: Close several gaps, not only one.
@@ -173,7 +176,7 @@ class _Gaps:
             self._offer(queue, number, copy, reads)
         while queue and len(self.closed) < most and self.over[self.worst] > 0:
             _, number, closed, offer = heapq.heappop(queue)
-            # the price is outdated: other gaps were closed since it was computed
+            # The price is outdated: other gaps were closed after it was computed.
             if closed < len(self.closed):
                 self._offer(queue, number, offer.copy, reads)
             else:
@@ -194,7 +197,7 @@ class _Gaps:
         copy: Copy,
         reads: dict[int, list[int]],
     ) -> None:
-        """Queue an eviction of `copy` around the worst step, if it can be made again later."""
+        """Queue an eviction of `copy` around the worst step, if it can be recomputed later."""
         known, wanted = reads.get(copy.item, []), self.wanted.get(copy.item)
         start, end = self._gap(copy, sorted(known + wanted) if wanted else known)
         if end < 0 or self._held(copy.item, start, end):
@@ -220,14 +223,14 @@ class _Gaps:
         np.maximum(relief - self.problem.nbytes[item], 0, out=relief)
 
     def _price(self, item: int, start: int, end: int, nodes: list[int]) -> float:
-        """Return the price of an eviction: cost over bytes saved. Recent evictions cost more."""
+        """Return the price of an eviction: cost over bytes saved, raised for recent evictions."""
         cost = 1 + sum(self.problem.cost[node] for node in nodes)
         relief = np.minimum(self.over[start + 1 : end], self.problem.nbytes[item]).sum()
         price = _DEARER ** self.lately[item] * cost / float(relief)
         return price * (1 + _NOISE * self.rng.random()) if self.rng else price
 
     def _present(self) -> list[Copy]:
-        """Return the lives of items that are resident at the worst step, but not used there."""
+        """Return the periods of items that are in memory at the worst step, but not used there."""
         problem, node = self.problem, self.line.steps[self.worst]
         own = {*problem.reads[node], *problem.makes[node]}
         return [
@@ -239,7 +242,7 @@ class _Gaps:
         ]
 
     def _reads(self, copies: list[Copy]) -> dict[int, list[int]]:
-        """Return the steps that read each item of `copies`."""
+        """Return for each item of `copies` the steps that read the item."""
         present = {copy.item for copy in copies}
         found: dict[int, list[int]] = {}
         for step, node in enumerate(self.line.steps):
@@ -249,10 +252,10 @@ class _Gaps:
         return found
 
     def _gap(self, copy: Copy, reads: list[int]) -> tuple[int, int]:
-        """Return the steps of the last read before the worst step and of the next one after it.
+        """Return the last step before the worst step that reads the item, and the next after it.
 
-        Without an earlier read, the first is the step that makes the item. Without a later read,
-        the second is -1.
+        If no earlier step reads the item, the first result is the step that makes the item. If no
+        later step reads it, the second result is -1.
         """
         start, end = copy.start, -1
         for step in reads:
@@ -264,13 +267,13 @@ class _Gaps:
         return start, end
 
     def _held(self, item: int, start: int, end: int) -> bool:
-        """Return True if the item is pinned or user-held somewhere between `start` and `end`."""
+        """Return True if `item` is pinned or user-held at any step between `start` and `end`."""
         first = self.line.first
         holds = self.problem.holds_of.get(item, ())
         return any(first[hold.first] < end and first[hold.last] > start for hold in holds)
 
     def _again(self, item: int, at: int) -> list[int] | None:
-        """Return the nodes that recompute `item` before step `at`, or None if one cannot run."""
+        """Return the nodes that recompute `item` before step `at`, or None if one cannot rerun."""
         problem = self.problem
         nodes: list[int] = []
         made: set[int] = set()
@@ -295,7 +298,7 @@ class _Gaps:
         return nodes
 
     def _alive(self, item: int, at: int) -> bool:
-        """Return True if `item` is resident just before step `at`, also by a recomputation."""
+        """Return True if `item` is in memory just before step `at`, possibly by a recomputation."""
         start, end = self.closed.get(item, (at, at))
         if start < at < end:
             return False
@@ -303,7 +306,9 @@ class _Gaps:
         return life >= 0 and at <= self.ends[item][life]
 
     def _where(self, item: int, end: int, nodes: list[int]) -> tuple[int, list[int]]:
-        """Find the latest step in the gap with room to recompute `nodes`, or the least excess.
+        """Find the latest step of a gap at which memory has room to recompute `nodes`.
+
+        If no step has enough room, find the step with the least excess.
 
         Returns:
             The step before which to recompute, and the nodes to recompute there.
@@ -313,7 +318,7 @@ class _Gaps:
         least, chosen, tried = np.inf, (end, nodes), 0
         for at in range(end, self.worst, -1):
             if at < end and memory[at] + size > self.budget:
-                break  # any earlier, the item does not fit between its recomputation and its reader
+                break  # At earlier steps, the item does not fit in memory until its reader runs.
             lull = at == end or (before[at] <= before[at + 1] and before[at] < before[at - 1])
             found = self._again(item, at) if lull else None
             if found is None:
@@ -328,7 +333,7 @@ class _Gaps:
 
     @cached_property
     def between(self) -> NDArray[np.int64]:
-        """For each step, the bytes that are resident between the previous step and this one."""
+        """For each step, the bytes that are in memory between the previous step and this step."""
         change = np.zeros(len(self.line.steps) + 2, dtype=np.int64)
         for copy in self.line.copies:
             change[copy.start + 1] += self.problem.nbytes[copy.item]

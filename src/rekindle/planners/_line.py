@@ -1,10 +1,10 @@
 """Select candidates for checkpoints along the forward pass, and make sequences that keep some.
 
 An *articulation* candidate is a value whose removal cuts the forward graph in two: all later values
-depend on earlier ones only through this value. Chen et al. 2016 assume a chain of such values;
-Checkmate (MLSys 2020) calls the variant AP. With *all*, every forward value is a candidate, in the
-program's order (Checkmate's linearised variant). `chen.py`, `revolve.py` and `rotor.py` use this
-module.
+depend on earlier ones only through this value. Chen et al. 2016 assume a chain of such values.
+Checkmate (MLSys 2020) calls this variant AP. With the kind *all*, every forward value is a
+candidate, in the program's order (Checkmate's linearised variant). `chen.py`, `revolve.py` and
+`rotor.py` use this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekindle.planners._problem import Problem
 def candidates(problem: Problem, line: Literal["articulation", "all"]) -> list[int]:
     """Return the items (storages) that may be checkpoints, in the order in which they are made.
 
-    All are made and read in the forward pass, and can be recomputed.
+    The forward pass makes and reads each of these items, and each can be recomputed.
 
     Args:
         problem: The nodes and items to plan, made from a trace.
@@ -61,7 +61,7 @@ def reverse(
     slots: int,
     split: Callable[[int, int], int],
 ) -> list[int]:
-    """Make a sequence that keeps at most `slots` candidates at once.
+    """Make a sequence that keeps at most `slots` checkpoint candidates at once.
 
     The values between two neighboring candidates are recomputed together when the backward pass
     first reads one of these values. They stay in memory until the backward pass has read them.

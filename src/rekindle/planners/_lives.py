@@ -1,7 +1,8 @@
-"""Find who reads the items (storages) of a sequence, and the gaps between these reads.
+"""Find the readers of the items (storages) of a sequence, and the gaps between these reads.
 
-A life of an item is a `Copy` of a timeline (`_sequence.py`): from the step that makes or swaps in
-the item to the last step that reads it. An item that is evicted and recomputed has several lives.
+A life of an item is a `Copy` of a timeline (`_sequence.py`). It lasts from the step that makes or
+swaps in the item to the last step that reads it. An item that is evicted and recomputed has several
+lives.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from rekindle.planners._sequence import Copy, Timeline, inputs_of
 @final
 @dataclass(frozen=True)
 class Lives:
-    """The lives of all items in a timeline. A life is named by its index in `Timeline.copies`."""
+    """The lives of all items (storages) in a timeline.
+
+    A life is one period in which an item is in memory. It is identified by its index in
+    `Timeline.copies`.
+    """
 
     made: Mapping[int, Sequence[int]]
     """For each step that makes or swaps in items, the lives that begin."""
@@ -26,7 +31,7 @@ class Lives:
 
     @staticmethod
     def of(line: Timeline) -> Lives:
-        """Find the lives and their readers in a sequence."""
+        """Find the lives of all items in a sequence, and the readers of each life."""
         made: dict[int, list[int]] = {}
         for life, copy in enumerate(line.copies):
             made.setdefault(copy.start, []).append(life)
@@ -41,9 +46,9 @@ class Lives:
 
 
 class Gap(NamedTuple):
-    """Interval between steps `begin` and `end`, in which `item` is resident without being needed.
+    """Interval between the steps `begin` and `end`, in which `item` is in memory but not needed.
 
-    Nothing reads the item in between, and it is neither pinned nor user-held there.
+    No step reads the item in between, and it is neither pinned nor user-held there.
     """
 
     item: int
@@ -52,7 +57,10 @@ class Gap(NamedTuple):
 
 
 def gaps(line: Timeline) -> list[Gap]:
-    """Return the longest gap in the life of each item, without gaps of no step or no bytes."""
+    """Return the longest gap in the life of each item, except gaps without steps or bytes.
+
+    A gap is an interval in which the item is in memory but not needed.
+    """
     lives = Lives.of(line)
     found: list[Gap] = []
     for copy, readers in zip(line.copies, lives.readers, strict=True):

@@ -1,8 +1,8 @@
-"""Build and solve integer programs. No other file uses the solver, HiGHS (Huangfu and Hall, 2018).
+"""Build and solve integer programs. No other file uses the solver HiGHS (Huangfu and Hall, 2018).
 
-A `Model` collects columns and rows as arrays; `solve` returns the best solution and the proven
-bound of the objective, which is minimised. The solver uses one thread, because planners may run in
-parallel. A column is a variable of the program, and a row is a constraint.
+A `Model` collects columns and rows as arrays. A column is a variable of the program, and a row is a
+constraint. `solve` returns the best solution and the proven bound of the objective, which is
+minimised. The solver uses one thread, because planners may run in parallel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 try:
     import highspy
-except ImportError as error:  # the solver is an optional extra
+except ImportError as error:  # The solver is an optional extra of the package.
     raise ImportError(
         "this planner solves integer programs with HiGHS; write: pip install 'rekindle[plan]'"
     ) from error
@@ -25,9 +25,10 @@ Floats = NDArray[np.float64]
 
 
 class _Silent(highspy.Highs):
-    """Solver that prints nothing: HiGHS 1.16 prints its version when callbacks are enabled.
+    """Solver that prints nothing.
 
-    The constructor enables them, by the method below.
+    HiGHS 1.16 prints its version when callbacks are enabled. The constructor of `Highs` enables
+    them with the method that this class overrides.
     """
 
     def enableCallbacks(self) -> None:
@@ -42,7 +43,7 @@ class Solution:
 
     Attributes:
         values: The values of the columns in the best solution, or None if none was found.
-        objective: The objective of that solution; infinite if none was found.
+        objective: The objective of the best solution; infinite if none was found.
         bound: The proven lower bound of the objective.
         infeasible: True if it is proven that no solution exists.
     """
@@ -55,7 +56,7 @@ class Solution:
 
 @final
 class Model:
-    """Integer program: min c x  subject to  all rows, lower <= x <= upper, some x integer."""
+    """Integer program: minimise c x, subject to all rows, lower <= x <= upper, some x integer."""
 
     def __init__(self) -> None:
         self._cost: list[float] = []
@@ -159,7 +160,7 @@ class Model:
         return self._solution(highs, relaxed)
 
     def _program(self, relaxed: bool) -> Any:
-        """Convert the model to a linear program for the solver HiGHS."""
+        """Convert the model to a linear program of the solver HiGHS."""
         program: Any = highspy.HighsLp()
         program.num_col_ = len(self._cost)
         program.num_row_ = len(self._row_lower)

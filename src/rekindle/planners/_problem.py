@@ -1,13 +1,13 @@
-"""Define the problem of a planner: computations in order over pieces of memory, made from a trace.
+"""Define the problem of a planner: operators in order, and the storages that they read and make.
 
 A **node** is an operator call of the program, or a moment at which the program itself reads a
 value. An **item** is a storage, or the workspace of an operator. Nodes read and make items. A plan
 runs every node once, in the order of the trace, and may run operators again in between. Parameters
-and other sources that stay from beginning to end are not items; their sizes add up to `fixed`.
+and other sources that stay in memory all the time are not items; their sizes add up to `fixed`.
 
-A workspace has no readers and exists only during each run of its node. Views cost no memory and
-have no items of their own: a node that reads a view reads the item of the view's storage.
-`_writer.to_schedule` adds the operators that make views again.
+A workspace is read by no node, and exists only while its own node runs. Views cost no memory and
+are not items: a node that reads a view reads the item of the view's storage. `_writer.to_schedule`
+adds the operators that make views again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use, check_t
 @final
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Interval in which `item` cannot be evicted, because it is pinned or user-held.
+    """Interval in which `item` (a storage) cannot be evicted, because it is pinned or user-held.
 
-    It begins with the first run of node `first` and ends with the first run of node `last`.
+    The interval begins with the first run of node `first` and ends with the first run of node
+    `last`.
     """
 
     item: int
@@ -52,13 +53,13 @@ class Problem:
     makes: tuple[tuple[int, ...], ...]
     """The items that each node makes."""
     overwrites: tuple[tuple[int, ...], ...]
-    """The items whose memory the first run of a node takes over (an in-place write)."""
+    """The items that the first run of each node overwrites in place, taking over their memory."""
     replayable: tuple[bool, ...]
-    """For each node, True if it can run again."""
+    """For each node, True if the node can run again."""
     op: tuple[OpId | None, ...]
-    """The operator of each node; None for a moment at which the program reads a value."""
+    """The operator of each node; None for a moment at which the program itself reads a value."""
     value: tuple[ValueId | None, ...]
-    """For each node, the value that the program reads; None if the node is an operator."""
+    """For each node, the value that the program itself reads; None if the node is an operator."""
     nbytes: tuple[Bytes, ...]
     """The bytes of each item."""
     maker: tuple[int, ...]
@@ -72,7 +73,7 @@ class Problem:
 
     @staticmethod
     def of(trace: Trace) -> Problem:
-        """Return the problem of a trace.
+        """Make the problem of a planner from a trace.
 
         Args:
             trace: The recorded program: operators, storages and events.
@@ -113,8 +114,8 @@ class Problem:
     def floor(self) -> Bytes:
         """A budget (bytes) below which no schedule exists.
 
-        It is the largest need of one node: what the node reads and makes, items that are pinned or
-        user-held then, and `fixed`.
+        It is the largest need of a single node: the items that the node reads and makes, the items
+        that are pinned or user-held while it runs, and `fixed`.
         """
         held = self.held_bytes
         need = 0
@@ -143,7 +144,7 @@ class Problem:
 
     @cached_property
     def holds_of(self) -> dict[int, list[Hold]]:
-        """For each item that is ever pinned or user-held, the intervals in which it is."""
+        """For each pinned or user-held item, the intervals in which it is pinned or user-held."""
         found: dict[int, list[Hold]] = {}
         for hold in self.holds:
             found.setdefault(hold.item, []).append(hold)
@@ -172,11 +173,11 @@ class _Distiller:
         self.references = [0] * len(trace.storages)
         self.held_since: dict[int, int] = {}
         self.pinned: set[int] = set()
-        # pinned storages that are still referenced -> first node of the interval
+        # storages that are pinned and still referenced -> first node of the interval
         self.pinned_since: dict[int, int] = {}
 
     def distil(self) -> Problem:
-        """Go through all events of the trace and return the problem."""
+        """Process all events of the trace and return the problem."""
         for event in self.trace.events:
             match event:
                 case Call(op_id, held):
@@ -196,7 +197,7 @@ class _Distiller:
                 case Drop(value):
                     self._end(self.held_since, self.trace.values[value])
         for since in (self.held_since, self.pinned_since):
-            for storage in list(since):  # pinned or user-held until the end of the program
+            for storage in list(since):  # Pinned or user-held until the end of the program.
                 self._end(since, storage)
         return Problem(
             self.trace,
@@ -215,10 +216,10 @@ class _Distiller:
         )
 
     def _repeatable(self) -> tuple[bool, ...]:
-        """Return for each node whether it can run again.
+        """Return for each node whether the node can run again.
 
-        A node can run again if its operator can. There is one exception: the node reads an item
-        that is later overwritten in place, and the node that makes this item cannot run again.
+        A node can run again if its operator can. The exception is a node that reads an item that is
+        later overwritten in place, if the node that makes this item cannot run again.
         """
         overwritten = {item for items in self.overwrites for item in items}
         lost: set[int] = set()
@@ -303,7 +304,7 @@ class _Distiller:
             self._end(self.pinned_since, storage)
 
     def _end(self, since: dict[int, int], storage: int) -> None:
-        """Add the interval in which a storage was pinned or user-held, if it was until now."""
+        """Add the interval in which `storage` was pinned or user-held, if `since` has its begin."""
         first = since.pop(storage, None)
         last = len(self.cost) - 1
         if first is not None and storage in self.item and first < last:
@@ -330,9 +331,9 @@ def _constants(trace: Trace) -> set[int]:
 
 
 def _sources_of_views(trace: Trace) -> list[tuple[StorageId, ...]]:
-    """Return for each value the storages that must be resident to read the value.
+    """Return for each value the storages that must be in memory to read the value.
 
-    These are its own storage and, for a view, the storages from which the view is made.
+    These are the storage of the value and, for a view, the storages from which the view is made.
     """
     found: list[tuple[StorageId, ...]] = [()] * len(trace.values)
     for op in trace.ops:

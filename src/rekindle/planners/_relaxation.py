@@ -71,10 +71,11 @@ from rekindle.planners._sequence import Timeline
 @final
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions of a solution, for each cut.
+    """Decisions of a solution of the integer program, for each cut.
 
-    `resident` are the items in memory at the cut; `again` are the nodes that are recomputed between
-    this cut and the next one.
+    A cut is a node (operator) at whose first run memory is constrained. `resident` are the items
+    (storages) in memory at the cut. `again` are the nodes that are recomputed between this cut and
+    the next one.
     """
 
     cuts: tuple[int, ...]
@@ -93,7 +94,9 @@ class Bandwidth:
 
 @final
 class Relaxation:
-    """The integer program for some cuts. Its objective is the time lost to recomputing and waiting.
+    """Integer program for some cuts. Its objective is the time lost to recomputing and waiting.
+
+    A cut is a node (operator) at whose first run memory is constrained.
 
     Args:
         problem: The nodes and items to plan, made from a trace.
@@ -124,7 +127,7 @@ class Relaxation:
         self._whole: list[dict[int, int]] = []
         self._unit = gcd(*problem.nbytes) or 1
         self.tick: float = problem.grain if bandwidth is None else problem.compute_ns / 1000 or 1.0
-        """The number of ns that 1 in the objective stands for."""
+        """Nanoseconds for which a value of 1 in the objective stands."""
         last = _last_use(problem)
         for k in range(len(self.cuts)):
             self._columns(k, last)
@@ -142,7 +145,7 @@ class Relaxation:
             self._while_again(k, node, budget)
 
     def decisions(self, values: Floats) -> Decisions:
-        """Return the decisions that a solution of the program means."""
+        """Convert a solution of the integer program to decisions for each cut."""
         resident = (
             frozenset(item for item, column in columns.items() if values[column] > 0.5)
             for columns in self._resident
@@ -177,7 +180,7 @@ class Relaxation:
     def lean(self, price: float) -> None:
         """Add a price to the objective for keeping items that are read only long after a cut.
 
-        Afterwards the optimum is no longer a lower bound.
+        With this price the optimum is no longer a lower bound.
 
         Args:
             price: The price of keeping the whole budget from the first cut to the end, as a
@@ -193,7 +196,7 @@ class Relaxation:
                     self.model.price(column, scale * problem.nbytes[item] * share)
 
     def fix(self, cut: int, items: Set[int], free: Set[int] = frozenset()) -> None:
-        """Fix the items that are resident at a cut.
+        """Fix which items (storages) are in memory at a cut.
 
         Args:
             cut: The node whose first run is the cut.
@@ -233,7 +236,7 @@ class Relaxation:
     def _price(self, node: int) -> float:
         """Return the coefficient in the objective for recomputing `node`.
 
-        With swapping it is 0, because the rows (clock) contain the cost of the node.
+        With swapping the coefficient is 0, because the rows (clock) contain the cost of the node.
         """
         return 0.0 if self.bandwidth else self.problem.cost[node] / self.tick
 
@@ -253,9 +256,9 @@ class Relaxation:
                     model.row([whole, *sources], [-1.0] + [1.0] * len(sources), lower=0.0)
 
     def _clock(self, bandwidth: Bandwidth) -> None:
-        """Add a column for the delay of each cut, and rows that say how long copies take.
+        """Add a column for the delay of each cut, and rows for the time that copies take.
 
-        The delay of a cut is the time by which its step begins later than without any copies.
+        The delay of a cut is the time by which its step starts later than it would without copies.
         """
         problem, model, cuts = self.problem, self.model, self.cuts
         before = np.concatenate(([0.0], np.cumsum(problem.cost))) / self.tick
@@ -268,10 +271,10 @@ class Relaxation:
         fetched = [self._fetched(k) for k in range(end)]
 
         def takes(lengths: list[tuple[int, float]], since: int, until: int) -> None:
-            """Add the row that all copies in `lengths` fit between two cuts.
+            """Add the row by which all copies in `lengths` must fit between two cuts.
 
-            The time begins at cut `since`, or with the first node if `since` is -1. It ends at cut
-            `until`.
+            The available time begins at cut `since`, or with the first node if `since` is -1. It
+            ends at cut `until`.
             """
             if not lengths:
                 return
@@ -308,8 +311,10 @@ class Relaxation:
     def _fetched(self, k: int) -> dict[int, int]:
         """Add F[k,i] for each item that is needed before interval k ends.
 
+        F[k,i] must be 1 if only a swap-in makes item i available.
+
         Returns:
-            For each item the column F, which must be 1 if only a swap-in makes the item available.
+            For each item the column of F.
         """
         needed = set(self._needed(k))
         if k + 1 < len(self.cuts):
@@ -336,7 +341,7 @@ class Relaxation:
         )
 
     def _available(self, k: int, item: int) -> list[int]:
-        """Return the variables of which one must be 1 for `item` to be available in interval k."""
+        """Return the columns of which one must be 1 if `item` is available in interval k."""
         columns = self._made(k, item)
         if self._back and item in self._back[k]:
             columns.append(self._back[k][item])
@@ -382,7 +387,7 @@ class Relaxation:
         return int(np.searchsorted(self.cuts, before, side="left")) - 1
 
     def _while_again(self, k: int, node: int, budget: Bytes) -> None:
-        """Add a constraint for memory while `node` is recomputed in interval k."""
+        """Add a row that constrains memory while `node` is recomputed in interval k."""
         if not 0 <= k < len(self.cuts) - 1 or node not in self._again[k]:
             return
         problem = self.problem
@@ -400,10 +405,10 @@ class Relaxation:
         )
 
     def _keep(self, k: int, item: int) -> int:
-        """Return a column that must be 1 if `item` is resident throughout interval k.
+        """Return a column that must be 1 if `item` is in memory throughout interval k.
 
-        That is so if the item is resident at the next cut, and neither recomputed nor swapped in
-        during interval k.
+        The item is in memory throughout if it is resident at the next cut, and neither recomputed
+        nor swapped in during interval k.
         """
         if (k, item) not in self._kept:
             column = self._kept[k, item] = self.model.column()
@@ -430,8 +435,8 @@ def _last_use(problem: Problem) -> list[int]:
 def decode(problem: Problem, decisions: Decisions) -> list[int]:
     """Make a sequence of nodes that follows the decisions and recomputes as late as possible.
 
-    Missing inputs of a node are recomputed just before it, with their own inputs. Items that should
-    be resident at a cut are recomputed just before the cut. The sequence may exceed the budget.
+    The missing inputs of a node are recomputed just before the node. Items that must be resident at
+    a cut are recomputed just before the cut. The sequence may exceed the budget.
     """
     steps: list[int] = []
     available: set[int] = set()

@@ -36,7 +36,7 @@ _MOST_ROUNDS = 25
 
 @final
 class Repairer:
-    """Maker of plans from solutions of the relaxation, for the budget of `fitter`."""
+    """Find plans for the budget of `fitter` by repairing solutions of the relaxation."""
 
     def __init__(self, problem: Problem, fitter: Fitter) -> None:
         self.problem = problem
@@ -64,7 +64,7 @@ class Repairer:
         return self._repair(relaxation, solution.values, budget, price)
 
     def neighbour(self, best: Timeline, rng: random.Random, share: float) -> Timeline | None:
-        """Search for a plan that differs from `best` in about `share` of the items.
+        """Search for a plan that differs from `best` in about the fraction `share` of the items.
 
         Returns:
             A plan that costs less than `best`, or None.
@@ -146,7 +146,7 @@ class Repairer:
     ) -> tuple[Relaxation, Floats] | None:
         """Solve the relaxation with the cuts `added`, and with the decisions at other cuts fixed.
 
-        If that has no solution, the decisions at the earlier cuts near the new ones are open too.
+        If no solution exists, the decisions at the earlier cuts near the new ones are open too.
         """
         cuts = sorted({*before, *added})
         near = sorted(before, key=lambda cut: min(abs(cut - other) for other in added))
@@ -171,6 +171,8 @@ def worst_moments(
     apart: int = 3,
 ) -> list[int]:
     """Choose new cuts at the steps where a sequence exceeds the budget most.
+
+    A cut is a node at whose first run the relaxation constrains memory.
 
     Args:
         line: The sequence of nodes, as a timeline.
@@ -200,11 +202,11 @@ def worst_moments(
 
 
 def moment_of(line: Timeline, step: int) -> int:
-    """Return the node that is computed for the first time at `step` or, if none, next after it."""
+    """Return the node that is first computed at `step`, or else the next one first computed."""
     return min(int(line.first.searchsorted(step)), len(line.problem) - 1)
 
 
 def residents(line: Timeline, cut: int) -> set[int]:
-    """Return the items that are resident when node `cut` first runs."""
+    """Return the items (storages) that are in memory when node `cut` first runs."""
     step = int(np.asarray(line.first)[cut])
     return {copy.item for copy in line.copies if copy.start < step <= copy.end}

@@ -62,7 +62,8 @@ class Plan:
     recompute_ns: Nanoseconds | None = None
     peak: Bytes | None = None
     smallest_budget: Bytes | None = None
-    """If no schedule was found: the smallest budget for which this planner knows a schedule."""
+    """If no schedule was found: the smallest budget for which this planner knows a schedule.
+    """
     needed: Bytes = 0
     """The budget below which provably no schedule exists."""
     waiting_ns: Nanoseconds = 0
@@ -94,7 +95,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """The most that a better schedule could save: (cost - bound) / cost; None without one."""
+        """Largest share of the cost that a better schedule could save; None if there is none."""
         if self.cost_ns is None:
             return None
         return (self.cost_ns - self.bound_ns) / self.cost_ns if self.cost_ns else 0.0

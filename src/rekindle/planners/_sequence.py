@@ -1,11 +1,13 @@
 """Define sequences, the internal form of plans: nodes in the order in which they run.
 
 A node is an operator and an item is a storage (`_problem.py`). A step is an index into a sequence.
-The first occurrence of a node is its first computation, later ones are recomputations. The order of
-the nodes determines everything else. An item is best freed right after its last reader before it is
-made again or the program ends. That gives the memory at every step and the schedule (`_writer.py`).
+The first occurrence of a node is its first computation; later occurrences are recomputations. The
+order of the nodes determines everything else, because every item is freed as early as possible.
+That is right after its last reader before the item is made again or the program ends. So a sequence
+has a known memory at every step, and a known schedule (`_writer.py`).
 
-With swapping, a sequence may also contain ~i, a number below zero: item i is swapped in there.
+With swapping, a sequence may also contain ~i, a number below zero, which means that item i is
+swapped in at this step.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from rekindle.planners._problem import Hold, Problem
 @final
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One life of an item in memory: made or swapped in at step `start`, last read at step `end`.
+    """One period of an item in memory, from step `start` that makes it to its last reader at `end`.
 
-    If the item is pinned or user-held after its last read, the life lasts until it no longer is.
+    An item is a storage. Step `start` computes or swaps in the item. If the item is pinned or
+    user-held after its last reader, the period lasts until it no longer is.
     """
 
     item: int
@@ -56,17 +59,17 @@ class Timeline:
 
 
 def cost_of(problem: Problem, steps: Iterable[int]) -> Nanoseconds:
-    """Return the total cost (ns) of the nodes in `steps`; swap-ins count as 0."""
+    """Return the total cost (ns) of the nodes in `steps`; swap-ins cost 0."""
     return sum(problem.cost[node] for node in steps if node >= 0)
 
 
 def results_of(problem: Problem, step: int) -> tuple[int, ...]:
-    """Return the items that an entry `step` of a sequence makes or swaps in."""
+    """Return the items (storages) that the entry `step` of a sequence makes or swaps in."""
     return problem.makes[step] if step >= 0 else (~step,)
 
 
 def inputs_of(problem: Problem, step: int) -> tuple[int, ...]:
-    """Return the items that an entry `step` of a sequence reads; none for a swap-in."""
+    """Return the items (storages) that the entry `step` of a sequence reads; none for a swap-in."""
     return problem.reads[step] if step >= 0 else ()
 
 
@@ -81,13 +84,14 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
         ValueError: A step reads an item that is not resident, or swaps in an item without a copy on
             the host.
     """
-    made: dict[int, int] = {}  # the step at which the current life of an item began
-    needed: dict[int, int] = {}  # the last step so far that reads the item in its current life
+    made: dict[int, int] = {}  # item -> the step at which the item's current period in memory began
+    needed: dict[int, int] = {}  # item -> the last step so far that reads the item in this period
     first = np.full(len(problem), len(steps), dtype=np.int64)
     copies: list[Copy] = []
     freed_by_overwriting: list[tuple[int, int]] = []
-    held: dict[int, int] = {}  # pinned and user-held items now, and the node until which they are
-    ending: dict[int, list[int]] = {}  # for each node, the items that are held until this node
+    held: dict[int, int] = {}  # pinned or user-held item -> the node until which it is
+    # for each node, the items that are pinned or user-held until this node
+    ending: dict[int, list[int]] = {}
     starting: dict[int, list[Hold]] = {}
     for hold in problem.holds:
         starting.setdefault(hold.first, []).append(hold)
@@ -137,7 +141,8 @@ def _memory(
     sizes = np.array([problem.nbytes[copy.item] for copy in copies], dtype=np.int64)
     np.add.at(change, np.array([copy.start for copy in copies], dtype=np.int64), sizes)
     np.subtract.at(change, np.array([copy.end + 1 for copy in copies], dtype=np.int64), sizes)
-    for step, item in lent:  # the in-place output of this step takes over the memory: count once
+    # The in-place output of this step takes over the memory of `item`: count it once.
+    for step, item in lent:
         change[step] -= problem.nbytes[item]
         change[step + 1] += problem.nbytes[item]
     return np.cumsum(change[:-1]) + problem.fixed
@@ -162,10 +167,10 @@ def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
 
 
 def settle(line: Timeline) -> Timeline:
-    """Move the nodes at which the program reads a value to the earliest possible step.
+    """Move the nodes at which the program itself reads a value to the earliest possible step.
 
-    That is the earliest step at which their items are resident. The verifier lets such reads happen
-    that early. The moment affects memory if a variable of the program holds the value from then on.
+    That is the earliest step at which their items are in memory. The verifier allows such early
+    reads. The step matters if a variable of the program holds the value from then on.
     """
     problem, moved = line.problem, False
     for node, op in enumerate(problem.op):

@@ -1,6 +1,6 @@
-"""Make a sequence of nodes fit the budget: swap out the items that are not read for longest.
+"""Fit a sequence of nodes into the budget: swap out the storages that stay unread for longest.
 
-This is Belady's rule (1966). If the backward pass retraces the forward pass, these are the items
+This is Belady's rule (1966). If the backward pass retraces the forward pass, these are the storages
 that are made first. They also leave most time for the copies to the host and back.
 """
 
@@ -18,7 +18,7 @@ def squeeze(line: Timeline, budget: Bytes) -> list[int] | None:
     """Add swap-ins to a sequence until no step needs more than `budget` (bytes).
 
     Returns:
-        The steps with swap-ins, or None if some step still needs more than the budget.
+        The steps with swap-ins, or None if some step still exceeds the budget.
     """
     problem = line.problem
     memory = line.memory.copy()

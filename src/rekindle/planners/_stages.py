@@ -21,9 +21,9 @@ from rekindle.planners._problem import Problem
 @final
 @dataclass(frozen=True)
 class Stages:
-    """A program as a chain: the forward and backward nodes of each stage, in order.
+    """A program as a chain of stages: the forward and backward nodes of each, in order.
 
-    The loss is in `backward[-1]`.
+    The nodes of the loss are in `backward[-1]`.
     """
 
     forward: tuple[tuple[int, ...], ...]
@@ -97,7 +97,7 @@ def _measure(
 
 
 def _peak(problem: Problem, nodes: Sequence[int], stay: set[int]) -> int:
-    """Return the most bytes of results if only `nodes` run; items in `stay` are never freed."""
+    """Return the most bytes in use if only `nodes` run; items in `stay` are never freed."""
     last: dict[int, int] = {}
     for node in nodes:
         for item in (*problem.makes[node], *problem.reads[node]):

@@ -1,8 +1,8 @@
 """Compute a lower bound for programs that recompute and swap, by the cut relaxation with copies.
 
-This module gives only a bound and no plan. The relaxation (`_relaxation.py`) leaves out the times
-of copies within an interval, limits of the host's memory, and memory between the cuts. That makes
-the bound smaller, but the bound stays valid.
+This module gives only a bound and no plan. The relaxation (`_relaxation.py`) ignores the times of
+copies within an interval, limits of the host's memory, and memory between the cuts. The bound is
+therefore lower than it could be, but it is valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def swap_bound(
     cuts: int = 6,
     time_limit: float = 30.0,
 ) -> Nanoseconds | None:
-    """Return a lower bound (ns) for the end of any run within a budget.
+    """Return a lower bound (ns) for the time at which any run within a budget ends.
 
     Args:
         problem: The nodes and items to plan, made from a trace.

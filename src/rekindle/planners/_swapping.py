@@ -9,9 +9,9 @@ search starts from
 - sequences that are planned for more memory than the budget and swap the excess (`_squeeze.py`):
   the faster the transfer, the larger the best excess.
 
-Then the search changes the best of these: recomputations become swap-ins, swap-ins become
-recomputations, and resident items are swapped out to make room for others. Only changes that make
-the program end sooner are kept, so a plan is never slower than the start of the search.
+Next, the search changes the best of these sequences. Recomputations become swap-ins, swap-ins
+become recomputations, and resident items are swapped out to make room for others. Only changes that
+make the program end sooner are kept, so the plan is never slower than the start of the search.
 `_swap_bound.py` computes the lower bound.
 """
 
@@ -31,25 +31,27 @@ from rekindle.planners._swap_bound import swap_bound
 from rekindle.planners.given import steps_of
 from rekindle.schedule import Schedule
 
-# Shares of the time limit for the parts of the search.
-_ALONE: Final = 0.15  # for the search for a plan that only recomputes
-_WIDER: Final = 0.03  # for each plan for more memory than the budget
-_BOUND: Final = 0.15  # for the lower bound
+# Shares of the time limit for the three parts of the search.
+_ALONE: Final = 0.15  # share for the search for a plan that only recomputes
+_WIDER: Final = 0.03  # share for each plan for more memory than the budget
+_BOUND: Final = 0.15  # share for the computation of the lower bound
 
-_PARTS: Final = (1.0, 0.5, 0.25, 0.125)  # shares of the missing memory to swap, tried first
-_SIDES: Final = (1, -1, 1, -1)  # then try a share above (1) or below (-1) the best one so far
-_MARGINS: Final = (1.0, 0.9)  # shares of the budget to fill; the rest is for early swap-ins
+# shares of the missing memory to swap that the search tries first
+_PARTS: Final = (1.0, 0.5, 0.25, 0.125)
+# next, the search tries a share above (1) or below (-1) the best one so far
+_SIDES: Final = (1, -1, 1, -1)
+_MARGINS: Final = (1.0, 0.9)  # shares of the budget to fill; swap-ins that start early use the rest
 _MOST_AT_ONCE: Final = 64  # most edits of a sequence in one attempt
-_AGAIN: Final = 4  # number of edits in the attempt after one with a single edit failed
+_AGAIN: Final = 4  # number of edits to make at once after an attempt with a single edit failed
 _PATIENCE: Final = 300  # failed attempts after which the search ends
 
 Alone = Callable[[Bytes, float], Sequence[int] | None]
-"""Function from a budget and seconds to a sequence that only recomputes and fits, or None."""
+"""Function of a budget and seconds that returns a fitting sequence without swaps, or None."""
 
 
 @final
 class Mixer:
-    """Search for a mixture of recomputing and swapping.
+    """Search for the best mixture of recomputing and swapping.
 
     Args:
         search: The state of the search.
@@ -109,9 +111,9 @@ class Mixer:
     def _widen(self) -> None:
         """Try plans for more memory than the budget that swap the excess.
 
-        The excess is a share of the memory that is missing to keep everything; with a share of 1
-        nothing is recomputed. Four distant shares come first, then shares between the best one and
-        its neighbors.
+        The excess is a share of the memory that is missing to keep everything. With a share of 1
+        nothing is recomputed. Four distant shares come first, and next shares between the best one
+        and its neighbors.
         """
         found: dict[float, Nanoseconds] = {}
         if self.search.cost is not None:
@@ -126,7 +128,7 @@ class Mixer:
                 self._squeezed((best + nearest) / 2, found)
 
     def _squeezed(self, part: float, found: dict[float, Nanoseconds]) -> None:
-        """Try to swap the share `part` of the missing memory.
+        """Try to swap the share `part` of the memory that is missing to keep everything.
 
         The end (ns) of the fastest plan with this share is stored in `found`.
         """
@@ -147,7 +149,7 @@ class Mixer:
                 found[part] = min(end, found.get(part, end))
 
     def _prove(self) -> None:
-        """Raise the lower bound to that of the cut relaxation with copies."""
+        """Raise the lower bound of the search to the bound of the cut relaxation with copies."""
         search, swap = self.search, self.search.swap
         assert swap is not None
         seconds = min(search.left, _BOUND * search.time_limit)
@@ -187,7 +189,7 @@ class Mixer:
         noisy.sort(key=lambda pair: -pair[0])
         steps = changed(line.steps, [edit for _, edit in noisy[:number]])
         if self._try(steps, kind) is not None and search.best_ns >= before:
-            # The edits may have freed memory. Other results can stay there instead of being made
+            # The edits may have freed memory in which other results can stay, instead of being made
             # again.
             room = timeline(self.problem, prune(self.problem, steps))
             self._try(changed(room.steps, keep_instead(room, search.budget)), f"{kind}, keep")

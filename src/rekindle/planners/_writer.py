@@ -84,7 +84,7 @@ class _Writer:
         return Schedule(tuple(self.actions), made_by)
 
     def _frees(self) -> list[list[int]]:
-        """Return for each step the items to free after it; overwritten items are not freed."""
+        """Return for each step the items to free after the step, without overwritten items."""
         problem, steps = self.line.problem, self.line.steps
         frees: list[list[int]] = [[] for _ in steps]
         for copy in self.line.copies:
@@ -105,12 +105,12 @@ class _Writer:
     # -- computing ------------------------------------------------------------------------------
 
     def _constants(self) -> None:
-        """Run the next operators that are not nodes of the problem: they make parameters."""
+        """Add the next operators that make parameters, which are not nodes of the problem."""
         while self.next_op < len(self.trace.ops) and self.next_op not in self.nodes:
             self._compute(OpId(self.next_op), True)
 
     def _compute(self, op_id: OpId, is_first: bool) -> None:
-        """Run an operator, after the views that it reads and that are not resident."""
+        """Add an operator, after the views that it reads and that are not in memory."""
         op = self.trace.ops[op_id]
         for value in op.inputs:
             self._define(value)
@@ -128,7 +128,7 @@ class _Writer:
             self.carrier.timeline.need(self.trace.values[value])
 
     def _define(self, value: ValueId) -> None:
-        """Run the view operators that make `value`, if its storage was recomputed without views."""
+        """Add the view operators that make `value`, if its storage was recomputed without views."""
         if self.defined[value]:
             return
         if self.trace.is_root(value):
@@ -142,9 +142,9 @@ class _Writer:
         self._compute(op_id, False)
 
     def _free(self, item: int) -> None:
-        """Evict or free an item. Copy it to the host before, if it is swapped in later."""
+        """Evict or free an item (storage), after copying it to the host if it is needed later."""
         storage = self.line.problem.storage[item]
-        if storage is None:  # the item is a workspace, which schedules do not mention
+        if storage is None:  # The item is a workspace, which schedules do not mention.
             return
         if self.carrier is not None and self.carrier.must_send(item):
             self._act(SwapOut(storage))
@@ -171,7 +171,7 @@ class _Writer:
             self._swap_in(item)
 
     def _bring_back(self, item: int) -> None:
-        assert self.carrier is not None, "what comes back from a host needs one: give swap"
+        assert self.carrier is not None, "a swap-in needs the bandwidth of a host: give swap"
         if not self.carrier.came_ahead(item):
             self._swap_in(item)
 
@@ -182,7 +182,7 @@ class _Writer:
             self.defined[value] = self.trace.maker[value] < self.next_op
 
     def _save(self, items: tuple[int, ...]) -> None:
-        """Copy to the host the `items` that the next operator overwrites, if swapped in later."""
+        """Copy `items`, which will be overwritten, to the host if they are swapped in later."""
         for item in items:
             if self.carrier is not None and self.carrier.must_send(item):
                 self._act(SwapOut(self._storage(item), keep=True))

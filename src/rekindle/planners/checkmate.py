@@ -48,7 +48,7 @@ from rekindle.planners._result import Plan, Status
 @final
 @dataclass(frozen=True)
 class Checkmate:
-    """Checkmate's integer program, solved to optimality or until the time limit.
+    """Planner that solves Checkmate's integer program to optimality, or until the time limit.
 
     Args:
         time_limit: Seconds after which the best plan so far is returned.
@@ -92,7 +92,7 @@ class Checkmate:
         """Minimise the peak instead of the cost, to find a budget that suffices.
 
         Returns:
-            A note for the plan if that peak is proven minimal, else an empty text.
+            A note for the plan if the peak found is proven minimal, else an empty text.
         """
         stages = Stages(problem, None)
         solution = stages.model.solve(time_limit=search.left)
@@ -163,12 +163,12 @@ def _above(stays: Floats, threshold: float) -> Callable[[int, int], bool]:
 
 
 def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
-    """Compute the fewest recomputations, given the items that stay (phase two of section 5).
+    """Compute the fewest recomputations if the items that stay are given (phase two of section 5).
 
     Args:
         problem: The nodes and items to plan, made from a trace.
-        kept: A function of (stage, item): True if the item stays in memory from the previous stage
-            to this stage.
+        kept: A function of (stage, item) that returns True if the item stays in memory from the
+            previous stage to this stage.
 
     Returns:
         The nodes in the order in which they run.
@@ -199,7 +199,7 @@ def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
 
 @final
 class Stages:
-    """Checkmate's integer program. If `budget` is None, it minimises the peak, not the cost."""
+    """Checkmate's integer program. It minimises the cost, or the peak if `budget` is None."""
 
     def __init__(self, problem: Problem, budget: Bytes | None) -> None:
         self.problem = problem

@@ -1,15 +1,16 @@
 """Plan with sublinear memory by segments (Chen, Xu, Zhang and Guestrin, arXiv 1604.06174).
 
 The forward pass keeps some values as checkpoints. The values between two checkpoints are a segment.
-They are recomputed once, when the backward pass first reads one of them.
+A segment is recomputed once, when the backward pass first reads one of its values.
 
 - *sqrt(n)* (section 3): keep every k-th candidate, with k about sqrt(n). This needs O(sqrt n)
   memory and at most one extra forward pass. Other k are tried as well, for smaller budgets.
 - *greedy* (section 4.3, algorithm 3): keep a candidate when the bytes of the values since the last
   kept candidate exceed b. Several b are tried, as the paper does in its figure 5.
 
-Candidates are the articulation points of the forward graph (the paper's chains), or with
-`line="all"` all forward values in the program's order: Checkmate's AP and linearised variants.
+Candidates are the articulation points of the forward graph (the paper's chains). With `line="all"`
+they are all forward values in the program's order. Checkmate calls these variants AP and
+linearised.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from rekindle.planners._result import Plan
 @final
 @dataclass(frozen=True)
 class ChenSqrt:
-    """Planner that keeps every k-th candidate, with the cheapest k near sqrt(n) that fits.
+    """Planner that keeps every k-th checkpoint candidate, with the cheapest k that fits.
+
+    Only values of k near sqrt(n) are tried, where n is the number of candidates.
 
     Args:
         line: The values that may be checkpoints: "articulation" points (`_line.py`), or "all".
@@ -48,7 +51,10 @@ class ChenSqrt:
 def sequences(
     problem: Problem, line: Literal["articulation", "all"] = "all"
 ) -> Iterator[list[int]]:
-    """Yield a sequence of nodes for each k up to 2 sqrt(n), and one that keeps no candidate."""
+    """Yield a sequence for each k up to 2 sqrt(n) that keeps every k-th candidate, and one more.
+
+    The last sequence keeps no candidate.
+    """
     candidates = _line.candidates(problem, line)
     root = max(1, isqrt(len(candidates)))
     return _sequences(
@@ -60,7 +66,7 @@ def sequences(
 @final
 @dataclass(frozen=True)
 class ChenGreedy:
-    """Planner that keeps a candidate when the bytes since the last kept one exceed a bound.
+    """Planner that keeps a checkpoint whenever the bytes since the last checkpoint exceed a bound.
 
     Args:
         line: The values that may be checkpoints: "articulation" points (`_line.py`), or "all".

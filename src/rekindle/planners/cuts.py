@@ -45,18 +45,19 @@ from rekindle.schedule import Schedule
 # Prices for `Relaxation.lean`: the price of keeping the whole budget to the end, as a share of the
 # program's cost. The lowest price only decides ties; the highest one dominates the solution.
 _PRICES = (0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.3)
-_MARGINS = (1.0, 0.98, 0.93)  # shares of the budget to plan with; the rest is room for repairs
+# shares of the budget to plan with; the rest of the budget is room for repairs
+_MARGINS = (1.0, 0.98, 0.93)
 _SHARES = (0.05, 0.1, 0.2, 0.4)  # shares of the items that `Repairer.neighbour` leaves open
 _SHAKES, _SHAKING = 10, 2.0  # most calls of `Fitter.shake` in a row, and the seconds for them
 _MOST_CUTS = 24
-_GAP = 0.001  # a plan from which a search with swapping starts is good enough at this gap
-_ASIDE = 0.25  # additional share of the time to find a larger budget, if this one has no plan
+_GAP = 0.001  # gap at which a plan is good enough to start a search with swapping
+_ASIDE = 0.25  # additional share of the time to find a larger budget, if the given one has no plan
 _CLASSICS = 0.01  # share of the time for plans of Chen and Revolve, which are found quickly
 _BEGINNING = 0.25  # share of the time to make the sequence without evictions fit the budget
 
 
 def _smaller(search: Search, seconds: float) -> None:
-    """If the budget has no plan, search for the smallest budget that has one, for `seconds`."""
+    """If no plan fits the budget, search for the smallest budget with a plan, for `seconds`."""
     problem, until = search.problem, search.seconds + seconds
     if search.best is not None or search.smallest is None:
         return
@@ -68,9 +69,8 @@ def _smaller(search: Search, seconds: float) -> None:
         if line is None:
             low = middle
         else:
-            # The peak of `line` may be below `middle`. But the planner, given only that peak as the
-            # budget, might not find the plan again. So `middle` is the smallest budget known to
-            # work.
+            # The peak of `line` may be below `middle`. But the planner might find no plan if that
+            # peak were its budget. So `middle` is the smallest budget that is known to work.
             search.smallest = middle
 
 
@@ -161,14 +161,15 @@ class _Rounds:
         self.cuts = [int(memory.argmax())]
         self.tight: set[tuple[int, int]] = set()
         self.rng = random.Random(planner.seed)
-        self.until = float("inf")  # seconds after which the current part of the search must end
+        # seconds since the start at which the current part of the search must end
+        self.until = float("inf")
         self.fitter = Fitter(self.problem, search.budget, self._left)
         self.repairer = Repairer(self.problem, self.fitter)
 
     def begin(self) -> None:
         """Make the sequence without evictions fit the budget, and offer the result as a plan.
 
-        If that fails, try slightly smaller budgets, for which the greedy search may succeed.
+        If this fails, try slightly smaller budgets, for which the greedy search may succeed.
         """
         everything = timeline(self.problem, range(len(self.problem)))
         self.until = self.search.seconds + _BEGINNING * self.planner.time_limit
@@ -190,7 +191,7 @@ class _Rounds:
     def run(self) -> int:
         """Run rounds until the plan is good enough or time is over; return the number of cuts."""
         search = self.search
-        # seconds of local search in a round; doubled after each round
+        # seconds of local search in the next round; doubled after each round
         turn = self.planner.time_limit / 120
         while search.left > 0 and not self._close_enough():
             began = search.seconds
@@ -211,10 +212,11 @@ class _Rounds:
         return best is not None and best.cost - self.search.bound <= self.planner.gap * best.cost
 
     def _exact(self) -> Timeline | None:
-        """Solve the relaxation with the cuts so far to optimality.
+        """Solve the relaxation with the current cuts to optimality.
 
-        With a few random seeds the solver takes very long (one program: 0.03 s with three seeds,
-        30 s with the fourth). So the solver is restarted with another seed and twice the time.
+        With some random seeds the solver takes very long (one program: 0.03 s with three seeds, 30
+        s with a fourth one). So after a short time the solver is restarted with another seed and
+        twice the time.
 
         Returns:
             The sequence of the best solution, or None if the solver found none in time.
@@ -228,7 +230,7 @@ class _Rounds:
         while search.left > 0 and not self._close_enough():
             solution = relaxation.model.solve(
                 time_limit=min(search.left, seconds),
-                absolute_gap=0.999,  # costs are whole numbers here: a smaller gap means optimal
+                absolute_gap=0.999,  # Costs are whole numbers here, so a gap below 1 means optimal.
                 start=start,
                 seed=seed,
                 watch=lambda _, bound: self._raise_bound(bound, note),
@@ -255,8 +257,8 @@ class _Rounds:
     def _lean(self) -> None:
         """Make plans from one cut, with several prices and shares of the budget.
 
-        With a few prices the solver takes very long. So all attempts get a short time first, then a
-        longer one.
+        With some prices the solver takes very long. So all attempts get a short time first, and a
+        longer one afterwards.
         """
         search, limit = self.search, self.planner.time_limit
         end = search.seconds + limit / 6
@@ -297,7 +299,7 @@ class _Rounds:
                 return
 
     def _add_cuts(self, line: Timeline) -> bool:
-        """Add cuts, or rows to `tight`, where `line` exceeds the budget most.
+        """Add cuts, or rows to `tight`, at the steps where `line` exceeds the budget most.
 
         Returns:
             True if anything was added.

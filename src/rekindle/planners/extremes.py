@@ -29,7 +29,7 @@ class KeepAll:
 @final
 @dataclass(frozen=True)
 class RecomputeAll:
-    """Planner whose backward operators each recompute all that they read from the beginning."""
+    """Planner that evicts everything: each backward operator recomputes all that it reads."""
 
     @property
     def name(self) -> str:

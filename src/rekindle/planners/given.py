@@ -1,7 +1,7 @@
-"""Make a plan of an existing schedule, such as that of a simulated or recorded run.
+"""Make a plan from an existing schedule, such as the schedule of a simulated or recorded run.
 
-This lets users compare online runs with plans on one problem. `steps_of` converts a schedule to a
-sequence of nodes (`_sequence.py`), from which a planner's search can start.
+Users compare online runs with plans this way. `steps_of` converts a schedule to a sequence of nodes
+(`_sequence.py`), from which the search of a planner can start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Given:
 
 
 def steps_of(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
-    """Convert a schedule to a sequence of nodes; operators of views and parameters are left out.
+    """Convert a schedule to a sequence of nodes, without operators that make views or parameters.
 
     A moment at which the program reads a value comes right after the node before it. A swap-in
     moves to the step before the first reader of the storage.
@@ -65,7 +65,7 @@ def steps_of(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     item_of = {storage: item for item, storage in enumerate(problem.storage)}
     node_of = {op: node for node, op in enumerate(problem.op) if op is not None}
     steps: list[int] = []
-    coming: set[int] = set()  # items swapped in and not read since then
+    coming: set[int] = set()  # items that were swapped in, and not read since then
     following = 0  # the next node to run for the first time
 
     def run(node: int) -> None:
@@ -90,7 +90,7 @@ def steps_of(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
                 if node == following:
                     following += 1
                 elif not problem.makes[node]:
-                    continue  # a view that is made again; views are not nodes
+                    continue  # The operator makes a view again, and views are not nodes.
                 run(node)
             case _:
                 pass

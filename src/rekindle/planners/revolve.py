@@ -50,7 +50,7 @@ def forwards(length: int, slots: int) -> int:
 
 @cache
 def split(length: int, slots: int) -> int:
-    """Return the number j of the first value to keep. If several j are optimal, return the last."""
+    """Return the number j of the first value to keep, or the last j if several are optimal."""
     if slots == 1:
         return length
     return min(
@@ -60,11 +60,11 @@ def split(length: int, slots: int) -> int:
 
 
 def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
-    """Return an optimal sequence of nodes for a homogeneous chain.
+    """Return an optimal sequence of nodes for a homogeneous chain of n stages.
 
-    While b_i runs, memory holds its gradient, its own result, and s values including f_i. While f_i
-    is recomputed, memory holds one gradient, f_i, and at most s values. So a budget of B values has
-    s = B - 2 slots.
+    Let f_i and b_i be the forward and the backward operator of stage i. While b_i runs, memory
+    holds its gradient, its own result, and s values including f_i. While f_i is recomputed, memory
+    holds one gradient, f_i, and at most s values. So a budget of B values has s = B - 2 slots.
 
     Returns:
         The sequence, or None if the program is not such a chain or no sequence fits the budget.
@@ -101,8 +101,8 @@ def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
 def chain_length(problem: Problem) -> int | None:
     """Return the length N of a homogeneous chain, or None if the program is not one.
 
-    The program has to be f_0 .. f_{N-1}, loss, b_{N-1} .. b_0, with equal sizes and equal costs of
-    all f_i.
+    The program must be f_0 .. f_{N-1}, loss, b_{N-1} .. b_0. All results must have equal sizes, and
+    all forward operators f_i equal costs.
     """
     nodes = len(problem)
     length = (nodes - 1) // 2
@@ -113,7 +113,7 @@ def chain_length(problem: Problem) -> int | None:
     if any(problem.makes[node] != (node,) for node in range(nodes)) or not all(problem.replayable):
         return None
     for node in range(nodes):
-        forward = 2 * length - node  # the forward node of a backward node
+        forward = 2 * length - node  # the number of the forward node, if `node` is a backward node
         wanted = {node - 1} if node else set[int]()
         if node > length:
             wanted.add(forward)
@@ -155,7 +155,7 @@ class Revolve:
 def sequences(
     problem: Problem, line: Literal["articulation", "all"] = "all"
 ) -> Iterator[list[int]]:
-    """Yield a sequence of nodes for each of many numbers of slots. More slots recompute less."""
+    """Yield a sequence of nodes for each of many numbers of slots; more slots recompute less."""
     candidates = _line.candidates(problem, line)
     slots = 1
     while slots <= 2 * len(candidates):

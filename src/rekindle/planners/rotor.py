@@ -95,7 +95,10 @@ class Rotor:
 @final
 @dataclass(frozen=True)
 class ChainPlan:
-    """Schedule for a chain; `time` is infinite and `operations` is empty if nothing fits."""
+    """Schedule for a chain of stages.
+
+    If nothing fits, `time` is infinite and `operations` is empty.
+    """
 
     time: float
     operations: tuple[Operation, ...]
@@ -203,7 +206,7 @@ class Table:
         return needs
 
     def operations(self) -> tuple[Operation, ...]:
-        """Return the optimal schedule, by recomputing which term of the minimum gave each C."""
+        """Return the optimal schedule, found by computing again which term gave each minimum."""
         if not self.rows or not np.isfinite(self.time):
             return ()
         done: list[Operation] = []
