@@ -1,4 +1,4 @@
-"""The simulator: replays traces within any budget and with any policy."""
+"""The simulator: replays recorded traces within any budget and with any policy."""
 
 from rekindle._public import publish
 from rekindle.simulator._curve import Point as Point

@@ -1,4 +1,4 @@
-"""Simulate a trace within many budgets, down to the smallest with which the run succeeds.
+"""Simulate a trace within many budgets, down to the smallest budget with which the run succeeds.
 
 `rekindle.profile`, `rekindle.max_batch` and the planners use this module.
 """
@@ -17,13 +17,14 @@ from rekindle.simulator._replay import replay
 from rekindle.trace import Trace, keep_all_peak, largest_need
 
 MOST_OVERHEAD = 10
-"""Most recomputation, as a multiple of the program's time; else the budget counts as too small."""
+"""Most recomputation that a budget may need, as a multiple of the program's time.
+"""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A budget (bytes), and the recomputation with this budget: time (ns), number of operators."""
+    """Result of a simulation: budget (bytes), time (ns) and number of recomputed operators."""
 
     budget: Bytes
     recompute_ns: Nanoseconds
@@ -45,7 +46,7 @@ def smallest_budget(trace: Trace, policy: Policy, *, above: Bytes = 0) -> Bytes:
     Args:
         trace: The recorded program: operators, storages and events.
         policy: The policy that selects storages to evict.
-        above: The result is not below this.
+        above: A lower limit of the result.
     """
     low, high = max(above, largest_need(trace)), keep_all_peak(trace)
     if low >= high or fits(trace, low, policy):
@@ -68,9 +69,10 @@ def curve(
 ) -> list[Point]:
     """Simulate a trace within evenly spaced budgets.
 
-    The largest is the peak without evictions, the smallest is the smallest with which a run
-    succeeds. The curve is made monotone: if a smaller budget happens to be faster than a larger
-    one, it gets the time of the larger one. Budgets with which the run fails are left out.
+    The largest budget is the peak without evictions. The smallest budget is the smallest one with
+    which a run succeeds. The curve is made monotone: a smaller budget that happens to be faster
+    than a larger one gets the time of the larger one. Budgets with which the run fails are left
+    out.
 
     Args:
         trace: The recorded program: operators, storages and events.

@@ -29,7 +29,7 @@ from rekindle.policies import Policy, Swap, score_of
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 Core = Literal["auto", "native", "python"]
-"""Name of the engine to use; "auto" is the native one if available. All give the same result."""
+"""Name of the engine to use. "auto" is the native one if available. All give the same result."""
 
 WORDS: Final = {
     kind: number for number, kind in enumerate((t.Call, t.Use, t.Pin, t.Retain, t.Release, t.Drop))
@@ -38,14 +38,15 @@ REPLAYABLE, HELD = 1, 2
 PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: how a run ended, as the native engine reports it
 
 _DEAD: Final = {"evict": 0, "ignore": 1, "banish": 2}
-_EXACT: Final = 2**53  # smaller integers are exact as floats, so both engines get equal scores
-_LONG: Final = 20_000  # number of events from which compiling the native engine is worth the wait
+_EXACT: Final = 2**53  # Smaller integers are exact as floats, so both engines compute equal scores.
+# number of events from which compiling the native engine takes less time than it saves
+_LONG: Final = 20_000
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals of a native run, with the names of the attributes of `Engine`."""
+    """Totals of a native run, in attributes of the same names as those of `Engine`."""
 
     memory: Bytes
     peak: Bytes
@@ -56,7 +57,7 @@ class Totals:
 
 @final
 class Played:
-    """Result of a native run. Its methods decode actions and other long lists on each call."""
+    """Result of a run on the native engine. Its methods decode long lists on each call."""
 
     def __init__(self, result: tuple[Any, ...]) -> None:
         self.status, self.numbers, totals = result[:3]
@@ -91,7 +92,8 @@ class Played:
     def steps(self) -> array[int]:
         """Return three words for each event: actions so far, memory (bytes), clock (ns).
 
-        If the event did not fit into the budget, the number of actions is stored as ~n.
+        If the event did not fit into the budget, the word for the actions is ~n, where n is their
+        number.
         """
         return words_of(self._arrays[3])
 
@@ -198,7 +200,7 @@ def numbers_of(swap: Swap | None) -> tuple[int, int, int, int, bool]:
 
 
 def _numbers_of(route: Route) -> tuple[array[int], ...]:
-    """Encode a plan to follow (`Route`) as flat arrays for the native engine."""
+    """Encode the plan that a run follows (`Route`) as flat arrays for the native engine."""
     restores, restored = array("q", [0]), array("q")
     for made in route.restores:
         restored.extend(made)
@@ -208,8 +210,8 @@ def _numbers_of(route: Route) -> tuple[array[int], ...]:
     return stops, moves, restores, restored, kept, copies
 
 
-# Encoded traces by the id() of the trace. A sweep replays one trace many times, and traces never
-# change, so each is encoded once.
+# Encoded traces by the id() of the trace. A sweep replays one trace many times. Traces never
+# change, so each trace is encoded only once.
 _encoded: dict[int, tuple[weakref.ref[t.Trace], array[int]]] = {}
 
 

@@ -1,11 +1,12 @@
 """Give the storages of a simulated run addresses on a device, and evict more if that fails.
 
 A budget counts bytes, but an allocator needs contiguous bytes. As on a real device, the engine
-first makes the sum of bytes fit, by the policy. If an allocation still fails, more storages are
-evicted, in one of two ways:
+first evicts storages by the policy until the sum of bytes fits the budget. If an allocation still
+fails, more storages are evicted, in one of two ways:
 
 - "window": the cheapest window of neighbors in memory (Coop, NeurIPS 2023), by the policy's score
-  without the size. If returning whole segments or pages to the device costs less, those.
+  without the size. If evicting whole segments or pages, and returning them to the device, costs
+  less, these are evicted instead.
 - "score": storages one after another, the lowest score first.
 
 The models of the allocators are in `rekindle.simulator.allocator`.
@@ -59,7 +60,7 @@ class Placement:
 
     Attributes:
         device: The settings of the device.
-        allocator: The state of its allocator.
+        allocator: The state of the device's allocator.
         repairs: How often storages were evicted because free memory was not contiguous.
         refusal: The last `NoRoom` that was raised because free memory was not contiguous.
     """
@@ -100,7 +101,7 @@ class Placement:
 
     @property
     def storages(self) -> set[StorageId]:
-        """The storages that have a block of memory now."""
+        """The storages that have a block of memory at the moment."""
         return {*self._blocks}
 
     def check(self) -> None:
@@ -134,7 +135,7 @@ class Placement:
         sizes = [trace.storages[storage] for storage in fresh]
         *blocks, workspace = yield from self._allocate([*sizes, op.workspace], engine)
         for storage, block in zip(fresh, blocks, strict=True):
-            if storage in self._blocks:  # a result that is resident already keeps its block
+            if storage in self._blocks:  # A result that is resident already keeps its block.
                 self._return(block)
             else:
                 self._keep(storage, block)
@@ -185,7 +186,7 @@ class Placement:
         return found
 
     def _repair(self, nbytes: Bytes, engine: Engine) -> Iterator[Action]:
-        """Evict storages whose eviction makes `nbytes` fit. If none are known, evict any one."""
+        """Evict storages whose eviction makes `nbytes` fit. If none are found, evict any."""
         self.repairs += 1
         victims = self._neighbors(nbytes, engine) if self.device.repair == "window" else []
         return engine.evict(victims) if victims else engine.shrink(engine.memory - 1)
@@ -193,7 +194,7 @@ class Placement:
     def _neighbors(self, nbytes: Bytes, engine: Engine) -> list[Storage]:
         """Return the cheapest storages whose eviction makes `nbytes` contiguous bytes free.
 
-        The list is empty if there are none.
+        The list is empty if no evictions free that many contiguous bytes.
         """
         by_id = {storage.id: storage for storage in engine.storages}
 

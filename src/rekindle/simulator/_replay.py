@@ -1,7 +1,7 @@
 """Replay a trace within a budget, with a policy, on a virtual clock and without a device.
 
-The engine that decides is the same as in the runtime. So simulated evictions are those of a real
-run. `rekindle.simulate`, sweeps, profiles and planners use this module.
+The engine that makes the decisions is the same as at runtime, so simulated evictions are those of a
+real run. `rekindle.simulate`, sweeps, profiles and planners use this module.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def replay(
     device: Device | None = None,
     core: Core = "auto",
 ) -> Record:
-    """Replay a trace.
+    """Replay a trace on a virtual clock.
 
     Args:
         trace: The recorded program: operators, storages and events.
@@ -57,10 +57,10 @@ def replay(
         policy: The policy that selects storages to evict.
         rules: Settings of the engine, such as the limit on recomputation.
         watch: A function that is called with the engine after every event. Python engine only.
-        route: A plan to follow; `policy` decides where the plan says nothing.
+        route: A plan to follow; where the plan decides nothing, `policy` decides.
         swap: Evicted values may also be swapped out, at this bandwidth. Python engine only.
-        device: Also simulate this device's allocator: the addresses that it gives to storages, and
-            its fragmentation. Python engine only.
+        device: Also simulate the allocator of this device: the addresses that it gives to storages,
+            and its fragmentation. Python engine only.
         core: The engine: "auto", "native" or "python".
 
     Returns:
@@ -78,9 +78,9 @@ def replay(
 
 
 class Run:
-    """A replay whose figures can also be read after a failure.
+    """A replay whose figures can be read even after the replay failed.
 
-    If the native engine replays it, the attribute `engine` has only the totals.
+    If the native engine performs the replay, the attribute `engine` has only the totals.
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class Run:
             self._perform(actions, engine)
             if self.timeline is not None:
                 self._copy(event, engine, self.timeline)
-            # the runtime would release the memory of these storages; a simulation has none
+            # In a real run the runtime would release the memory of these storages. A simulation has
+            # no memory to release.
             engine.idle.clear()
             if watch is not None:
                 watch(engine)
@@ -183,7 +184,7 @@ class Run:
                 timeline.follow(action, engine.memory)
 
     def _copy(self, event: Value | None, engine: Engine, timeline: Timeline) -> None:
-        """Wait until the value `event` can be read by the program, then start early swap-ins."""
+        """Wait until the program can read the value `event`, and start early swap-ins."""
         if event is not None:
             timeline.need(event.storage.id)
         self._perform(engine.discards(), engine)
@@ -216,7 +217,7 @@ class Run:
         )
 
     def _reported(self) -> tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the actions, and the clock and the memory at the beginning of each."""
+        """Return the actions, and the clock and the memory at the beginning of each action."""
         played, recorder = self._played, self._recorder
         if played is not None:
             return tuple(played.actions()), tuple(played.clock()), tuple(played.memory())

@@ -16,9 +16,9 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
     """Extrapolate a trace to another batch size.
 
     The size of every storage and the cost of every operator are assumed to grow linearly with the
-    batch. This holds if the program runs the same operators for each batch size. Costs are
-    measured, with noise. So a larger batch is never cheaper than a smaller one, and half the batch
-    never takes less than half the time.
+    batch. This holds if the program runs the same operators for each batch size. Measured costs are
+    noisy, so two rules limit them. A larger batch is never cheaper than a smaller one, and half the
+    batch never takes less than half the time.
 
     Args:
         small: A batch size and its trace.
@@ -55,5 +55,5 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
 
 
 def _shape(trace: Trace) -> object:
-    """Return all of a trace except sizes and costs, to check that two traces differ only there."""
+    """Return everything of a trace except sizes and costs, to compare two traces without these."""
     return trace.values, trace.events, [replace(op, cost=0, workspace=0) for op in trace.ops]

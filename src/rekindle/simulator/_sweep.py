@@ -1,6 +1,6 @@
 """Simulate many runs (traces x policies x budgets) in parallel processes.
 
-`rekindle simulate` and benchmarks use this module. A log is the file of a trace.
+`rekindle simulate` and benchmarks use this module. A log is the file that contains a trace.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Outcome:
 
 
 def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> Outcome:
-    """Simulate one run of `trace`; None: read the trace from the file `case.log`."""
+    """Simulate one run of `trace`. If `trace` is None, read it from the file `case.log`."""
     trace = trace or _load(case.log)
     everything = keep_all_peak(trace)
     budget = case.budget
@@ -119,7 +119,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
     except Thrashed:
         status = "thrash"
     waiting = run.timeline.waiting_ns if run.timeline else 0
-    # with `quirks`, add 1 ns: the clock of the DTR authors starts at 1
+    # With `quirks`, add 1 ns, because the clock of the DTR authors' simulator starts at 1.
     clock = run.engine.clock + waiting + case.quirks
     allocator = run.placement.allocator if run.placement else None
     return Outcome(
@@ -147,7 +147,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
 
 @final
 class _Counted(Policy):
-    """Wrapper of a policy that counts the scores that the policy computes in its last run."""
+    """Wrapper of a policy that counts the scores computed in the last run of the policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -174,7 +174,7 @@ def cases(
     swap: Swap | None = None,
     device: Device | None = None,
 ) -> list[Case]:
-    """Return a case for each combination of log, policy and ratio; the other settings are equal."""
+    """Return a case for each combination of log, policy and ratio, with equal other settings."""
     return [
         Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap, device=device)
         for log in logs
@@ -184,7 +184,7 @@ def cases(
 
 
 def sweep(wanted: Sequence[Case], *, processes: int = 1) -> Iterator[tuple[int, Outcome]]:
-    """Simulate all cases; yield each outcome with its position in `wanted` when it is done."""
+    """Simulate all cases, in any order; yield each outcome with its position in `wanted`."""
     if processes == 1 or len(wanted) == 1:
         for position, case in enumerate(wanted):
             yield position, run_case(case)

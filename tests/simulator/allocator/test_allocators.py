@@ -190,7 +190,7 @@ def _does_not_merge(allocator: Native) -> None:
     [
         (_overlaps, "does not touch"),
         (_miscounts, "allocated is miscounted"),
-        (_loses_a_free_block, "what is free is another"),
+        (_loses_a_free_block, "the index of free blocks is wrong"),
         (_does_not_merge, "are not merged"),
     ],
 )

@@ -1,4 +1,8 @@
-"""Model an allocator's blocks, and its pools of segments with an index of the free blocks."""
+"""Model the blocks of an allocator, and its pools of segments with an index of free blocks.
+
+A segment is a range of addresses that the allocator reserved from the device. It consists of
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from rekindle._types import Bytes
 
 @final
 class Block:
-    """Piece of a segment, free or in use. `mapped` is True if memory backs its addresses."""
+    """Piece of a segment, free or in use. `mapped` is True if device memory backs its addresses."""
 
     __slots__ = ("address", "following", "mapped", "nbytes", "pool", "previous", "used")
 
@@ -34,7 +38,7 @@ class Block:
         return self.previous is None and self.following is None
 
     def onward(self) -> Iterator[Block]:
-        """Yield this block and the following ones to the end of the segment."""
+        """Yield this block and all following blocks of its segment."""
         block: Block | None = self
         while block is not None:
             yield block
@@ -81,7 +85,7 @@ class Pool:
         self._at: dict[int, Block] = {}  # free and unmapped blocks, by address
 
     def put(self, block: Block) -> Block:
-        """Merge a free or unmapped block with like neighbors, and add the result to the index."""
+        """Merge a free or unmapped block with neighbors of its kind, and index the result."""
         behind, before = block.following, block.previous
         if behind is not None and not behind.used and behind.mapped == block.mapped:
             self.take(behind)

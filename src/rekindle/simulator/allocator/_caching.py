@@ -23,14 +23,14 @@ from rekindle.simulator.allocator._blocks import Block, Pool
 from rekindle.simulator.allocator._window import Choice, Loss, cheapest_window
 
 MIB: Final = 2**20
-GRAIN: Final = 512  #: the size of every block is a multiple of this (kMinBlockSize)
+GRAIN: Final = 512  #: the size of every block is a multiple of this number (kMinBlockSize)
 SMALL: Final = MIB  #: the largest request of the small pool (kSmallSize)
 SMALL_SEGMENT: Final = 2 * MIB  #: size of a segment of the small pool (kSmallBuffer)
 LARGE_SEGMENT: Final = 20 * MIB  #: usual size of a segment of the large pool (kLargeBuffer)
 
 
 def rounded(nbytes: Bytes) -> Bytes:
-    """Return the size of the smallest block that holds `nbytes` (PyTorch's `round_size`)."""
+    """Return the size of the smallest block that can hold `nbytes` (PyTorch's `round_size`)."""
     return max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
 
 
@@ -80,7 +80,7 @@ class CachingAllocator(ABC):
         block.pool.put(block)
 
     def pool_for(self, nbytes: Bytes) -> Pool:
-        """Return the pool for a request of `nbytes`."""
+        """Return the pool (small or large) that serves a request of `nbytes`."""
         return self.small if rounded(nbytes) <= SMALL else self.large
 
     @property
@@ -105,8 +105,8 @@ class CachingAllocator(ABC):
     def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
         """Yield choices of blocks whose eviction makes a request for `nbytes` fit.
 
-        Here they are the best windows of adjacent blocks, one for each segment of the pool. The
-        variants add others.
+        This class yields the best window of adjacent blocks of each segment of the pool. Subclasses
+        add other choices.
         """
         for first in self.pool_for(nbytes).segments:
             yield cheapest_window(first.onward(), nbytes, loss)
@@ -117,20 +117,22 @@ class CachingAllocator(ABC):
             yield from pool.segments
 
     def check(self) -> None:
-        """Assert that all blocks, segments and totals are consistent (for tests)."""
+        """Assert that all blocks, segments and totals are consistent. Tests call this."""
         blocks = [block for first in self.segments() for block in first.onward()]
         idle: set[Block] = set()
         for pool in (self.large, self.small):
             assert all(first.previous is None for first in pool.segments), "it begins elsewhere"
             idle.update(pool.free(), pool.unmapped())
-        assert idle == {block for block in blocks if not block.used}, "what is free is another"
+        assert idle == {block for block in blocks if not block.used}, (
+            "the index of free blocks is wrong"
+        )
         for block in blocks:
             behind = block.following
             assert block.nbytes > 0, f"{block}"
             assert block.nbytes % GRAIN == 0, f"{block}"
             assert block.mapped or not block.used, f"nothing is behind {block}"
             if behind is not None:
-                assert behind.previous is block, f"{block} is not linked to {behind}"
+                assert behind.previous is block, f"{block} is not the block before {behind}"
                 assert behind.address == block.end, f"{block} does not touch {behind}"
                 alike = not (block.used or behind.used) and block.mapped == behind.mapped
                 assert not alike, f"{block} and {behind} are not merged"
@@ -141,7 +143,7 @@ class CachingAllocator(ABC):
         reserved = sum(block.nbytes for block in blocks if block.mapped)
         assert self.allocated == allocated <= self.allocated_peak, "allocated is miscounted"
         assert self.reserved == reserved <= self.reserved_peak, "reserved is miscounted"
-        assert self.reserved <= self.limit, "the device does not have as much"
+        assert self.reserved <= self.limit, "more is reserved than the device has"
 
     def _reserve(self, nbytes: Bytes) -> None:
         self.reserved += nbytes
@@ -160,4 +162,4 @@ class CachingAllocator(ABC):
 
     @abstractmethod
     def _splits(self, pool: Pool, rest: Bytes) -> bool:
-        """Return True if the `rest` bytes that a request leaves of a block become a new block."""
+        """Return True if the `rest` bytes that a request does not need become a new block."""

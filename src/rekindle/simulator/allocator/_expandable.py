@@ -1,13 +1,14 @@
 """Model PyTorch's caching allocator for CUDA with `expandable_segments:True`.
 
 Each pool has one range of addresses. Memory is mapped page by page, at the lowest unmapped
-addresses that are wide enough. Pages that are wholly free are unmapped before an allocation fails.
+addresses that are wide enough. Pages that are entirely free are unmapped before an allocation
+fails.
 
 The model follows c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): Note [Expandable Segments],
-`find_expandable_block`, `try_allocate_expandable_block`, `map_block`, `unmap_block`, the search
-for a block in `get_free_block`. Not modeled: the end of the range of addresses (at 9/8 of the
-device's memory a second range begins), and the check of `set_per_process_memory_fraction`, which
-counts more than is mapped in the end.
+`find_expandable_block`, `try_allocate_expandable_block`, `map_block`, `unmap_block`, and the search
+for a block in `get_free_block`. Two details are not modeled. The range of addresses has no end, but
+in PyTorch a second range begins at 9/8 of the device's memory. The check of
+`set_per_process_memory_fraction` is left out; it counts more memory than is mapped in the end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RANGE: Final = 2**30 * LARGE_SEGMENT  # larger than any device; a multiple of bo
 
 @final
 class Expandable(CachingAllocator):
-    """Allocator with one segment per pool. The segment grows by pages; free pages are unmapped."""
+    """Allocator with one segment per pool, which grows by pages. Free pages are unmapped."""
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
@@ -61,9 +62,9 @@ class Expandable(CachingAllocator):
         self.reserved -= end - begin
 
     def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
-        """Yield choices of blocks to evict: windows of adjacent blocks, and scattered pages.
+        """Yield choices of blocks to evict: adjacent blocks, and blocks on separate pages.
 
-        Scattered pages help as well, because they can be unmapped, and mapped again at contiguous
+        Separate pages help as well, because they can be unmapped, and mapped again at contiguous
         addresses.
         """
         yield from super().ways(nbytes, loss)
@@ -75,8 +76,9 @@ class Expandable(CachingAllocator):
     def _best_fit(self, pool: Pool, nbytes: Bytes) -> Block | None:
         """Return a free block of at least `nbytes`, or None.
 
-        It is the smallest such block, unless the next larger one would be smaller after both had
-        grown into the unmapped memory behind them.
+        The smallest such block is returned, with one exception. If the next larger block would be
+        the smaller one after both had grown into the unmapped memory behind them, that block is
+        returned.
         """
         best: Block | None = None
         for block in pool.free(nbytes):
@@ -128,7 +130,7 @@ def _page(pool: Pool) -> Bytes:
 
 
 def _pages(first: Block) -> Iterator[tuple[Bytes, list[Block]]]:
-    """Yield for each mapped page of a segment its bytes and the blocks in use on the page."""
+    """Yield for each mapped page of a segment the page's bytes and the blocks in use on it."""
     page, blocks_on = _page(first.pool), dict[int, list[Block]]()
     for block in first.onward():
         if block.mapped:
@@ -139,7 +141,7 @@ def _pages(first: Block) -> Iterator[tuple[Bytes, list[Block]]]:
 
 
 def _could_be(block: Block) -> Bytes:
-    """Return the size that the block would have if the unmapped gap behind it were mapped."""
+    """Return the size that a block would have if the unmapped gap behind it were mapped."""
     behind = block.following
     return block.nbytes + (behind.nbytes if behind is not None and not behind.mapped else 0)
 
@@ -147,8 +149,8 @@ def _could_be(block: Block) -> Bytes:
 def _wide_enough(gap: Block, nbytes: Bytes) -> Block | None:
     """Return the block at which `nbytes` contiguous bytes would begin if `gap` were mapped.
 
-    That is the free block before `gap`, if there is one, else `gap`. Return None if both together
-    are too small.
+    This is the free block before `gap`, or `gap` if the block before is in use. Return None if both
+    together are too small.
     """
     before = gap.previous
     first = before if before is not None and not before.used else gap

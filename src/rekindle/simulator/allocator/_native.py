@@ -1,7 +1,7 @@
-"""Model PyTorch's caching allocator for CUDA as it is by default.
+"""Model PyTorch's caching allocator for CUDA with its default settings.
 
-Its segments come from `cudaMalloc`, and their size never changes. The model follows
-c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): `get_allocation_size`, `alloc_block`,
+The segments of this allocator come from `cudaMalloc`, and their size never changes. The model
+follows c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): `get_allocation_size`, `alloc_block`,
 `should_split`, `release_blocks`.
 """
 
@@ -23,8 +23,10 @@ from rekindle.simulator.allocator._caching import (
 )
 from rekindle.simulator.allocator._window import Choice, Loss, cheapest_release
 
-OWN_SEGMENT: Final = 10 * MIB  #: requests from this size on get their own segment (kMinLargeAlloc)
-COARSE: Final = 2 * MIB  #: the size of such an own segment is a multiple of this (kRoundLarge)
+#: requests of this size or more get their own segment (kMinLargeAlloc)
+OWN_SEGMENT: Final = 10 * MIB
+#: the size of a request's own segment is a multiple of this number (kRoundLarge)
+COARSE: Final = 2 * MIB
 
 
 def segment_bytes(nbytes: Bytes) -> Bytes:
@@ -39,11 +41,11 @@ def segment_bytes(nbytes: Bytes) -> Bytes:
 
 @final
 class Native(CachingAllocator):
-    """Allocator whose segments are returned to the device only when they are wholly free."""
+    """Allocator that returns a segment to the device only when the whole segment is free."""
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
-        # address of the next segment; a simulated address is never used twice
+        # address of the next segment; a simulated address is never used a second time
         self._next_address = 0
 
     def release(self) -> None:

@@ -1,10 +1,11 @@
 """Select adjacent blocks of memory to evict, so that a request for contiguous bytes fits.
 
 This is the sliding window of Coop (Zhang, Ma, Liu, Yuan: Coop: Memory is not a Commodity, NeurIPS
-2023, arXiv 2311.00591, section 4.1). Two pointers, first and last block of the window, move over
-the blocks of a segment by address. A free block costs nothing. A block that cannot be evicted ends
-the window, and a new one begins after it. Of all windows that are wide enough, the one with the
-least sum of losses wins. The time is linear in the number of blocks, except for the sums.
+2023, arXiv 2311.00591, section 4.1). Two pointers, to the first and the last block of the window,
+move over the blocks of a segment by address. A free block costs nothing. A block that cannot be
+evicted ends the window, and a new window begins after it. Of all windows that are wide enough, the
+one with the least sum of losses wins. The search takes linear time in the number of blocks, apart
+from the sums.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ Loss = Callable[[Block], float | None]
 """Function from a block to the loss (score) of evicting its storage; None if it must stay."""
 
 Choice = tuple[float, list[Block]]
-"""Pair: the sum of the losses, and the blocks to evict."""
+"""A choice of blocks: the sum of their losses, and the blocks to evict."""
 
 
 def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choice | None:
-    """Find the adjacent blocks of at least `nbytes` together that cost least to evict.
+    """Find adjacent blocks of at least `nbytes` in total whose eviction has the least loss.
 
     Args:
         blocks: The blocks of one segment, in order of address.
@@ -31,7 +32,7 @@ def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choic
         loss: A function from a block to the loss of evicting its storage.
 
     Returns:
-        The sum of losses and the blocks in use within the window, or None without such a window.
+        The sum of losses and the blocks in use within the window, or None if no window is possible.
     """
     best: Choice | None = None
     window: deque[tuple[Block, float]] = deque()
@@ -55,8 +56,8 @@ def cheapest_release(
 ) -> Choice | None:
     """Select blocks to evict so that at least `nbytes` can be returned to the device.
 
-    Only whole segments or pages can be returned. Those with the least loss per byte are chosen
-    first (greedy), so the sum of losses is not always minimal.
+    Only whole segments or pages can be returned. The segments or pages with the least loss per byte
+    are chosen first (greedy), so the sum of losses is not always minimal.
 
     Args:
         parts: For each segment or page, its bytes, and the blocks in use that overlap it.
@@ -64,7 +65,7 @@ def cheapest_release(
         loss: A function from a block to the loss of evicting its storage.
 
     Returns:
-        The sum of losses and the blocks, or None if not enough can be returned.
+        The sum of losses and the blocks, or None if not enough bytes can be returned.
     """
     offers: list[tuple[float, Bytes, dict[Block, float]]] = []
     for width, blocks in parts:
