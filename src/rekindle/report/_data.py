@@ -20,7 +20,7 @@ class Holders:
     Attributes:
         memory: Bytes in use.
         clock: Time (ns) of operators since the start.
-        where: The source line that ran, as "file:line".
+        where: The source line that the program was running, as "file:line".
         categories: Bytes by category: parameters, gradients, saved for backward, ...
         modules: Bytes by module.
         lines: Bytes by source line.
@@ -44,7 +44,7 @@ class Holders:
 @final
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Memory over time, as points.
+    """Memory over time, as a list of points.
 
     Attributes:
         clock: The time (ns) of each point since the start.
@@ -95,7 +95,7 @@ class Choice:
 @final
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """Figures of swapping.
+    """Figures of swapping values to the host's memory.
 
     Attributes:
         out: Bytes copied to the host.
@@ -134,7 +134,8 @@ class Figures:
     plain_ns: Nanoseconds | None = None  #: measured time of the step without Rekindle
     swapped: Swapped | None = None  #: figures of swapping; None if nothing may be swapped
     advice: tuple[str, ...] = ()
-    lost_ns: Nanoseconds | None = None  #: time lost, with bookkeeping, without waiting
+    #: time lost (ns), with bookkeeping but without waiting for copies
+    lost_ns: Nanoseconds | None = None
 
     @property
     def overhead(self) -> float:
@@ -143,6 +144,6 @@ class Figures:
 
     @property
     def time_lost(self) -> Nanoseconds:
-        """Time (ns) lost to the budget, with `swapped.waiting_ns`."""
+        """Time (ns) lost to the budget, including `swapped.waiting_ns`."""
         lost = self.recompute_ns if self.lost_ns is None else self.lost_ns
         return lost + (0 if self.swapped is None else self.swapped.waiting_ns)

@@ -1,7 +1,4 @@
-"""Compute two parts of a report from the trace and the record of a run.
-
-These are the memory over time and the table of recomputed operators.
-"""
+"""Compute parts of a report from a run: memory over time, and the table of recomputed operators."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from rekindle.schedule import Action, Compute, Discard, Free, Record, SwapIn, Sw
 from rekindle.trace import Trace
 
 MOST_POINTS = 600
-"""Most points of a timeline: about as many as its plot is wide in pixels."""
+"""Most points of a timeline: about as many as the width of its plot in pixels."""
 
 
 def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Recomputed, ...]:
-    """Sum up the recomputed operators by module and operator.
+    """Sum up the recomputed operators of a run by module and operator name.
 
     Args:
         trace: The recorded program: operators, storages and events.
@@ -48,8 +45,8 @@ def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Re
 def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
     """Compute the memory in use after each action of a run, by category.
 
-    If there are more than `MOST_POINTS` points, time is divided into intervals, and only the point
-    with the most memory of each interval is returned.
+    If there are more than `MOST_POINTS` points, time is divided into intervals. Only the point of
+    each interval with the most memory is returned.
 
     Args:
         trace: The recorded program: operators, storages and events.
@@ -75,7 +72,7 @@ _Point = tuple[Nanoseconds, dict[str, Bytes], Bytes, Nanoseconds]
 
 
 class _Walk:
-    """Follows the actions of a record and knows which storages are resident."""
+    """Replay of the actions of a record, to know which storages are in memory."""
 
     def __init__(self, trace: Trace, kinds: Sequence[str], record: Record) -> None:
         self._trace = trace

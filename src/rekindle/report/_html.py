@@ -27,7 +27,7 @@ _CATEGORIES = (
     "held by your code",
     "inputs and buffers",
 )
-_PALETTE = (*COLORS[:7], "#f0e442")  # all colors but black, which is invisible on a dark page
+_PALETTE = (*COLORS[:7], "#f0e442")  # All colors but black, which is invisible on a dark page.
 
 
 def page(report: Figures) -> str:
@@ -41,7 +41,7 @@ def page(report: Figures) -> str:
 
 
 def fragment(report: Figures) -> str:
-    """Return the report as HTML for a notebook. Its style does not affect the page around it."""
+    """Return the report as HTML for a notebook, whose own style does not change."""
     peak = report.at_peak
     parts = [
         f"<h1>{escape(report.title)}</h1>",
@@ -94,7 +94,7 @@ def _advice(advice: Iterable[str]) -> str:
 
 
 def _colors(names: Sequence[str]) -> dict[str, str]:
-    """Choose a color for each name.
+    """Choose a color for each name of a category.
 
     Each known category has the same color in all plots. Other names get the remaining colors.
     """
@@ -109,7 +109,7 @@ def _timeline(report: Figures) -> str:
     if len(line.clock) < 2:
         return ""
     # Categories with constant memory, such as parameters, are drawn at the bottom, so that changing
-    # ones are drawn on a level base.
+    # categories are drawn on a level base.
     names = sorted(line.bands, key=lambda name: (-min(line.bands[name]), -max(line.bands[name])))
     bands = {name: line.bands[name] for name in names}
     colors = _colors(names)

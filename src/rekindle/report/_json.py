@@ -1,4 +1,4 @@
-"""Write reports as JSON and read them back.
+"""Write reports as JSON, and read such JSON.
 
 The JSON contains a version number. `read` accepts only the version and the fields that `write`
 writes.

@@ -43,9 +43,9 @@ def overheads(
     """Draw figure 2 of the paper: overhead against memory ratio, one panel for each model.
 
     The memory ratio is the budget over the peak without evictions. If a run has no ratio, its own
-    peak takes the place of the budget. A line ends at the lowest ratio that works. A dotted
-    vertical line at its end means that the next lower budget is too small. A dashed one means that
-    within the next lower budget the policy recomputes too long.
+    peak replaces the budget. A line ends at the lowest ratio that works. A dotted vertical line at
+    this end means that the next lower budget is too small. A dashed vertical line means that the
+    policy recomputes too long within the next lower budget.
 
     Args:
         points: The simulated runs.
@@ -81,7 +81,7 @@ def _ratio(point: Point) -> float:
 
 
 def _split(points: Sequence[Point]) -> tuple[list[Point], Point | None]:
-    """Return the runs before the first one that failed, and that failed run, or None.
+    """Return the runs before the first failed run, and that failed run, or None.
 
     The runs are sorted by budget, the largest first.
     """

@@ -1,4 +1,4 @@
-"""Draw plots with matplotlib and save them to files. No other file imports matplotlib."""
+"""Draw plots with matplotlib and save them to files. Only this file imports matplotlib."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def line(
 
 
 def failure(axis: Any, x: float, *, number: int, style: str) -> None:
-    """Draw a vertical line at `x`, the smallest budget with which a policy works."""
+    """Draw a vertical line at `x`, the smallest budget with which a policy succeeds."""
     axis.axvline(x, color=COLORS[number % len(COLORS)], linestyle=style, linewidth=0.9, alpha=0.7)
 
 
@@ -48,8 +48,8 @@ def time_against_memory(
     """Draw the overhead of each planner against the budget, with the lower bound.
 
     Args:
-        curves: For each planner, points (budget over the peak of keep-all, overhead).
-        bound: Points (budget over the peak of keep-all, lower bound of the overhead).
+        curves: For each planner, points (budget over the peak without evictions, overhead).
+        bound: Points (budget over the peak without evictions, lower bound of the overhead).
         path: The file to write.
         title: The title of the plot.
     """

@@ -25,7 +25,7 @@ class Profile:
     Attributes:
         report: Uses of the memory at the peak, memory over time, time against budget.
         trace: The trace of the step, for `rekindle.simulate` and the planners.
-        noise: The time by which the slowest repetition of the step exceeded the fastest, as a
+        noise: The time by which the slowest repetition of the step exceeded the fastest one, as a
             fraction.
     """
 
@@ -50,7 +50,7 @@ class Profile:
 
     @property
     def curve(self) -> tuple[Choice, ...]:
-        """Budgets with the predicted time of a step within each, from the largest budget on.
+        """Budgets with the predicted time of a step within each budget, the largest budget first.
 
         A smaller budget is never predicted to be faster than a larger one.
         """
@@ -88,10 +88,10 @@ class Profile:
 
         Args:
             slowdown: The most time that a step may take, as a multiple of its time without
-                Rekindle, from 1.0 on.
+                Rekindle. At least 1.0.
 
         Raises:
-            InvalidArgument: Even within the largest budget a step is slower.
+            InvalidArgument: Even within the largest budget a step takes longer.
         """
         checks.number(slowdown, 1.0, "profile.budget_for(slowdown={})", "1.1")
         fast = [choice for choice in self.curve if choice.slowdown <= slowdown]
@@ -130,7 +130,7 @@ class Profile:
         return self.report.to_json(path)
 
     def _too_fast(self, slowdown: float) -> InvalidArgument:
-        """Return the error for a slowdown that no budget reaches, not even without eviction."""
+        """Return the error for a slowdown that no budget reaches, even without evictions."""
         first = self.curve[0]
         enough = math.ceil(round(100 * first.slowdown, 6)) / 100
         why = (

@@ -28,7 +28,7 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Report(Figures):
-    """Report of a run: budget, peak, what used the memory, recomputed operators, time lost.
+    """Report of a run: budget, peak, uses of the memory, recomputed operators, time lost.
 
     `print(report)` shows the report as text, `report.show()` in color on a terminal. A notebook
     shows the report as a page.

@@ -1,7 +1,7 @@
 """Define the style sheet of a report.
 
-Every CSS rule applies only inside an element of class `rekindle`. So the style of a notebook around
-a report does not change.
+Every CSS rule applies only inside an element of class `rekindle`. So a report does not change the
+style of the notebook that contains it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Draw charts as inline SVG that stretches with the page.
+"""Draw charts as inline SVG that stretches to the width of the page.
 
-Labels are HTML text outside the SVG. So the drawing stretches to the full width, but its labels
-keep a readable size on a phone.
+Labels are HTML text outside the SVG, so that they keep a readable size on a phone.
 """
 
 from __future__ import annotations

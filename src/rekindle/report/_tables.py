@@ -44,14 +44,15 @@ def recomputed_by_kind(rows: Iterable[Recomputed]) -> list[Recomputed]:
 
 
 def short_path(line: str) -> str:
-    """Return a "file:line" relative to the working folder, if the file is in that folder."""
+    """Return a "file:line" relative to the working directory, if the file is in that directory."""
     return line.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def short_paths(lines: Mapping[str, Bytes]) -> dict[str, Bytes]:
     """Shorten the paths of all source lines.
 
-    Paths in the working folder become relative to it. The others lose the folder that they share.
+    Paths in the working directory become relative to it. The other paths lose the directory that
+    they have in common.
     """
     shown = {short_path(line): nbytes for line, nbytes in lines.items()}
     folders = [os.path.dirname(_place(line)) for line in shown if os.path.isabs(line)]

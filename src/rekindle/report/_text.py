@@ -12,7 +12,7 @@ from rekindle.report._data import Choice, Figures
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
 MOST_ROWS = 8
-"""Most rows of a table; a last line says how many rows are left out."""
+"""Most rows of a table; one more line tells how many rows are left out."""
 
 _Paint = Callable[[str, str], str]
 _BOLD, _DIM, _RED, _YELLOW, _CYAN = "1", "2", "31", "33", "36"
@@ -72,7 +72,7 @@ def _figures(report: Figures, paint: _Paint) -> list[str]:
 
 
 def _resident(report: Figures) -> list[str]:
-    """Return the lines about the resident memory of the process near the peak, and its parts."""
+    """Return the lines about the resident memory of the process near the peak of the budget."""
     peak = report.at_peak
     if not peak.resident:
         return []
