@@ -14,7 +14,7 @@ from rekindle._types import OpId, StorageId
 @final
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run an operator: all its outputs become resident. Outputs already resident do not change.
+    """Run an operator. All its outputs become resident; outputs already resident do not change.
 
     With `in_place` the outputs take over the memory of the storages that the operator overwrites;
     these storages are not resident afterwards. Without `in_place` the operator writes new memory.
@@ -27,7 +27,7 @@ class Compute:
 @final
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Evict or free a storage. A copy of the storage on the host, if any, stays on the host."""
+    """Evict or free a storage. Its copy on the host, if there is one, stays on the host."""
 
     storage: StorageId
 
@@ -35,7 +35,7 @@ class Free:
 @final
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy a resident storage, of which the host has no copy yet, to the host, and evict it.
+    """Copy a resident storage to the host, and evict it. The host must have no copy yet.
 
     With `keep` the storage stays resident. A later `Free` can evict it without waiting for the
     copy.

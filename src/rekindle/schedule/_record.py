@@ -73,7 +73,7 @@ class Record:
 
     @property
     def fragmentation(self) -> Bytes:
-        """Bytes that the simulated allocator reserved in vain at the peak; 0 without one."""
+        """Bytes that the allocator reserved but could not use at the peak; 0 without one."""
         return self.reserved_peak - self.allocated_peak
 
 

@@ -3,8 +3,8 @@
 There is one clock for operators and one for each transfer direction. Copies overlap with operators;
 in each direction one copy runs after the other. An operator waits for the swap-in of its inputs. It
 also waits for the swap-out of storages that were evicted to make room for its results, because
-their memory is free only when the copy has ended. No other code computes these times: the simulator
-uses a `Timeline` while it decides, the planners and the verifier afterwards.
+their memory is free only when the copy has ended. All other code gets these times from this module:
+the simulator uses a `Timeline` while it decides, the planners and the verifier afterwards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Timeline:
         self._trace = trace
         self._budget: Bytes | float = float("inf") if budget is None else budget
         self._link = HostLink(swap)
-        # heap of evicted storages whose copies run: (time at which the memory is free, bytes)
+        # heap of (time at which the memory becomes free, bytes) for evicted storages whose copies
+        # run
         self._leaving: list[tuple[Nanoseconds, Bytes]] = []
         # storage -> time at which its copy to the host ends
         self._sent: dict[StorageId, Nanoseconds] = {}
@@ -58,7 +59,7 @@ class Timeline:
         match action:
             case Compute(op, in_place):
                 self._compute(self._trace.ops[op], memory, in_place)
-            # the memory is free only when the copies that read or write it have ended
+            # The memory is free only when the copies that read or write it have ended.
             case Free(storage):
                 end = max(self._sent.get(storage, 0), self._back.pop(storage, 0))
                 self._leave(storage, end)

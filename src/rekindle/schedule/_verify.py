@@ -1,9 +1,9 @@
 """Verify a schedule for a trace: an interpreter that performs the actions and checks each one.
 
-It shares no code with the planners and engines that make schedules. The events of the trace
-(references, holds, reads) take place as early as the schedule permits. So before each action, all
-events happen up to the next one that cannot: a call, or a read or pin of a value that is not
-resident.
+This module shares no code with the planners and engines that make schedules. The events of the
+trace (references, holds, reads) take place as early as the schedule permits. So before each action,
+all events happen up to the next one that must wait. An event must wait if it is a call, or reads or
+pins a value that is not resident.
 
 A copy to or from the host counts as complete when the next action begins. If a bandwidth is given,
 a `Timeline` computes how long the program waits for copies.
@@ -313,7 +313,7 @@ class _Interpreter:
         self.memory += fresh
         for storage in lent:
             self._vanish(storage)
-        # an output that was resident already exists twice now, so free the second copy
+        # The output was resident already, so its memory exists twice now. Free the second one.
         for storage in made:
             if self.resident[storage]:
                 self.memory -= self.trace.storages[storage]
@@ -323,7 +323,7 @@ class _Interpreter:
         return ""
 
     def _hand_out(self, op: Op, call: Call) -> None:
-        """Record the first reference or hold of each output of a first run."""
+        """Record the first reference or hold of each output, when an operator first runs."""
         for value in op.outputs:
             if call.held:
                 self.held[self.trace.values[value]] = True
