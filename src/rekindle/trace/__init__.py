@@ -1,4 +1,8 @@
-"""Traces of programs: frozen data, the rules of a valid trace, a builder, synthetic traces."""
+"""Traces of programs: frozen data, the rules of a valid trace, a builder, and synthetic traces.
+
+A trace records the operators that a program runs, with their sizes and times, and when the program
+frees each value.
+"""
 
 from rekindle._public import publish
 from rekindle.trace._builder import TraceBuilder as TraceBuilder

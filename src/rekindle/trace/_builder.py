@@ -52,7 +52,7 @@ class TraceBuilder:
         return self._storages[self._values[value]]
 
     def source(self, nbytes: Bytes, name: str = "source", *, held: bool | None = None) -> ValueId:
-        """Add a storage that nothing can recompute: a parameter, a batch.
+        """Add a storage that nothing can recompute, such as a parameter or a batch.
 
         Args:
             nbytes: The size of the storage.
@@ -113,23 +113,23 @@ class TraceBuilder:
         return tuple(outputs)
 
     def use(self, value: ValueId) -> None:
-        """Add the event that the program reads `value` outside any operator."""
+        """Add an event: the program reads `value` outside any operator."""
         self._events.append(Use(value))
 
     def retain(self, value: ValueId) -> None:
-        """Add the event that a reference to `value` begins; such a reference permits eviction."""
+        """Add an event: a reference to `value` begins. Such a reference permits eviction."""
         self._events.append(Retain(value))
 
     def release(self, value: ValueId) -> None:
-        """Add the event that one reference to `value` ends."""
+        """Add an event: one reference to `value` ends."""
         self._events.append(Release(value))
 
     def drop(self, value: ValueId) -> None:
-        """Add the event that variables of the program no longer hold `value`."""
+        """Add an event: variables of the program no longer hold `value`."""
         self._events.append(Drop(value))
 
     def pin(self, value: ValueId) -> None:
-        """Add the event that `value` is pinned: it stays in memory while it has references."""
+        """Add an event: `value` is pinned, so it stays in memory while it has references."""
         self._events.append(Pin(value))
 
     def seal(self, value: ValueId) -> None:

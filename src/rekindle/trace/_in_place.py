@@ -1,7 +1,8 @@
 """Change a trace so that results take over the memory of inputs that die in the same operator.
 
-A runtime can compute such a result in place: nothing else refers to the input, and the operator
-reads each element before it writes that element. The result then takes no memory of its own.
+A runtime can compute such a result in place, because nothing else refers to the input, and the
+operator reads each element before it writes that element. The result then takes no additional
+memory.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from rekindle.trace._rules import check_trace
 
 
 def taking_over(trace: Trace, sources: Mapping[OpId, ValueId]) -> Trace:
-    """Return `trace` with results in the memory of inputs that die.
+    """Return a copy of `trace` in which results take over the memory of inputs that die.
 
-    An input keeps its memory if it lives on, if its size differs from that of the result, or if an
-    operator that can run again reads it.
+    A result does not take over an input that is used later, that has another size, or that is read
+    by an operator that can run again.
 
     Args:
         trace: Any trace.
@@ -54,7 +55,8 @@ def taking_over(trace: Trace, sources: Mapping[OpId, ValueId]) -> Trace:
 def _dropped_at(trace: Trace, call: int, storage: int) -> int | None:
     """Return the index of the event that drops `storage` between a call and the next call.
 
-    `call` is the index of the first call. None: the program does not drop the storage there.
+    `call` is the index of the first call. The result is None if the program does not drop the
+    storage between the two calls.
     """
     for position in range(call + 1, len(trace.events)):
         event = trace.events[position]

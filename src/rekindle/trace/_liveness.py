@@ -1,6 +1,6 @@
 """Compute the range of useful budgets of a trace, from the lifetimes of its storages.
 
-Within a budget below `largest_need` no schedule exists. Within `keep_all_peak` nothing has to be
+Within a budget below `largest_need` no schedule exists. Within `keep_all_peak` no storage has to be
 evicted.
 """
 
@@ -11,7 +11,7 @@ from rekindle.trace._model import Call, Drop, Pin, Release, Retain, Trace, Use
 
 
 class References:
-    """Counter of the references to every storage, and of the variables that hold it.
+    """Counter of the references to every storage, and of the program's variables that hold it.
 
     The caller passes the events of a trace in order.
     """
@@ -93,7 +93,8 @@ def neediest(trace: Trace) -> tuple[str, Bytes, Bytes]:
     """Return the operator that needs most memory (`largest_need`).
 
     Returns:
-        The name of the operator, the bytes that it needs, and those of them that are workspace.
+        The name of the operator, the bytes that it needs, and how many of these bytes are
+        workspace.
     """
     references = References(trace)
     sources: dict[int, Bytes] = {}

@@ -59,9 +59,9 @@ class Call:
 @final
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Event: the program reads `value` outside any operator. The value must then be resident.
+    """Event: the program reads `value` outside any operator, so the value must be resident.
 
-    From then on a variable of the program holds the value until `Drop`.
+    From this event on, a variable of the program holds the value until `Drop`.
     """
 
     value: ValueId
@@ -99,7 +99,7 @@ class Drop:
 class Pin:
     """Event: `value` is pinned, so that it stays resident while it has references.
 
-    Outputs of the program are pinned, and tensors given to `run.keep`.
+    Outputs of the program and tensors given to `run.keep` are pinned.
     """
 
     value: ValueId

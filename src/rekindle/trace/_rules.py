@@ -92,7 +92,7 @@ def _calls_in_order(trace: Trace) -> Iterator[str]:
 
 
 def _references_balance(trace: Trace) -> Iterator[str]:
-    """Yield a message for each release without a reference, or drop of a value not user-held."""
+    """Yield a message for each release without a reference, and each drop of a value not held."""
     references = [0] * len(trace.values)
     held: set[int] = set()
     for position, event in enumerate(trace.events):

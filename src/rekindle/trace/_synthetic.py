@@ -10,7 +10,7 @@ from rekindle.trace._model import Trace
 
 
 def chain(length: int, *, nbytes: int = 1, cost: int = 1, early: bool = False) -> Trace:
-    """Make the trace of a linear network, forward and backward, of equal sizes and costs.
+    """Make the trace of a linear network, forward and backward, with equal sizes and costs.
 
     The backward step of layer i reads the input of layer i and the gradient of its output, as in
     DTR (Kirisame et al., ICLR 2021), appendix A. The gradient of the loss has no inputs.
@@ -20,7 +20,8 @@ def chain(length: int, *, nbytes: int = 1, cost: int = 1, early: bool = False) -
         nbytes: The bytes of each value.
         cost: The cost (ns) of each operator.
         early: Release the output of a layer before the layer's backward step, which does not read
-            the output, as in the code of the paper's authors. Default: release it afterwards.
+            the output. The code of the paper's authors does so. Default: release the output after
+            that step.
     """
     builder = TraceBuilder(f"chain-{length}")
     forward: list[ValueId] = []
@@ -49,10 +50,10 @@ def random_dag(
     largest: int = 8,
     backward: bool = True,
 ) -> Trace:
-    """Make the trace of a random program with all features of real ones.
+    """Make the trace of a random program with all features of real programs.
 
     It has operators with several outputs, views, in-place writes, user-held values, zero-byte
-    storages, early releases, and sources that are dropped at once.
+    storages, early releases, and sources that are dropped immediately.
 
     Args:
         length: The number of operators of the forward pass.
@@ -70,7 +71,7 @@ def random_dag(
         nbytes = rng.randint(0, largest)
         parameters.append(builder.source(nbytes, held=True))
         sizes[parameters[-1]] = nbytes
-    # drop a parameter at once, like a leftover of an earlier step
+    # Drop a parameter immediately, like a tensor that is left over from an earlier step.
     if sources > 1 and rng.random() < 0.2:
         builder.drop(parameters.pop(0))
     storages: dict[ValueId, int] = {}
@@ -95,7 +96,7 @@ def random_dag(
             (new,) = builder.call(
                 f"write_{number}", cost, [base, *inputs], [sizes[base]], overwrites=[(0, base)]
             )
-            for value in old:  # end the references to all values of the overwritten storage
+            for value in old:  # End the references to all values of the overwritten storage.
                 if value in held:
                     held.remove(value)
                 forget(value)
@@ -111,7 +112,7 @@ def random_dag(
                     builder.retain(value)
                     held.append(value)
                 alive.append(value)
-        # now and then, overwrite a parameter as an optimizer step does
+        # With a small probability, overwrite a parameter as an optimizer step does.
         if parameters and rng.random() < 0.04:
             old = parameters.pop(0)
             nbytes = sizes[old]

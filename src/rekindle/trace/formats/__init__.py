@@ -1,4 +1,4 @@
-"""Read and write traces in files. Each module of this package is one format.
+"""Read and write traces in files. Each module of this package handles one format.
 
 `load` recognizes the format by the first line of the file, and gzip by its first bytes. `save`
 compresses files whose name ends in `.gz`.
@@ -75,7 +75,7 @@ def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> Non
 
 @contextmanager
 def _lines(path: Path) -> Generator[Iterator[str]]:
-    """Open a file as lines of text, uncompressed if it is gzipped."""
+    """Open a file as lines of text, decompressed if it is gzipped."""
     with path.open("rb") as file:
         start = file.read(2)
         file.seek(0)
@@ -91,7 +91,7 @@ def _read(lines: Iterator[str], name: str) -> Trace:
         if module.recognizes(first):
             return module.read(_again(first, lines), name)
     got = repr(first.strip()[:40]) if first.strip() else "an empty line or file"
-    # the file is a report, written by `Report.to_json`
+    # The file is a report, written by `Report.to_json`.
     if '"rekindle report"' in first + next(lines, ""):
         got = "a report, which `rekindle report` shows: `rekindle capture` writes traces"
     raise InvalidFile(1, "", f"a trace in the format {_KNOWN}", got)

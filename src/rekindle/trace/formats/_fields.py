@@ -12,14 +12,14 @@ from typing import Any, cast, final
 
 from rekindle._errors import InvalidFile
 
-_SHOWN = 40  # most characters of a wrong value that an error message quotes
+_SHOWN = 40  # most characters of a wrong value to quote in an error message
 
 
 @final
 class Line:
-    """JSON object on one line of a file. A method returns the field that it is asked for.
+    """JSON object on one line of a file. Each method returns a field and checks its type.
 
-    It raises `InvalidFile` if the field is missing or has another type.
+    A method raises `InvalidFile` if the field is missing or has another type.
     """
 
     __slots__ = ("fields", "number")
@@ -41,11 +41,11 @@ class Line:
         return value
 
     def amount(self, field: str) -> int:
-        """Return a field that is a whole number and not negative."""
+        """Return a field that must be a whole number and not negative."""
         return self.as_amount(field, self._get(field, "a whole number"))
 
     def flag(self, field: str) -> bool:
-        """Return a field that is true or false; False if it is missing."""
+        """Return a field that must be true or false; False if the field is missing."""
         value = self.fields.get(field, False)
         if not isinstance(value, bool):
             raise self.wrong(field, "true or false", value)

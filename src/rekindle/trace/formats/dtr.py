@@ -102,7 +102,7 @@ class _Reader:
         return self.builder.build()
 
     def _annotate(self, line: Line) -> None:
-        """Handle an ANNOTATE line. The first START discards all that was read before it."""
+        """Handle an ANNOTATE line. The first START discards everything that was read before it."""
         annotation = line.text("ANNOTATION")
         if annotation == "START" and not self.started:
             self.__init__(self.name)
@@ -165,7 +165,7 @@ class _Reader:
     def _release(self, line: Line) -> None:
         name = line.text("NAME")
         if name not in self.names and self.started:
-            return  # a name from before START is not part of the program
+            return  # A name from before START is not part of the program.
         value = self._value(line, "NAME")
         if not self.references[value]:
             raise line.wrong("NAME", "a name that is not released yet", name)
@@ -268,7 +268,7 @@ class _Writer:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.count = 0
-        # all names so far, in order of appearance, with their values
+        # all names in order of appearance, each with its value
         self.names: dict[str, ValueId] = {}
         self.live: dict[ValueId, list[str]] = {}
         self.backward = False

@@ -1,9 +1,9 @@
-"""Read and write the library's own format: JSON lines, one event each, in the order of events.
+"""Read and write the library's own trace format: JSON lines, one event each, in order.
 
-The first line names format and version. The last line says how many events there are, so that a
-truncated file is noticed. A call contains its operator, and the size of each storage that it makes.
-Reading and writing go line by line. A valid trace that is written to a file and read again is
-equal to the original.
+The first line names format and version. The last line has the number of events, so that a truncated
+file is noticed. A call contains its operator, and the size of each storage that it makes. Files are
+read and written line by line. A valid trace that is written to a file and read again is equal to
+the original.
 
     {"rekindle": "trace", "version": 1, "name": "example"}
     {"call": "relu", "cost": 5, "in": [0], "out": [[1, 1, 100]]}    value, storage, bytes
@@ -57,7 +57,7 @@ def _line(fields: dict[str, Any]) -> str:
 
 
 def _written(trace: Trace, call: Call) -> dict[str, Any]:
-    """Return the fields of the line that is written for `call`."""
+    """Return the fields of the JSON line that describes `call`."""
     op = trace.ops[call.op]
     fields: dict[str, Any] = {"call": op.name, "cost": op.cost, "in": op.inputs, "out": []}
     for value in op.outputs:
@@ -102,7 +102,7 @@ def read(texts: Iterable[str], name: str = "") -> Trace:
 
 
 def _read_header(lines: Iterator[Line]) -> str:
-    """Check the first line and return the name of the trace."""
+    """Check the first line of the file and return the name of the trace."""
     header = next(lines, None)
     if header is None:
         raise InvalidFile(1, "rekindle", '{"rekindle": "trace", "version": 1}', "an empty file")
@@ -184,7 +184,7 @@ class _Reader:
         return [line.as_amount(field, number) for number in item]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
     def trace(self, name: str) -> Trace:
-        """Return the trace. Of the rules of a trace only one is checked: no id is missing."""
+        """Return the trace, after a check that no id is missing (the only rule checked)."""
         for kind, ids in (("value", self.values), ("storage", self.storages)):
             if ids and len(ids) != max(ids) + 1:
                 missing = next(i for i in range(max(ids)) if i not in ids)
