@@ -1,4 +1,4 @@
-"""A wrapper of a policy that first evicts storages which a plan does not need now.
+"""A wrapper of a policy that first evicts storages which a plan does not need at the moment.
 
 Advice changes which storage is chosen, never whether the result is correct. Without advice,
 `Advised(policy)` chooses as `policy` does.
@@ -34,7 +34,7 @@ class AdvisedChooser(Chooser):
         self._marked: dict[Candidate, None] = {}
         self._ready: dict[Candidate, None] = {}  # marked storages that may be evicted now
         self.spare: Bytes = 0  #: total size of the storages in `_ready`
-        self._behind = False  # True if marks decided evictions since the policy's last choice
+        self._behind = False  # True if marks decided evictions after the policy's last choice
         self.recompute_ns = chooser.recompute_ns
         self.loss = chooser.loss
         self.expected = chooser.expected
@@ -46,7 +46,7 @@ class AdvisedChooser(Chooser):
         self.repriced = chooser.repriced
 
     def mark(self, storage: Candidate) -> None:
-        """Mark `storage` for eviction: the plan does not need it until the plan brings it back."""
+        """Mark `storage` for eviction: the plan does not need it until the plan restores it."""
         self._marked[storage] = None
         if storage.order >= 0:
             self._make_ready(storage)
@@ -57,7 +57,7 @@ class AdvisedChooser(Chooser):
         self._unready(storage)
 
     def clear(self, now: Nanoseconds) -> None:
-        """Remove all marks: the policy decides alone.
+        """Remove all marks, so that the policy decides alone.
 
         A policy defers its updates until its next `choose`. `clear` calls `choose` once, so that
         the updates do not pile up.

@@ -1,8 +1,8 @@
 """The interface between the engine and a policy.
 
-A policy is frozen configuration. `bind()` makes its state for one run, a `Chooser`. The engine
-reports to the chooser which storages become candidates, are evicted and come back, and calls
-`choose` when a storage has to be evicted.
+A policy is frozen configuration. Its method `bind()` makes the state for one run, a `Chooser`. The
+engine tells the chooser which storages become candidates for eviction, are evicted, and return to
+memory. It calls `choose` when a storage must be evicted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Candidate(Protocol):
     """A storage that may be evicted, as a policy sees it.
 
     Attributes:
-        nbytes: Its size in bytes.
-        cost: The cost (ns) of its own operator.
-        last_access: When it was last used, on the engine's clock (ns).
-        resident: True if it is in memory.
+        nbytes: The size of the storage in bytes.
+        cost: The cost (ns) of the operator that made the storage.
+        last_access: The time of the last use, on the engine's clock (ns).
+        resident: True if the storage is in memory.
         order: A number that grows each time a storage becomes a candidate. Use it to break ties.
     """
 
@@ -32,18 +32,19 @@ class Candidate(Protocol):
     order: int
 
     def parents(self) -> Iterable[Candidate]:
-        """Return the other storages that the operators which made this one read."""
+        """Return the other storages that the operators which made this storage read."""
         ...
 
     def children(self) -> Iterable[Candidate]:
-        """Return the other storages that were made by operators which read this one."""
+        """Return the other storages that were made by operators which read this storage."""
         ...
 
 
 class Chooser(ABC):
     """The state of a policy during one run: tracks the candidates, and chooses one to evict."""
 
-    #: True if `choose` depends on earlier events, not only on the current state of the storages.
+    #: True if `choose` depends on earlier events, and not only on the current state of the
+    #: storages.
     remembers = False
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Chooser(ABC):
         """Record that the evicted `storage` will never be needed again."""
 
     def watch(self, priced: Callable[[Candidate], None]) -> None:  # noqa: B027
-        """From now on, call `priced` with each storage whose score the chooser computes."""
+        """Call `priced` from now on with each storage whose score the chooser computes."""
 
     def touched(self, storage: Candidate) -> None:  # noqa: B027
         """Record that the last access of the candidate `storage` changed."""

@@ -1,14 +1,15 @@
 """A data structure that finds the greatest of many lines at a time that only moves forward.
 
 The benefit of evicting a storage, bytes * (now - last access) / cost, is a linear function of time:
-a line. The next victim is the storage whose line is greatest now. This file finds that line without
-evaluating every line.
+a line. The next storage to evict is the one whose line is greatest now. This file finds that line
+without evaluating every line.
 
-Up to `FEW` lines are all evaluated, as one vector. More lines are divided into rows of `WIDTH`.
-Each row stores which of its lines is greatest (its top), and until when. The top may change when
-the first steeper line of the row can overtake it, as in a kinetic heap. A search compares the tops
-of all rows. It looks inside a row only if a line of the row changed, or if that time has come. With
-n lines in rows of w, a search takes about n / w + w vectorized steps instead of n.
+Up to `FEW` lines are all evaluated, as one vector. More lines are divided into rows of `WIDTH`
+lines. Each row stores which of its lines is greatest (the top), and until when. The top may change
+when the first steeper line of the row can overtake it, as in a kinetic heap. A search compares the
+tops of all rows. It examines the lines of a row only if one of them changed, or if the time of the
+top has passed. With n lines in rows of w, a search takes about n / w + w vectorized steps instead
+of n.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import numpy.typing as npt
 from rekindle._types import Bytes, Nanoseconds
 
 WIDTH: Final = 1024  # lines per row: near the square root of the largest expected number of lines
-# up to this many lines, evaluating all is faster than keeping a top line for each row
+# Up to this many lines, evaluating all lines is faster than keeping a top line for each row.
 FEW: Final = 4 * WIDTH
 
-#: Twice the worst relative error of a benefit (a product and a quotient of integers). With this
-#: margin, the time until which a top stays greatest is never too late because of rounding.
+#: Twice the worst relative error of a benefit (a product and a quotient of integers). This margin
+#: ensures that rounding never makes the stored time of a row's top too late.
 _ERROR: Final = 4 * float(np.finfo(float).eps)
 
 Floats = npt.NDArray[np.float64]
@@ -39,7 +40,7 @@ class Envelope:
         self._moving = moving  # False: the benefit is bytes / cost, without staleness
         self._few = few
         self._vacant: list[int] = []
-        self._dirty: set[int] = set()  # rows whose top line must be searched again
+        self._dirty: set[int] = set()  # rows whose top line must be found again
         self._used = 0
         self._now: Nanoseconds = 0  # latest time for which benefits were computed
         self._benefits: Floats | None = None  # benefits of all lines at `_now`; None: not computed
@@ -132,13 +133,13 @@ class Envelope:
 
     @staticmethod
     def _greatest(benefit: Floats, order: Floats) -> int:
-        """Return the index of the greatest benefit. Of equal ones, the greatest order wins."""
+        """Return the index of the greatest benefit; of equal ones, the greatest order wins."""
         best = int(benefit.argmax())
         ties = (benefit == benefit[best]).nonzero()[0]
         return best if len(ties) == 1 else int(ties[order[ties].argmax()])
 
     def _find_tops(self, rows: npt.NDArray[np.intp], now: Nanoseconds) -> None:
-        """Find the top line of each row in `rows`, and the time until which it stays on top."""
+        """Find the top line of each row in `rows`, and the time until which it stays the top."""
         nbytes, cost, last, order = (
             lines.reshape(-1, WIDTH)[rows]
             for lines in (self._bytes, self._cost, self._last, self._order)

@@ -1,4 +1,4 @@
-"""The policies by name, as in `policy="dtr"`, `--policy dtr`, and tables."""
+"""The policies by name, for `policy="dtr"`, `--policy dtr`, and tables."""
 
 from __future__ import annotations
 

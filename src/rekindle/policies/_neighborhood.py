@@ -40,7 +40,7 @@ def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
 
 
 class Neighborhood(ABC):
-    """The cost in a policy's score: the numerator cost / (bytes * staleness).
+    """The cost in a policy's score: the numerator of cost / (bytes * staleness).
 
     A neighborhood also reports which costs may have fallen, so that a chooser can keep lower bounds
     of all costs (see `_scored`).
@@ -58,7 +58,7 @@ class Neighborhood(ABC):
         return storage.cost
 
     def overdrawn(self) -> bool:
-        """Return True if a cost may be less than `least` or even negative (with `Rules.quirks`)."""
+        """Return True if a cost may be below `least` or even negative (`Rules.quirks`)."""
         return False
 
     def again(self, storage: Candidate) -> Nanoseconds:
@@ -86,7 +86,9 @@ class Neighborhood(ABC):
         """Record that the evicted `storage` left the graph, because nothing needs it any more."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """Record that the cost of the operators of `storage` rose. It may have more parents now."""
+        """Record that the operators of `storage` cost more, or that it has more parents.
+        now.
+        """
 
 
 @final
@@ -149,8 +151,8 @@ class Exact(Neighborhood):
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # the evicted children of each evicted storage
-        # Storages that returned since the last `cost_decreases`, with their parents at that time.
-        # They may have left the graph meanwhile.
+        # Storages that returned to memory after the last `cost_decreases`, each with its parents at
+        # that time. They may have left the graph since then.
         self._returned: dict[Candidate, tuple[Candidate, ...]] = {}
         # For each storage, how far its cost may have fallen because evicted descendants left the
         # graph.
@@ -195,8 +197,8 @@ class Exact(Neighborhood):
     def evicted(self, storage: Candidate) -> None:
         if storage in self._noticed:
             self._notice(storage)
-        # True if `cost_decreases` has not yet reported that the storage returned: computed costs
-        # may still include its cost.
+        # True if `cost_decreases` has not yet reported that the storage returned. In this case
+        # computed costs may still include the cost of the storage.
         seen = self._returned.pop(storage, None) is not None
         self._since.setdefault(storage, -1 if seen else self._asked)
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
@@ -213,14 +215,14 @@ class Exact(Neighborhood):
                 self._noticed.clear()
         elif self._expected:
             self._notice(storage)
-        # else no cost was computed while it was evicted, so none includes its cost
+        # Otherwise no cost was computed while the storage was evicted, so no cost includes it.
         if self._remove(storage) < self._asked:
             self._returned[storage] = tuple(storage.parents())
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
-        # Storages above may not reach the storages below any more without this inner node. How far
-        # their cost falls is unknown, so the bound is infinite.
+        # The storages above may not reach the storages below any more without this inner node. How
+        # far their costs fall is unknown, so the bound is infinite.
         if self._down[storage]:
             lost = math.inf
             for child in self._down[storage]:
@@ -237,7 +239,7 @@ class Exact(Neighborhood):
         """Remove `storage` from the graph of evicted storages.
 
         Returns:
-            The value of `_asked` when it was evicted.
+            The value of `_asked` (number of costs computed) when the storage was evicted.
         """
         for parent in self._up.pop(storage):
             del self._down[parent][storage]
@@ -310,20 +312,22 @@ class _Class:
         self.sum: Nanoseconds = 0  # total cost of the class
         self.members = 0  # number of evicted storages
         self.fall: Nanoseconds = 0  # how far the sum fell since the last `cost_decreases`
-        self.border: dict[Candidate, None] = {}  # resident neighbors of the class, and former ones
+        # resident neighbors of the class, and former neighbors
+        self.border: dict[Candidate, None] = {}
 
 
 @final
 class Classes(Neighborhood):
     """c0 plus the cost of e*(s), approximated by union-find (h_DTR^eq, appendix C.2 of the paper).
 
-    Evicted storages that are neighbors form a class, with the sum of their costs. The cost of a
-    resident storage includes the sums of all classes next to it. A storage that returns takes its
-    cost out of its class, but the class is not split. This is the paper's approximation.
+    Evicted storages that are neighbors form a class, which stores the sum of their costs. The cost
+    of a resident storage includes the sums of all classes that are its neighbors. When a storage
+    returns to memory, its cost is subtracted from its class, but the class is not split. This is
+    the paper's approximation.
 
-    With `Rules.quirks`, outputs of a running call are in classes although they added no cost, and
-    take their cost out when they are computed. A storage of which a view was made while it was
-    evicted also takes out the cost of the view. So the sum of a class may become negative.
+    With `Rules.quirks`, outputs of a running call are in classes although they added no cost. Their
+    cost is subtracted when they are computed. If a view was made of a storage while the storage was
+    evicted, the cost of the view is subtracted as well. So the sum of a class may become negative.
     """
 
     remembers = True
@@ -356,7 +360,7 @@ class Classes(Neighborhood):
         self._owed[storage] = storage.cost
 
     def repriced(self, storage: Candidate) -> None:
-        if storage in self._node:  # a view was made of an evicted storage
+        if storage in self._node:  # A view was made of an evicted storage.
             self._owed[storage] = storage.cost
 
     def evicted(self, storage: Candidate) -> None:

@@ -1,14 +1,14 @@
 """Choose the candidate with the lowest score cost / (bytes * staleness), or an ablation of it.
 
-The file computes with the inverse, the **benefit** of an eviction: bytes * staleness / cost. The
-candidate with the greatest benefit is evicted.
+This file computes with the inverse of the score, the **benefit** of an eviction: bytes * staleness
+/ cost. The candidate with the greatest benefit is evicted.
 
 Costs are computed lazily, as in the lazy greedy algorithm (Minoux 1978). For each candidate the
 chooser stores a lower bound of its cost, which gives an upper bound of its benefit. The chooser
-takes the candidate with the greatest bound and computes its true cost. If that candidate is still
-the greatest, it is the victim. Otherwise the search continues. Evictions only raise the costs of
-other storages, so the bounds stay valid without work. When evicted storages return to memory, the
-neighborhood reports whose costs may have fallen, and how far.
+takes the candidate with the greatest bound and computes its true cost. If the benefit of that
+candidate is still the greatest, the candidate is evicted. Otherwise the search continues. Evictions
+only raise the costs of other storages, so the bounds stay valid without work. When evicted storages
+return to memory, the neighborhood reports which costs may have fallen, and how far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rekindle.policies._neighborhood import Neighborhood, Watched
 
 _Number = TypeVar("_Number", int, float)
 
-#: Replaces a cost of 0. The benefit is then nearly infinite, but candidates still compare by size.
+#: Replaces a cost of 0. The benefit is nearly infinite with this cost, but candidates still compare
+#: by size.
 _LEAST = 1e-9
 
 
@@ -50,7 +51,7 @@ class ScoredChooser(Chooser):
         self._by_staleness = by_staleness
         self._root = root
         self._lines = Envelope(moving=by_staleness)
-        # slot of each candidate's benefit line in the `Envelope`
+        # slot in the `Envelope` of each candidate's benefit line
         self._slot: dict[Candidate, int] = {}
         self._member: dict[int, Candidate] = {}  # candidate of each slot
         self._price: dict[Candidate, float] = {}  # cost of each candidate: exact, or a lower bound
@@ -83,7 +84,8 @@ class ScoredChooser(Chooser):
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
-        # remove its benefit line: its cost will differ when it returns to memory
+        # Remove the benefit line of the storage, because its cost will differ when it returns to
+        # memory.
         if storage in self._slot:
             self._take_out(storage)
             self._news.pop(storage, None)
@@ -99,7 +101,7 @@ class ScoredChooser(Chooser):
 
     def repriced(self, storage: Candidate) -> None:
         self._neighborhood.repriced(storage)
-        if storage in self._slot:  # store a lower bound, because its cost may have fallen
+        if storage in self._slot:  # Store a lower bound, because the cost may have fallen.
             self._reprice(storage, self._least(storage))
         self._changes += 1
 
@@ -119,13 +121,15 @@ class ScoredChooser(Chooser):
                 return storage
             self._priced[storage] = self._changes
             price = self._neighborhood.cost(storage) or _LEAST
-            # The stored lower bound was exact.
+            # The stored lower bound was the exact cost.
             if price == self._price[storage]:
                 return storage
             self._reprice(storage, price)
 
     def _least_of_all(self, now: Nanoseconds) -> Candidate:
-        """Compare all candidates as the DTR authors do, because scores may be negative here."""
+        """Compare all candidates as the DTR authors do, because scores may be negative with their
+        rules.
+        """
         ordered = sorted(self._slot, key=lambda storage: storage.order)
         least, found = math.inf, ordered[-1]
         for storage in ordered:
@@ -150,7 +154,7 @@ class ScoredChooser(Chooser):
         return cost / math.sqrt(staleness) if self._root else cost / staleness
 
     def _listen(self) -> None:
-        """Update the lines by the changes of candidates that were deferred to this `choose`."""
+        """Update the benefit lines by all changes of candidates since the last `choose`."""
         for storage, candidate in self._news.items():
             if not candidate:
                 self._take_out(storage)
@@ -177,8 +181,8 @@ class ScoredChooser(Chooser):
     def _power(self, number: _Number) -> _Number:
         """Return the square of `number` if the score uses the root of the staleness.
 
-        It is written as a product, because `**` may round differently from the product in the
-        native core.
+        The square is written as a product, because `**` may round differently from the product in
+        the native core.
         """
         return number * number if self._root else number
 
@@ -192,7 +196,9 @@ class ScoredChooser(Chooser):
         self._lines.reprice(self._slot[storage], self._power(price))
 
     def _lower(self) -> None:
-        """Lower the stored costs that may have fallen, so that all are lower bounds again."""
+        """Lower the stored costs that may have fallen, so that all stored costs are lower bounds
+        again.
+        """
         for storage, fall in self._neighborhood.cost_decreases():
             if storage in self._slot and fall:
                 self._reprice(storage, max(self._least(storage), self._price[storage] - fall))

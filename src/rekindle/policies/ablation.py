@@ -1,4 +1,7 @@
-"""The ablation family h(s, m, c) of the DTR paper (appendix D.1): each factor on or off."""
+"""The ablation family h(s, m, c) of the DTR paper (appendix D.1): each factor is on or off.
+
+The factors are the staleness s, the memory m and the cost c of a storage.
+"""
 
 from __future__ import annotations
 

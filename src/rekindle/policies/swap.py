@@ -109,14 +109,14 @@ class HostLink:
         return -(-nbytes * SECOND // self._in_rate)
 
     def idle_out(self, now: Nanoseconds) -> bool:
-        """Return True if the link to the host will be idle before it is checked again.
+        """Return True if the link to the host will be idle before it is checked the next time.
 
         The next check is expected after the same interval as the last one (see `asked`).
         """
         return self._busy_out - now <= now - self._asked
 
     def idle_in(self, now: Nanoseconds) -> bool:
-        """Return True if a swap-in would start at once."""
+        """Return True if a swap-in would start immediately."""
         return self._busy_in <= now
 
     def asked(self, now: Nanoseconds) -> None:
@@ -134,19 +134,19 @@ class HostLink:
         return self._busy_in
 
     def waiting_now(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """Return the wait (ns) for a swap-in of `nbytes` that the program needs at once."""
+        """Return the wait (ns) for a swap-in of `nbytes` that the program needs immediately."""
         return max(0, self._busy_in - now) + self.in_ns(nbytes)
 
     def waiting_out(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """Return out(s), the wait (ns) for the swap-out of a storage of `nbytes`."""
+        """Return out(s), the time (ns) that the program waits for the swap-out of `nbytes`."""
         return max(0, self._busy_out - now) + self.out_ns(nbytes)
 
     def waiting_in(self, nbytes: Bytes, before: Bytes, unused: Nanoseconds) -> Nanoseconds:
-        """Return in(s), the wait (ns) for the swap-in of a storage of `nbytes`.
+        """Return in(s), the time (ns) that the program waits for the swap-in of a storage.
 
         Args:
             nbytes: The size of the storage.
-            before: Bytes that are swapped in before it.
+            before: Bytes of other storages that are swapped in before this one.
             unused: Time (ns) since the last use of the storage.
         """
         return max(0, self.in_ns(nbytes + before) - unused)

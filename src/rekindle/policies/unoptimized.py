@@ -1,10 +1,11 @@
-"""The score behind the DTR paper's curve for banishing (freeing for good), not quite h_DTR.
+"""The score of the DTR paper's curve for banishing (freeing for good), which differs from h_DTR.
 
     score(s) = (c0(s) + cost of e*(s)) / (m(s) * staleness)
 
-The authors' simulator uses this score for the runtime that banishes (`DTRUnopt`). The score differs
-from h_DTR in two points. A storage that is both ancestor and descendant counts once. The staleness
-is that of the least stale storage among s and e*(s).
+Here c0(s) is the cost of the operator that made the storage s, e*(s) its evicted neighborhood, and
+m(s) its size. The authors' simulator uses this score for the runtime that banishes (`DTRUnopt`).
+The score differs from h_DTR in two points. A storage that is both ancestor and descendant counts
+once. The staleness is that of the least stale storage among s and e*(s).
 
 Use this policy only to reproduce that curve: it computes all scores again for each eviction.
 """
@@ -31,7 +32,7 @@ class Unoptimized(Policy):
 
 @final
 class _Scan(Chooser):
-    """Compute the scores of all candidates for each eviction."""
+    """Chooser that computes the scores of all candidates for each eviction."""
 
     def __init__(self) -> None:
         self._pool: dict[Candidate, None] = {}
@@ -46,7 +47,7 @@ class _Scan(Chooser):
         least, chosen = math.inf, None
         for storage in self._pool:
             score = _score(storage, now)
-            if score <= least:  # of equal scores, the last one is chosen
+            if score <= least:  # Of equal scores, the last one is chosen.
                 least, chosen = score, storage
         return chosen
 
