@@ -1,7 +1,7 @@
-"""The command line: one file a command, imported only when the command is used.
+"""The command line: one file for each command, imported only when the command is used.
 
 A file `<name>.py` in this folder defines one click command called `command`. Neither this module
-nor the top of such a file imports torch, so that `rekindle --help` answers at once.
+nor the top of such a file imports torch, so that `rekindle --help` answers immediately.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class _Commands(click.Group):
         return importlib.import_module(f"{__name__}.{cmd_name}").command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; show Rekindle's own errors without a traceback.
+        """Run the command, and show Rekindle's own errors without a traceback.
 
-        The messages of these errors say all that the user needs.
+        The messages of these errors contain all that the user needs.
         """
         try:
             return super().invoke(ctx)

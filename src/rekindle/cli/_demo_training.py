@@ -1,7 +1,7 @@
 """Define the model, the text and the training loop of `rekindle demo`: a character-level GPT.
 
-The model is ordinary PyTorch code that does not use Rekindle. A `Meter`, which is independent of
-the runtime, measures memory in the same way with a budget and without.
+The model is ordinary PyTorch code that does not use Rekindle. A `Meter` measures memory in the same
+way with a budget and without. It is independent of the runtime.
 """
 
 # pyright: standard
@@ -55,7 +55,7 @@ class Settings:
 class Text:
     """Text as indices into `alphabet`.
 
-    An index is one byte, to save memory: the measured memory includes the text.
+    An index is one byte, to save memory, because the measured memory includes the text.
     """
 
     alphabet: str
@@ -191,7 +191,7 @@ class Trained:
         return int(statistics.median(step.ns for step in self.steps))
 
     def budget_at(self, fraction: float) -> Bytes:
-        """Return a budget: `constants` plus `fraction` of the further memory at the run's peak."""
+        """Return the budget `constants` plus `fraction` of the other memory at the run's peak."""
         return self.constants + int(fraction * (self.peak - self.constants))
 
 

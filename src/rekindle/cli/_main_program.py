@@ -65,7 +65,7 @@ class MainProgram:
         sys.stdout.flush()
 
     def run(self) -> None:
-        """Run the whole program. Exceptions of the program, also `SystemExit`, are not caught."""
+        """Run the whole program. Exceptions of it, including `SystemExit`, are not caught."""
         if self.is_module:
             runpy.run_module(self.place, run_name="__main__", alter_sys=True)
         elif self._is_archive:
@@ -75,7 +75,7 @@ class MainProgram:
 
     @property
     def _is_archive(self) -> bool:
-        """True for a folder or zip file, which has a __main__.py, and for a .pyc file."""
+        """True for a folder or zip file that has a __main__.py, and for a .pyc file."""
         return (
             os.path.isdir(self.place)
             or self.place.endswith(".pyc")
@@ -145,7 +145,7 @@ def show(error: BaseException) -> int:
 
 
 def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the program's first frame on; if it has none, all of it."""
+    """Return the traceback from the program's first frame on; all of it if it has no such frame."""
     rest = traceback
     while rest is not None:
         name = rest.tb_frame.f_code.co_filename

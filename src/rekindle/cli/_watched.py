@@ -21,7 +21,7 @@ BETWEEN_LINES: Final = 10.0
 
 
 def unwatched() -> nullcontext[None]:
-    """Return a context that does nothing, in place of `progress`, if --progress is not given."""
+    """Return a context manager that does nothing, for a run without the option --progress."""
     return nullcontext()
 
 
@@ -49,7 +49,7 @@ def progress(run: Run) -> Generator[None]:
         if live is None:
             click.echo(f"rekindle: {run.status()}", err=True)
         else:
-            # a line that is too long is cut off
+            # A line that is too long for the terminal is cut off.
             line = Text(run.status(), no_wrap=True, overflow="ellipsis")
             live.update(line, refresh=True)
 

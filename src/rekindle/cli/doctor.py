@@ -116,9 +116,9 @@ def _folder(folder: Path) -> str:
 
 
 def _allocator() -> Iterator[Row]:
-    """Name the CPU memory allocator: that of the C library, or one that is preloaded instead.
+    """Name the CPU memory allocator: that of the C library, or a preloaded one.
 
-    The resident memory of a process depends on it, because allocators keep freed memory.
+    The resident memory of a process depends on the allocator, because allocators keep freed memory.
     """
     libc = " ".join(platform.libc_ver()) or "the system's"
     loaded = _MAPS.read_text(encoding="utf-8") if _MAPS.exists() else ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rekindle.planners._base import Watch
 
 _RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-_SHOWN = "cuts"  # name of the planner that runs if --planner is not given
+_SHOWN = "cuts"  # name of the planner to run if --planner is not given
 
 
 @click.command(

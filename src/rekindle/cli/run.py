@@ -213,7 +213,7 @@ def command(
     except BaseException as error:
         code = show(_with_a_hint(error, f"-m {program}" if is_module else program))
     finally:
-        # a process that the program forked writes no report
+        # A process that the program forked writes no report.
         if run is not None and os.getpid() == process:
             _tell(run, reports, quiet)
             if phases is not None:
@@ -275,6 +275,6 @@ def _tell(run: Run, reports: Reports, quiet: bool) -> None:
 
 
 def _rank() -> str | None:
-    """Return the rank of this process among those of torchrun or accelerate, or None if alone."""
+    """Return the rank of this process under torchrun or accelerate, or None without these."""
     several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
     return os.environ.get("RANK") if several else None
