@@ -1,12 +1,12 @@
-"""The engine in C++: makes the same decisions as `rekindle.engine`.
+"""The engine in C++, which makes the same decisions as `rekindle.engine`.
 
 This module loads the extension `_engine`, which replays streams of events for the simulator and for
-tests. The extension is compiled from the folders `base`, `engine` and `replay`, which use no torch.
-Where `_engine` is missing, callers use the Python engine.
+tests. The extension is compiled from the folders `base`, `engine` and `replay`, which do not use
+torch. Where `_engine` is missing, callers use the Python engine.
 
-The extension `_torch` is the native core of budgets. `rekindle.pytorch.native` starts it. It is
-named here because this module imports nothing but the standard library: `pip install` compiles
-both extensions before the dependencies of Rekindle are installed.
+The extension `_torch` is the native core of budgets. `rekindle.pytorch.native` starts it. This
+module names `_torch` because it imports only the standard library: `pip install` compiles both
+extensions before the dependencies of Rekindle are installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REMEDIES: Final = (
     "g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora), `xcode-select --install` (macOS), or "
     "`conda install cxx-compiler`"
 )
-"""How to get the native core where it is missing; part of messages."""
+"""Advice on how to get the native core where it is missing; part of messages."""
 
 
 def engine(*, build: bool = True) -> ModuleType | None:
@@ -84,7 +84,7 @@ def build_ahead() -> str:
     """Compile both extensions for the installed PyTorch, unless they are in the cache already.
 
     Returns:
-        An empty string if both are there, else why one is not, in one line.
+        An empty string if both extensions exist now, else why one is missing, in one line.
     """
     if torch_extension() is None:
         return why_not(TORCH)

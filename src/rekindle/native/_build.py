@@ -33,9 +33,9 @@ from rekindle.native import _compile
 from rekindle.native._compile import CompilerError, Job, Unit
 
 FOLDER: Final = Path(__file__).parent
-_SHIPPED: Final = "prebuilt"  # folder with the extensions that an installed wheel brings along
+_SHIPPED: Final = "prebuilt"  # folder of the extensions that an installed wheel contains
 _UNFINISHED: Final = "build-"  # prefix of the names of folders in which a build runs
-# folder of object files; if a source changes, only its translation unit is compiled again
+# Folder of object files. If a source changes, only its translation unit is compiled again.
 _OBJECTS: Final = "objects"
 _WITHOUT_TORCH: Final = ("base", "engine", "replay")  # folders whose sources do not include PyTorch
 FLAGS: Final = (
@@ -47,10 +47,11 @@ FLAGS: Final = (
     "-fPIC",
 )
 _DAY_S: Final = 24 * 3600.0
-# time until a failed build is tried again, because the disk may have been full
+# Time until a failed build is tried again, because the reason may have been temporary (a full
+# disk).
 _AGAIN_AFTER_S: Final = _DAY_S
 _OLD_S: Final = 30 * _DAY_S  # age without use after which an extension is removed
-_KEPT: Final = 8  # most recently used extensions that are kept per name
+_KEPT: Final = 8  # number of most recently used extensions to keep for each name
 
 
 @final
@@ -71,7 +72,7 @@ class _Recipe:
 
     @property
     def made_by(self) -> tuple[str, ...]:
-        """Inputs of the digest other than sources. Paths are left out: they change no result."""
+        """Inputs of the digest other than sources; no paths, because they change no result."""
         return (
             self.version,
             *self.compiler[1:],
@@ -115,7 +116,7 @@ class _Torch:
     made_by: tuple[str, ...]  # version and commit, which are part of the digest
 
 
-# for each extension name: the loaded module, or why it could not be loaded
+# For each extension name, the loaded module, or the reason why it could not be loaded.
 _found: dict[str, ModuleType | str] = {}
 
 
@@ -208,9 +209,9 @@ def ship(
 
 
 def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleType | None:
-    """Load the extension from the installed wheel. Return None if it has none for this torch."""
+    """Load the extension from the installed wheel; return None if it has none for this torch."""
     folder = FOLDER / _SHIPPED
-    if not folder.exists():  # leave early, because computing the file name would read all sources
+    if not folder.exists():  # Leave early, because computing the file name would read all sources.
         return None
     path = folder / _shipped_name(name, sources, with_torch=with_torch)
     if not path.exists():
@@ -252,7 +253,7 @@ def _torch() -> _Torch:
         raise Unbuildable("torch is not installed")
     import torch
 
-    # resolve symbolic links, so that all paths to one torch give the same folder
+    # Resolve symbolic links, so that all paths to one torch give the same folder.
     home = Path(spec.origin).resolve().parent
     include, library = home / "include", home / "lib"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
@@ -281,7 +282,7 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _version_of(compiler: Sequence[str]) -> str:
-    """Return the first line that a compiler prints about itself."""
+    """Return the first line of a compiler's own description (`--version`)."""
     try:
         return _compile.run([*compiler, "--version"]).partition("\n")[0]
     except CompilerError as error:
@@ -303,7 +304,7 @@ def _folder() -> Path:
 
 
 def _compile_once(recipe: _Recipe, path: Path) -> None:
-    """Build the extension at `path`, unless another process builds it meanwhile."""
+    """Build the extension at `path`, unless another process builds it in the meantime."""
     failed = path.with_suffix(".failed")
     with _locked(_last_use(path)):
         if path.exists():
@@ -329,7 +330,7 @@ def _last_use(path: Path) -> Path:
 def _remove_old(cache: Path) -> None:
     """Remove old unused extensions and object files, and the folders of killed builds."""
     now = time.time()
-    with contextlib.suppress(OSError):  # another process may be removing the same files
+    with contextlib.suppress(OSError):  # Another process may be removing the same files.
         by_name: dict[str, list[tuple[float, Path]]] = {}
         for each in cache.glob("*.lock"):
             by_name.setdefault(each.name.partition("-")[0], []).append((each.stat().st_mtime, each))

@@ -21,14 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TextIO, final
 
-_UNIT_BYTES: Final = 240_000  # most bytes of source text in one translation unit
+_UNIT_BYTES: Final = 240_000  # most bytes of source text to put into one translation unit
 _POLL_S: Final = 0.05
-_LINE_EVERY_S: Final = 5.0  # interval of progress lines if the output is no terminal
+_LINE_EVERY_S: Final = 5.0  # interval of progress lines if the output is not a terminal
 _BAR: Final = 20  # width of the progress bar in characters
 
-# Seconds on one core of an AMD EPYC with g++ 12, to estimate how units compare. The first finished
-# unit scales the estimate to this machine.
-_HEADERS_S: Final = 15.0  # to parse PyTorch's headers
+# Seconds on one core of an AMD EPYC with g++ 12, to estimate how long units take relative to each
+# other. The first finished unit scales the estimate to this machine.
+_HEADERS_S: Final = 15.0  # time to parse PyTorch's headers
 _PER_BYTE_S: Final = 5e-5
 
 
@@ -113,7 +113,7 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
         while waiting or running:
             while waiting and len(running) < cores():
                 log = folder / f"{len(waiting)}.log"
-                # Ctrl-C must not interrupt this block: a compiler could be left running
+                # Ctrl-C must not interrupt this block, or a compiler could be left running.
                 with _interrupted_afterwards():
                     running.append(_Running(waiting.pop(), log))
             time.sleep(_POLL_S)
@@ -130,7 +130,7 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def _interrupted_afterwards() -> Generator[None]:
-    """Defer the effect of Ctrl-C until the end of the block."""
+    """Run a `with` block, and defer the effect of Ctrl-C until the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield  # Ctrl-C is not delivered to this thread, or has no handler
@@ -198,7 +198,7 @@ def must_succeed(command: Sequence[str], status: int, output: str) -> None:
 class Progress:
     """Progress display: a bar on a terminal, otherwise a line every few seconds."""
 
-    folder: Path  # folder in which the extension will be
+    folder: Path  # folder that will contain the extension
     stream: TextIO | None  # where to write; None: show nothing
     costs: Sequence[float]  # `Unit.cost` of each unit to compile
     began: float = field(default_factory=time.monotonic)
@@ -258,7 +258,7 @@ class Progress:
 
     def _write(self, text: str) -> None:
         assert self.stream is not None
-        with contextlib.suppress(OSError, ValueError):  # a closed stream does not stop the build
+        with contextlib.suppress(OSError, ValueError):  # A closed stream must not stop the build.
             self.stream.write(text)
             self.stream.flush()
 
