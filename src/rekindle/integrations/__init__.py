@@ -1,1 +1,1 @@
-"""Integrations with training frameworks: one file a framework, imported by its own name only."""
+"""Integrations with training frameworks: one file for each framework, imported by its name only."""

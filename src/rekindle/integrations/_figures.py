@@ -1,4 +1,4 @@
-"""Compute the figures of a run that frameworks log: each covers the time since the previous log.
+"""Compute the figures of a run that frameworks log. Most cover the time since the previous log.
 
 The integrations of Hugging Face and Lightning use this module.
 """
@@ -14,7 +14,7 @@ Amount = str | int | budget
 
 
 def entered(amount: Amount) -> budget:
-    """Make a `budget` context for one training; a given `budget` is copied for repeated use."""
+    """Make a `budget` context for one training. A given `budget` is copied, for reuse."""
     return amount.copy() if isinstance(amount, budget) else budget(amount)
 
 
@@ -27,7 +27,7 @@ class Figures:
         self._before = (0, 0, 0, 0)
 
     def since_last(self, prefix: str) -> dict[str, float]:
-        """Return the figures since the previous call; only the peak is that of the whole run.
+        """Return the figures since the previous call. Only the peak is that of the whole run.
 
         Args:
             prefix: The beginning of each name.

@@ -56,7 +56,8 @@ class WithinBudget:
             log = BudgetLog(self.run)
             trainer: Any = self
             callbacks = trainer.callback_handler.callbacks
-            callbacks.insert(0, log)  # must run before the callbacks that print and send the log
+            # This callback must run before the callbacks that print and send the log.
+            callbacks.insert(0, log)
             try:
                 return base.train(*args, **kwargs)
             finally:

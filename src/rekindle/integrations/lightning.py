@@ -31,7 +31,7 @@ class Budget(Callback):
     """
 
     def __init__(self, budget: Amount) -> None:
-        entered(budget)  # an invalid budget raises here, not when training starts
+        entered(budget)  # An invalid budget raises here, not when training starts.
         self.budget = budget
         self._figures: Figures | None = None
         self.run: Run | None = None
