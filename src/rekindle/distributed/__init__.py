@@ -1,4 +1,4 @@
-"""Training in several processes: a common budget, a vote for a larger one, a common end.
+"""Training in several processes: one budget for all ranks, and one end for all ranks.
 
 `common_budget` chooses one budget for all ranks, `agree` raises it between steps, and `guard` ends
 all ranks when one of them fails. The code is in `rekindle.pytorch.distributed`.
