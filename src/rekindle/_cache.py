@@ -40,11 +40,12 @@ def core_folder() -> Path:
 def store(path: Path, text: str) -> None:
     """Write a file of learned data, completely or not at all, and create its folder if necessary.
 
-    Errors of the file system are ignored: a cache that cannot be written must not stop the program.
+    Errors of the file system are ignored, because a cache that cannot be written must not stop the
+    program.
 
     Args:
         path: The file.
-        text: Its new content.
+        text: The new content of the file.
     """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

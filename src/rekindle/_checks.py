@@ -1,8 +1,8 @@
 """Check the arguments of public functions when the user calls them, before anything runs.
 
-Each public function here returns its `value`, or raises `InvalidArgument`. The message says what
-was got, what was wanted, and the line to write. The argument `line` is the source line that the
-user wrote, with {} in the place of the value.
+Each public function of this module returns its `value`, or raises `InvalidArgument`. The message
+has the argument that it got, what is accepted, and the line to write. The argument `line` is the
+source line that the user wrote, with {} in the place of the value.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:
 
 
 def _unlike(value: Callable[..., Any], arguments: tuple[object, ...]) -> str | None:
-    """Return why `value` cannot be called with `arguments`; None if it can, or if it is unknown."""
+    """Return why `value` cannot be called with `arguments`; None if it can or if unknown."""
     try:
         # `nn.Module.__call__` takes anything; its `forward` has the real signature.
         signature = inspect.signature(getattr(value, "forward", value))

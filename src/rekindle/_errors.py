@@ -1,7 +1,7 @@
 """Define every error that this library raises on purpose.
 
 Other errors, such as those of the user's code, pass through unchanged. The tree of classes, each
-with the built-in base class and the meaning of each:
+with its built-in base class and its meaning:
 
 RekindleError
  +- InvalidArgument (ValueError)    an argument is not one of the accepted values

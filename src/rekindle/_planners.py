@@ -1,8 +1,8 @@
 """Name the planners, and combine planners with the simulator.
 
 `rekindle.planners` must not import the simulator, so that no planner judges its own plans.
-Therefore the two planners that use the simulator are here: `Online` converts a simulated run of an
-eviction policy (DTR) to a plan, and `WarmCuts` starts the cut relaxation from such runs.
+Therefore the two planners that use the simulator are here. `Online` converts a simulated run of an
+eviction policy (DTR) to a plan. `WarmCuts` starts the planner `Cuts` from such runs.
 `rekindle.plan`, `rekindle.backend` and the command line look planners up here.
 """
 
@@ -39,7 +39,7 @@ from rekindle.simulator import replay, smallest_budget
 # Limit on recomputation in a simulated run from which a search starts, as a multiple of the
 # program's own time. A run that recomputes longer is a bad start and slow to simulate.
 LONGEST: Final = 10
-_QUICK: Final = 1  # the same limit for the first simulated run, when no plan is known yet
+_QUICK: Final = 1  # the same limit for the first simulated run, before any plan is known
 # Settings of the search for the smallest budget that has a plan: its share of the time limit, the
 # share of one attempt, and the distance to the lower bound at which an attempt stops. The distance
 # is large, because any plan, however slow, shows that the budget suffices.
@@ -103,12 +103,12 @@ class Online:
 @final
 @dataclass(frozen=True)
 class WarmCuts:
-    """Planner that starts the cut relaxation (`Cuts`) from a simulated run of the online engine.
+    """Planner that starts the planner `Cuts` from a simulated run of the online engine.
 
     If the search finds no plan, it starts again from runs with other eviction policies. The plan is
     never slower than the run, unless the run recomputes for more than ten times the program's time.
-    With `swap` the search starts from three runs: one only recomputes, one only swaps, one does
-    both.
+    With `swap` the search starts from three runs. One of them only recomputes, one only swaps, and
+    one does both.
 
     Attributes:
         time_limit: Seconds for the search.
@@ -141,7 +141,7 @@ class WarmCuts:
         return plan if plan.schedule is not None else self._with_smallest(plan, problem)
 
     def _with_smallest(self, plan: Plan, problem: Problem) -> Plan:
-        """Return `plan`, which has no schedule, with the smallest budget known to have one.
+        """Add to `plan`, which has no schedule, the smallest budget that is known to have a plan.
 
         The search bisects between the failed budget and the smallest budget of an online run.
         """
@@ -156,9 +156,9 @@ class WarmCuts:
             if quick.plan(problem, middle).schedule is None:
                 low = middle
             else:
-                # The peak of this plan may be below `middle`. But the planner, given only that peak
-                # as the budget, might not find the plan again. So `middle` is the smallest budget
-                # known to work.
+                # The peak of this plan may be below `middle`. But the planner might find no plan if
+                # that peak were its budget. So `middle` is the smallest budget that is known to
+                # work.
                 high = middle
         return replace(plan, smallest_budget=high)
 
@@ -190,7 +190,7 @@ def _steps(problem: Problem, runs: Sequence[Schedule]) -> tuple[tuple[int, ...],
 
 
 def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
-    """Return the cheaper of `plan` and a plan made of the simulated run `run`.
+    """Return the cheaper of `plan` and a plan that is made from the simulated run `run`.
 
     The search does not count the time of views, but its schedule may run some views again. So
     `plan` can cost more than the run from which the search started. A search that ran out of time

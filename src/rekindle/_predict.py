@@ -24,7 +24,7 @@ from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, neediest
 
-_NEARLY = 0.9  # share of the smallest budget from which on the advice names a single operator
+_NEARLY = 0.9  # share of the smallest budget above which the advice names a single operator
 
 
 def profile(

@@ -1,6 +1,6 @@
-"""Show the progress of a slow function: one line on a terminal, now and then a line in a log.
+"""Show the progress of a slow function: one line on a terminal, or regular lines in a log.
 
-The planners, `rekindle.profile`, `rekindle.max_batch` and `rekindle.sequential` use it.
+The planners, `rekindle.profile`, `rekindle.max_batch` and `rekindle.sequential` use this module.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 from typing import Final, Self, final
 
 SECONDS: Final = 2.0
-"""Work that takes less than this shows no line."""
+"""Seconds of work below which no progress line is shown."""
 
 LOG_SECONDS: Final = 10.0
-"""Time between two lines if standard error is a file or a pipe. Shorter work writes no line."""
+"""Seconds between two lines if standard error is a file or a pipe. Shorter work writes no line."""
 
 
 @final

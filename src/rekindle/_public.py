@@ -1,7 +1,7 @@
-"""Set the module that a public class or function names as its own.
+"""Set the module that a public class or function reports as its own.
 
-`help` and tracebacks then show the path that users write, such as `rekindle.trace.Trace` for a
-class of `rekindle.trace._model`. Pickles refer to that path too. The packages whose names are
+With this, `help` and tracebacks show the path that users write, such as `rekindle.trace.Trace` for
+a class of `rekindle.trace._model`. Pickles refer to that path too. The packages whose names are
 public call `publish`.
 """
 

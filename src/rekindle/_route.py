@@ -1,4 +1,4 @@
-"""Plan a recorded training step in a process of its own, below the training process in priority.
+"""Plan a recorded training step in a separate process of lower priority than the training process.
 
 Usage: `python -m rekindle._route BUDGET SECONDS NICENESS [HOST OUT IN]`. The runtime starts this
 process to make learned plans in the background. The process reads the trace from standard input and
@@ -25,7 +25,7 @@ from rekindle.policies import DEFAULT, Swap
 from rekindle.trace.formats import native
 
 QUICK = 0.1  # share of SECONDS for the first plan
-SLACK = 0.9  # share of the bandwidth that plans may use; the program needs some of it, too
+SLACK = 0.9  # share of the bandwidth that plans may use, because the program needs some of it, too
 WORTH = 0.01  # time that a plan with copies must save, as a share of the program's own time
 GAP = 0.001  # a plan with copies is good enough if it is this close to its lower bound
 
@@ -98,5 +98,6 @@ if __name__ == "__main__":
     rates = [int(number) for number in sys.argv[4:7]]
     copies = Swap(None if rates[0] < 0 else rates[0], rates[1], rates[2]) if rates else None
     with open(os.dup(1), "w", encoding="utf-8") as plans:
-        os.dup2(2, 1)  # what a library prints is no plan
+        # Standard output is for plans only: what a library prints goes to standard error.
+        os.dup2(2, 1)
         main(sys.stdin, plans, int(sys.argv[1]), float(sys.argv[2]), copies)

@@ -1,4 +1,4 @@
-"""Define the types of ids and quantities that all parts share.
+"""Define the types of ids and quantities that all parts of the package share.
 
 All these types are integers, so that comparisons are exact.
 """

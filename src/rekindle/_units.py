@@ -35,8 +35,8 @@ _MOST = 2**63 - 1
 # of int(), which refuses more than 4,300 digits.
 _LONGEST = 40
 
-# Unit, its size in bytes, number of decimals. Each unit has fixed decimals, so that columns of a
-# table line up.
+# Unit, its size in bytes, number of decimals. Each unit has a fixed number of decimals, so that the
+# columns of a table line up.
 _SHOWN_BYTES = (
     ("B", 1, 0),
     ("KiB", 1024, 1),
@@ -83,7 +83,7 @@ def format_ns(ns: Nanoseconds) -> str:
 
 
 def _scaled(n: int, units: tuple[tuple[str, int, int], ...]) -> str:
-    """Format `n` in the smallest unit in which it shows as less than one of the next unit."""
+    """Format `n` in the smallest unit in which the figure is less than one of the next unit."""
     for (unit, size, decimals), (_, next_size, _) in pairwise(units):
         shown = f"{n / size:.{decimals}f}"
         # Compare the rounded figure, so that 1,048,575 bytes do not show as "1024.0 KiB".
@@ -109,7 +109,7 @@ class _Reader:
         if isinstance(value, float):
             raise self._refused("a float", "an int or text", *_instead_of(value))
         if isinstance(value, SupportsIndex):  # an int, or an integer of NumPy
-            with suppress(TypeError):  # most arrays have `__index__` too, but raise in it
+            with suppress(TypeError):  # Most arrays have `__index__` too, but raise in it.
                 return self._positive(operator.index(value))
         if isinstance(value, Real):  # a float of NumPy, for example
             kind = type(value).__name__
@@ -172,7 +172,7 @@ class _Reader:
         lines = " or ".join(self.line.format(instead) for instead in write)
         try:
             shown = short_repr(self.value)
-        except ValueError:  # Python writes no int of more than 4,300 digits
+        except ValueError:  # Python formats no int of more than 4,300 digits.
             shown = "..."
         return InvalidBudget(
             f"{self.line.format(shown)}: got {got}, wanted {wanted}; write {lines}"
@@ -192,7 +192,7 @@ def _is_size(number: str, unit: str) -> bool:
 def _instead_of(value: float) -> tuple[str, ...]:
     """Return texts to suggest instead of a float: whole bytes, and a round size of equal value."""
     if not 1 <= value <= _MOST:  # also if it is not a number
-        # any example will do: a float below 1 may mean a share, and no size is near it
+        # Any example will do: a float below 1 may mean a share, and no size is near it.
         return ('"6GiB"',)
     if value < 1000:  # hardly bytes
         return (f'"{Decimal(value):.4g}GiB"',)
