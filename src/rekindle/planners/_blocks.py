@@ -115,8 +115,7 @@ class Blocks:
         return chosen
 
     def save(self, chosen: frozenset[int], budget: Bytes) -> frozenset[int]:
-        """Return the nodes in the blocks `chosen` whose results are saved: the most expensive that
-        fit.
+        """Return the nodes whose results are saved: the most expensive in `chosen` that fit.
 
         The number of these nodes is found by bisection.
         """

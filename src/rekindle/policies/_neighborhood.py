@@ -86,9 +86,7 @@ class Neighborhood(ABC):
         """Record that the evicted `storage` left the graph, because nothing needs it any more."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """Record that the operators of `storage` cost more, or that it has more parents.
-        now.
-        """
+        """Record that operators of `storage` cost more now. It may have more parents now."""
 
 
 @final

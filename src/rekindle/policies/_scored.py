@@ -127,9 +127,7 @@ class ScoredChooser(Chooser):
             self._reprice(storage, price)
 
     def _least_of_all(self, now: Nanoseconds) -> Candidate:
-        """Compare all candidates as the DTR authors do, because scores may be negative with their
-        rules.
-        """
+        """Compare all candidates as the DTR authors do, because scores may be negative."""
         ordered = sorted(self._slot, key=lambda storage: storage.order)
         least, found = math.inf, ordered[-1]
         for storage in ordered:
@@ -196,9 +194,7 @@ class ScoredChooser(Chooser):
         self._lines.reprice(self._slot[storage], self._power(price))
 
     def _lower(self) -> None:
-        """Lower the stored costs that may have fallen, so that all stored costs are lower bounds
-        again.
-        """
+        """Lower the stored costs that may have fallen, so that all are lower bounds again."""
         for storage, fall in self._neighborhood.cost_decreases():
             if storage in self._slot and fall:
                 self._reprice(storage, max(self._least(storage), self._price[storage] - fall))
