@@ -18,10 +18,11 @@ namespace rekindle {
 // gives numbers to values and storages. An event about a storage gives the number of one of its
 // values.
 enum class Word : std::int64_t {
-    // Arguments: operator, cost (ns), flags, workspace (bytes); n, then n values that the call
-    // reads; n, then n outputs: value, storage, bytes. Negative bytes mean a view; for a view,
-    // `storage` is the number of a value in that storage; n, then n overwritten inputs: output,
-    // source.
+    // An operator call. Arguments: operator, cost (ns), flags, workspace (bytes);
+    // - n, then n values that the call reads;
+    // - n, then n outputs: value, storage, bytes. Negative bytes mean a view; `storage` is then the
+    //   number of a value in the storage of the base;
+    // - n, then n overwritten inputs: output, source.
     call,
     use,        // arguments: a value, unused; all events below have two arguments, maybe unused
     pin,        // argument: a value
