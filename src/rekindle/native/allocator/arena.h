@@ -56,8 +56,8 @@ private:
     std::atomic<bool> was_open_{false};
 };
 
-// Return the arena of the process. It is never destroyed: memory may be freed while the process
-// ends.
+// Return the arena of the process. It is never destroyed, because memory may be freed while the
+// process ends.
 Arena& the_arena() noexcept;
 
 }  // namespace rekindle

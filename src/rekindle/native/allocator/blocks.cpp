@@ -284,7 +284,7 @@ char* Blocks::map_anyway(std::size_t size) {
 Bytes resident_bytes() noexcept {
     const auto close = [](std::FILE* file) { std::fclose(file); };
     const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen("/proc/self/statm", "r"));
-    std::array<char, 128> said{};  // Total pages, resident pages, ...
+    std::array<char, 128> said{};  // The file has total pages, resident pages, ...
     if (file == nullptr || std::fgets(said.data(), said.size(), file.get()) == nullptr) {
         return 0;
     }

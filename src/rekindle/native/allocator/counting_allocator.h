@@ -29,7 +29,7 @@ void count_allocations();
 bool allocations_are_counted() noexcept;
 // `allocators_own` returns the deleter of the wrapped CPU allocator; `counting_ones_own` returns
 // the deleter of the wrapper. Only memory allocated during a measurement or from the arena has the
-// latter.
+// deleter of the wrapper.
 c10::DeleterFnPtr allocators_own() noexcept;
 c10::DeleterFnPtr counting_ones_own() noexcept;
 // Begin to measure an operator, which this thread runs. Only one operator can be measured at a

@@ -1,4 +1,4 @@
-// The session's mutex and the leaf locks.
+// The locks of the native core: the session mutex and the leaf locks.
 //
 // NOTE [Lock discipline]
 //
@@ -99,8 +99,8 @@ public:
 
         void open() noexcept;
         void close() noexcept;
-        // Called once, by the first thread that takes the mutex during the scope. That thread holds
-        // the mutex and has not done anything yet.
+        // Called once, by the first thread that takes the mutex during the scope, right after that
+        // thread has taken it.
         virtual void is_visited() noexcept = 0;
 
     private:
@@ -204,8 +204,8 @@ void about_to_fork();
 // mutex there.
 void forked(bool in_child) noexcept;
 
-// Take the session mutex unless this thread already holds it. For functions that are called with
-// and without the mutex held.
+// Take the session mutex unless this thread already holds it. Functions that are called with or
+// without the mutex use this.
 inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
     if (the_mutex().mine()) {
         return {};

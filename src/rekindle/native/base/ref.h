@@ -29,8 +29,8 @@ struct Counted {
     Counted& operator=(Counted&&) = delete;
 
     union {
-        // List that the object joins when its count drops to zero. The pointer is valid while the
-        // object lives.
+        // List that the object joins when its count drops to zero. Valid while the count is not
+        // zero.
         DeferredDeletes<T>* graveyard;
         T* next_dead;  // Next object in the list, once this object has joined it.
     };

@@ -21,7 +21,7 @@ struct Facts;
 // Base class of the native core's errors.
 class Error : public std::exception {
 public:
-    // `said`: the C++ message, seen only if the error is not translated into a Python error.
+    // `said`: the C++ message. Only C++ code that catches the error sees this message.
     explicit Error(const char* said) noexcept : said_(said) {}
 
     // Throw the Python exception that the program gets for this error.

@@ -84,8 +84,8 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         }
         facts.resizes = facts.resizes || argument.kwarg_only();
         const bool list = argument.type()->kind() == c10::TypeKind::ListType;
-        // The operator may have written a part of its list of tensors when it fails, so it cannot
-        // be repeated.
+        // An operator that writes a list of tensors may have written some of them when it fails. So
+        // it cannot be called again.
         facts.retryable_after_oom = facts.retryable_after_oom && !list;
         first = false;
     }
@@ -127,8 +127,7 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
-// Look up the operator in the table of operators that may write their result over their first
-// argument.
+// Set `in_place` and `twin` if the operator's result may be written over its first argument.
 void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
     for (const auto& entry : tables().in_place) {
         if (entry->name == facts.name && entry->overload == op.operator_name().overload_name) {
@@ -236,7 +235,8 @@ void forget_removed() {
     std::unique_ptr<Removed> first(removed().exchange(nullptr, std::memory_order_acquire));
     while (first) {
         if (Facts** found = tables().known.find(first->schema)) {
-            (*found)->removed = true;  // Keep the object: recipes may still refer to it.
+            // Keep `*found` alive, because recipes may still refer to it.
+            (*found)->removed = true;
             tables().known.take(first->schema);
         }
         first.reset(first->next);

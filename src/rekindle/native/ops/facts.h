@@ -69,7 +69,7 @@ struct InPlace final {
     std::string overload;
     // Name of the operator's overload that writes the result into a given tensor.
     std::string twin;
-    // Names of the autograd nodes in which the operator computes that gradient.
+    // Names of the autograd nodes that use the operator in this way.
     std::vector<std::string> nodes;
 };
 

@@ -16,7 +16,7 @@
 
 namespace rekindle {
 
-// The parsed arguments of one call of an operator by the program.
+// The parsed arguments of one operator call of the program.
 class ParsedCall final {
 public:
     explicit ParsedCall(const Facts& what) : facts(what) {}

@@ -2,10 +2,11 @@
 // bits. A signature is an operator with shapes, dtypes and other arguments. Until a trial with a
 // signature gave equal bits, the results of such calls are never evicted.
 //
-// A trial recomputes a call while its first results are still in memory. If the bits are equal, the
-// signature is trusted from then on, and its results may be evicted. If the bits differ, or the
-// call has side effects, its results are never evicted. The settings that choose kernels are part
-// of every signature, so a trial is valid only for the settings at that time.
+// A trial recomputes an operator call while its first results are still in memory, and compares the
+// results. If the bits are equal, the signature is trusted from then on, and results of such calls
+// may be evicted. If the bits differ, or the call has side effects, these results are never
+// evicted. The settings that choose kernels are part of every signature, so a trial is valid only
+// for the settings at that time.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,7 @@ public:
         return true;
     }
 
-    // Record that a trial gave equal bits. The signature is trusted after `enough` such trials.
+    // Record that a trial gave equal bits. After `enough` such trials, the signature is trusted.
     void passed(int enough) noexcept {
         ++equal_;
         state_ = equal_ >= enough ? State::trusted : State::open;

@@ -181,7 +181,7 @@ at::Tensor meta_of(const Geometry& geometry) {
     return made;
 }
 
-// Move the arguments on `stack` to the meta device.
+// Change the arguments on `stack` so that the operator runs on the meta device.
 void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         const bool where = op.schema().arguments()[i].name() == "device";

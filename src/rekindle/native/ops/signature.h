@@ -58,8 +58,8 @@ public:
     std::optional<std::vector<Bytes>> pieces;
     // Positions of the results that have new storages; none until a call has run.
     std::optional<std::vector<std::uint32_t>> fresh;
-    // True if the results are strided tensors of known sizes, and the operator can be replayed and
-    // updates no running statistics.
+    // True if the results are strided tensors of known sizes, and the operator can be recomputed
+    // and updates no running statistics.
     bool ordinary = false;
     bool priced = false;
     Nanoseconds cost = 0;
@@ -86,7 +86,8 @@ public:
     void took(Bytes inside) noexcept;
     // Return a number that identifies this signature in all processes.
     std::int64_t number();
-    // Push the arguments of one call on `stack`. An undefined tensor becomes None.
+    // Rebuild the arguments of one operator call from this signature, and push them on `stack`. An
+    // undefined tensor becomes None.
     void arguments(
         torch::jit::Stack& stack,
         std::span<at::Tensor> tensors,

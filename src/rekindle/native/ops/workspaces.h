@@ -50,7 +50,7 @@ public:
     // End the measurement, and return the bytes used; none if the allocator cannot be measured.
     std::optional<WorkspaceUsed> end() const;
     // After a call that failed: return how many bytes, results included, the call would have used
-    // if the limit had not refused an allocation; 0 if it refused none.
+    // with the allocation that the limit refused; 0 if the limit refused none.
     Bytes refused() const noexcept;
 
 private:
@@ -78,7 +78,7 @@ Bytes likely_need(Signature& signature, Bytes results, Bytes refused, const Devi
 // process, and the bytes of results and workspace.
 using NumberedWorkspaces = std::vector<std::pair<std::int64_t, Bytes>>;
 
-// Replace the measurements of earlier processes.
+// Set the measurements of earlier processes, and drop those known so far.
 void remember_workspaces(const NumberedWorkspaces& measured);
 // Return the measurements that this process made since the last call of this function.
 NumberedWorkspaces take_new_workspaces();

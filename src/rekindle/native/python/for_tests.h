@@ -1,4 +1,4 @@
-// Module functions that only tests call: they inspect the core, or make it fail.
+// Python module functions that only tests call, to inspect the native core or to make it fail.
 #pragma once
 
 #include "conversions.h"
@@ -7,7 +7,7 @@ namespace rekindle {
 
 // evict_all(driver) -> None
 //
-// Evict every value that may be evicted.
+// Evict all values that may be evicted.
 PyObject* evict_all(PyObject* arguments);
 // bytes_of_positions() -> int
 //
@@ -15,7 +15,7 @@ PyObject* evict_all(PyObject* arguments);
 PyObject* bytes_of_positions(PyObject* arguments);
 // longest_chain(driver, calls) -> None
 //
-// Set the length at which a chain of recipes is cut.
+// Set the longest permitted chain of recipes, each of which reads the result of the previous one.
 PyObject* longest_chain(PyObject* arguments);
 // list_recomputed_ops(driver) -> None
 //

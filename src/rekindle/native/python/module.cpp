@@ -448,7 +448,7 @@ PyObject* resume_origin_tracking(PyObject* arguments) {
 
 // resized(driver) -> None
 //
-// Finish the resize that `about_to_resize` announced.
+// Record that the resize that `about_to_resize` announced has been done.
 PyObject* resized(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;

@@ -377,7 +377,7 @@ PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
     return {storage, stale};
 }
 
-// Return the least recently used candidate for eviction.
+// Return the candidate for eviction that was not accessed for the longest time.
 Storage* PythonChooser::oldest() const noexcept {
     const auto before = [](const Storage* one, const Storage* other) {
         return std::pair(one->last_access, one->order) <

@@ -53,7 +53,8 @@ std::vector<State> states_of(PyObject* optimizers) {
     return found;
 }
 
-// Record in `snapshot` which allocations are optimizer state. Needs the session mutex.
+// Record in `snapshot` which allocations hold the optimizer state `states`. Needs the session
+// mutex.
 void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states) {
     if (std::exchange(snapshot.has_states, true)) {
         return;

@@ -38,7 +38,7 @@ enum class Word : std::int64_t {
     require,    // argument: a value
     make_room,  // argument: bytes
     shrink,     // argument: bytes
-    evict,      // evicts the candidate whose eviction loses least
+    evict,      // evicts the storage whose eviction costs least by the policy
     // arguments: a value; 0: not while held, 1: while held, 2: only as a last resort
     set_evictable_while_held,
     lock,    // argument: a value

@@ -184,7 +184,8 @@ void Learner::about_to_access(const StorageRecord& record) {
     }
 }
 
-// Advance to the operator at index `place` of the plan, which is about to run.
+// Perform the plan's actions before the operator at index `place` of the plan, which is about to
+// run.
 void Learner::go_to(std::size_t place) {
     const std::int64_t op = plan_->starts[place];
     const std::int64_t number = plan_->numbers[place];
@@ -201,8 +202,7 @@ void Learner::go_to(std::size_t place) {
 // following the plan. If the program itself needs the value, it gets its own error later.
 template <class F>
 void Learner::attempt(F&& moves) {
-    // Holds a reference to the plan, because another thread may abandon the plan during a
-    // recomputation.
+    // Keep the plan alive, because another thread may stop following it during a recomputation.
     const c10::intrusive_ptr<Following> kept = following_;
     try {
         driver_.lost.add([&] { driver_.bring(moves); });
@@ -270,7 +270,7 @@ void Learner::abandon_plan() {
 // index in the plan.
 void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
     abandon_plan();
-    driver_.process_pending();  // free values that only the previous plan kept in memory
+    driver_.process_pending();  // frees values that only the previous plan kept in memory
     taken_ = true;
     const std::vector<std::int64_t>& numbers = plan->numbers;
     const auto here = static_cast<std::size_t>(found.back());

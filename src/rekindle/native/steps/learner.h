@@ -62,7 +62,7 @@ struct StepOutcome final {
 
     // Key of the plan that was followed to the end of the step; negative if there is none.
     std::int64_t key = -1;
-    bool complete = false;  // every graph operator of the plan's shape ran
+    bool complete = false;  // all operators of the plan that are part of the autograd graph ran
     bool taken = false;     // the step followed a plan at least in part
     std::size_t length = 0;
     // Why the step stopped following its last plan: the step had more operators (`went_on`) or

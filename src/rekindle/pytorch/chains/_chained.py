@@ -73,7 +73,7 @@ class Chained(nn.Sequential):
 
     @property
     def overhead(self) -> float:
-        """Predicted time of recomputation, as a fraction of the time without recomputation."""
+        """Predicted time of recomputation, as a fraction of the time of a pass without it."""
         return self.schedule.overhead
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:  # type: ignore[override]

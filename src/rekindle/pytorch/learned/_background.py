@@ -25,7 +25,7 @@ from rekindle.trace.formats import native
 MODULE = "rekindle._route"
 
 SECONDS: Final = 20.0
-"""Longest time (s) of a search for better plans."""
+"""Longest time (s) of a search for the plan of a training step."""
 NICENESS: Final = 10
 """Niceness of the planning process: the system prefers the training process."""
 

@@ -34,7 +34,7 @@ class _Step(NamedTuple):
     """A finished training step: its length, how far it followed a plan, and time lost."""
 
     length: int
-    """Number of recorded operators of the step."""
+    """Number of operators of the step that the core recorded."""
     plan: StepPlan | None
     """The plan that was followed at the end of the step, or None."""
     complete: bool
@@ -54,7 +54,7 @@ class Learner:
     def __init__(self, driver: Driver, plans: StepPlans, *, wait: bool) -> None:
         self.plans = plans
         self.followed = 0  #: number of steps that followed a plan from beginning to end
-        self.left = 0  #: number of steps that left their plan
+        self.left = 0  #: number of steps that began to follow a plan and then deviated from it
         self.unplanned = 0  #: number of steps without a plan
         self.why = ""  #: why a step last stopped following its plan
         self._wait = wait
@@ -119,7 +119,7 @@ class Learner:
     # -- between two steps; the caller holds the driver's lock ----------------------------------
 
     def _begin(self) -> None:
-        """Pass the plans to the core, and let it follow or record the next step."""
+        """Pass the plans to the core, and make the core follow or record the next step."""
         self._evictions = self._driver.evictions
         engine = self._driver.engine
         self._before = engine.compute_ns, engine.recompute_ns + self._waiting_ns()
@@ -158,7 +158,7 @@ class Learner:
                 self.why = "a value could not be restored ahead of its use"
 
     def _plan_of(self, key: int) -> StepPlan | None:
-        """Return the plan that the core has under the number `key`, or None."""
+        """Return the plan that was passed to the core with the number `key`, or None."""
         return next((plan for plan, added in self._added.items() if added[0] == key), None)
 
     def _loss(self) -> float:

@@ -42,7 +42,7 @@ ENDING: Final = ".plan"
 
 @final
 class Claim:
-    """A lock file that gives this process the right to search for the plan of one shape.
+    """A lock file: the process that holds it may search for the plan of one kind of step.
 
     The lock is released when the process ends.
     """
@@ -56,7 +56,7 @@ class Claim:
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
-            # Unlock explicitly: a forked process may keep the file open, and with it the lock.
+            # Unlock explicitly, because a forked process may keep the file open, and so the lock.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._path = None

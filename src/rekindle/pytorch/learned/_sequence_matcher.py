@@ -40,11 +40,11 @@ class SequenceMatcher:
         return self._next_of_graph() == len(self._shape)
 
     def observe(self, op_id: int) -> int:
-        """Match `op_id`, the next operator of the running step.
+        """Match the next operator of the running step, which has the number `op_id`.
 
         Returns:
-            The index of `op_id` in the shape, `UNMATCHED` if the recorded step has no such operator
-            here, or `MISMATCH` if the running step has another shape.
+            The index of the operator in the recorded step, `UNMATCHED` if the recorded step has no
+            such operator at this point, or `MISMATCH` if the running step has another shape.
         """
         shape, at = self._shape, self.at
         if at < len(shape) and shape[at] == op_id:

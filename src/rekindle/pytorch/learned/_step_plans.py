@@ -42,7 +42,7 @@ BETWEEN_LOOKS: Final = 0.05
 
 
 class _Where(NamedTuple):
-    """Properties of a budget. Plans are kept separately for each combination of these values."""
+    """Properties of a budget that plans depend on. Each combination has its own `StepPlans`."""
 
     device: torch.device
     cache: bool
@@ -64,7 +64,7 @@ class StepPlans:
         self, budget: Bytes, where: _Where, plan_cache: PlanCache, *, patient: bool = False
     ) -> None:
         self.shapes: list[StepPlan] = []
-        self.note = ""  #: why a shape has no plan, for the report
+        self.note = ""  #: why a recorded step has no plan, for `run.report()`
         self._budget = budget
         self._where = where
         self._plan_cache = plan_cache
@@ -81,7 +81,7 @@ class StepPlans:
         self._watches = 0  # number of steps that the core observes from now on
         # number of steps in a row that began to follow a plan and then deviated from it
         self._left = 0
-        self._rest = 0  # number of steps until plans are followed again
+        self._rest = 0  # number of steps to run without following plans
         self._next_rest = TRIES
 
     def within(self, budget: Bytes) -> StepPlans:
@@ -149,7 +149,7 @@ class StepPlans:
         If no two steps have the same shape, the pauses in recording become longer and longer.
 
         Args:
-            step: The operators of the step.
+            step: The numbers of the step's operators.
             written: The recording of the step, or None.
             loss: Recomputation time divided by computation time. None if a part of the step
                 followed a plan.
@@ -306,7 +306,7 @@ class StepPlans:
                 self.shapes.remove(other)
 
     def _end_planning(self) -> None:
-        """End the running search, and release its claim for other processes."""
+        """End the running search, and release its claim, so that other processes may search."""
         if self._planning is not None:
             _, planning, claim = self._planning
             self._planning = None

@@ -25,7 +25,7 @@ from torch import Tensor
 
 
 class InPlace(NamedTuple):
-    """One overload of an operator whose result may take over the memory of its first argument."""
+    """One overload of an operator whose result may be written over its first argument."""
 
     name: str
     overload: str

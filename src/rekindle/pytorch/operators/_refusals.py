@@ -16,7 +16,7 @@ def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
 
 
 def resized_input(now: Bytes, before: Bytes) -> Unsupported:
-    """Return the error for an input of a recomputation that was resized."""
+    """Return the error for a tensor, needed to recompute, that was resized."""
     return Unsupported(
         f"a tensor that is needed for a recomputation had {before} bytes and now has {now}: its "
         "storage was resized outside of the budget (as FSDP does after the forward pass). Write "
@@ -41,7 +41,7 @@ def gathered_input(nbytes: Bytes, changed: bool) -> Unsupported:
 
 
 def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
-    """Return the error for an input of a recomputation that was written outside the budget (R7)."""
+    """Return the error for a tensor, needed to recompute, that was modified unseen (R7)."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: {made_by} that recomputation needs is at version {now}; expected version "
@@ -51,7 +51,7 @@ def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
 
 
 def foreign_input(made_by: str) -> RuntimeError:
-    """Return the error for an input of a recomputation that was written outside of PyTorch."""
+    """Return the error for a tensor, needed to recompute, that NumPy or the like wrote."""
     return RuntimeError(
         f"{made_by} is needed for a recomputation, but was modified outside of PyTorch, which "
         "shares its memory with NumPy, another process or a file. Modify the tensor with PyTorch "
@@ -60,7 +60,7 @@ def foreign_input(made_by: str) -> RuntimeError:
 
 
 def recomputed_in_a_graph(maker: str) -> Unsupported:
-    """Return the error for a recomputation during CUDA graph capture."""
+    """Return the error for a value that must be recomputed during CUDA graph capture."""
     return Unsupported(
         f"{maker} was evicted, and is needed while CUDA captures a graph. It cannot be recomputed "
         "there, because replays of the graph have other inputs. Capture the forward and the "

@@ -99,7 +99,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
 
 @final
 class Region:
-    """The code of one compiled graph, and its properties as an operator."""
+    """A region: the compiled code of one graph, with its properties as an operator."""
 
     def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:
         self._code = code
@@ -142,7 +142,7 @@ _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 
 
 def region_of(compiled: Any) -> Region:
-    """Return the region of `compiled`, the first argument of `inductor_compiled_code`."""
+    """Return the `Region` for `compiled`, the first argument of `inductor_compiled_code`."""
     found = _regions.get(compiled)
     if found is None:
         found = _regions[compiled] = Region(compiled.compiled_callable, compiled.original_gm)

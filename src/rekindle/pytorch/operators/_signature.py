@@ -67,7 +67,7 @@ class Invocation:
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operator = operator
-        self.tensors: list[Tensor] = []  #: tensors among the arguments, in order
+        self.tensors: list[Tensor] = []  #: tensors among the arguments of the call, in order
         #: arguments that are not part of the signature's key: floats, generators
         self.extras: list[Any] = []
         self.opaque = False  #: True if an argument is a tensor without a geometry (sparse, nested)
@@ -143,7 +143,7 @@ class Invocation:
 
 @final
 class Signature:
-    """The common properties of operator calls with equal keys: the bytes that they allocate."""
+    """The arguments that similar operator calls share, and the bytes that such a call allocates."""
 
     __slots__ = ("_device", "key", "needed", "operator")
 
@@ -154,7 +154,8 @@ class Signature:
         self.key = key
         # `rounded` needs the device, because each device's allocator rounds sizes differently.
         self._device = device
-        #: Total bytes of the storages that a call makes, or an upper bound. Negative: unknown.
+        #: Total bytes of the storages that an operator call makes, or an upper bound. Negative:
+        #: unknown.
         self.needed: Bytes = -1
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
@@ -289,7 +290,7 @@ _signatures: dict[tuple[torch.dtype, Place], dict[tuple[Any, ...], Signature]] =
 
 
 def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) -> Signature:
-    """Return the signature for `key`. Equal keys give the same object while it is cached."""
+    """Return the signature for `key`. Equal keys share one object while it is in the cache."""
     here = torch.get_default_dtype(), place
     signatures = _signatures.get(here)
     if signatures is None:

@@ -63,7 +63,7 @@ TRIED: Final = 262144
 
 
 class Traits(NamedTuple):
-    """The flags and argument positions of one operator, from all tables."""
+    """The flags of one operator from all tables, and positions of special arguments."""
 
     name: str
     flags: int
@@ -72,7 +72,7 @@ class Traits(NamedTuple):
     mean: int
     variance: int
     training: int
-    #: Position of the argument `accumulate`. -1: no such argument.
+    #: Position of the argument `accumulate`. -1: the operator has no such argument.
     accumulate: int
 
 

@@ -60,12 +60,12 @@ class ModelPlan:
 
     @property
     def status(self) -> Status:
-        """The status of the planner, such as optimal or infeasible."""
+        """The planner's status of the plan, such as optimal or infeasible."""
         return self.plan.status
 
     @property
     def peak(self) -> Bytes | None:
-        """The predicted peak (bytes), `reserve` included; None without a plan."""
+        """The predicted peak of memory (bytes), `reserve` included; None without a plan."""
         if self.plan.peak is None:
             return None
         return self.plan.peak - self._planned.spared + self.reserve
@@ -85,7 +85,7 @@ class ModelPlan:
 
     @property
     def lower_bound(self) -> float:
-        """A lower bound on the overhead of any schedule within the budget."""
+        """A lower bound on the overhead (fraction of time) of any plan within the budget."""
         return self.plan.lower_bound
 
     @property

@@ -43,7 +43,7 @@ from rekindle.pytorch.planned._segments import Segment
 #: numbers of timed runs, each with warm and with cold processor caches
 FEWEST_RUNS, ENOUGH_RUNS, MOST_RUNS = 2, 6, 24
 AGREE = 1.25  #: two measured times agree if the larger is at most this many times the smaller
-ENOUGH_NS = 50_000_000  #: time (ns) after which a signature gets no further runs
+ENOUGH_NS = 50_000_000  #: time (ns) after which an operator is not timed again
 ENOUGH_PROCESSES = 3  #: after so many processes have measured a cost, it is not measured again
 #: bytes written before a run with cold caches: about the size of a last-level cache
 CACHE_BYTES = 40 << 20
@@ -180,7 +180,7 @@ class Prices:
     def _load(self, device: str) -> dict[str, Price]:
         if self.folder is None:
             return {}
-        with suppress(OSError, ValueError, TypeError, KeyError):  # ignore a broken file
+        with suppress(OSError, ValueError, TypeError, KeyError):  # ignore a damaged file
             stored = json.loads(self._path(device).read_text(encoding="utf-8"))
             return {
                 signature: Price(

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from rekindle._errors import Unsupported
 from rekindle.pytorch.operators import kernels_in_words
 
-#: A function that empties its list of arguments and returns a sequence of results.
+#: A function that takes a list of arguments, empties this list, and returns a sequence of results.
 Boxed = Callable[[list[Any]], Sequence[Tensor]]
 
 

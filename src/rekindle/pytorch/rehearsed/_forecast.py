@@ -46,7 +46,7 @@ from rekindle.simulator import smallest_budget
 from rekindle.trace import Trace, keep_all_peak
 
 Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
-"""(operator name, sizes of its tensors) -> measured cost (ns) and workspace (bytes)"""
+"""(name of an operator, sizes of its tensors) -> measured cost (ns) and workspace (bytes)"""
 
 #: Factor on the budget that the simulation needs. Measured costs differ from those in a simulation,
 #: so a real run evicts other values and may need a little more.
@@ -231,7 +231,7 @@ class _Step:
 
 
 def _shape_of(fake: Tensor) -> Tensor:
-    """Return a meta tensor with shape, strides and dtype of `fake`, for the call's signature."""
+    """Return a meta tensor with shape, strides and dtype of `fake`, to look up a signature."""
     return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device="meta")
 
 

@@ -36,7 +36,7 @@ Take = Callable[[Operator, tuple[Any, ...], dict[str, Any], Bytes], tuple[Nanose
 
 @final
 class _Saved:
-    """The object that autograd holds in place of a saved tensor."""
+    """The handle that autograd holds in place of a saved tensor. It knows only a shape."""
 
     def __init__(self, tracer: Tracer, value: ValueId, geometry: Geometry) -> None:
         self.value, self.geometry = value, geometry
@@ -55,7 +55,7 @@ class Tracer(TorchDispatchMode):
         # value -> number of live storages that hold this value
         self._alive: Counter[ValueId] = Counter()
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._lost: set[ValueId] = set()  # values without a recipe
+        self._lost: set[ValueId] = set()  # values that cannot be recomputed
         # operator -> its first input, if the result may be written over this input
         self._in_place: dict[OpId, ValueId] = {}
         self._within = ExitStack()

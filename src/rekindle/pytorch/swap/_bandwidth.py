@@ -44,8 +44,8 @@ class Pace:
         """Record that a transfer of `nbytes` took `ns`.
 
         Returns:
-            The measured bandwidth if it is much lower than the expected one, else None. The
-            returned bandwidth becomes the expected one.
+            The measured bandwidth if it is much lower than the expected bandwidth, else None. From
+            then on, the returned bandwidth is the expected one.
         """
         self._last.append((nbytes, max(0, ns - self._latency_ns)))
         moved, took = (sum(each) for each in zip(*self._last, strict=True))
@@ -72,7 +72,7 @@ def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
 
 
 def _measured(store: Store, nbytes: Bytes) -> Bandwidth:
-    """Measure the bandwidth of `store` in both directions, by transfers of `nbytes`."""
+    """Measure the bandwidths of `store` by copying `nbytes` out and back a few times."""
     home = store.new_home(nbytes)
     out: list[float] = []
     back: list[float] = []

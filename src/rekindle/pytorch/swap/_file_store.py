@@ -127,7 +127,7 @@ class FileStore(Store):
         """Start a transfer between the storage `home` and a block of the file."""
         try:
             future = pool.submit(move, self._file, home.data_ptr(), block)
-        except RuntimeError as error:  # no thread can start, or Python is shutting down
+        except RuntimeError as error:  # the pool cannot start a thread, or Python is shutting down
             raise Lost(str(error)) from None
         job = _Job(future, home, self._moving, self)
         self._moving.add(job)

@@ -36,7 +36,7 @@ class Copies:
         self.store = store
         self.transfers = Transfers(store, believed, self._measured)
         self._keys: dict[StorageId, object] = {}
-        # The running transfer of each storage, its bytes, and True for a swap-out.
+        # storage -> its running transfer, the transfer's bytes, and True for a swap-out
         self._running: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
         # Changed bandwidths that the next `wait` reports to the core; 0: not changed.
         self._out_bytes_per_s = self._in_bytes_per_s = 0
@@ -82,8 +82,8 @@ class Copies:
         """Wait for the running transfer of storage `number`.
 
         Returns:
-            "" or the reason why the transfer failed; the bandwidth of swap-outs and that of
-            swap-ins (bytes per second), each 0 if it did not change.
+            Three values: "" or the reason why the transfer failed; the bandwidth of swap-outs; the
+            bandwidth of swap-ins. A bandwidth (bytes per second) is 0 if it did not change.
         """
         transfer, nbytes, out = self._running.pop(number)
         why = ""

@@ -130,7 +130,7 @@ class _Block(NamedTuple):
 
 
 class _Slab(NamedTuple):
-    """A piece of page-locked memory, and the table of its free parts."""
+    """A slab: a piece of page-locked host memory, and the table of its free parts."""
 
     memory: torch.Tensor
     space: Space

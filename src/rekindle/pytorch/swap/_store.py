@@ -24,7 +24,7 @@ class Lost(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes per second of swap-outs (`out`) and of swap-ins (`back`)."""
+    """Bandwidths of a store in bytes per second: of swap-outs (`out`) and of swap-ins (`back`)."""
 
     out: Bytes
     back: Bytes
@@ -59,7 +59,7 @@ class Transfer(ABC):
 
 
 class Store(ABC):
-    """A container for at most `limit` bytes of swapped-out values."""
+    """A container in host memory or a file for at most `limit` bytes of swapped-out values."""
 
     limit: Bytes
     #: Bytes to copy in a test transfer. With fewer bytes, latency would dominate the time.

@@ -26,14 +26,14 @@ class Streams:
         self._seen: dict[int, Any] = {}
 
     def add_current(self) -> int:
-        """Register the current stream as one that the program uses. Return its id."""
+        """Register the current CUDA stream as one that the program uses. Return the stream's id."""
         found = accelerator.current_stream_id(self._device)
         if found not in self._seen:
             self._seen[found] = accelerator.current_stream(self._device)
         return found
 
     def add(self, stream: Any) -> None:
-        """Register `stream` as one that the program uses."""
+        """Register `stream` as a CUDA stream that the program uses."""
         self._seen.setdefault(stream.stream_id, stream)
 
     def wait_on(self, copying: Any) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 # Flags that describe the contents of a new storage.
-EXOTIC = 1  #: shape and strides do not describe its tensors: quantized, without memory, ...
+EXOTIC = 1  #: shape and strides do not fully describe its tensors, for example quantized ones
 UNWRITTEN = 2  #: made by `torch.empty`, and not written since
 ZEROED = 4  #: made by `torch.zeros`, and not written since
 
