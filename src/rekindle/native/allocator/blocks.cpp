@@ -182,8 +182,8 @@ Bytes Blocks::room() const noexcept {
     return limit_ + spare_ - outside_.load(std::memory_order_relaxed) - live - cached_;
 }
 
-// If a new block of `size` bytes would exceed the limit, move the largest free blocks to `pieces`,
-// so that the new block can reuse their pages.
+// Move the largest free blocks to `pieces` if a new block of `size` bytes would exceed the limit.
+// The new block can then reuse their pages.
 void Blocks::take_pieces(std::size_t size, List& pieces) {
     std::size_t wanted = size;
     while (wanted >= LEAST && !free_.empty() && room() < static_cast<Bytes>(size)) {

@@ -13,7 +13,7 @@ namespace rekindle {
 
 // Measures the cost of operators by pairs of device events, without waiting for the device.
 //
-// Until the device has run an operator and passed its events, the cost is an estimate: a
+// Until the device has run an operator and passed its events, the cost is an estimate. It is a
 // microsecond for the launch, plus the time to write the results at 1 TB/s.
 class Prices final {
 public:

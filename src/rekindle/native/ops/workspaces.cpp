@@ -73,8 +73,8 @@ void remember_first_call(Signature& signature, const WorkspaceUsed& used) {
     all.changed.insert(number);
 }
 
-// Return how many bytes the first call of a signature used on a CPU, in this process or an earlier
-// one; none if that is not known.
+// Return how many bytes the first call of a signature used on a CPU, in this or an earlier process.
+// Return none if that is unknown.
 std::optional<Bytes> remembered_need(Signature& signature, const Device& device) {
     const auto& workspaces = remembered().workspaces;
     if (device.queues() || workspaces.empty()) {

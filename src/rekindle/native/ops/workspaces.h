@@ -49,8 +49,8 @@ public:
 
     // End the measurement, and return the bytes used; none if the allocator cannot be measured.
     std::optional<WorkspaceUsed> end() const;
-    // After a call that failed: return how many bytes, results included, the call would have used
-    // with the allocation that the limit refused; 0 if the limit refused none.
+    // After a failed call: return how many bytes the call, results included, would have used with
+    // the allocation that the limit refused. Return 0 if the limit refused none.
     Bytes refused() const noexcept;
 
 private:
@@ -74,8 +74,8 @@ Bytes guess_need(Signature& signature, Bytes results, const Device& device);
 // have raised its use to `refused` bytes. `results`: bytes of its results.
 Bytes likely_need(Signature& signature, Bytes results, Bytes refused, const Device& device);
 
-// Pairs for first calls on the CPU: the number of the signature, which is the same in every
-// process, and the bytes of results and workspace.
+// Measurements of first calls on the CPU: the number of the signature, and the bytes of results and
+// workspace. The number is the same in every process.
 using NumberedWorkspaces = std::vector<std::pair<std::int64_t, Bytes>>;
 
 // Set the measurements of earlier processes, and drop those known so far.

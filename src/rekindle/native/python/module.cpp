@@ -385,10 +385,10 @@ c10::StorageImpl& storage_at(unsigned long long address) {
 
 // about_to_resize(driver, address, nbytes, newest) -> bool
 //
-// Prepare for a resize of the storage at `address` to `nbytes`. `newest`: if FSDP frees the storage
-// of a parameter until the backward pass of its module, the sequence number of the newest autograd
-// node of the module's result. Negative if the program will not restore the contents. Return True
-// if the storage has a record.
+// Prepare for a resize of the storage at `address` to `nbytes`. `newest`: a number if FSDP frees a
+// module's parameter until the module's backward pass. It is the sequence number of the newest
+// autograd node of the module's result. Negative if the program will not restore the contents.
+// Return True if the storage has a record.
 PyObject* about_to_resize(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;

@@ -75,8 +75,8 @@ PyObject* placeholders(PyObject* arguments) {
 
 // record_without_grad(driver, change) -> None
 //
-// Enter (`change` = 1) or leave (-1) a scope in which values made with grad mode off get no recipe,
-// so that they are not evicted.
+// Enter (`change` = 1) or leave (-1) a scope in which values made with grad mode off get no recipe.
+// Values without a recipe are not evicted.
 PyObject* record_without_grad(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int more = 0;

@@ -294,9 +294,9 @@ PyObject* register_tensors(PyObject* arguments) {
 // begin_optimizer_step(driver, groups, state, saves) -> (bool, bytes)
 //
 // Count the memory of the tensors that an optimizer step reads, and pin these tensors without a
-// recipe. If `saves` and all parameters are plain, also recompute and pin the values whose
-// recomputation needs the current contents of the tensors that the step writes (R4, sources).
-// Return True if all parameters are plain, and a key that steps with the same memory share.
+// recipe. If `saves` and all parameters are plain, also save the dependents of the tensors that the
+// step writes, as `save_before_optimizer_step` does. Return True if all parameters are plain, and a
+// key that steps with the same memory share.
 PyObject* begin_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;

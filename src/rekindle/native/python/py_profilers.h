@@ -5,7 +5,7 @@
 // Scenario: with `record_shapes=True` the profiler reads the address of each operand before the
 // operator begins, so before an evicted operand is recomputed. The storage of an evicted tensor
 // raises an error when its address is read. With such an error, the profiler would have an
-// incomplete event: the end of the event would fail, or the profiler would assign shapes to wrong
+// incomplete event. The end of the event would fail, or the profiler would assign shapes to wrong
 // operators.
 //
 // So while the profiler's callback runs, the storage of an evicted tensor raises no error, and

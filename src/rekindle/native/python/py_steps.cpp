@@ -62,9 +62,9 @@ PyObject* set_budget(PyObject* arguments) {
 
 // backoff(driver) -> (int, int, int, int)
 //
-// Return four numbers: how often the device had less memory than the budget; the present budget
-// (-1: no limit); how often evicting values at adjacent addresses did not suffice; and how often
-// values were evicted to make one free block of memory.
+// Return four numbers. 1: how often the device had less memory than the budget. 2: the present
+// budget, or -1 for no limit. 3: how often evicting values at adjacent addresses did not suffice.
+// 4: how often values were evicted to make one free block of memory.
 PyObject* backoff(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 4> found{};

@@ -91,9 +91,9 @@ PyObject* begin_recording(PyObject* arguments) {
 // Return a recording: (present, counted, entries, places, workspaces, backward, over, names).
 // `present` and `counted` are the storages at its start, with a record and without. `entries` are
 // the events since its start. `places` has the number of entries before each operator of a step.
-// The last four have one item per operator call: bytes of its workspace, 1 in a backward pass, the
-// storage that its result could be written over (-1: none), and the operator's name. All but
-// `names` are arrays of 64-bit words, as bytes; see memory/transcript.h.
+// The last four have one item per operator call. `workspaces` has bytes, `backward` has 1 in a
+// backward pass, `over` has the storage that the result could be written over or -1, and `names`
+// has operators. All but `names` are arrays of 64-bit words, as bytes; see memory/transcript.h.
 PyObject* recording(PyObject* arguments) {
     const auto [driver, number] = recording_in(arguments);
     Transcript copy;

@@ -125,8 +125,8 @@ public:
     std::vector<std::int64_t> actions;
     std::vector<Nanoseconds> clock;
     std::vector<Bytes> memory;
-    // With `steps_only` or `check`, three words per event: number of actions so far (its bitwise
-    // complement if the budget had no room for the event), memory, clock.
+    // With `steps_only` or `check`, three words per event: number of actions so far, memory, clock.
+    // If the budget had no room for the event, the first word is the bitwise complement.
     std::vector<std::int64_t> steps;
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;

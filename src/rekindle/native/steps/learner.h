@@ -4,7 +4,8 @@
 // A step begins with the first operator after an optimizer step that is part of an autograd graph,
 // and ends at the next optimizer step. The running step may be recorded. The shape of a step is its
 // sequence of operators. When another step has the shape of a recorded step, Python makes a plan
-// for this shape in the background (rekindle.pytorch.learned), and passes the plan to `add_plan`.
+// for this shape in the background (rekindle.pytorch.learned). Python passes the plan to
+// `add_plan`.
 //
 // A step whose first operator is that of a plan follows the plan (a `Route`), operator by operator.
 // When the step ends or runs other operators, the eviction policy alone decides again. A plan
@@ -65,8 +66,8 @@ struct StepOutcome final {
     bool complete = false;  // all operators of the plan that are part of the autograd graph ran
     bool taken = false;     // the step followed a plan at least in part
     std::size_t length = 0;
-    // Why the step stopped following its last plan: the step had more operators (`went_on`) or
-    // other operators (`another`), or an action of the plan raised an error (`failed`).
+    // Why the step stopped following its last plan. `went_on`: the step had more operators.
+    // `another`: the step had other operators. `failed`: an action of the plan raised an error.
     Reason reason = Reason::none;
     // index of the operator at which the step stopped following its plan
     std::size_t number = 0;

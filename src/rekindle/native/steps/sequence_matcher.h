@@ -3,7 +3,7 @@
 //
 // A `shape` is the sequence of operators of a recorded step, as numbers (`op_id_of`). All steps of
 // a shape run the same operators of the autograd graph in the same order. Other operators may be
-// missing or added: for example, a data loader shuffles at the start of an epoch, or a loss is
+// missing or added. For example, a data loader shuffles at the start of an epoch, or a loss is
 // printed in every tenth step.
 #pragma once
 

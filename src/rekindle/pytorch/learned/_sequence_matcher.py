@@ -43,8 +43,8 @@ class SequenceMatcher:
         """Match the next operator of the running step, which has the number `op_id`.
 
         Returns:
-            The index of the operator in the recorded step, `UNMATCHED` if the recorded step has no
-            such operator at this point, or `MISMATCH` if the running step has another shape.
+            The index of the operator in the recorded step. `UNMATCHED`: the recorded step has no
+            such operator at this point. `MISMATCH`: the running step has another shape.
         """
         shape, at = self._shape, self.at
         if at < len(shape) and shape[at] == op_id:

@@ -15,8 +15,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
 
-#: Operators that write running statistics although their schema does not say so (R6) -> positions
-#: of the arguments running_mean, running_var, and of the flag that enables the write.
+#: Operators that write running statistics although their schema does not say so (R6). For each, the
+#: positions of running_mean, of running_var, and of the flag that enables the write.
 HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
     "aten::native_batch_norm": (3, 4, 5),
     "aten::cudnn_batch_norm": (3, 4, 5),

@@ -65,8 +65,8 @@ class Partition:
         # copies
         self._leaving: Bytes = 0
         self._copied: dict[StorageId, _Copied] = {}  # storages that have a copy in host memory
-        # storages that are being copied back from host memory -> node that began this copy; an
-        # entry is removed when a node that waits for the copy is inserted
+        # storages that are being copied back from host memory -> node that began this copy. An
+        # entry is removed when a node is inserted that waits for the copy.
         self._coming: dict[StorageId, fx.Node] = {}
         self._contents: list[list[ValueId]] = [[] for _ in joint.trace.storages]
         for value, storage in enumerate(joint.trace.values):

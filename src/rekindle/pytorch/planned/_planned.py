@@ -241,10 +241,7 @@ def open_host(
     Args:
         model: The model.
         example_inputs: As for `plan_model`.
-        budget: The budget, which limits the size of the copies that measure the bandwidth. @@
-            src/rekindle/pytorch/planned/_prices.py Combine this measurement with one of an earlier
-            process: least cost, largest workspace. => Combine this price with that of an earlier
-            process: least cost, largest workspace.
+        budget: The budget, which limits the size of the copies that measure the bandwidth.
         swap: The size of the host memory to use, or a `Swap` with size and bandwidths.
         directory: The folder for the swap file of a model on the CPU.
     """

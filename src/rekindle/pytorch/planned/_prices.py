@@ -3,9 +3,9 @@
 A signature is an operator with the shapes, strides and dtypes of its tensors and its other
 arguments. Each signature runs a few times on real tensors. In a training step an operator reads
 some tensors from the processor's caches and others from memory. So its cost is the mean of two
-times: the fastest run with warm caches, and the fastest after the caches were filled with other
-data. The same runs show which results are views: a view shares the storage of an argument. Schemas
-do not always tell.
+times. One is that of the fastest run with warm caches, the other that of the fastest run after the
+caches were filled with other data. The same runs show which results are views: a view shares the
+storage of an argument. Schemas do not always tell.
 
 The measurements are kept in `rekindle._cache.cache_folder`, in one file per device and version of
 torch. On a busy machine even the fastest run may be slow. So each of the first few processes

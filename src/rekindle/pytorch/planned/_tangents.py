@@ -5,10 +5,10 @@ the strides of that result. At run time AOTAutograd fills missing gradients with
 the others to the traced strides. Eager PyTorch does neither. It skips operators that would read
 only missing gradients, and its kernels read gradients in any strides.
 
-The difference affects bits: a sum takes the strides of its first term, even if this term is zeros,
-and the order of sums in kernels depends on strides. So this module makes AOTAutograd pass gradients
-on unchanged. It makes a version of the backward graph for each pattern of missing gradients and
-other strides.
+The difference affects bits. The order of sums in kernels depends on strides, and a sum of tensors
+takes the strides of its first term, even if this term is zeros. So this module makes AOTAutograd
+pass gradients on unchanged. It makes a version of the backward graph for each pattern of missing
+gradients and other strides.
 """
 
 from __future__ import annotations

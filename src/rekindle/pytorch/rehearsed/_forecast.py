@@ -2,8 +2,8 @@
 
 The step is rehearsed: it runs on fake tensors, with the shapes of the arguments of an earlier call
 of the model. The trace of this step is then simulated within smaller and smaller budgets. The
-result is only a forecast, because three things are unknown: what the program does outside its
-model, how it computes the loss, and the cost of operators that never ran.
+result is only a forecast, because three things are unknown. They are the operators outside the
+model, the function that computes the loss, and the cost of operators that never ran.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A program orders its streams only for its own accesses to a value. It does not know when Rekindle
 copies the value to the host and back. So each copy waits for all work that is queued on any stream
-of the program, and all later work on these streams waits for the copy.
+of the program. All later work on these streams waits for the copy.
 
 If the program uses a single stream, the only cost is a check per copy.
 """
