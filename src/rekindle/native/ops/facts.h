@@ -73,50 +73,57 @@ struct InPlace final {
     std::vector<std::string> nodes;
 };
 
-// Properties of one operator overload. In the comments on the members, "it" is the operator.
+// Properties of one operator overload.
 struct Facts final {
     std::string name;
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
-    std::uint64_t written = 0;  // Bit mask of the arguments (the first 64) that it writes.
+    // Bit mask of the arguments (the first 64) that the operator writes.
+    std::uint64_t written = 0;
     // Bit mask of arguments. If the program passes all of these arguments, the operator draws
     // random numbers from a generator state that is one of them.
     std::uint64_t rng_state_args = 0;
-    // Position of its argument `device`, the device of the result; -1 if there is none.
+    // Position of the operator's argument `device`; -1 if there is none.
     int device = -1;
-    // Position of its argument `input_dtype`; -1 if there is none.
+    // Position of the operator's argument `input_dtype`; -1 if there is none.
     int dtype = -1;
     Traits traits;
-    // Contents of its results until another operator writes them: `UNWRITTEN`, `ZEROED`, or 0 for
-    // any other contents.
+    // Contents of the operator's results until another operator writes them: `UNWRITTEN`, `ZEROED`,
+    // or 0 for any other contents.
     std::uint8_t content = 0;
-    bool view = false;  // It only returns views: it allocates and computes nothing.
-    // It only calls other operators. The runtime's fallback kernel gets each of these calls.
+    bool view = false;  // The operator only returns views: it allocates and computes nothing.
+    // The operator only calls other operators. The runtime's fallback kernel gets each of these
+    // calls.
     bool composed = false;
-    bool moves = false;            // It gives a tensor another storage (`set_`).
-    bool returns_tensors = false;  // At least one result is a tensor.
-    bool returns_written = false;  // It returns only arguments that it writes.
+    bool moves = false;            // The operator gives a tensor another storage (`set_`).
+    bool returns_tensors = false;  // At least one result of the operator is a tensor.
+    bool returns_written = false;  // The operator returns only arguments that it writes.
     bool random = false;
-    bool dynamic = false;            // Sizes of its results depend on contents of arguments.
-    bool resizes = false;            // It may change the size of a storage.
-    bool writes = false;             // It writes an argument, running statistics included.
-    bool opaque = false;             // It must never be recomputed.
-    bool differentiated = false;     // It has its own backward pass, and runs with grad mode off.
-    bool unseen = false;             // It may write memory that is in no argument (R11).
-    bool product = false;            // It sums products, so PyTorch's precision settings affect it.
-    bool may_use_workspace = false;  // On a CPU, its workspace may exceed its results.
-    bool marks = false;              // It begins or ends a range of the profiler.
-    bool ends = false;               // It ends a range of the profiler.
-    bool retryable_after_oom = true;  // It can be called again after an out-of-memory error.
-    // It is a function compiled by Inductor (R12), which may draw from any random generator.
+    bool dynamic = false;  // Sizes of the results depend on contents of arguments.
+    bool resizes = false;  // The operator may change the size of a storage.
+    // The operator writes an argument, running statistics included.
+    bool writes = false;
+    bool opaque = false;  // The operator must never be recomputed.
+    // The operator has its own backward pass, and runs with grad mode off.
+    bool differentiated = false;
+    bool unseen = false;  // The operator may write memory that is in no argument (R11).
+    // The operator sums products, so PyTorch's precision settings affect it.
+    bool product = false;
+    bool may_use_workspace = false;  // On a CPU, the operator's workspace may exceed its results.
+    bool marks = false;              // The operator begins or ends a range of the profiler.
+    bool ends = false;               // The operator ends a range of the profiler.
+    // The operator can be called again after an out-of-memory error.
+    bool retryable_after_oom = true;
+    // The operator is a function compiled by Inductor (R12), which may draw from any random
+    // generator.
     bool region = false;
-    bool unit = false;   // It is the forward of an autograd.Function.
-    bool talks = false;  // It communicates with other processes.
-    // It was removed from the dispatcher, or another operator got its name.
+    bool unit = false;   // The operator is the forward of an autograd.Function.
+    bool talks = false;  // The operator communicates with other processes.
+    // The operator was removed from the dispatcher, or another operator got its name.
     bool removed = false;
-    // Its table entry; null if its result is never written over an operand.
+    // The operator's table entry; null if the result is never written over an operand.
     const InPlace* in_place = nullptr;
-    std::optional<c10::OperatorHandle> twin;  // Its overload `in_place->twin`.
+    std::optional<c10::OperatorHandle> twin;  // The operator's overload `in_place->twin`.
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };

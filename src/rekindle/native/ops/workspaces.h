@@ -27,7 +27,7 @@ inline constexpr Bytes NOTICED = 1'024;
 // Bytes that one operator call used, as measured at the allocator.
 struct WorkspaceUsed final {
     Bytes inside;  // Peak during the call, less `kept`: the workspace.
-    // Memory that the call left allocated: its results.
+    // Memory that the call left allocated: the results.
     Bytes kept;
 };
 

@@ -39,7 +39,7 @@ enum class Word : std::int64_t {
     make_room,  // argument: bytes
     shrink,     // argument: bytes
     evict,      // evicts the storage whose eviction costs least by the policy
-    // arguments: a value; 0: not while held, 1: while held, 2: only as a last resort
+    // arguments: a value; 0: never evict it while held, 1: also while held, 2: as a last resort
     set_evictable_while_held,
     lock,    // argument: a value
     unlock,  // argument: a value

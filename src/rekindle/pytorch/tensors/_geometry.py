@@ -73,7 +73,7 @@ class Geometry:
             return tensor.requires_grad_() if self.requires_grad else tensor
 
     def marked(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` with the conjugate and negative bits of this geometry."""
+        """Return a view of `tensor` that has the conjugate and negative bits of this geometry."""
         if self.conjugate:
             tensor = torch.ops.aten._conj(tensor)
         return torch.ops.aten._neg_view(tensor) if self.negative else tensor
