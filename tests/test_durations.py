@@ -19,7 +19,7 @@ def _report(outcome: Literal["passed", "failed", "skipped"]) -> pytest.TestRepor
     return pytest.TestReport("tests/test_a.py::test_b", ("", 0, ""), {}, outcome, None, "call")
 
 
-def test_passed_test_above_time_limit_fails_with_advice() -> None:
+def test_passing_test_above_time_limit_fails_with_advice() -> None:
     report = _report("passed")
     durations.judge(report, 12.5, 12)
     assert report.failed
@@ -33,7 +33,7 @@ def test_passed_test_above_time_limit_fails_with_advice() -> None:
     ("outcome", "taken", "limit"),
     [("passed", 11, 12), ("passed", 13, 0), ("failed", 13, 12), ("skipped", 13, 12)],
 )
-def test_passed_test_within_time_limit_still_passes(
+def test_passing_test_within_time_limit_still_passes(
     outcome: Literal["passed", "failed", "skipped"], taken: float, limit: float
 ) -> None:
     report = _report(outcome)

@@ -8,14 +8,14 @@ from tests import helpers
 from tests.helpers import combined, sampled
 
 
-def test_combined_helper_covers_each_value_of_each_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_combined_test_parameters_cover_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helpers, "WHOLE", False)
     assert combined("abc", (1, 2)) == [("a", 1), ("b", 2), ("c", 1)]
     monkeypatch.setattr(helpers, "WHOLE", True)
     assert combined("ab", (1, 2)) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
-def test_sampled_helper_returns_same_values_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_test_parameters_are_equal_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helpers, "WHOLE", False)
     drawn = sampled(range(100), 5)
     assert drawn == sampled(range(100), 5)

@@ -80,7 +80,7 @@ def test_schedule_is_valid_at_its_peak_but_not_one_byte_less(
             verify(trace, record.schedule, record.peak - 1)
 
 
-def test_chain_of_12_operators_fits_into_5_values_by_recomputing() -> None:
+def test_chain_of_12_operators_fits_into_memory_of_5_values() -> None:
     trace = chain(12)
     record = replay(trace, budget=5, policy=DTR(), watch=_check)
     assert record.peak == 5
@@ -157,7 +157,7 @@ def test_overwriting_source_first_recomputes_values_made_from_it() -> None:
     assert Compute(trace.maker[early]) in record.actions[:step][3:]
 
 
-def test_operator_that_does_not_fit_leaves_no_locked_storage() -> None:
+def test_engine_locks_no_storage_after_operator_does_not_fit() -> None:
     builder = TraceBuilder()
     a, b = (builder.call("make", 1, (), [4])[0] for _ in range(2))
     builder.call("join", 1, [a, b], [8])

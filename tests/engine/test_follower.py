@@ -198,7 +198,7 @@ def test_plan_is_equal_after_json_round_trip() -> None:
     assert Route.from_numbers(json.loads(json.dumps(route.as_numbers()))) == route
 
 
-def test_policy_without_advice_of_plan_acts_as_its_base_policy() -> None:
+def test_policy_without_advice_chooses_like_its_base_policy() -> None:
     trace = chain(30)
     budget = keep_all_peak(trace) // 2
     plain = replay(trace, budget=budget, policy=DTR())
@@ -219,7 +219,7 @@ class _Candidate:
         return []
 
 
-def test_policy_with_advice_of_plan_evicts_marked_values_first() -> None:
+def test_policy_with_advice_evicts_values_marked_by_plan_first() -> None:
     chooser = Advised(LRU()).bind()
     assert isinstance(chooser, AdvisedChooser)
     first, second, third = (_Candidate(order) for order in range(3))

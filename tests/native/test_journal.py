@@ -30,7 +30,7 @@ def _played(words, budget: int, policy: Policy, **more) -> Played:
 
 
 @pytest.mark.parametrize("policy", [Thrifty(), DTR()], ids=repr)
-def test_journal_of_random_events_replays_same_actions_in_python(policy: Policy) -> None:
+def test_engine_journal_of_random_events_replays_in_python(policy: Policy) -> None:
     compared = 0
     for seed in range(60):
         stream = Stream(random.Random(seed), 20, policy, Rules())
@@ -40,7 +40,7 @@ def test_journal_of_random_events_replays_same_actions_in_python(policy: Policy)
     assert compared > 2000
 
 
-def test_journal_with_failed_copies_replays_same_actions() -> None:
+def test_engine_journal_with_failed_copies_replays_in_python() -> None:
     compared, copied = 0, 0
     for seed in range(60):
         swap = some_swap(random.Random(seed))
@@ -54,7 +54,7 @@ def test_journal_with_failed_copies_replays_same_actions() -> None:
     assert copied > 1000
 
 
-def test_journal_replayed_with_other_budget_fails_comparison() -> None:
+def test_engine_journal_replayed_with_other_budget_differs() -> None:
     trace = chain(30, nbytes=3, cost=2)
     played = _played(encode(trace), 30, DTR(), journal=10**5)
     words = played.journal()
@@ -63,7 +63,7 @@ def test_journal_replayed_with_other_budget_fails_comparison() -> None:
         Replay(27, DTR()).compare(words)
 
 
-def test_journal_beyond_its_capacity_keeps_last_entries() -> None:
+def test_full_engine_journal_keeps_its_last_entries() -> None:
     trace = chain(30, nbytes=3, cost=2)
     everything = _played(encode(trace), 30, DTR(), journal=10**5).journal()
     assert _played(encode(trace), 30, DTR(), journal=7).journal() == everything[-7 * 6 :]

@@ -35,7 +35,7 @@ QUICK = [
 
 @given(small_graphs())
 @examples(60)
-def test_cuts_optimum_of_small_graph_equals_brute_force(drawn: tuple[Problem, int]) -> None:
+def test_cuts_planner_on_small_graph_equals_brute_force(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     best = exhaustive(problem, budget)
     plan = Cuts(time_limit=2).plan(problem, budget)
@@ -64,7 +64,7 @@ def test_relaxation_with_all_cuts_never_exceeds_optimum(drawn: tuple[Problem, in
 
 @given(problems())
 @examples(60)
-def test_cuts_plan_of_random_program_is_valid_within_budget(drawn) -> None:
+def test_cuts_planner_on_random_program_makes_valid_plan(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
     plan = Cuts(time_limit=0.3).plan(problem, budget)  # `plan` runs the verifier
@@ -75,7 +75,7 @@ def test_cuts_plan_of_random_program_is_valid_within_budget(drawn) -> None:
 
 
 @pytest.mark.parametrize(("graph", "ratio", "cost"), QUICK)
-def test_cuts_prove_optimum_of_solved_graphs(graph: str, ratio: float, cost: int) -> None:
+def test_cuts_planner_proves_optimum_of_solved_graphs(graph: str, ratio: float, cost: int) -> None:
     problem = reference_problem(graph)
     plan = Cuts(time_limit=60).plan(problem, int(ratio * problem.keep_all_peak))
     assert plan.status is Status.OPTIMAL
@@ -103,7 +103,7 @@ def _chain_rows() -> list[tuple[str, float, int, int]]:
 
 
 @pytest.mark.parametrize(("name", "_", "budget", "cost"), _chain_rows())
-def test_cuts_plans_of_unit_chains_have_best_known_cost(
+def test_cuts_planner_on_unit_chains_has_best_known_cost(
     name: str, _: float, budget: int, cost: int
 ) -> None:
     plan = Cuts().plan(unit_chain(int(name[5:])), budget)
@@ -111,7 +111,7 @@ def test_cuts_plans_of_unit_chains_have_best_known_cost(
 
 
 @pytest.mark.slow
-def test_cuts_plans_cost_at_most_stored_reference_plans() -> None:
+def test_cuts_planner_costs_at_most_stored_reference_plans() -> None:
     for row in reference("static_reference.json")["rows"]:
         if row["graph"].startswith("resnet") and row["ratio"] <= 0.4:
             continue  # as in the benchmark; takes tens of seconds
@@ -129,14 +129,14 @@ def test_cuts_plans_cost_at_most_stored_reference_plans() -> None:
         assert plan.bound_ns <= row["best_cost"] * 1000, where
 
 
-def test_cuts_with_tiny_time_limit_return_plan_and_lower_bound() -> None:
+def test_cuts_planner_with_tiny_time_limit_has_plan_and_bound() -> None:
     problem = reference_problem("resnet50_b64")
     plan = Cuts(time_limit=0.5).plan(problem, int(0.5 * problem.keep_all_peak))
     assert plan.schedule is not None
     assert plan.gap is not None
 
 
-def test_cuts_progress_bound_rises_and_best_cost_falls() -> None:
+def test_cuts_planner_raises_bound_and_lowers_best_cost() -> None:
     seen = []
     problem = reference_problem("unet_b8")
     Cuts(time_limit=5).plan(problem, int(0.5 * problem.keep_all_peak), watch=seen.append)
@@ -148,7 +148,7 @@ def test_cuts_progress_bound_rises_and_best_cost_falls() -> None:
 
 
 @pytest.mark.slow
-def test_cuts_below_smallest_budget_suggest_sufficient_budget() -> None:
+def test_cuts_planner_without_plan_suggests_sufficient_budget() -> None:
     problem = unit_chain(5)
     assert problem.floor == 3
     plan = Cuts().plan(problem, 2)
@@ -159,7 +159,7 @@ def test_cuts_below_smallest_budget_suggest_sufficient_budget() -> None:
     assert Cuts().plan(problem, 3).schedule is not None
 
 
-def test_plan_decoded_from_relaxation_solves_relaxation() -> None:
+def test_plan_decoded_from_relaxation_has_cost_of_solution() -> None:
     problem = problem_of((1, 3, []), (2, 3, [0]), (1, 3, [1]), (1, 1, [2]), (1, 1, [0, 3]))
     relaxation = Relaxation(problem, [3], 7)
     solution = relaxation.model.solve()
@@ -169,7 +169,7 @@ def test_plan_decoded_from_relaxation_solves_relaxation() -> None:
     assert line.cost == problem.compute_ns + round(solution.objective) * problem.grain
 
 
-def test_relaxation_within_zero_bytes_takes_prices_of_residency() -> None:
+def test_relaxation_with_budget_of_zero_bytes_is_solved() -> None:
     """Plans for a budget of 1 byte are searched with 98 % of it, which is rounded to 0."""
     relaxation = Relaxation(Problem.of(chain(6, nbytes=0)), [2, 4], 0)
     relaxation.lean(0.1)
@@ -177,7 +177,7 @@ def test_relaxation_within_zero_bytes_takes_prices_of_residency() -> None:
 
 
 @pytest.mark.parametrize("bound", [float("inf"), float("-inf"), float("nan")])
-def test_bound_below_compute_time_is_replaced_by_compute_time(bound: float) -> None:
+def test_lower_bound_of_plan_is_at_least_compute_time(bound: float) -> None:
     problem = Problem.of(chain(4))
     search = Search(problem, problem.keep_all_peak, "cuts")
     search.raise_bound(bound)

@@ -211,7 +211,7 @@ def test_fitting_with_cost_limit_below_best_plan_returns_none() -> None:
     assert fitter.fit(line, most=found.cost - 1) is None
 
 
-def test_smallest_budget_that_cuts_suggest_has_plan() -> None:
+def test_smallest_budget_that_cuts_planner_suggests_has_plan() -> None:
     problem = deep(12)
     refused = Cuts(time_limit=1).plan(problem, problem.floor - 1)
     assert refused.smallest_budget is not None

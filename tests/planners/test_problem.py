@@ -16,7 +16,7 @@ from tests.planners.helpers import problem_of, reference, reference_problem
 from tests.strategies import examples, traces
 
 
-def test_parameters_count_as_fixed_bytes_of_problem() -> None:
+def test_parameters_count_as_fixed_bytes_of_planner_problem() -> None:
     builder = TraceBuilder()
     weight = builder.source(100, held=True)
     (x,) = builder.call("x", 1, [weight], [8])
@@ -26,7 +26,7 @@ def test_parameters_count_as_fixed_bytes_of_problem() -> None:
     assert problem.floor == 108
 
 
-def test_problem_lists_interval_in_which_program_holds_value() -> None:
+def test_planner_problem_lists_interval_of_user_held_value() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, [], [8], held=True)
     (y,) = builder.call("y", 1, [x], [4])
@@ -36,7 +36,7 @@ def test_problem_lists_interval_in_which_program_holds_value() -> None:
     assert problem.holds == (Hold(0, 0, 1),)
 
 
-def test_problem_has_node_for_each_read_by_the_program() -> None:
+def test_planner_problem_has_node_for_each_read_by_program() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 1, [], [8])
     builder.call("y", 1, [], [4])
@@ -46,7 +46,7 @@ def test_problem_has_node_for_each_read_by_the_program() -> None:
     assert problem.reads[2] == (0,)
 
 
-def test_problem_recreates_view_of_evicted_storage() -> None:
+def test_plan_recreates_view_of_evicted_storage() -> None:
     builder = TraceBuilder()
     (x,) = builder.call("x", 5, [], [8])
     (view,) = builder.call("view", 1, [x], [0], aliases=[x])
@@ -60,7 +60,7 @@ def test_problem_recreates_view_of_evicted_storage() -> None:
     assert cost.peak == 12
 
 
-def test_problem_excludes_source_freed_early_from_fixed_bytes() -> None:
+def test_source_freed_early_is_not_in_fixed_bytes_of_problem() -> None:
     """The source is no parameter. Other sources are made while the program still holds it."""
     builder = TraceBuilder()
     batch = builder.source(16, held=True)
@@ -103,7 +103,7 @@ def test_peak_of_keep_all_plan_is_at_most_peak_of_trace(trace) -> None:
     assert line.peak <= keep_all_peak(trace)
 
 
-def test_prune_removes_steps_whose_results_are_never_read() -> None:
+def test_pruned_plan_has_no_operator_with_unread_results() -> None:
     problem = problem_of((1, 1, []), (1, 1, [0]), (1, 1, [0]))
     assert prune(problem, [0, 1, 0, 0, 2, 1]) == [0, 1, 0, 2]
 
@@ -116,7 +116,7 @@ def test_reference_graphs_have_known_costs_and_peaks() -> None:
         assert int(row["ratio"] * problem.keep_all_peak) == row["budget"]
 
 
-def test_problem_of_invalid_trace_is_refused() -> None:
+def test_planner_problem_of_invalid_trace_is_refused() -> None:
     builder = TraceBuilder()
     builder.call("x", 1, [], [1])
     trace = builder.build()

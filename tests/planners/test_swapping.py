@@ -148,7 +148,7 @@ def test_plan_with_swap_below_smallest_budget_is_infeasible() -> None:
     assert plan.schedule is None
 
 
-def test_squeeze_swaps_out_value_unused_for_longest_time() -> None:
+def test_plan_swaps_out_value_unused_for_longest_time() -> None:
     problem = problem_of((1, 4, []), (1, 4, [0]), (1, 4, [1]), (1, 4, [1, 2]), (1, 0, [0, 3]))
     line = timeline(problem, range(5))
     assert gaps(line) == [Gap(0, 1, 4)]
@@ -156,7 +156,7 @@ def test_squeeze_swaps_out_value_unused_for_longest_time() -> None:
     assert squeeze(line, 8) is None
 
 
-def test_timeline_with_swap_in_before_swap_out_raises() -> None:
+def test_plan_with_swap_in_before_swap_out_raises() -> None:
     problem = problem_of((1, 4, []), (1, 0, [0]))
     with pytest.raises(ValueError, match="not on the host"):
         timeline(problem, [~0, 0, 1])

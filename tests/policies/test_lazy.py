@@ -98,7 +98,7 @@ def test_storage_read_by_locked_operator_gets_new_score() -> None:
     assert compared.choices > 10
 
 
-def test_comparison_of_random_programs_makes_over_300_choices() -> None:
+def test_policy_comparison_covers_over_300_evictions() -> None:
     compared = Compared(DTR())
     for seed in range(30):
         trace = random_dag(60, random.Random(seed))

@@ -85,7 +85,7 @@ def test_each_policy_evicts_storage_with_greatest_benefit(
 
 
 @pytest.mark.parametrize(("policy", "benefit"), FORMULAS, ids=[repr(p) for p, _ in FORMULAS])
-def test_loss_of_evicting_storage_is_size_divided_by_benefit(
+def test_policy_loss_of_storage_is_size_over_benefit(
     policy: Policy, benefit: Callable[[Storage, int], float]
 ) -> None:
     by_size = isinstance(policy, DTR | Largest | MSPS)

@@ -183,7 +183,7 @@ def test_hunt_ignores_loop_that_any_dispatch_mode_changes() -> None:
     assert not found.excepted
 
 
-def test_each_known_defect_matches_part_of_loop_and_complaint() -> None:
+def test_each_known_defect_of_hunt_matches_loop_and_complaint() -> None:
     plainest = Loop(("tanh",), loss=LOSSES[1])
     loops = [replace(plainest, blocks=(name,)) for name in BLOCKS]
     loops += [replace(plainest, driver=name) for name in DRIVERS]

@@ -165,7 +165,7 @@ def test_budget_is_lowered_after_one_failed_allocation(extension: Path) -> None:
 
 
 @pytest.mark.slow
-def test_full_device_frees_contiguous_memory_before_allocation(extension: Path) -> None:
+def test_full_device_frees_adjacent_memory_before_allocation(extension: Path) -> None:
     """After one failed allocation, later ones first evict values to get a large free block."""
     question = "of_many_sizes, native, full, late, fitted"
     found, failed = asked(extension, question, f"{question}, find_place").values()
@@ -176,7 +176,7 @@ def test_full_device_frees_contiguous_memory_before_allocation(extension: Path) 
 
 
 @pytest.mark.slow
-def test_budget_of_reserved_limits_reserved_device_memory(extension: Path) -> None:
+def test_budget_of_reserved_memory_limits_what_device_reserves(extension: Path) -> None:
     questions = [f"of_many_sizes, native, reserved, {streams}" for streams in STREAMS]
     found = asked(extension, *questions, f"{questions[0]}, find_place")
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
@@ -241,7 +241,7 @@ def test_workspaces_on_device_stay_within_budget(extension: Path) -> None:
 
 
 @pytest.mark.slow
-def test_first_call_with_workspace_waits_for_swap_out(extension: Path) -> None:
+def test_first_operator_call_with_workspace_waits_for_swap_out(extension: Path) -> None:
     """The estimated workspace of a first call must not overlap memory that is being copied."""
     modes = ("native, swap", "native, swapped")
     found = asked(extension, *map(", ".join, product(["workspaces"], modes, ["late", "side last"])))
@@ -252,7 +252,7 @@ def test_first_call_with_workspace_waits_for_swap_out(extension: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("copied", ["10000", "1000"])
-def test_steps_that_swap_take_the_planned_time(extension: Path, copied: str) -> None:
+def test_learned_steps_that_swap_take_their_planned_time(extension: Path, copied: str) -> None:
     """On the virtual clock, plans predict their time, and swapping never makes a step slower."""
     question = f"{copied}, timed, prompt"
     answer = asked(extension, question)[question]
@@ -354,7 +354,7 @@ def test_device_oom_after_all_evictions_lists_memory_holders(extension: Path) ->
 
 
 @pytest.mark.slow
-def test_retry_of_first_call_evicts_predicted_bytes(extension: Path) -> None:
+def test_retry_of_first_operator_call_evicts_predicted_bytes(extension: Path) -> None:
     """The retry evicts twice the eight predicted vectors, which fit into the lowered budget."""
     (found,) = asked(extension, "first_call, refuses, prompt").values()
     assert found["refused"] == 1

@@ -66,20 +66,20 @@ def _sample(call: Callable[..., Any], *arguments: Tensor) -> Sample:
     return Sample("entry", "sample", lambda: Program(call, copy_leaves(arguments)))
 
 
-def test_sweep_verdict_for_equal_results_is_same() -> None:
+def test_operator_sweep_verdict_for_equal_results_is_same() -> None:
     verdict = _sample(torch.sin, torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "same"
     assert verdict.again["sin"] > 0
 
 
-def test_sweep_gives_verdict_different_for_wrong_recomputation() -> None:
+def test_operator_sweep_verdict_for_wrong_result_is_different() -> None:
     with wrong_again():
         verdict = _sample(torch.tanh, torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "different"
     assert "gradient 1" in verdict.detail
 
 
-def test_sweep_verdict_for_failing_recomputation_is_different() -> None:
+def test_operator_sweep_verdict_for_replay_error_is_different() -> None:
     def fails(result: Tensor) -> Tensor:
         raise ValueError("no")
 
@@ -88,13 +88,13 @@ def test_sweep_verdict_for_failing_recomputation_is_different() -> None:
     assert verdict == Verdict("different", "ValueError: no")
 
 
-def test_sweep_verdict_for_random_operator_is_undetermined() -> None:
+def test_operator_sweep_verdict_if_random_is_undetermined() -> None:
     numbers = itertools.count()
     verdict = _sample(lambda x: x * next(numbers), torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "undetermined"
 
 
-def test_sweep_verdict_for_error_of_plain_pytorch_is_refused() -> None:
+def test_operator_sweep_verdict_for_pytorch_error_is_refused() -> None:
     verdict = _sample(lambda x: x.acosh_(), torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "refused"
     assert "acosh" in verdict.detail
@@ -112,7 +112,7 @@ def _tally(*kinds: str) -> Tally:
     return tally("entry", [_Known("entry", kind) for kind in kinds], exempt)
 
 
-def test_sweep_summary_counts_verdicts_and_lists_complaints() -> None:
+def test_operator_sweep_summary_counts_each_verdict() -> None:
     found = _tally("same", "refused", "undetermined", "as in any mode", "different")
     assert found.tried == 4
     assert found.failures == [
@@ -127,7 +127,7 @@ def test_sweep_summary_counts_verdicts_and_lists_complaints() -> None:
     assert found.as_data()["excepted"] == {"as in any mode": 1, "undetermined": 1}
 
 
-def test_sweep_command_runs_operators_and_prints_summary(
+def test_operator_sweep_command_prints_summary(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = CliRunner().invoke(main, ["opinfo", "--only", "sin", "--few", "1", "--processes", "1"])
@@ -144,7 +144,7 @@ def test_sweep_command_runs_operators_and_prints_summary(
         (["networks"], "is not one of"),
     ],
 )
-def test_sweep_command_with_wrong_options_is_refused(arguments: list[str], complaint: str) -> None:
+def test_operator_sweep_with_wrong_options_is_refused(arguments: list[str], complaint: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert complaint in result.output

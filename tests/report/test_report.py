@@ -214,7 +214,7 @@ def test_report_page_loads_no_other_files(report: Report) -> None:
     assert "<script>" in "".join(page.words)  # a name with markup must be shown as text
 
 
-def test_category_has_same_color_in_all_reports() -> None:
+def test_memory_category_has_same_color_in_all_reports() -> None:
     """The color does not depend on the other categories. No two categories have the same color."""
     several = ["optimizer state", "saved for backward", "something else", "parameters"]
     alone = _html._colors(["saved for backward"])

@@ -80,7 +80,7 @@ def _ours(trace: Trace, budget: int, policy: Ablation, core: Core) -> tuple[bool
 @pytest.mark.parametrize("staleness", [False, True], ids=["", "staleness"])
 @pytest.mark.parametrize("size", [False, True], ids=["", "size"])
 @pytest.mark.parametrize("cost", ["classes", "local", "none"])
-def test_simulator_with_authors_rules_acts_like_their_simulator(
+def test_simulator_with_dtr_rules_acts_like_dtr_simulator(
     cost: str, size: bool, staleness: bool
 ) -> None:
     if cost == "none" and not size and not staleness:

@@ -71,7 +71,7 @@ def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
     return [action.storage for action in record.actions[:first] if isinstance(action, Free)]
 
 
-def test_evicting_adjacent_values_frees_fewer_than_cheapest() -> None:
+def test_evicting_adjacent_values_evicts_fewer_than_by_score() -> None:
     """Of four values in one segment, two must be evicted. The two cheapest are not adjacent."""
     builder = TraceBuilder()
     source = builder.source(512)
@@ -93,7 +93,7 @@ def test_evicting_adjacent_values_frees_fewer_than_cheapest() -> None:
     assert freed == {"window": [3, 4], "score": [1, 3, 4]}
 
 
-def test_whole_segments_are_freed_if_no_gap_can_be_large_enough() -> None:
+def test_allocator_segments_are_released_if_no_gap_is_enough() -> None:
     """Two segments of 12 MiB and a request of 22 MiB, for which both must be released."""
     builder = TraceBuilder()
     source = builder.source(512)

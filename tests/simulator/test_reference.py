@@ -58,7 +58,7 @@ def _log(name: str) -> str:
 
 
 @pytest.mark.parametrize(("log", "policy", "ratio", "status", "overhead"), GOLDEN)
-def test_simulated_overhead_equals_stored_figures_of_authors(
+def test_simulated_overhead_equals_stored_dtr_figures(
     log: str, policy: str, ratio: float, status: str, overhead: float | None
 ) -> None:
     outcome = run_case(Case(_log(log), policy, ratio, quirks=True))
@@ -70,7 +70,7 @@ def test_simulated_overhead_equals_stored_figures_of_authors(
 @pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("dead", ["evict", "banish"])
-def test_simulated_overhead_of_each_policy_equals_authors(log: str, dead: str) -> None:
+def test_simulated_overhead_of_each_policy_equals_dtr_paper(log: str, dead: str) -> None:
     policy = {"evict": "eager", "banish": "banish"}[dead]
     status = {"pass": "pass", "oom": "oom", "thrashed": "thrash"}
     compared = 0
@@ -90,7 +90,7 @@ def test_simulated_overhead_of_each_policy_equals_authors(log: str, dead: str) -
 
 
 @pytest.mark.slow
-def test_recomputations_equal_those_of_authors_simulator() -> None:
+def test_recomputations_equal_those_of_dtr_simulator() -> None:
     """Each recomputation has the same order, time and cost (the first 400 events)."""
     compared = 0
     for wanted in json.loads((FOLDER / "simrd_traces.json").read_text())["traces"]:
@@ -120,7 +120,7 @@ def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_authors_logs_are_equal_after_saving_in_both_formats(log: str) -> None:
+def test_dtr_logs_are_equal_after_saving_in_both_formats(log: str) -> None:
     trace = load(_log(log))
     assert native.read(native.write(trace)) == trace
     assert dtr.read(dtr.write(trace), trace.name) == trace
@@ -129,7 +129,7 @@ def test_authors_logs_are_equal_after_saving_in_both_formats(log: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("quirks", [False, True])
-def test_each_simulated_run_of_authors_logs_is_valid_schedule(log: str, quirks: bool) -> None:
+def test_each_simulated_run_of_dtr_logs_is_valid_schedule(log: str, quirks: bool) -> None:
     trace = load(_log(log))
     everything = keep_all_peak(trace)
     passed = 0

@@ -57,41 +57,39 @@ ADVERSARY = {
 
 @pytest.mark.parametrize("quirks", [False, True])
 @pytest.mark.parametrize("policy", [DTR(), DTR("classes")], ids=repr)
-def test_recomputations_of_linear_network_equal_authors_figures(
-    policy: Policy, quirks: bool
-) -> None:
+def test_recomputations_of_linear_network_equal_dtr_figures(policy: Policy, quirks: bool) -> None:
     found = {case: linear_recomputations(*case, policy, quirks=quirks) for case in LINEAR}
     assert found == LINEAR
 
 
 @pytest.mark.parametrize("quirks", [False, True])
-def test_recomputations_of_theorem_1_equal_authors_figures(quirks: bool) -> None:
+def test_recomputations_of_dtr_theorem_1_equal_paper(quirks: bool) -> None:
     """All costs are equal, and ties are broken as the authors break them."""
     found = {c: linear_recomputations(*c, THEOREM_1, quirks=quirks) for c in LINEAR_THEOREM}
     assert found == LINEAR_THEOREM
 
 
 @pytest.mark.slow
-def test_recomputations_of_large_network_equal_authors_figures() -> None:
+def test_recomputations_of_large_network_equal_dtr_figures() -> None:
     assert {case: linear_recomputations(*case, DTR()) for case in LARGE} == LARGE
     found = {case: linear_recomputations(*case, THEOREM_1) for case in LARGE_THEOREM}
     assert found == LARGE_THEOREM
 
 
 @pytest.mark.parametrize("policy", [DTR(), DTR("classes"), LRU()], ids=repr)
-def test_recomputations_of_theorem_2_equal_authors_figures(policy: Policy) -> None:
+def test_recomputations_of_dtr_theorem_2_equal_paper(policy: Policy) -> None:
     for (asked, budget), recomputations in ADVERSARY.items():
         assert adversary(asked, budget, policy).recomputations == recomputations
 
 
-def test_overhead_against_adversary_grows_as_theorem_2() -> None:
+def test_overhead_against_adversary_grows_as_in_dtr_theorem_2() -> None:
     """The time above that of N operators in sequence grows with N / B."""
     for asked in (64, 128, 256):
         for budget in (4, 8, 16):
             assert adversary(asked, budget, DTR()).total / asked >= asked / budget / 2
 
 
-def test_recomputations_of_linear_network_grow_as_theorem_1() -> None:
+def test_recomputations_of_chain_grow_as_in_dtr_theorem_1() -> None:
     """With 2 sqrt(N) memory the recomputations are O(N): below 2 N, while N grows 64-fold."""
     for layers in (16, 64, 256, 1024):
         budget = math.ceil(2 * math.sqrt(layers))

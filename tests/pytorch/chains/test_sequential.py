@@ -73,7 +73,7 @@ def train(
 
 @pytest.mark.parametrize("fraction", [pytest.param(1.1, marks=pytest.mark.slow), 0.5, 0.0])
 @pytest.mark.parametrize("name", others_slow(CHAINS))
-def test_chain_within_budget_matches_pytorch(name: str, fraction: float) -> None:
+def test_sequential_within_budget_matches_pytorch(name: str, fraction: float) -> None:
     model, x = built(name)
     wanted, plain = train(copy.deepcopy(model), x)
     chained, budget = within((model, x), max(1, int(fraction * plain)))
@@ -110,7 +110,7 @@ def test_sequential_leaves_model_input_and_gradients_unchanged(name: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "resnet", "mlp"])
-def test_chain_under_autocast_matches_pytorch(name: str) -> None:
+def test_sequential_under_autocast_matches_pytorch(name: str) -> None:
     model, x = built(name)
 
     def around() -> AbstractContextManager[object]:
@@ -125,7 +125,7 @@ def test_chain_under_autocast_matches_pytorch(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_chain_budget_includes_accumulated_gradients() -> None:
+def test_sequential_budget_includes_accumulated_gradients() -> None:
     model, x = built("gpt")
     wanted, _ = train(copy.deepcopy(model), x, steps=3, keep=True)
     _, fresh = train(copy.deepcopy(model), x)
@@ -137,7 +137,7 @@ def test_chain_budget_includes_accumulated_gradients() -> None:
     assert peak <= budget
 
 
-def test_backward_through_chain_twice_matches_pytorch() -> None:
+def test_backward_through_sequential_twice_matches_pytorch() -> None:
     model, x = built("resnet")
     plain = copy.deepcopy(model)
     chained, _ = within((model, x), 1)
@@ -153,7 +153,7 @@ def test_backward_through_chain_twice_matches_pytorch() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_second_derivative_of_chain_matches_pytorch() -> None:
+def test_second_derivative_of_sequential_matches_pytorch() -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
     x = torch.randn(64, 32)
     plain = copy.deepcopy(model)
@@ -168,7 +168,7 @@ def test_second_derivative_of_chain_matches_pytorch() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_chain_with_two_forward_passes_matches_pytorch() -> None:
+def test_sequential_with_two_forward_passes_matches_pytorch() -> None:
     model, x = built("mlp")
     plain = copy.deepcopy(model)
     chained, _ = within((model, x), 1)
@@ -181,7 +181,7 @@ def test_chain_with_two_forward_passes_matches_pytorch() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_chain_sets_input_gradient_and_calls_hooks_once() -> None:
+def test_sequential_sets_input_gradient_and_calls_hooks_once() -> None:
     model, _ = built("mlp")
     x = torch.randn(512, 2, 64, requires_grad=True)
     wanted = torch.autograd.grad(loss_of(copy.deepcopy(model).eval()(x)), x)[0]
@@ -194,7 +194,7 @@ def test_chain_sets_input_gradient_and_calls_hooks_once() -> None:
     assert len(fired) == len([*model.parameters()])
 
 
-def test_chain_in_eval_mode_and_no_grad_matches_pytorch() -> None:
+def test_sequential_in_eval_mode_and_no_grad_matches_pytorch() -> None:
     model, x = built("resnet")
     chained, _ = within((model, x), 1)
     plain = copy.deepcopy(model).eval()
@@ -207,7 +207,7 @@ def test_chain_in_eval_mode_and_no_grad_matches_pytorch() -> None:
     assert chained[3] is model[3]
 
 
-def test_chain_with_other_input_shape_is_measured_or_refused() -> None:
+def test_sequential_with_other_shape_is_measured_or_refused() -> None:
     model, x = built("mlp")
     chained, _ = within((model, x), 1)
     small = x[:64].clone()
@@ -220,7 +220,7 @@ def test_chain_with_other_input_shape_is_measured_or_refused() -> None:
         chained(small)
 
 
-def test_chain_of_tuples_can_be_copied_and_pickled() -> None:
+def test_sequential_of_tuples_can_be_copied_and_pickled() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -265,7 +265,7 @@ def test_sequential_of_module_without_layer_list_is_refused() -> None:
         rekindle.sequential(model, x, "6 apples")
 
 
-def test_chain_stage_that_differs_on_recomputation_raises() -> None:
+def test_sequential_stage_that_differs_when_recomputed_raises() -> None:
     class Fickle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -284,7 +284,7 @@ def test_chain_stage_that_differs_on_recomputation_raises() -> None:
         loss.backward()
 
 
-def test_in_place_write_between_passes_of_chain_raises_error() -> None:
+def test_in_place_write_between_passes_of_sequential_raises() -> None:
     model, x = built("gpt")
     chained, _ = within((model, x), 1)
     loss = loss_of(chained(x))
@@ -298,7 +298,7 @@ def test_in_place_write_between_passes_of_chain_raises_error() -> None:
         loss.backward()
 
 
-def test_chain_after_backward_holds_no_activations() -> None:
+def test_sequential_after_backward_holds_no_activations() -> None:
     model, x = gpt(layers=3)
     chained, _ = within((model, x), 5_000_000)
     assert chained.overhead > 0

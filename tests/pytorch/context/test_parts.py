@@ -104,7 +104,7 @@ def test_error_in_any_part_of_budget_leaves_no_hook_or_mode(
 
 @pytest.mark.parametrize("arguments", CONFIGURATIONS, ids=["default", "record", "anything"])
 @pytest.mark.evicts_anything
-def test_saved_patched_torch_functions_keep_no_driver_alive(arguments: dict[str, Any]) -> None:
+def test_saved_patched_torch_functions_keep_no_budget_alive(arguments: dict[str, Any]) -> None:
     """Modules imported within a budget may save the patched functions, as torch._dynamo does."""
     gc.collect()
     alive, kept = len(drivers), list[Any]()

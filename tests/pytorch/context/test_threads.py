@@ -272,7 +272,7 @@ def test_out_of_budget_with_second_thread_lists_categories() -> None:
     assert "parameters" in str(caught.value)
 
 
-def test_report_after_training_in_thread_lists_no_holders() -> None:
+def test_report_after_training_in_thread_lists_no_categories() -> None:
     """Holders are not listed, because another thread may free gradients while they are read."""
     inside, outside = Program(), Program()
     with rekindle.budget(None) as run:

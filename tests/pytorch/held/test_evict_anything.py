@@ -272,7 +272,7 @@ def test_reading_evicted_value_with_changed_source_raises() -> None:
         x.sum()
 
 
-def test_end_of_budget_restores_tensor_methods_and_frees_driver() -> None:
+def test_end_of_budget_restores_patched_tensor_methods() -> None:
     names = ("numpy", "data_ptr", "tolist", "untyped_storage", "__repr__")
     before = [getattr(Tensor, name) for name in names]
     begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]

@@ -66,7 +66,7 @@ def only_counted(late: nn.Linear, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("first_access", [saved, viewed, only_counted], ids=name_of)
-def test_model_read_late_evicts_values_of_list(
+def test_first_use_of_model_evicts_values_held_in_list(
     first_access: Callable[[nn.Linear, Tensor], Tensor],
 ) -> None:
     """Its first operator makes the model count, with gradients and optimizer state."""

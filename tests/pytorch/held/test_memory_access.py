@@ -145,7 +145,7 @@ COUNTS: dict[str, Look] = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_functions_of_integer_lengths_match_after_eviction(name: str) -> None:
+def test_numbers_from_integer_tensor_match_after_evictions(name: str) -> None:
     base = torch.tensor([2, 2, 1])
     wanted = COUNTS[name](base)
     with rekindle.budget(1 << 30, evict="anything") as run:
@@ -336,7 +336,7 @@ def test_reading_evicted_storage_without_raise_flag_crashes() -> None:
 
 
 @pytest.mark.parametrize("name", ["address", "tolist", "custom Function"])
-def test_access_to_evicted_memory_raises_without_patches(
+def test_access_to_evicted_tensor_raises_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shows that the tests above can fail: without the replaced methods the access raises."""
@@ -349,7 +349,7 @@ def test_access_to_evicted_memory_raises_without_patches(
 
 
 @pytest.mark.parametrize("name", ["numpy", "dlpack", "capsule", "untyped_storage"])
-def test_memory_with_exported_address_is_evicted_without_patches(
+def test_exported_memory_is_evicted_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shows that the tests above can fail: without the replaced methods, no memory is pinned."""

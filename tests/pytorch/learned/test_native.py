@@ -134,7 +134,7 @@ def _survives(replays: int, *, before: bool) -> bool:
     return True
 
 
-def test_learned_steps_of_two_threads_match_pytorch() -> None:
+def test_steps_with_learned_plans_in_two_threads_match_pytorch() -> None:
     """Operators of both threads are interleaved, so no plan fits for long, which is harmless."""
     plain, ours = ([Training(), Training()] for _ in range(2))
     for training in (*plain, *ours):

@@ -100,7 +100,7 @@ def test_bookkeeping_is_small_per_operator_and_ends_with_step() -> None:
         assert numbers(run).alive <= before
 
 
-def test_two_runs_with_same_costs_have_equal_journals() -> None:
+def test_two_runs_with_same_costs_have_equal_engine_journals() -> None:
     """If operators have fixed costs, the journals of two runs are equal entry by entry."""
 
     def journal() -> list[Any]:

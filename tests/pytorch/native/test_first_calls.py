@@ -52,7 +52,7 @@ def saved_values(x: Tensor, count: int = 8) -> Tensor:
     return x
 
 
-def test_first_call_with_workspace_above_budget_is_refused() -> None:
+def test_first_operator_call_with_too_large_workspace_is_refused() -> None:
     x, weight = torch.rand(8, 16, 32, 32), torch.rand(16, 16, 3, 3)
     there = x.nbytes + weight.nbytes
     budget = there + x.nbytes + x.nbytes // 2  # the workspace is one copy of the result
@@ -155,7 +155,7 @@ def test_following_rehearsed_budgets_takes_at_most_3_starts(
     assert share <= MOST_NAMED
 
 
-def test_refused_first_call_runs_after_evictions() -> None:
+def test_refused_first_operator_call_runs_after_evictions() -> None:
     """The operator has no estimated workspace, so nothing is evicted before it is refused."""
     weight = torch.rand(SIZE, requires_grad=True)
     plain = saved_values(weight).logsumexp(0)
@@ -177,7 +177,7 @@ def test_refused_first_call_runs_after_evictions() -> None:
     assert torch.equal(found[1], expected)
 
 
-def test_refused_first_call_with_evict_auto_evicts_held_values() -> None:
+def test_refused_first_operator_call_evicts_user_held_values() -> None:
     weight = torch.rand(SIZE, requires_grad=True)
     expected = [float(saved_values(weight.detach(), count).logsumexp(0)) for count in range(1, 8)]
     found: list[float] = []

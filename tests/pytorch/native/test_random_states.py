@@ -123,7 +123,7 @@ def test_evicted_generator_state_can_be_set_again(evict: Evict) -> None:
         assert torch.equal(torch.rand(5), wanted)
 
 
-def test_generator_state_of_thread_outside_does_not_count() -> None:
+def test_generator_state_of_outside_thread_does_not_count() -> None:
     states: list[Tensor] = []
     begin = threading.Event()
 

@@ -63,7 +63,7 @@ def repeated(run: Run) -> int:
     return run._driver.core.repeated_calls(run._driver.handle)
 
 
-def test_stored_workspace_avoids_second_run_of_first_call(folder: Path) -> None:
+def test_stored_workspace_avoids_running_operator_twice(folder: Path) -> None:
     first, expected = run()
     assert repeated(first) > 0
     forget_file()

@@ -60,7 +60,7 @@ def test_existing_optimizer_state_counts_before_first_step(evict: Evict) -> None
         ours.forward()
 
 
-def test_too_small_budget_is_told_of_whole_optimizer_state() -> None:
+def test_too_small_budget_error_counts_whole_optimizer_state() -> None:
     """Otherwise each error would name a budget with room for one more tensor of many."""
     ours = Program()
     known = ours.bytes_of_state + sum(p.nbytes for p in ours.model.parameters())

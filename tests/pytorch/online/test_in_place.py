@@ -66,7 +66,7 @@ def trained(forward: Forward, x: Tensor) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
-def test_backward_result_is_written_over_unshared_gradient(entry: InPlace, node: str) -> None:
+def test_backward_operator_overwrites_unshared_gradient(entry: InPlace, node: str) -> None:
     run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
     # The multiplication by ones is written over its gradient as well.
     assert taken_over(run) == 2
@@ -148,7 +148,7 @@ def test_second_derivative_of_in_place_operators_matches_pytorch() -> None:
     same(twice)
 
 
-def test_hook_sees_result_written_over_gradient_as_new_tensor() -> None:
+def test_hook_receives_overwritten_gradient_as_new_tensor() -> None:
     """The hook sees no view and no changed version, as in plain PyTorch."""
     seen: list[tuple[int, bool]] = []
 

@@ -29,7 +29,7 @@ def _unlisted(run: Run) -> int:
     return run._driver.engine.unlisted
 
 
-def test_no_grad_results_count_but_have_no_recipe() -> None:
+def test_no_grad_results_count_in_budget_but_have_no_recipe() -> None:
     batch = vector()
     with rekindle.budget(100 * VECTOR) as run:
         _priced(batch.sin)

@@ -124,7 +124,7 @@ def test_each_kind_of_training_step_leaves_no_bookkeeping(
     assert run.evictions > 0 or step in (without_grad, out_of_budget)
 
 
-def test_native_driver_is_freed_after_end_of_budget(no_collector: None) -> None:
+def test_native_core_is_freed_after_end_of_budget(no_collector: None) -> None:
     """The driver and its graph are freed with the budget, the loss and `run`."""
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:

@@ -213,7 +213,7 @@ def test_budget_that_error_suggests_is_at_most_plain_peak(monkeypatch: pytest.Mo
     assert tried.suggest_after(1_100, 1_150, 1_170) == 1_170
 
 
-def test_budget_after_suggested_one_failed_exceeds_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_suggested_after_failed_one_exceeds_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each retry of this program would get past one tensor of four bytes."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried = BudgetHistory()
@@ -221,7 +221,7 @@ def test_budget_after_suggested_one_failed_exceeds_need(monkeypatch: pytest.Monk
     assert tried.suggest_after(6_404, 6_408, 6_408) == 6_408 + 100
 
 
-def test_out_of_budget_of_kept_results_names_recomputable() -> None:
+def test_out_of_budget_of_function_results_names_recomputable() -> None:
     class Kept(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

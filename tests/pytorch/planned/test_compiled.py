@@ -176,7 +176,7 @@ class Recurrent(nn.Module):
         return h
 
 
-def test_compiled_plan_recomputes_norm_from_its_input_sum(
+def test_compiled_plan_recomputes_norm_from_sum_it_reads(
     one_by_one: list[fx.Graph],
 ) -> None:
     """The norm's segment reads the sum itself, not the two tensors that were added."""

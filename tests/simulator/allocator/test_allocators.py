@@ -60,7 +60,7 @@ def test_allocator_rounds_request_and_reserves_segment_of_class(
     assert found.nbytes == (segment if whole else block)
 
 
-def test_allocator_puts_small_and_large_requests_apart() -> None:
+def test_allocator_serves_small_and_large_requests_separately() -> None:
     for allocator in (Native(), Expandable()):
         small, large = given_out(allocator, MIB), given_out(allocator, MIB + 512)
         assert small.pool is allocator.small
@@ -101,7 +101,7 @@ def test_allocator_releases_free_segments_before_it_fails() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_expandable_allocator_joins_freed_pages_elsewhere(
+def test_only_expandable_allocator_joins_distant_free_pages(
     kind: type[Native | Expandable],
 ) -> None:
     allocator = kind(limit=80 * MIB)
