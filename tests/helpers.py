@@ -1,6 +1,6 @@
 """Helpers that many tests share, and the list of all policies.
 
-A policy that is added to the list runs in every test of policies.
+Every test of policies runs with each policy in this list.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WHOLE = os.environ.get("REKINDLE_TEST_WHOLE") == "1"
 
 
 def combined(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Combine each value of each axis with one value of each other axis.
+    """Combine each value of each argument with one value of every other argument.
 
     With `scripts/sweep tests`, return every combination.
     """
@@ -77,7 +77,8 @@ def others_slow(values: Iterable[object]) -> list[Any]:
 class Link:
     """A storage in a chain, as a policy sees it.
 
-    The test fills `above` (storages read) and `below` (readers).
+    The test fills `above` (storages that this one is computed from) and `below` (storages computed
+    from it).
     """
 
     def __init__(self, nbytes: int, cost: int, last: int) -> None:

@@ -196,7 +196,7 @@ def layering(package: Path) -> Iterator[str]:
 
 
 def rooms(package: Path) -> Iterator[str]:
-    """Complain about imports between rooms that the table lacks, or of private modules."""
+    """Complain about imports between subpackages that the table lacks, or of private modules."""
     modules = modules_of(package)
     for module, path in modules.items():
         part, room = _room_of(module)

@@ -82,7 +82,7 @@ def test_slow_list_entry_matches_test_function_or_file(test: str) -> None:
 
 
 def missing(entries: frozenset[str], root: Path = ROOT) -> list[str]:
-    """Return the entries whose file or function does not exist."""
+    """Return the entries of the slow list whose file or function does not exist."""
     gone = []
     for entry in sorted(entries):
         path = root / durations.file_of(entry)

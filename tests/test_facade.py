@@ -81,7 +81,7 @@ def test_plan_with_swap_and_planner_without_swap_is_refused() -> None:
 def test_plan_shows_progress_on_terminal_after_three_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each task of planning counts its own three seconds."""
+    """Each task of planning shows progress only after three seconds of its own."""
     now = [100.0]
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -66,7 +66,7 @@ def test_command_with_file_of_wrong_kind_names_that_kind(command: str, tmp_path:
 
 
 def test_simulate_of_many_files_names_the_wrong_file(tmp_path: Path) -> None:
-    """Several processes read the files, and report errors to the first."""
+    """Several processes read the files, and each reports errors to the main process."""
     for number in range(4):
         save(chain(3), tmp_path / f"{number}.jsonl")
     (tmp_path / "wrong.jsonl").write_text("not a trace")

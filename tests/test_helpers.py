@@ -1,4 +1,4 @@
-"""Tests of the samples that CI runs: the same each time, and everything on request."""
+"""Tests of the choice of test parameters in CI: the same each time, and all on request."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ CLOCK = re.compile(r"'?\w*(runtime|per_second)'?\s*[=:] *[^,}\n]*|/\S*/checkpoin
 class Script:
     """A script and its budget.
 
-    `share`: budget as a fraction of the plain peak; `weights`: file that it saves.
+    `share` is the budget as a fraction of the peak memory without a budget. `weights` is the file
+    that the script saves.
     """
 
     name: str

@@ -177,7 +177,7 @@ def test_spawned_data_workers_of_script_import_its_main_module(script: Path) -> 
 
 @pytest.mark.slow
 def test_restarted_script_follows_cached_plan_from_first_step_on(script: Path) -> None:
-    """With `cache=False` the second run makes its own plan instead."""
+    """With `cache=False`, the second run makes its own plan instead of reading one."""
     longer = TRAIN.replace("return 512", "return 1024")
     script.write_text(longer)
     first, again, without = (

@@ -1,7 +1,7 @@
 """Train within a budget on each rank: `torchrun ... budgets.py OUT [EXTENSION]`.
 
-Each rank trains within a budget of its own, then within "auto". EXTENSION is the compiled stand-in
-device `cuda`; without it the ranks train on the CPU.
+Each rank trains within a budget of its own, and afterwards within a budget of "auto". EXTENSION is
+the compiled stand-in device `cuda`; without it the ranks train on the CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests that the engine follows any plan validly, and its own plan exactly."""
+"""Tests that the engine makes valid schedules from any plan, and follows its own plan exactly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _planned(trace: Trace, budget: int) -> Schedule | None:
 
 @st.composite
 def routes(draw: st.DrawFn, operators: int, storages: int) -> Route:
-    """Draw a random plan: evictions, recomputations and copies of any storages."""
+    """Draw a random plan with evictions, recomputations and copies of arbitrary storages."""
     moves: list[int] = []
     copies = draw(st.lists(st.integers(~storages, storages), max_size=40))
     restores: list[tuple[StorageId, ...]] = []

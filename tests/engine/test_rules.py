@@ -1,4 +1,4 @@
-"""Tests of the engine's rules: unreferenced storages, recomputation limits, the authors' quirks."""
+"""Tests of the engine's rules: unreferenced storages, recomputation limits, DTR's quirks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_cost_of_storage_counts_operator_with_two_views_once() -> None:
 
 
 def test_recomputing_evicted_view_counts_as_access_to_base() -> None:
-    """The base was recomputed without its view; recomputing the view then reads the base."""
+    """The base was recomputed without its view. Recomputing the view afterwards reads the base."""
     builder = TraceBuilder()
     (base,) = builder.call("make", 1, (), [4])
     (view,) = builder.call("view", 1, [base], [0], aliases=[base])

@@ -122,7 +122,7 @@ def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
 def test_verifier_refuses_schedule_with_one_wrong_copy(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
-    """A missing early copy is valid if the evicted value is never read again."""
+    """Without the copy to the host, the schedule is valid only if nothing reads the value."""
     trace, budget = problem
     record = _run(trace, budget, LRU(), replace(swap, only=True))
     wrong = _mutated(record.schedule, rng)
@@ -188,7 +188,7 @@ def test_engine_whose_copies_fail_yields_valid_schedule(
 
 
 def _two(*, replayable: bool = True) -> Trace:
-    """Return a trace of two storages of which only one fits, and the first is read at the end."""
+    """Return a trace of two storages of which only one fits; the first one is read at the end."""
     builder = TraceBuilder()
     (first,) = builder.call("first", 100, (), [8], replayable=replayable)
     (other,) = builder.call("other", 100, (), [8])

@@ -42,7 +42,7 @@ def accelerator_of_its_own() -> Iterator[None]:
 def train(folder: Path, context: Any, *, precision: str = "no") -> tuple[list[Tensor], Any]:
     """Train two epochs with accumulation, clipping, an evaluation, and a saved and loaded state.
 
-    Return the final state and the run.
+    Return the final state of the training and the `Run`.
     """
     torch.manual_seed(0)
     accelerator = accelerate.Accelerator(
@@ -142,7 +142,7 @@ leave()
 
 
 def test_two_accelerate_processes_each_stay_within_own_budget(tmp_path: Path) -> None:
-    """Over gloo: weights equal those of plain ranks, and both ranks follow learned plans."""
+    """The ranks use gloo. Weights equal those of plain ranks; both ranks follow learned plans."""
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "ranks.py").write_text(f"import sys\nsys.path.insert(0, {str(root)!r})\n" + RANKS)
 

@@ -17,7 +17,7 @@ BUDGET = 400_000  #: enough for 64 rows, but not for 256
 
 
 class Stack(nn.Module):
-    """Layers whose results the program holds, so that the memory of rows cannot be evicted."""
+    """Layers whose results the program holds, so that a batch of many rows cannot fit."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Replay a journal of the native engine on the Python engine, and compare their actions."""
+"""Replay a journal (event log) of the native engine on the Python engine, and compare actions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Replay:
         self.engine.idle.clear()
 
     def copied(self, entry: Entry) -> None:
-        """Handle a copy that failed or was slow, within an event or between two."""
+        """Handle a copy that failed or was slow, either during an event or between two events."""
         if entry.kind == "measured":
             assert self.engine.host is not None
             rates = {"out_bytes_per_s": entry.id, "in_bytes_per_s": entry.number}
@@ -199,7 +199,7 @@ class Replay:
             self.perform([Free(storage.id) for storage in freed])
 
     def prepare(self, call: Call) -> None:
-        """Do what a driver does before it admits a call."""
+        """Do what the caller of an engine does before it lets an operator run."""
         for value in call.inputs:
             value.storage.last_access = self.engine.clock
         for output, source in call.overwrites:  # handles now refer to the new version

@@ -123,7 +123,7 @@ class Stream:
         self.memory.append(self.engine.memory)
 
     def may_fail(self, action: Action) -> None:
-        """Let some copies fail, and report the failure as a driver does."""
+        """Let some copies fail, and report each failure to the engine as the runtime does."""
         engine, storage = self.engine, self.engine.subject
         match action:
             case SwapOut() if self.fails():
@@ -282,7 +282,7 @@ class Stream:
                 self.event(name, 0, 0, getattr(engine, name)())
 
     def least_loss(self) -> list[Storage]:
-        """Return the candidate with the least cost of eviction, or nothing without candidates."""
+        """Return the candidate with the least cost of eviction, or None without candidates."""
         engine = self.engine
         losses = [(engine.loss(each), each.order, each) for each in engine.storages]
         known = [(loss, order, each) for loss, order, each in losses if loss is not None]

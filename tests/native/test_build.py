@@ -57,7 +57,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _again() -> object:
-    """Load the extension as a new process would."""
+    """Load the extension again, as a new process would."""
     _build._found.clear()
     return _build.extension("tiny", ["*.cpp"])
 
@@ -161,7 +161,7 @@ def test_source_files_are_grouped_into_units_of_equal_size(tmp_path: Path) -> No
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
 def test_interrupted_build_ends_compilers_and_removes_files(tree: Path) -> None:
-    """The compiler has a slow child process, as g++ does."""
+    """The compiler starts a slow child process, as g++ does."""
     marks = tree.parent / "marks"
     marks.mkdir()
     compiler = tree.parent / "compiler"

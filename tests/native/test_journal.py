@@ -1,4 +1,4 @@
-"""Tests that a journal of the native engine is enough to replay its run on the Python engine."""
+"""Tests that the native engine's journal (event log) suffices to replay a run in Python."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _route(trace: Trace, budget: int) -> Route | None:
 
 @pytest.mark.slow
 def test_native_and_python_engine_follow_plan_equally() -> None:
-    """This also holds for a plan of another program, which never fits."""
+    """The plan may also be a plan of another program, which matches no step."""
     followed = 0
     for seed in range(120):
         rng = random.Random(seed)
@@ -102,7 +102,7 @@ def test_native_and_python_engine_follow_plan_equally() -> None:
 
 
 def _with_copies(trace: Trace, budget: int, swap: Swap) -> Route | None:
-    """Return the plan recorded from an online run that swaps."""
+    """Return the plan that was recorded from an online run that swaps."""
     try:
         return Route.of(trace, replay(trace, budget=budget, policy=DTR(), swap=swap).schedule)
     except NoRoom:
@@ -110,7 +110,7 @@ def _with_copies(trace: Trace, budget: int, swap: Swap) -> Route | None:
 
 
 def test_native_and_python_engine_follow_plan_of_swaps_equally() -> None:
-    """This also holds for a plan of another program, whose copies are made as well."""
+    """The plan may also be a plan of another program, whose copies are made as well."""
     followed, copied = 0, 0
     for seed in range(120):
         rng = random.Random(seed)

@@ -1,4 +1,7 @@
-"""Check results written over their dying gradient: equal bits, and less to recompute."""
+"""Check operators that write their result over a gradient that nothing else reads.
+
+The results must have equal bits, and less must be recomputed.
+"""
 
 from __future__ import annotations
 

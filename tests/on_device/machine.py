@@ -38,7 +38,7 @@ class Took:
     run: Any = None
 
     def budget(self, share: float) -> int:
-        """Return the constant memory plus this share of the temporary memory, in bytes."""
+        """Return the constant memory plus the fraction `share` of the temporary memory (bytes)."""
         return self.constant + int(share * (self.peak - self.constant))
 
 
@@ -87,7 +87,7 @@ class Machine:
     def within(
         self, program: Program, amount: int, steps: int = 3, **options: Any
     ) -> tuple[Took, int]:
-        """Train within the smallest sufficient budget from `amount` on; return that budget too."""
+        """Train within the smallest sufficient budget from `amount` on; also return the budget."""
         refusals: list[str] = []
         for _ in range(12):
             try:

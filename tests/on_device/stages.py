@@ -168,7 +168,7 @@ def memory(machine: Machine) -> Iterator[Line]:
 
 
 def _seen(machine: Machine, program: Any) -> Any:
-    """Measure the peak of operator results, as a budget without a limit counts them."""
+    """Measure the peak of operator results, as a budget without a limit counts these results."""
     took = machine.trained(program, 2, 1 << 50)
     return type(took)(took.values, took.run.peak, took.constant, took.run)
 
@@ -176,7 +176,7 @@ def _seen(machine: Machine, program: Any) -> Any:
 def swap(machine: Machine) -> Iterator[Line]:
     """Halve the activation memory with swapping.
 
-    Bits must agree. Figures show the time spent waiting.
+    The bits must be equal. The figures show the time spent waiting for copies.
     """
     for program in (workloads.bert_base, workloads.resnet):
         plain = machine.trained(program)

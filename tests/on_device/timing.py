@@ -56,7 +56,7 @@ _LIMITED = ", in that device"
 def _methods(
     machine: Machine, most: int, rows: int, times: int
 ) -> Iterator[tuple[str, int, Callable[[], Any] | None]]:
-    """Yield all rows for the first allocator setting, else rows that depend on the setting."""
+    """Yield all rows for the first allocator setting, only setting-dependent rows for others."""
     within = partial(rekindle.budget, device=machine.kind)
     if not _settings():
         yield "plain", rows, None
@@ -76,7 +76,7 @@ def _settings() -> str:
 
 
 class _device_of:
-    """Limit the device's memory to so many bytes inside the block; 0 means no limit."""
+    """Limit the device's memory to `nbytes` while the context is open; 0 means no limit."""
 
     def __init__(self, amount: int) -> None:
         self._amount = amount

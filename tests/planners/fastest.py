@@ -1,6 +1,6 @@
-"""Find the fastest run of a small problem with a host by trying every order of actions.
+"""Find the fastest run of a small problem with swapping, by trying every order of actions.
 
-It shares no code with the tested computation of times.
+This module shares no code with the tested computation of times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rekindle.planners._relaxation import Bandwidth
 class _State:
     """A state of the search.
 
-    Times are ends of copies; values in `leaving` are evicted but still being copied.
+    Times are the ends of copies. Values in `leaving` are evicted, but are still being copied.
     """
 
     frontier: int = 0
@@ -107,7 +107,7 @@ class _Moves:
             yield replace(ready, frontier=frontier, now=now, resident=resident, back=back)
 
     def _room(self, state: _State, nbytes: int) -> _State | None:
-        """Wait until so many bytes are free."""
+        """Wait until the given number of bytes is free."""
         sizes = self.problem.nbytes
         memory = sum(sizes[item] for item in state.resident) + nbytes
         if memory > self.budget:

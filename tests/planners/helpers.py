@@ -60,7 +60,7 @@ def with_workspaces(problem: Problem, inside: Sequence[int]) -> Problem:
 
 @st.composite
 def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
-    """Draw a small graph and a budget between its floor and its keep-all peak.
+    """Draw a small graph and a budget between the smallest possible one and the keep-all peak.
 
     Half of the graph is a backward pass.
     """

@@ -1,4 +1,4 @@
-"""Tests of the Checkmate planner: optimal as exhaustive search; its rounding respects its bound."""
+"""Tests of the Checkmate planner: its plans are optimal, and its rounding respects its bound."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_checkmate_plans_of_unit_chains_have_published_cost(
 
 
 def test_checkmate_second_solve_gets_only_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second solve finds the least peak after the first one had no solution."""
+    """The planner solves again for the least peak, after the first solve had no solution."""
     limits: list[float] = []
     solve = Model.solve
 

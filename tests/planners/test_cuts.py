@@ -1,4 +1,4 @@
-"""Tests of the Cuts planner: its bound is at most the optimum; its plans are optimal or close."""
+"""Tests of the Cuts planner: its bound is at most the optimum, its plans are near the optimum."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_plan_decoded_from_relaxation_has_cost_of_solution() -> None:
 
 
 def test_relaxation_with_budget_of_zero_bytes_is_solved() -> None:
-    """Plans for a budget of 1 byte are searched with 98 % of it, which is rounded to 0."""
+    """A plan for a budget of 1 byte is searched with 98 % of the budget, which is rounded to 0."""
     relaxation = Relaxation(Problem.of(chain(6, nbytes=0)), [2, 4], 0)
     relaxation.lean(0.1)
     assert relaxation.model.solve().values is not None

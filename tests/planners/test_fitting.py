@@ -29,7 +29,7 @@ def fitted(problem: Problem, budget: int, steps: list[int] | None = None) -> Tim
 def deep(blocks: int) -> Problem:
     """Return a residual network and its backward pass.
 
-    Blocks have three values, of which the middle one is large.
+    Each block has three values, and the middle value is large.
     """
     nodes: list[tuple[int, int, list[int]]] = [(1, 2, [])]
     for _ in range(blocks):
@@ -46,9 +46,9 @@ def deep(blocks: int) -> Problem:
 
 
 def unet(levels: int) -> Problem:
-    """Return a U-Net with blocks of two on the way down and up.
+    """Return a U-Net with blocks of two layers in its encoder and decoder.
 
-    The gradient of each skip is kept until the backward pass reaches the way down.
+    The gradient of each skip connection is kept until the backward pass reaches the encoder.
     """
     nodes: list[tuple[int, int, list[int]]] = []
 
@@ -125,7 +125,7 @@ def test_fitted_plan_with_pinned_user_held_values_fits_budget(drawn) -> None:
 @given(problems(), st.sampled_from([1, 2, 4]))
 @examples(100)
 def test_fitting_with_many_evictions_a_round_yields_valid_plan(drawn, share: int) -> None:
-    """In programs of thousands of values, each round evicts one value in 32."""
+    """In programs of thousands of values, each round evicts one in 32 of the candidate values."""
     trace, budget = drawn
     problem = Problem.of(trace)
     with pytest.MonkeyPatch.context() as patch:

@@ -61,7 +61,7 @@ def test_plan_recreates_view_of_evicted_storage() -> None:
 
 
 def test_source_freed_early_is_not_in_fixed_bytes_of_problem() -> None:
-    """The source is no parameter. Other sources are made while the program still holds it."""
+    """The source is no parameter. Other sources are made while the program still holds this one."""
     builder = TraceBuilder()
     batch = builder.source(16, held=True)
     weight = builder.source(100, held=True)
@@ -75,7 +75,7 @@ def test_source_freed_early_is_not_in_fixed_bytes_of_problem() -> None:
 
 
 def test_pinned_value_is_resident_until_its_last_use() -> None:
-    """Like the indices of a mixture of experts: pinned when made, and saved a little later."""
+    """The value is pinned when made, and saved later, like indices of a mixture of experts."""
     builder = TraceBuilder()
     (choice,) = builder.call("topk", 1, [], [8], held=True)
     builder.pin(choice)

@@ -30,7 +30,7 @@ def test_revolve_cost_formula_satisfies_recurrence(slots: int) -> None:
 
 
 def test_revolve_cost_equals_published_formula() -> None:
-    """t(l, s) = r l - C(s+r, r-1), here P(l, s) = t(l+1, s); beta(s, r) steps need r sweeps."""
+    """Griewank's t(l, s) = r l - C(s+r, r-1) equals P(l-1, s); beta(s, r) steps need r sweeps."""
     for slots in range(1, 6):
         for sweeps in range(1, 6):
             length = comb(slots + sweeps, slots)

@@ -1,4 +1,4 @@
-"""Tests of the Rotor planner against the reference optima, with an independent interpreter."""
+"""Tests of the Rotor planner against reference optima, with an independent interpreter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def chain_of(raw: dict) -> Chain:
 
 
 def run(chain: Chain, operations: tuple[Operation, ...]) -> tuple[float, int]:
-    """Return the time and peak of a sequence; assert that it is legal. x_0 is held to the end."""
+    """Return the time and peak of a sequence of operations; assert that the sequence is legal.
+
+    The input x_0 is held to the end.
+    """
     last = len(chain)
     values, tapes, gradients = {0}, set[int](), set[int]()
     total, peak = 0.0, 0

@@ -1,4 +1,4 @@
-"""Tests of the lower bound with swapping: no run is faster, and some runs are as fast."""
+"""Tests of the lower bound with swapping: no run is faster than the bound, and some are as fast."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def test_swap_bound_is_at_most_time_of_simulated_run(drawn, rate: int) -> None:
 
 
 def _loop() -> Problem:
-    """Return a problem whose first value is read last; each value has 4 bytes, and only two fit."""
+    """Return a problem whose first value is read last.
+
+    Each value has 4 bytes, and only two values fit.
+    """
     return problem_of((10, 4, []), (1, 4, []), (1, 4, [1]), (1, 0, [0]))
 
 
@@ -59,7 +62,7 @@ def _loop() -> Problem:
     [(100 * PER_US, 13_040), (PER_US, 20_000), (PER_US // 100, 23_000)],
 )
 def test_swap_bound_of_loop_equals_fastest_run(rate: int, end: int) -> None:
-    """Cases: copies nearly hidden; both copies waited for; recomputation is faster."""
+    """Tested cases: copies that are nearly hidden, copies that are waited for, recomputation."""
     bandwidth = Bandwidth(rate, rate)
     assert swap_bound(_loop(), 8, bandwidth, cuts=4) == pytest.approx(end, abs=1)
     assert fastest(_loop(), 8, bandwidth) == end

@@ -30,7 +30,7 @@ RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
 
 
 def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
-    """Return runs that only recompute, that only swap, and that choose online."""
+    """Return three simulated runs: one only recomputes, one only swaps, and one chooses online."""
     runs: list[Record] = []
     for way in (None, replace(swap, only=True), replace(swap, only=False)):
         try:
@@ -98,7 +98,7 @@ def test_plan_with_swaps_is_no_faster_than_fastest_run(
     [(100 * PER_US, 13_040), (PER_US, 20_000), (PER_US // 100, 23_000)],
 )
 def test_plan_with_faster_host_swaps_more(rate: int, end: int) -> None:
-    """The first of three values is read last; each has 4 bytes, and only two fit."""
+    """The first of three values is read last. Each value has 4 bytes, and only two values fit."""
     problem = problem_of((10, 4, []), (1, 4, []), (1, 4, [1]), (1, 0, [0]))
     plan = Cuts(time_limit=2, swap=Swap(None, rate, rate)).plan(problem, 8)
     assert plan.cost_ns == end
@@ -179,10 +179,10 @@ def _until_the_first_eviction(record: Record) -> list[object]:
 
 
 def test_plan_is_faster_than_any_online_policy() -> None:
-    """Two programs begin alike; only one reads the evicted value again.
+    """Two programs begin alike, but only one of them reads the evicted value again.
 
-    Swapping it out loses time in one program, freeing it in the other. At that moment an online
-    policy cannot know which program it runs.
+    Swapping the value out loses time in one program; freeing it loses time in the other. When an
+    online policy must decide, it cannot know which program it runs.
     """
     swap = Swap(None, BYTE_PER_NS, BYTE_PER_NS)
     budget = 8

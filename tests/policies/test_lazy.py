@@ -1,4 +1,4 @@
-"""Tests that lazy scores and the envelope choose the same storage as a full scan of candidates."""
+"""Tests that policies with lazily computed scores choose the same storage as a full scan."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_policy_with_lazy_scores_chooses_like_full_scan(
 
 
 def test_storage_read_by_locked_operator_gets_new_score() -> None:
-    """Once the storage stayed a candidate, and the chooser was not notified of the access."""
+    """A regression test: the storage stayed a candidate, and its new access was overlooked."""
     rng = random.Random(1588)
     trace = random_dag(rng.randint(1, 30), rng, sources=rng.randint(0, 2))
     compared = Compared(DTR())
@@ -162,10 +162,7 @@ def _value(line: list[int], now: int, moving: bool) -> float:
 
 
 def test_thrifty_policy_score_equals_its_formula() -> None:
-    """The chain's middle value is evicted.
-
-    The formula has sqrt(staleness) and capped descendants.
-    """
+    """The middle value of a chain is evicted, so the formula has capped descendants."""
 
     links = [Link(10, cost, last) for cost, last in ((3, 1), (50, 2), (60, 3), (7, 4), (8, 19))]
     for upper, lower in itertools.pairwise(links):

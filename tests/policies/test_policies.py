@@ -111,9 +111,9 @@ def test_policy_loss_of_storage_is_size_over_benefit(
 
 
 def test_union_find_cost_equals_exact_cost_until_recomputation() -> None:
-    """Union-find differs from e*: it does not split classes, and it mixes directions.
+    """Union-find can differ from the exact cost: it splits no classes, and mixes directions.
 
-    On a chain that is only ever evicted neither happens.
+    On a chain of which values are only evicted, neither happens.
     """
 
     rng = random.Random(7)

@@ -1,6 +1,6 @@
 """Count and tune the native drivers that tests create.
 
-A driver is the native object behind one budget.
+A driver is the object of the native core that implements one budget.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def count_drivers() -> int:
 
 
 def ran_again(since: int) -> Counter[str]:
-    """Return the operators recomputed by native drivers made since then, with counts by name."""
+    """Return the operators that drivers made since `count` recomputed, with counts by name."""
     return Counter(
         name.removeprefix("aten::")
         for reference in _made[since:]

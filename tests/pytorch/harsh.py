@@ -64,7 +64,7 @@ class Harsh:
 
     @property
     def again(self) -> Counter[str]:
-        """Return how often an operator ran beyond the program's own calls."""
+        """Return how often operators ran in addition to the program's own calls."""
         return self.operators - self.plain
 
 
@@ -142,7 +142,7 @@ def vector(requires_grad: bool = False) -> Tensor:
 
 
 def deeper(x: Tensor, layers: int = 6) -> Tensor:
-    """Add a chain that needs memory: each layer saves one or two vectors."""
+    """Add a chain of layers that needs memory: each layer saves one or two vectors."""
     for _ in range(layers):
         x = (x.sin() * x).exp() * 0.5
     return x

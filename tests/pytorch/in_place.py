@@ -48,7 +48,7 @@ def taken_over(run: Run) -> int:
 
 
 def fewest_references(run: Run) -> int | None:
-    """Return the fewest references to a gradient that was written over, or None."""
+    """Return the fewest references to a gradient that was overwritten by a result, or None."""
     return run._driver.core.in_place(run._driver.handle)[1]
 
 

@@ -32,7 +32,7 @@ Batch = Any
 
 @dataclass(frozen=True)
 class Phase:
-    """A backward pass or several, and the optimizer's step that follows them."""
+    """One or several backward passes, and the optimizer's step that follows."""
 
     losses: Callable[[Any, Batch], Tensor]
     optimizer: Optimizer
@@ -128,7 +128,7 @@ def densenet() -> Workload:
 
 
 def unet(width: int = 12, batch: int = 8, height: int = 44, breadth: int = 52) -> Workload:
-    """Build a U-Net with odd sizes: by default 44 x 52, 22 x 26, 11 x 13 and 5 x 6."""
+    """Build a U-Net with odd image sizes: by default 44 x 52, 22 x 26, 11 x 13 and 5 x 6."""
     model = UNet(width=width, levels=4)
 
     def data(number: int) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def steps(build: Callable[[], nn.Module], one: Callable[[nn.Module, Tensor], Tensor]) -> Program:
-    """Return a program of two steps, each of which calls `one` and then the optimizer."""
+    """Return a program of two steps, each of which calls `one` and the optimizer."""
 
     def program() -> Callable[[], object]:
         model, x = build(), torch.randn(ROWS, WIDTH)

@@ -56,7 +56,7 @@ TENS = range(10 if WHOLE else 4)
 @pytest.mark.slow
 @pytest.mark.parametrize("tens", TENS)
 def test_random_training_loop_matches_pytorch(tens: int) -> None:
-    """`scripts/sweep hunt` runs any number of loops."""
+    """The test runs a few loops; `scripts/sweep hunt` runs any number of loops."""
     for seed in range(10 * tens, 10 * tens + 10):
         outcome = hunted(seed, 1)
         if outcome.kind == "different":
@@ -91,7 +91,7 @@ def _is_found() -> bool:
 
 @pytest.mark.slow
 def test_hunt_reports_loop_with_planted_wrong_recomputation() -> None:
-    """The defect: a recomputation whose last bit is wrong."""
+    """The planted defect is a recomputation whose last bit is wrong."""
     with wrong_again():
         assert _is_found()
 

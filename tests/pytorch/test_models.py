@@ -181,7 +181,7 @@ def test_sample_model_with_each_policy_matches_pytorch(case: Case, policy: Polic
 
 
 def test_comparison_of_models_detects_one_changed_bit() -> None:
-    """The differences: in a value, in its last bit, and in its dtype."""
+    """The compared results differ in a value, in the last bit of a value, or in the dtype."""
     one = {"loss 0": torch.tensor([1.0, 2.0]), "generator": torch.tensor([3])}
     last_bit = torch.nextafter(one["loss 0"], torch.tensor(9.0))
     assert differing(dict(one), one) == []

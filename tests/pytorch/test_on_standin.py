@@ -94,7 +94,7 @@ def test_simulated_cuda_with_all_evicted_matches_pytorch(extension: Path, progra
 
 @pytest.mark.slow
 def test_small_results_fit_into_full_budget(extension: Path) -> None:
-    """An `OutOfBudget` there would interrupt an operation such as the start of a graph capture."""
+    """An `OutOfBudget` for a small result could interrupt the start of a graph capture."""
     kept, full = asked(extension, "any, small, prompt", "any, small, prompt, kept_back").values()
     assert (kept["large"], kept["small"]) == (63, 100)
     assert kept["peak over budget"] <= 1
@@ -120,7 +120,7 @@ def test_device_with_less_memory_than_budget_matches_pytorch(extension: Path) ->
 
 @pytest.mark.slow
 def test_allocation_on_full_device_waits_for_swap_out(extension: Path) -> None:
-    """Also without a limit of the budget, and if it was not lowered before.
+    """The budget may also have no limit, and was not lowered before.
 
     The first retry succeeds, so no more values are evicted.
     """
@@ -134,7 +134,7 @@ def test_allocation_on_full_device_waits_for_swap_out(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_full_device_evicts_values_at_adjacent_addresses(extension: Path) -> None:
-    """Compared with an eviction by total bytes, which must evict more values.
+    """The comparison is an eviction by total bytes, which must evict more values.
 
     The policy does not depend on measured times, so both runs are comparable.
     """
@@ -433,7 +433,7 @@ def test_missing_stream_wait_gives_wrong_results(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["native", "native, harsh"])
 def test_timed_convolution_with_equal_bits_is_recomputed(extension: Path, mode: str) -> None:
-    """cuDNN chooses the kernel by time, so a trial must show equal bits first."""
+    """cuDNN chooses the kernel by time, so a trial must give equal bits before recomputation."""
     found = asked(extension, *(f"timed_convolutions, {mode}, {streams}" for streams in STREAMS))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
     for answer in found.values():

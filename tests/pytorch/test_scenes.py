@@ -116,7 +116,7 @@ def test_random_program_that_exceeds_budget_is_reported(monkeypatch: pytest.Monk
 
 
 def test_memory_count_of_random_program_includes_threads() -> None:
-    """It also counts while the workspace of a first call is measured."""
+    """Memory of threads also counts while the workspace of a first call is measured."""
     tally, there = playing.Tally(), []
     with tally.counting(), ThreadPoolExecutor(1) as pool, rekindle.budget("1GiB"):
         with tally.of_a_budget():

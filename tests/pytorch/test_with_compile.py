@@ -175,7 +175,7 @@ def test_workspace_of_compiled_region_counts_in_budget() -> None:
 
 @pytest.mark.slow
 def test_results_of_code_compiled_before_budget_are_not_evicted() -> None:
-    """Rekindle does not see inside such code. Its results count once an operator reads them."""
+    """Rekindle does not see such code. Its results count once an operator reads them."""
     torch._dynamo.reset()
     weight = vector(True)
     compiled = torch.compile(lambda x: (x.sin() * x).exp())
@@ -240,7 +240,7 @@ def test_compiled_region_with_topk_is_not_recomputed() -> None:
 def test_compiled_region_with_atomics_is_recomputed_after_trial(
     monkeypatch: pytest.MonkeyPatch, drifts: bool
 ) -> None:
-    """It is recomputed only if a trial gives equal bits."""
+    """The region is recomputed only if a trial run gives equal bits."""
     graph = fx.Graph()
     x, index = graph.placeholder("primals_1"), graph.placeholder("primals_2")
     add = torch.ops.aten.index_add.default
@@ -263,7 +263,7 @@ def test_compiled_region_with_atomics_is_recomputed_after_trial(
 
 
 def test_flex_attention_forward_in_budget_matches_pytorch() -> None:
-    """Only the forward pass: PyTorch has no gradient of it on a CPU."""
+    """The test runs only the forward pass, because PyTorch has no gradient of it on a CPU."""
     heads = torch.rand(1, 2, 32, 16)
     wanted = flex_attention(heads, heads, heads)
     with rekindle.budget("1MiB"):
@@ -292,7 +292,7 @@ def test_operators_of_stance_force_eager_are_recomputed() -> None:
 
 @pytest.mark.slow
 def test_scan_operator_matches_pytorch_without_recomputation() -> None:
-    """Its results count only once they exist, so they may exceed the budget."""
+    """The results of `scan` count only after it has run, so they may exceed the budget."""
 
     def results(budget: str | None) -> tuple[dict[str, object], int]:
         torch.manual_seed(20)

@@ -169,7 +169,7 @@ class Inside(Dataset[Tensor]):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_data_loader_workers_are_outside_of_budget(workers: int) -> None:
-    """Once, a forked process had a copy of the budget and was refused memory."""
+    """A regression test: a forked worker had a copy of the budget and was refused memory."""
     loader = DataLoader(Inside(), num_workers=workers)
     with rekindle.budget("20KB"):
         inside = torch.cat(list(loader))
@@ -203,7 +203,7 @@ def test_batches_from_data_loader_workers_match_pytorch(workers: int) -> None:
 
 
 def test_forward_hooks_on_activations_match_pytorch() -> None:
-    """Forward hooks that replace, measure and keep the results of layers."""
+    """The hooks replace, measure and keep the results of layers."""
 
     def program() -> Step:
         model, batch = network(), torch.rand(200, 16)

@@ -82,7 +82,7 @@ def report() -> Report:
 
 
 def test_report_memory_timeline_equals_simulation(report: Report) -> None:
-    """Compared with the simulator, which counts memory during the run."""
+    """The simulator counts memory during the run, and the report must have the same figures."""
     line = report.timeline
     totals = [sum(band) for band in zip(*line.bands.values(), strict=True)]
     assert max(totals) == report.peak

@@ -1,4 +1,4 @@
-"""Tests of the schedule verifier: it names each fault by action and reason, to the byte."""
+"""Tests of the schedule verifier: it names the action and the reason of each fault."""
 
 from __future__ import annotations
 

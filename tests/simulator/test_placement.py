@@ -72,7 +72,10 @@ def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
 
 
 def test_evicting_adjacent_values_evicts_fewer_than_by_score() -> None:
-    """Of four values in one segment, two must be evicted. The two cheapest are not adjacent."""
+    """One segment contains four values, of which two must be evicted.
+
+    The two cheapest values are not adjacent.
+    """
     builder = TraceBuilder()
     source = builder.source(512)
     costs = (10, 1000, 20, 30)
@@ -94,7 +97,7 @@ def test_evicting_adjacent_values_evicts_fewer_than_by_score() -> None:
 
 
 def test_allocator_segments_are_released_if_no_gap_is_enough() -> None:
-    """Two segments of 12 MiB and a request of 22 MiB, for which both must be released."""
+    """A request of 22 MiB needs both of two segments of 12 MiB to be released."""
     builder = TraceBuilder()
     source = builder.source(512)
     values = [builder.call("value", cost, [source], [12 * MIB])[0] for cost in (9, 5, 7)]

@@ -152,7 +152,7 @@ def _going_on(*, out: bool) -> Any:
 
 
 def _none(*_: Any) -> None:
-    """Do nothing."""
+    """Do nothing; used as a replacement for disabled functions."""
 
 
 def _least() -> dict[str, Any]:
@@ -274,9 +274,9 @@ def _fails(streams: str) -> dict[str, Any]:
 
 
 def _acts(name: str, streams: str) -> dict[str, Any]:
-    """Compare the native core with the Python engine, action by action, on two steps of a program.
+    """Compare the actions of the native core and of the Python engine in two steps of a program.
 
-    Costs are fixed, and copies take about as long as recomputation, so that both happen.
+    Costs are fixed. Copies take about as long as recomputation, so that both happen.
     """
     STANDIN.late(*SCHEDULES["prompt"])
     core: Any = native_core()
@@ -383,7 +383,7 @@ def _small(*missing: str) -> dict[str, Any]:
 
 
 def _undone() -> dict[str, Any]:
-    """Undo a failed step of unknown memory, with room for half of the copies."""
+    """Undo a failed optimizer step of unknown need, with room for half of the backup copies."""
     model = blocks(256)
     model(torch.randn(8, 256, device="cuda")).pow(2).mean().backward()
     before = [weight.detach().cpu() for weight in model.parameters()]

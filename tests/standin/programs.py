@@ -57,7 +57,7 @@ def of_many_sizes() -> tuple[Any, Step]:
 
 
 def batches_of_the_host() -> tuple[Any, Step]:
-    """Make batches on the CPU inside the budget, with one operand that is a number on the CPU."""
+    """Make batches on the CPU inside the budget. One operand is a scalar tensor on the CPU."""
     model = blocks()
     scale = torch.tensor(0.5)
     return _training(model, lambda: (model(torch.randn(256, 64).cuda()) * scale).pow(2).mean())
@@ -258,7 +258,7 @@ def a_side_stream() -> tuple[Any, Step]:
 
 
 def a_side_stream_that_is_met_late() -> tuple[Any, Step]:
-    """Run most work on the main stream, and allocate memory before it waits for the side stream."""
+    """Run most work on the main stream, and allocate memory before waiting for the side stream."""
     return _beside(2, late=True)
 
 

@@ -13,7 +13,7 @@ from tests.zoo.language import BOTH_SIDES, GROUPED, PLAIN, WORDS
 
 
 def _tower(model_type: str, **more: Any) -> dict[str, Any]:
-    """Return the configuration of one half of a model for two kinds of input."""
+    """Return the configuration of one half of a model that has two kinds of input."""
     return {"model_type": model_type, **more}
 
 

@@ -184,7 +184,7 @@ def test_zoo_model_with_new_length_each_step_matches_pytorch(name: str) -> None:
 
 
 def test_zoo_comparison_reports_small_difference_in_one_result() -> None:
-    """The model's forward pass differs slightly inside a budget."""
+    """The test changes the model's forward pass slightly while a budget is active."""
     from rekindle import budget
 
     def build() -> Callable[[], Any]:

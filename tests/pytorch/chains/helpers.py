@@ -1,4 +1,4 @@
-"""Small sequential models with special layers, for the tests of chains."""
+"""Small sequential models with special layers, for the tests of `rekindle.sequential`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that a `rekindle.sequential` chain within a budget has the bits of the plain model."""
+"""Tests that a `rekindle.sequential` model within a budget has the bits of the plain model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loss_of(output: Tensor) -> Tensor:
 
 
 def within(chain: Chain, budget: int, **options: object) -> tuple[nn.Sequential, int]:
-    """Return the chain within the budget, or within the smallest budget that fits."""
+    """Return the sequential model within the budget, or within the smallest budget that fits."""
     model, x = chain
     try:
         return rekindle.sequential(model, x, budget, loss=loss_of, **options), budget

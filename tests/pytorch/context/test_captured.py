@@ -1,4 +1,4 @@
-"""Tests of PyTorch functions that a budget replaces and that a program keeps a reference to."""
+"""Tests of PyTorch functions that a budget replaces, and to which a program keeps a reference."""
 
 from __future__ import annotations
 

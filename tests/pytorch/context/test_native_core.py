@@ -1,4 +1,4 @@
-"""Tests of how a budget loads the native core, and of the errors if that fails."""
+"""Tests of how a budget loads the native core, and of the errors if loading fails."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_second_budget_after_failed_build_raises_without_retry(tmp_path: Path) -
 
 
 def test_budget_with_unwritable_cache_folder_raises_with_reason(tmp_path: Path) -> None:
-    """A file is where the folder should be, because permissions would not stop the superuser."""
+    """The folder's path is that of a file, because permissions would not stop the superuser."""
     (tmp_path / "cores").write_text("")
     reported = _told({"REKINDLE_CACHE": str(tmp_path)})
     assert "the folder for the compiled core cannot be made: " in reported

@@ -1,4 +1,4 @@
-"""Tests of errors in each part of `rekindle.budget`, while the budget is entered or left."""
+"""Tests of errors in each part of `rekindle.budget`, when the budget is entered or left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _fails(part: Any) -> Iterator[None]:
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, number: int, *, late: bool) -> list[int]:
-    """Make part `number` of each budget raise, and return the list of entered parts."""
+    """Make the part with this number of each budget raise, and return the list of entered parts."""
     parts, entered = budget._parts, list[int]()
 
     def with_failure(self: budget, *args: Any) -> Iterator[Any]:

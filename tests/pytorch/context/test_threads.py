@@ -217,7 +217,7 @@ def test_threading_thread_class_is_restored_after_any_error() -> None:
 
 @pytest.mark.parametrize("evict", MODES)
 def test_ended_dispatch_mode_is_inactive_despite_running_thread(evict: Evict) -> None:
-    """If PyTorch's flag of an active mode stayed set, torch.compile would compile at each call."""
+    """If PyTorch's flag of an active mode stayed set, torch.compile would compile every call."""
     go_on, began = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -237,7 +237,7 @@ def test_ended_dispatch_mode_is_inactive_despite_running_thread(evict: Evict) ->
 
 @pytest.mark.parametrize("works", [False, True])
 def test_report_with_second_thread_lists_memory_by_category(works: bool) -> None:
-    """A progress bar's thread waits, and another thread prepares batches: neither trains."""
+    """One other thread shows a progress bar, and another one prepares batches. Neither trains."""
     over = threading.Event()
 
     def beside() -> None:
@@ -273,7 +273,7 @@ def test_out_of_budget_with_second_thread_lists_categories() -> None:
 
 
 def test_report_after_training_in_thread_lists_no_categories() -> None:
-    """Holders are not listed, because another thread may free gradients while they are read."""
+    """No categories are listed, because another thread may free gradients while they are read."""
     inside, outside = Program(), Program()
     with rekindle.budget(None) as run:
         assert in_a_thread(inside.steps) == []

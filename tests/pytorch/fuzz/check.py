@@ -27,10 +27,11 @@ def complaint(
     *,
     evict: Evict = "auto",
 ) -> str:
-    """Return the complaint about `program`, or ""; `excepted` counts omitted checks.
+    """Return the complaint about `program`, or "". `excepted` counts omitted checks.
 
-    The program runs plainly, then with everything evicted before every operator, then within a
-    budget. `tightness` 1.0 is the smallest feasible budget, 0.0 the plain peak.
+    The program runs in plain PyTorch. Next, it runs with everything evicted before every operator,
+    and at last within a budget. `tightness` 1.0 is the smallest feasible budget, 0.0 the plain
+    peak.
     """
     wanted = Wanted(program)
     excepted = Counter() if excepted is None else excepted

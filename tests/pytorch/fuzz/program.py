@@ -67,7 +67,7 @@ class Several(torch.autograd.Function):
 
 
 class Scribbles(torch.autograd.Function):
-    """A function whose backward pass overwrites the tensor that it saved."""
+    """A function whose backward pass overwrites the tensor that the function saved."""
 
     @staticmethod
     def forward(ctx, x):

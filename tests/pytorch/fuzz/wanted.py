@@ -88,7 +88,7 @@ class Wanted:
 
 @contextmanager
 def _doing_nothing(*, check: bool) -> Iterator[None]:
-    """A dispatch mode and saved-tensor hooks that change nothing.
+    """Return a dispatch mode and saved-tensor hooks that change nothing.
 
     With `check`, the hooks compare versions as autograd does without hooks.
     """
@@ -108,7 +108,7 @@ def _doing_nothing(*, check: bool) -> Iterator[None]:
 
 
 def alive(tracker: Tracker) -> int:
-    """Return the bytes that a program left in memory; its cycles may be uncollectable."""
+    """Return the bytes that a program left in memory, including cycles that cannot be collected."""
     if tracker.alive:
         gc.collect()
     return tracker.alive

@@ -1,4 +1,4 @@
-"""Look at evicted values without recomputing them."""
+"""Look at evicted values without recomputing these values."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def empty(tensors: Iterable[Tensor]) -> int:
 
 
 def unseen_by_the_core() -> AbstractContextManager[Any]:
-    """Hide operators of this thread from the native core while the context is open."""
+    """Hide the operators of this thread from the native core while the context is open."""
     return hidden()

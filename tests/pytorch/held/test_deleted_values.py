@@ -62,7 +62,7 @@ def vector() -> Tensor:
 
 
 def test_operand_deleted_before_its_operator_runs_is_recomputed() -> None:
-    """One operand is held by a variable, the other is recomputed just before."""
+    """A variable holds one operand. The other one is recomputed just before the operator."""
 
     def step() -> Tensor:
         weight = vector()
@@ -107,7 +107,7 @@ def test_operand_deleted_during_recomputation_matches_pytorch() -> None:
 
 
 def test_end_of_budget_does_not_recompute_deleted_value() -> None:
-    """The second value has no reference left when the end of the budget comes to it."""
+    """The value loses its last reference before the end of the budget would recompute it."""
     weight = vector()
     with rekindle.budget(4 * NBYTES, record=True) as run:
         first = dropping(weight)
@@ -120,7 +120,7 @@ def test_end_of_budget_does_not_recompute_deleted_value() -> None:
 
 
 def test_value_deleted_during_its_own_recomputation_is_freed() -> None:
-    """The source of the value, which was in memory, is freed as well."""
+    """The source of the value, which was in memory, is freed together with the value."""
     weight = vector()
     with rekindle.budget(5 * NBYTES):
         variables.append(weight.sin())

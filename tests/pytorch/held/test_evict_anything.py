@@ -124,7 +124,7 @@ def test_deleting_the_variable_of_evicted_value_frees_its_record() -> None:
 
 
 def skips() -> Callable[[], Any]:
-    """A small U-Net: every hidden state is held until its mirror image is computed."""
+    """A small U-Net: every hidden state is held until the decoder reads it."""
     down = nn.ModuleList(nn.Linear(20, 20) for _ in range(5))
     up = nn.ModuleList(nn.Linear(40, 20) for _ in range(5))
     x = torch.randn(400, 20)
@@ -171,7 +171,7 @@ def test_user_held_values_written_in_place_match_pytorch() -> None:
 
 
 def unrolled() -> list[Tensor]:
-    """Hold every state of a recurrent network; gradients of weights are sums over all steps."""
+    """Hold every state of a recurrent network, whose weight gradients sum over all time steps."""
     torch.manual_seed(20)
     weight, x = torch.randn(100, 100, requires_grad=True), torch.randn(20, 100)
     hidden, held = x, []
@@ -347,7 +347,7 @@ def test_long_chain_without_autograd_pins_every_eleventh_value() -> None:
 
 
 def test_batches_that_only_a_running_mean_needs_are_freed() -> None:
-    """The running mean was computed from all batches, which do not fit together."""
+    """The running mean was computed from all batches, which do not fit into the budget together."""
     with rekindle.budget(24 * NBYTES, evict="anything") as run, torch.no_grad():
         mean = torch.zeros(NUMBERS)
         for number in range(60):
@@ -380,7 +380,7 @@ def test_thread_started_inside_reads_evicted_value() -> None:
 
 
 def test_user_held_values_are_pinned_while_other_thread_runs() -> None:
-    """The thread has no dispatch mode, so it would read memory that was freed."""
+    """The other thread has no dispatch mode, so it would read memory that was freed."""
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(200, NUMBERS) * 3
         wrong: list[float] = []
@@ -403,7 +403,7 @@ def test_user_held_values_are_pinned_while_other_thread_runs() -> None:
 
 @pytest.mark.parametrize("earlier", [False, True])
 def test_user_held_values_are_pinned_while_outside_thread_lives(earlier: bool) -> None:
-    """`earlier`: the thread started within a budget that has ended; it is outside the next."""
+    """With `earlier`, the thread belongs to an ended budget, so it is outside the next one."""
     stop = threading.Event()
     thread = threading.Thread(target=lambda: stop.wait(60))
     with rekindle.budget(1 << 30) if earlier else nullcontext():
@@ -443,7 +443,7 @@ def test_user_held_values_are_evicted_despite_harmless_threads(
 def test_user_held_values_are_evicted_despite_compiler_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Inductor's thread pool outlives the compilation."""
+    """Inductor's thread pool still exists after the compilation."""
     from torch._inductor import async_compile
 
     # an earlier test compiled code in this process

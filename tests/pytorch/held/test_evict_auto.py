@@ -69,7 +69,7 @@ def only_counted(late: nn.Linear, x: Tensor) -> Tensor:
 def test_first_use_of_model_evicts_values_held_in_list(
     first_access: Callable[[nn.Linear, Tensor], Tensor],
 ) -> None:
-    """Its first operator makes the model count, with gradients and optimizer state."""
+    """The model counts from its first operator on, with its gradients and optimizer state."""
     torch.manual_seed(20)
     late = nn.Linear(128, 128, bias=False)
     optimizer = torch.optim.AdamW(late.parameters())
@@ -149,7 +149,7 @@ def test_evict_auto_fits_where_evict_saved_raises_out_of_budget() -> None:
 
 
 def test_evict_auto_in_ample_budget_acts_as_evict_saved() -> None:
-    """If no user-held value must be evicted, all actions are the same, one by one."""
+    """If no user-held value must be evicted, both settings take the same actions, one by one."""
     with cores.fixed_prices():
         peak = measure(skips()).peak
         with rekindle.budget(None):
@@ -209,7 +209,7 @@ def test_recomputed_user_held_value_is_evicted_again() -> None:
 
 
 def test_tensor_set_from_evicted_tensor_reads_recomputed_bytes() -> None:
-    """`Tensor.set_` takes over a storage without reading it, unlike other operators."""
+    """`Tensor.set_` takes over a storage without reading the storage, unlike other operators."""
     wanted = layers()[0]()
     with evicting_held(1 << 30) as run:
         kept = layers()[0]()

@@ -282,7 +282,7 @@ def _called(x: Tensor, name: str) -> str:
 
 
 def _husk_of_nothing() -> torch.UntypedStorage:
-    """Return a placeholder storage of no bytes that raises when it is read."""
+    """Return a placeholder (storage of an evicted value) of no bytes that raises when read."""
     home = torch.UntypedStorage(0)
     ctypes.memset(home._cdata + _placeholders.flag_of_reading(), 1, 1)
     return home
@@ -290,9 +290,9 @@ def _husk_of_nothing() -> torch.UntypedStorage:
 
 @pytest.mark.parametrize("name", [*LOOKS, *KEEPS])
 def test_direct_access_to_evicted_storage_raises(name: str) -> None:
-    """Nearly all accesses raise, as would any access that the lists above lack.
+    """Nearly all ways of direct access raise an error, including those that no test lists.
 
-    Accesses that use the size of a storage read nothing, or the contents of shared memory.
+    Access that uses only the size of a storage reads nothing, or the contents of shared memory.
     """
     look = {**LOOKS, **KEEPS}[name]
     wanted = plain(look(torch.ones(4) * 3))
@@ -326,7 +326,7 @@ def test_kernel_that_reads_evicted_storage_raises() -> None:
 
 
 def test_reading_evicted_storage_without_raise_flag_crashes() -> None:
-    """Freeing the memory alone is not enough, because kernels do not check it."""
+    """Freeing the memory of an evicted value is not enough, because kernels do not check for it."""
     program = (
         "import torch; x = torch.ones(4); "
         "x.untyped_storage()._swap_data_ptr_(torch.UntypedStorage(0)); x + 1"
@@ -339,7 +339,7 @@ def test_reading_evicted_storage_without_raise_flag_crashes() -> None:
 def test_access_to_evicted_tensor_raises_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shows that the tests above can fail: without the replaced methods the access raises."""
+    """This shows that the tests of patched methods can fail: without them, access raises."""
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
@@ -352,7 +352,7 @@ def test_access_to_evicted_tensor_raises_without_patched_methods(
 def test_exported_memory_is_evicted_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shows that the tests above can fail: without the replaced methods, no memory is pinned."""
+    """This shows that the tests of pinned memory can fail: without patches, none is pinned."""
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     monkeypatch.setattr(_handed_out, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:

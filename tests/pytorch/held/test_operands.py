@@ -42,7 +42,7 @@ def test_spectral_norm_with_evict_anything_matches_pytorch() -> None:
 def test_recomputed_operand_is_pinned_while_other_is_recomputed() -> None:
     """The budget has room for three vectors.
 
-    `a` is recomputed for `c`, and must not be evicted again to recompute `c`.
+    The operand `a` is recomputed to compute `c`. It must not be evicted again to recompute `c`.
     """
     nbytes = 4 * 1_000
     with torch.no_grad(), rekindle.budget(3 * nbytes, evict="anything") as run:
@@ -84,9 +84,9 @@ def _pools_end() -> Iterator[None]:
 def test_operator_that_waits_for_thread_matches_pytorch(
     evict: Literal["saved", "anything"], started: str
 ) -> None:
-    """Tests the first run of the operator and its recomputation.
+    """The operator waits in its first run and in its recomputation.
 
-    The thread may be within the budget as well, and must not wait for the operator.
+    The thread may be within the budget as well, so it must not wait for the operator.
     """
 
     # measured workspaces of one size do not apply to the other size
@@ -134,7 +134,7 @@ def test_graph_of_earlier_budget_runs_within_later_one(
 
 
 def test_write_through_data_of_inference_tensor_matches_pytorch() -> None:
-    """Neither tensor has a version counter that the other could share."""
+    """Neither of the two tensors has a version counter that it could share with the other one."""
     x = torch.rand(1_000)
     with rekindle.budget(4 * x.nbytes, evict="anything") as run, torch.inference_mode():
         y = x + 1

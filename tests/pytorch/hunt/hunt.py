@@ -31,7 +31,7 @@ class Outcome:
 
 
 def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = False) -> Outcome:
-    """Draw a loop by `seed` and judge it. With `known`, known defects are complaints too."""
+    """Draw a loop by `seed` and judge it. If `known` is True, known defects are complaints too."""
     rng = Random(seed)
     drawn = 0
     for drawn in range(MOST_DRAWN):  # noqa: B007 - how many were wasted

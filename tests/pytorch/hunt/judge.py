@@ -51,7 +51,7 @@ class Left:
 
 
 def collect_little() -> None:
-    """Collect garbage after every run, without the objects that exist already."""
+    """Collect garbage after every run, except objects that existed before."""
     import_module("torch._dynamo")  # as creating the first optimizer does
     gc.collect()
     gc.freeze()
@@ -178,9 +178,9 @@ class Plain:
         return self.first.found["error"]
 
     def differing(self, got: Left) -> tuple[list[str], bool]:
-        """Return the names of differing results.
+        """Return the names of the results that differ.
 
-        Also return True if `got` equals a run in a mode that does nothing.
+        Also return True if `got` equals the results of a run in a mode that does nothing.
         """
         names = differing(got.found, self.first.found)
         if names and not differing(got.found, self.below.found):

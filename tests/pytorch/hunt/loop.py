@@ -78,7 +78,7 @@ class Loop:
 
     @property
     def without(self) -> Iterator[Loop]:
-        """Yield loops with one part less; those that lose most come first."""
+        """Yield loops that lack one part of this loop. Loops that lack most come first."""
         if self.interrupted:
             yield replace(self, interrupted=False, trip=None)
         if self.driver != "plain":

@@ -142,7 +142,7 @@ class Contexts:
 
     @property
     def inside(self) -> bool:
-        """Return True if the mode has a budget."""
+        """Return True if the mode runs the program within a budget."""
         return self._run is not None
 
     def planned(self, net: nn.Module, example: torch.Tensor) -> nn.Module:

@@ -13,7 +13,7 @@ MOST_TRIES = 150
 
 
 def shrunk(loop: Loop, wrong: Callable[[Loop], bool]) -> Loop:
-    """Return `loop` without all parts that it does not need to be `wrong`."""
+    """Return `loop` without all parts that are not needed for it to be `wrong`."""
     tries = 0
     while True:
         for simpler in loop.without:

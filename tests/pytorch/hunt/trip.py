@@ -1,4 +1,4 @@
-"""Raise an exception at a chosen operator of a program, plainly or within a budget."""
+"""Raise an exception at a chosen operator of a program, with or without a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of `learn="auto"`: repeating steps are planned, and slow plans are given up."""
+"""Tests of `learn="auto"`: repeating steps are planned, and slow plans are abandoned."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_automatic_planning_waits_until_step_length_repeats() -> None:
 
 
 def test_budget_with_learn_true_reuses_automatic_plans() -> None:
-    """Otherwise it would wait without end for a search that the automatic planning began."""
+    """Otherwise the budget would wait forever for a search that the automatic planning began."""
     plans = plans_for(1, torch.device("cpu"), patient=True)
     assert plans_for(1, torch.device("cpu"), patient=True) is plans
     assert plans.patient

@@ -1,7 +1,7 @@
-"""Tests of learned plans: they change when values are computed, and no results.
+"""Tests of learned plans: they change when values are computed, but no results.
 
 Tests wait until planning has finished. Except in a few tests, a plan is the record of another
-policy, which is ready at once.
+policy, which needs no search.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_learned_plan_is_made_in_another_process() -> None:
 
 @pytest.mark.usefixtures("for_real")
 def test_plan_is_followed_if_step_holds_values_past_its_end() -> None:
-    """The batch and the loss are still in memory after the optimizer's step, where a step ends."""
+    """The batch and the loss are still in memory after the optimizer's step, which ends a step."""
     training = Training()
     training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=True)
 
@@ -331,7 +331,7 @@ def test_planning_process_ends_with_training_process() -> None:
 
 
 def test_planning_process_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program that ends by a signal, or in `os._exit`, removes no files."""
+    """A program that is ended by a signal or by `os._exit` cannot remove files."""
     pytest.importorskip("highspy")
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -407,7 +407,7 @@ def test_recording_stops_if_no_step_repeats() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 def test_models_with_learned_plans_match_pytorch(case: Case) -> None:
-    """Three steps before there is a plan and three with it equal six steps without a budget."""
+    """Three steps without a plan and three with a plan equal six steps without a budget."""
     plain = case.build()
     losses = [loss for number in range(6) for loss in plain.step(number)]
     expected = {name: value.clone() for name, value in everything(plain, losses).items()}

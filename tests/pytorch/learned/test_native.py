@@ -98,9 +98,10 @@ def test_simulation_of_recorded_step_has_same_recomputations() -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_failed_early_recomputation_is_retried_on_use(before: bool) -> None:
-    """The step abandons its plan, and the next step follows it.
+    """The failed step abandons its plan, and the next step follows the plan again.
 
-    The plan decides which recomputations run early. Recomputations on use raise their errors.
+    The plan decides which recomputations run early. An early recomputation that fails raises no
+    error. A recomputation on use raises its error.
     """
     early = sum(_survives(replays, before=before) for replays in range(12))
     assert early > 0
@@ -135,7 +136,7 @@ def _survives(replays: int, *, before: bool) -> bool:
 
 
 def test_steps_with_learned_plans_in_two_threads_match_pytorch() -> None:
-    """Operators of both threads are interleaved, so no plan fits for long, which is harmless."""
+    """Operators of both threads are interleaved, so no plan fits for long. That is harmless."""
     plain, ours = ([Training(), Training()] for _ in range(2))
     for training in (*plain, *ours):
         training.model.eval()  # no dropout: threads draw from one generator in any order

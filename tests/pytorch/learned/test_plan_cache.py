@@ -156,7 +156,7 @@ def test_step_of_other_program_does_not_follow_cached_plan() -> None:
 
 
 def test_interrupted_search_of_cached_plan_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then the best plan found before is followed."""
+    """Until the search is repeated, steps follow the best plan that the first search found."""
     budget = budget_of()
     monkeypatch.setattr(AtOnce, "running", True)
     assert another_process(budget, learn=True).steps_followed == 3
@@ -247,7 +247,7 @@ print("followed", run.steps_followed, "left", run.steps_left)
 
 @pytest.mark.slow
 def test_parallel_processes_share_one_search_for_plan() -> None:
-    """As the ranks of one distributed job do."""
+    """The ranks of one distributed job are such processes."""
     pytest.importorskip("fcntl")
     paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}

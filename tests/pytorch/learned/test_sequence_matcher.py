@@ -16,9 +16,9 @@ from rekindle.pytorch.learned._sequence_matcher import (
 
 
 def steps(words: str) -> list[int]:
-    """Return an operator for each letter; capitals need gradients.
+    """Return an operator for each letter; capital letters need gradients.
 
-    Operators after "|" are of the backward pass.
+    Operators after "|" belong to the backward pass.
     """
     forward, _, backward = words.partition("|")
     op_ids = [ord(word) << 2 | GRAPH * word.isupper() for word in forward]

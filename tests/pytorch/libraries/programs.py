@@ -1,6 +1,6 @@
-"""The programs: a few steps of training for a model, an optimizer or a loss of each library.
+"""A few training steps for a model, an optimizer or a loss of each library.
 
-A program imports its library when it runs, and raises `ImportError` where that is missing.
+A program imports its library when it runs, and raises `ImportError` if the library is missing.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def trained(layer: Layer, depth: int = DEPTH) -> list[Tensor]:
 
 
 def compared(layer: Layer, share: float = 0.5) -> Run:
-    """Assert equal bits of plain training, of a budget without limit, and of one of `share`."""
+    """Assert equal bits in plain PyTorch, without a limit, and within `share` of the plain peak."""
     wanted = {str(i): each for i, each in enumerate(trained(layer))}
     with rekindle.budget(None, learn=False) as roomy:
         got = {str(i): each for i, each in enumerate(trained(layer))}

@@ -262,7 +262,7 @@ def _averaged() -> Program:
     ema = optim.SGD(average.parameters(), lr=0.1)
 
     def follow() -> Tensor:
-        """Move a weight average by an optimizer, for which that is a step."""
+        """Move an average of weights by an optimizer, for which this update is a step."""
         for mine, its in zip(average.parameters(), model.parameters(), strict=True):
             mine.grad = mine.detach() - its.detach()
         nothing = torch.zeros(())

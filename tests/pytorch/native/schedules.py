@@ -34,7 +34,7 @@ core: Any = native_core()
 
 
 class Stopped(BaseException):
-    """Raised in the other threads after one thread failed."""
+    """Raised in the other threads after one thread failed, to end them."""
 
 
 @final

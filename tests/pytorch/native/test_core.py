@@ -36,7 +36,7 @@ def numbers(run: Any) -> Any:
 
 
 def test_memory_snapshot_in_several_threads_reads_no_gradients() -> None:
-    """PyTorch may free a gradient while another thread reads it; the snapshot has only a total."""
+    """The snapshot has only a total, as PyTorch may free a gradient while a thread reads it."""
 
     def train() -> None:
         layer = nn.Linear(32, 32)
@@ -101,7 +101,7 @@ def test_bookkeeping_is_small_per_operator_and_ends_with_step() -> None:
 
 
 def test_two_runs_with_same_costs_have_equal_engine_journals() -> None:
-    """If operators have fixed costs, the journals of two runs are equal entry by entry."""
+    """If operators have fixed costs, the journals (event logs) of two runs are equal."""
 
     def journal() -> list[Any]:
         torch.manual_seed(20)

@@ -207,7 +207,7 @@ def test_budget_with_custom_policy_makes_no_automatic_plan() -> None:
 
 
 class Waits(CheapestChooser):
-    """A chooser that waits for another thread, which computes, in each addition and choice."""
+    """A chooser that waits for a computing thread in each addition and in each choice."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tests that the program receives its own errors unchanged, whatever else fails."""
+"""Tests that the program receives its own errors unchanged, even if other code fails too."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_recomputable_function_runs_twice_on_first_call() -> None:
 
 
 def test_function_that_saves_view_of_argument_is_recomputed() -> None:
-    """As Liger's norm, which saves `X.view(-1, dim)`."""
+    """Liger's norm saves such a view, `X.view(-1, dim)`."""
 
     @rekindle.recomputable
     class Flat(Function):
@@ -328,7 +328,7 @@ def test_recomputable_function_under_autocast_matches_pytorch(cast: torch.dtype 
 
 
 def test_function_that_reads_requires_grad_is_recomputed() -> None:
-    """As in flash_attn, the tensors that the function saves depend on `requires_grad`."""
+    """In flash_attn, the tensors that the function saves depend on `requires_grad` as well."""
 
     @rekindle.recomputable
     class Asks(Function):

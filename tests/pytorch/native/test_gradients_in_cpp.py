@@ -42,7 +42,7 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("outer", [F.gelu, lambda x: x * x.detach(), lambda x: x * 3.0])
 def test_tensor_saved_by_cpp_function_is_not_written_over(curve: Any, outer: Any) -> None:
-    """Checkpointing runs the function again while a node of the same operator is current."""
+    """Checkpointing runs the function again while autograd executes a node of the same operator."""
 
     def train() -> list[Tensor | None]:
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -130,7 +130,7 @@ def _without_grad() -> Step:
 
 
 def _journal(step: Step, budget: int | None, **options: Any) -> tuple[list[int], rekindle.Run]:
-    """Return the journal of two steps in the core, as numbers."""
+    """Return the journal (event log) of two steps in the native core, as numbers."""
     with rekindle.budget(budget, **options) as run:
         driver: Any = run._driver
         driver.core.open_journal(driver.handle, MOST)
@@ -204,7 +204,7 @@ def test_python_engine_takes_same_actions_with_evict_anything(
 def test_python_engine_takes_same_actions_with_swap(
     program: Callable[[], Step], only: bool, tmp_path: Path
 ) -> None:
-    """Cases: every evicted value is copied; copying is about as fast as recomputing."""
+    """Cases: every evicted value is copied, or copying takes about as long as recomputing."""
     torch.manual_seed(20)
     step = program()
     _, roomy = _journal(step, None)

@@ -1,7 +1,7 @@
-"""Tests of calls that the body of an operator may make: on its first run and on recomputation.
+"""Tests of calls that the body of an operator makes, on its first run and on recomputation.
 
-A body may read addresses and arrays, call autograd functions, and start threads and wait for them.
-The core's lock is not held while it runs.
+A body may read addresses and arrays, call autograd functions, start threads and wait for them. The
+core's lock is not held while the body runs.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def test_operator_that_exports_its_operand_each_time_raises(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_two_threads_that_recompute_alternately_match_pytorch(seed: int) -> None:
-    """At each operator the other thread may continue, as a seed decides."""
+    """At each operator the other thread may continue. A seed decides which thread runs."""
     schedule = _Schedule(seed, 2)
     turn = torch.library.custom_op(
         f"rekindle_amid::turn_{seed}",

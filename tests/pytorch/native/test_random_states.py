@@ -187,7 +187,7 @@ def set_back_before_each() -> list[Tensor]:
 
 @pytest.mark.parametrize("draws", [seeded_before_each, from_three_generators, set_back_before_each])
 def test_operators_share_copies_of_equal_generator_states(draws: Draws) -> None:
-    """A recipe stores the generator's position; a whole state takes 2,496 bytes."""
+    """A recipe stores only the position of the generator; a whole state takes 2,496 bytes."""
     torch.manual_seed(1)
     wanted = draws()
     torch.manual_seed(1)

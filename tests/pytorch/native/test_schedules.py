@@ -38,7 +38,7 @@ def test_random_thread_interleavings_match_pytorch(evict: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [254, 422, 609])
 def test_operand_deleted_by_other_thread_matches_pytorch(seed: int) -> None:
-    """Another thread deletes the tensor, without an operator, before a recomputation reads it."""
+    """Another thread deletes the tensor before a recomputation reads it. No operator deletes it."""
     assert outcomes("anything", seed, 1) == {"evicted": 1}
 
 
@@ -46,5 +46,5 @@ def test_operand_deleted_by_other_thread_matches_pytorch(seed: int) -> None:
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize("first", range(100, 1_100 if WHOLE else 300, 100))
 def test_hundreds_of_thread_interleavings_match_pytorch(evict: str, first: int) -> None:
-    """`scripts/sweep tests` runs a thousand."""
+    """The test runs some hundred interleavings; `scripts/sweep tests` runs a thousand."""
     assert outcomes(evict, first, 100)["evicted"] > 20

@@ -1,6 +1,6 @@
-"""Tests of the native core's structures that threads and forked children share, without Python.
+"""Tests of data structures of the native core that threads and forked children share.
 
-`scripts/sanitize --threads` runs the same program under ThreadSanitizer.
+They run without Python. `scripts/sanitize --threads` runs the same program under ThreadSanitizer.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def within(budget: int, step: Callable[[], object]) -> tuple[int, Run]:
 
 
 def test_measured_workspace_is_known_to_next_budget() -> None:
-    """The second budget calls the operator with a new size, and evicts values for its workspace."""
+    """The second budget calls the operator with a new size, and evicts values for the workspace."""
     first, second = torch.rand(SIZE + 100), torch.rand(SIZE, requires_grad=True)
     within(20 * VECTOR, lambda: _wide(first))
 

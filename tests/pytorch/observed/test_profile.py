@@ -245,7 +245,10 @@ def test_profile_restores_model_optimizer_and_generators(trained: bool, fails: b
 
 
 def test_state_comparison_detects_profile_without_restore() -> None:
-    """Shows that the test above can fail: without restoring, the state differs."""
+    """This shows that `test_profile_restores_model_optimizer_and_generators` can fail.
+
+    Without restoring, the state differs.
+    """
     model = Everything()
     optimizer = torch.optim.Adam(model.parameters())
     before = state(model, optimizer)
@@ -260,7 +263,7 @@ def test_state_comparison_detects_profile_without_restore() -> None:
 
 @pytest.mark.parametrize(("plain_ns", "reported"), [(3_000, True), (1_000, False)])
 def test_profile_says_if_predicted_speedup_is_within_noise(plain_ns: int, reported: bool) -> None:
-    """The machine is busy while the step without a budget is timed, and idle afterwards."""
+    """Other programs run while the step without a budget is timed, but not afterwards."""
     choices = tuple(Choice(100 - n, 2_000 + n, (2_000 + n) / plain_ns, n, n) for n in range(3))
     advice = _on_noise(choices, 0.4)
     assert ("such as 0.67 x, comes from noise" in "".join(advice)) is reported
@@ -268,7 +271,7 @@ def test_profile_says_if_predicted_speedup_is_within_noise(plain_ns: int, report
 
 
 def test_profile_on_busy_machine_times_until_two_steps_agree() -> None:
-    """Bookkeeping takes 9 %. The first four samples are too long because of other programs."""
+    """Bookkeeping takes 9 % of the time. The first four samples are disturbed by other programs."""
     within = [2_200, 3_000, 2_600, 1_800, 1_100, 1_090]
     durations = iter([each for kept in within for each in (kept, 1_000)])
     now = 0

@@ -90,7 +90,7 @@ def test_verify_of_deterministic_step_passes() -> None:
 
 @pytest.mark.parametrize("trained", [0, 2])
 def test_verify_leaves_state_of_program_unchanged(trained: int) -> None:
-    """Before the first step there are no gradients and no optimizer state; later there are both."""
+    """Before the first step no gradients and no optimizer state exist; later both exist."""
     program = Program()
     for _ in range(trained):
         program.step()
@@ -121,7 +121,7 @@ def test_verify_restores_accumulated_gradients() -> None:
 
 
 def test_verify_names_operator_that_depends_on_global_state() -> None:
-    """The step sets the global, so plain runs are equal; a recomputation reads another value."""
+    """The step sets the state, so plain runs are equal, but a recomputation reads another."""
     program = Program(torch.ops.rekindle_verify.scaled)
 
     def step() -> Tensor:
@@ -165,7 +165,7 @@ def _drawing(x: Tensor) -> Tensor:
 
 
 def test_verify_of_random_operator_in_never_recompute_passes() -> None:
-    """`never_recompute` is what the message of `verify` advises."""
+    """The message of `verify` suggests `never_recompute`."""
 
     def kept(x: Tensor) -> Tensor:
         with rekindle.never_recompute():

@@ -1,4 +1,4 @@
-"""Tests that an optimizer's step runs completely or not at all, also if `OutOfBudget` is raised."""
+"""Tests that an optimizer's step runs completely or not at all, even if `OutOfBudget` is raised."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ def _nothing_is_left_behind() -> None:
 def test_optimizer_step_that_raises_out_of_budget_keeps_weights(
     kind: Any, options: dict[str, Any], evict: Evict
 ) -> None:
-    """The budget is raised in small steps until the step fits, at each of four steps.
+    """The budget is raised in small amounts until the optimizer's step fits, at each of four steps.
 
-    Then training continues with the same bits.
+    Training then continues with the same bits as plain PyTorch.
     """
     plain, ours = Program(kind, **options), Program(kind, **options)
     failures = 0
@@ -199,7 +199,7 @@ def test_optimizer_step_repeated_with_more_memory_succeeds(kind: Any, evict: Evi
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Adagrad])
 def test_optimizer_step_with_closure_updates_all_or_nothing(kind: Any, evict: Evict) -> None:
-    """The step calls the closure before it writes; only then it needs the memory for its writes."""
+    """The step calls the closure first. Only afterwards it needs the memory for its own writes."""
     options = {"momentum": 0.9} if kind is optim.SGD else {}
     plain, ours = Program(kind, **options), Program(kind, **options)
     operators: set[str] = set()
@@ -222,7 +222,7 @@ def test_optimizer_step_with_closure_updates_all_or_nothing(kind: Any, evict: Ev
 
 @pytest.mark.parametrize("evict", MODES)
 def test_optimizer_step_hooks_run_before_memory_is_checked(evict: Evict) -> None:
-    """A hook before the step allocates memory; the rest must be enough for the step."""
+    """A hook that runs before the step allocates memory; the rest must suffice for the step."""
     plain, ours = Program(optim.AdamW), Program(optim.AdamW)
     kept: list[Tensor] = []
     ours.optimizer.register_step_pre_hook(lambda *_: kept.append(torch.ones(500)))

@@ -147,7 +147,7 @@ class OutOfMemoryAfter(Tracker):
 
 
 def test_failed_operator_that_wrote_part_of_list_is_not_retried() -> None:
-    """A second run would add twice to the first tensors of the list."""
+    """A second run of the operator would add twice to the first tensors of the list."""
     weights = [torch.ones(3), torch.ones(4)]
     with (
         OutOfMemoryAfter("aten::_foreach_add_") as device,

@@ -1,6 +1,7 @@
-"""Tests of backward results that are written over their gradient if nothing else holds it.
+"""Tests of backward operators that write their result over the gradient that they read.
 
-`taken_over` counts such calls. Each case is compared with plain PyTorch, bit for bit.
+They may do so only if nothing else holds the gradient. `taken_over` counts such calls. Each case is
+compared with plain PyTorch, bit for bit.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def same(
 
 
 def between(forward: Forward, x: Tensor) -> Tensor:
-    """Return `forward` between layers that give it a new gradient tensor."""
+    """Return `forward` between two layers, which make a new gradient tensor for it."""
     return torch.exp(forward(torch.exp(x)) * torch.ones(x.shape, dtype=x.dtype))
 
 
@@ -268,7 +269,7 @@ def _given(x: Tensor) -> list[Tensor | None]:
 
 
 def _shared(x: Tensor) -> list[Tensor | None]:
-    """Return a program in which one gradient reaches two nodes; the first must not change it."""
+    """Return a program in which a gradient reaches two nodes; the first must not change it."""
     z = torch.exp(x) + F.gelu(x)
     torch.exp(z).backward(torch.ones_like(z))
     return [x.grad]

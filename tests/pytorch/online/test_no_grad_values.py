@@ -16,7 +16,7 @@ VECTOR = 4 * WIDTH
 
 
 def _priced(*operators: Callable[[], object]) -> None:
-    """Run the call until its cost is known, because only then its results may lack a recipe."""
+    """Run the call until its cost is known. Before, its results always have a recipe."""
     with torch.no_grad():
         for operator in operators:
             for _ in range(4):
@@ -46,7 +46,7 @@ def test_no_grad_results_count_in_budget_but_have_no_recipe() -> None:
 
 
 def test_no_grad_operator_evicts_before_it_runs() -> None:
-    """Fails if only recorded operators free memory before they run."""
+    """This fails if only recorded operators free memory before they run."""
     weight, batch = vector(True), vector()
     with rekindle.budget(14 * VECTOR) as run:
         _priced(batch.sin)

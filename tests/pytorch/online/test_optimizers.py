@@ -183,7 +183,7 @@ def test_optimizer_step_of_growing_need_runs_whole_or_not(
 
 
 def test_memory_of_optimizer_step_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
-    """It is not measured again if the program keeps a loss that no other value is made from."""
+    """The memory is not measured again if the program keeps a loss that nothing else reads."""
     cell = nn.LSTMCell(8, 8)
     optimizer = optim.SGD(cell.parameters(), lr=0.1)
     with rekindle.budget("1GiB"):

@@ -40,7 +40,7 @@ EMPTY: dict[str, Callable[[], Tensor]] = {
 def test_memory_filled_outside_pytorch_is_pinned(
     name: str, filled: Callable[[Tensor], None]
 ) -> None:
-    """Fails without `look_twice`, which detects that no operator wrote the memory."""
+    """This fails without `look_twice`, which detects that no operator wrote the memory."""
 
     def program() -> Step:
         weight = vector(True)
@@ -279,7 +279,7 @@ def test_optimizer_steps_and_accumulation_match_pytorch() -> None:
 
 
 def test_frozen_and_shared_weights_match_pytorch() -> None:
-    """Frozen layers, and one matrix shared by the embedding and the output."""
+    """The model has frozen layers, and one matrix that the embedding and the output share."""
 
     def program() -> Step:
         embedding = nn.Embedding(8, 8)

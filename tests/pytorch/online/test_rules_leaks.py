@@ -180,7 +180,7 @@ def test_memory_of_graph_is_freed_after_exception(layers: int, no_collector: Non
 
 
 def test_deleting_the_loss_after_budget_frees_memory_of_graph(no_collector: None) -> None:
-    """Deleting the loss later frees all memory, with or without `run` and the garbage collector."""
+    """Deleting the loss after the budget frees all memory, with or without `run` alive."""
     weight = vector(True)
     with rekindle.budget(1_000 * TIGHT) as run:
         x = weight.sin()
@@ -281,7 +281,7 @@ def test_recurrent_state_does_not_keep_old_batches_alive(
 
 
 def test_recurrent_state_without_chain_limit_keeps_batches_alive() -> None:
-    """Shows that the test above can fail."""
+    """This shows that the test with a chain limit can fail."""
     model = Recurrent()
     with cores.short_memory(1_000_000), rekindle.budget(TIGHT) as run:
         train(model)

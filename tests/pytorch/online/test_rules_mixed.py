@@ -79,7 +79,7 @@ def test_recomputation_inside_autocast_ignores_autocast() -> None:
 
 
 def test_no_grad_and_inference_values_are_never_recomputed() -> None:
-    """Values made in these modes have no recipe, also if autograd saves them later."""
+    """Values made in these modes have no recipe, even if autograd saves them later."""
 
     def program() -> Step:
         network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))

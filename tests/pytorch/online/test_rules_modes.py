@@ -180,7 +180,7 @@ def test_operator_under_must_save_policy_runs_once(contexts: str, evict: Evict) 
 
 
 def test_result_under_prefer_save_policy_is_evicted() -> None:
-    """PREFER_SAVE is only a preference."""
+    """The policy PREFER_SAVE is only a preference, so Rekindle may evict the result."""
 
     def prefers(*args: object, **kwargs: object) -> CheckpointPolicy:
         return CheckpointPolicy.PREFER_SAVE

@@ -328,7 +328,7 @@ def test_custom_function_with_side_effects_runs_once() -> None:
 
 
 def test_operator_inside_never_recompute_runs_once() -> None:
-    """Values made inside `never_recompute` are kept; the watch counts one execution."""
+    """Values made inside `never_recompute` stay in memory, so the operator runs once."""
     weight = vector(True)
     with Watch() as watch, rekindle.budget(30 * 4 * WIDTH) as run:
         x = weight

@@ -143,7 +143,7 @@ def test_out_of_budget_names_operator_its_line_and_its_memory(
 
 
 def test_smallest_budget_that_error_names_suffices() -> None:
-    """The smallest budget of the error is exact: one byte less is not enough."""
+    """The error's `smallest_budget` is exact: with one byte less, the operator does not fit."""
     weight = vector(True)
 
     def loss() -> None:
@@ -214,7 +214,7 @@ def test_budget_that_error_suggests_is_at_most_plain_peak(monkeypatch: pytest.Mo
 
 
 def test_budget_suggested_after_failed_one_exceeds_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each retry of this program would get past one tensor of four bytes."""
+    """Otherwise each retry of this program would succeed for only one more tensor of four bytes."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried = BudgetHistory()
     assert tried.suggest_after(6_400, 6_404, 6_404) == 6_404
@@ -359,7 +359,7 @@ def test_never_recompute_ends_if_its_block_raises() -> None:
 
 
 def test_workspace_of_lstm_is_not_reported_as_user_held() -> None:
-    """A running operator holds the workspace, and then autograd does."""
+    """The running operator holds the workspace, and autograd holds it afterwards."""
     model, batch = nn.LSTM(32, 32, 1), torch.rand(60, 8, 32)
     with rekindle.budget(None) as run:
         output = model(batch)[0]

@@ -106,7 +106,7 @@ def test_tensor_subclass_sees_only_functions_that_program_calls() -> None:
 
 
 def test_fake_tensor_device_is_read_without_operator() -> None:
-    """An `OutOfBudget` in the operator that reads the device would end the process."""
+    """An `OutOfBudget` raised by an operator that reads the device would end the process."""
     with FakeTensorMode():
         network = nn.Linear(8, 8)
         with rekindle.budget.unlimited() as run:

@@ -248,7 +248,7 @@ def test_recomputation_does_not_write_user_held_values() -> None:
 
 @pytest.mark.parametrize("held", [False, True], ids=["dropped", "held"])
 def test_values_before_and_after_in_place_write_are_recomputed(held: bool) -> None:
-    """R3: each of them is recomputed, whichever is read first.
+    """R3: each of these values is recomputed, in any order of reading.
 
     If a variable holds the last version, earlier versions are recomputed in other memory.
     """
@@ -452,7 +452,7 @@ def test_pseudoinverse_of_complex_matrix_matches_pytorch(watched: bool) -> None:
 
 
 def test_gradient_formula_of_products_matches_pytorch() -> None:
-    """With an active dispatch mode PyTorch uses another formula; a budget is no mode."""
+    """With an active dispatch mode PyTorch uses another formula, but a budget is not a mode."""
     torch.manual_seed(0)
     weight = torch.rand(5, 7, requires_grad=True)
 

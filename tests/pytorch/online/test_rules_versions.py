@@ -441,7 +441,7 @@ def test_write_in_backward_to_tensor_of_other_node_raises(
 
 
 def test_version_bump_of_alias_of_deleted_result_raises() -> None:
-    """Once the original tensor is dead, an alias that is read has the version of the value."""
+    """After the original tensor has died, an alias that is read has the version of the value."""
     weight = vector(requires_grad=True)
     with evicting_before_every_operator(), rekindle.budget("1GiB"):
         alias = torch.rand(WIDTH).detach()

@@ -1,4 +1,4 @@
-"""Tests that programs in a budget see what PyTorch shows them with saved-tensor hooks."""
+"""Tests that a program in a budget sees the same saved tensors as with hooks that do nothing."""
 
 from __future__ import annotations
 

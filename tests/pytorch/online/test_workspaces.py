@@ -112,7 +112,7 @@ def test_convolution_workspaces_stay_within_budget() -> None:
 
 
 def test_budget_equal_to_measured_peak_evicts_nothing() -> None:
-    """The measured peak includes workspace, so a budget of that amount evicts nothing."""
+    """The measured peak includes workspace, so a budget equal to the peak evicts nothing."""
     weight = torch.rand(SIZE, requires_grad=True)
     with rekindle.budget(None) as measured:
         _curves(weight)

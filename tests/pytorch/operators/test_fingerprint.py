@@ -1,4 +1,4 @@
-"""Tests of checksums of tensors: every byte counts, also if a device adds them up."""
+"""Tests of checksums of tensors: every byte counts, even if a device adds bytes in any order."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def new_modules(program: str) -> set[str]:
 
 
 def test_first_budget_does_not_import_unused_modules() -> None:
-    """Workspaces of PyTorch's own kernels are measured, and some kernels import more modules."""
+    """Budgets measure workspaces of PyTorch's own kernels, some of which import more modules."""
     found = new_modules(
         "import rekindle\n"
         "tensor = torch.ones(9)\n"

@@ -280,7 +280,7 @@ def test_compiled_plan_with_unused_result_matches_pytorch(one_by_one: list[fx.Gr
 
 
 def test_compiled_plan_with_strided_gradient_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
-    """Segments are compiled for one layout, so the gradient is copied. Equal within rounding."""
+    """Segments are compiled for one layout, so the gradient is copied."""
     scale = torch.arange(WIDTH * ROWS).view(WIDTH, ROWS) / 1000
     step = given_to(lambda found: (found[1].t() * scale).sum() + found[2].square().sum())
     wanted = outcome(Several, step, None)
@@ -317,7 +317,7 @@ def test_compiled_plan_updates_batch_norm_buffers_once(one_by_one: list[fx.Graph
 
 
 def test_compiled_plan_computes_images_in_channels_last(one_by_one: list[fx.Graph]) -> None:
-    """Sums then have another order. Results and gradients have the strides of the plain model's."""
+    """With channels-last images, sums have another order. Strides equal the plain model's."""
 
     class Images(nn.Module):
         def __init__(self) -> None:
@@ -384,7 +384,7 @@ def test_compiled_plan_gives_same_bits_at_every_budget() -> None:
 
 @by_inductor
 def test_compiled_plan_stays_within_budget() -> None:
-    """Measured by the allocator's events, which include memory inside segments."""
+    """The peak is measured by the allocator's events, which include memory inside segments."""
     model, x = Net(6, dropout=0.0), torch.randn(2048, WIDTH)
     whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
     assert whole is not None

@@ -1,4 +1,4 @@
-"""Tests that a planned model equals the plain model bit for bit: one feature of small nets each."""
+"""Tests that planned models equal plain models bit for bit, each with one feature of PyTorch."""
 
 from __future__ import annotations
 
@@ -517,7 +517,7 @@ def test_planned_backward_without_input_gradient_matches_pytorch() -> None:
 
 
 def test_cost_of_operator_that_does_not_fit_is_estimated(tmp_path: Path, monkeypatch: Any) -> None:
-    """The operator cannot run now, so its cost is estimated; it is measured the next time."""
+    """The operator does not fit now, so its cost is estimated. The next plan measures it."""
     from rekindle.pytorch.planned import _prices
 
     def full(node: object) -> Any:

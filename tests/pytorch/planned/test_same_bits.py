@@ -78,9 +78,9 @@ class WithFeatures(nn.Module):
 
 
 def test_planned_model_with_unused_result_matches_pytorch() -> None:
-    """Zeros as its gradient would have another layout, which changes sums.
+    """If zeros were used as the gradient of the unused result, sums would have another order.
 
-    They would also give zero gradients to parameters that the loss does not depend on.
+    Parameters that the loss does not depend on would also get zero gradients instead of none.
     """
     for model in same(WithFeatures, images(), lambda found: found["loss"]):
         assert model.get_submodule("aside").weight.grad is None

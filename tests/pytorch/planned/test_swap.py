@@ -185,7 +185,7 @@ def test_planned_model_with_random_swaps_matches_pytorch(
 
 
 class Deep(nn.Module):
-    """A model with its loss inside, so that a plan counts all memory of a step."""
+    """A model that computes its loss itself, so that a plan counts all memory of a step."""
 
     def __init__(self, layers: int = 8) -> None:
         super().__init__()

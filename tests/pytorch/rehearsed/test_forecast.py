@@ -240,7 +240,7 @@ except rekindle.OutOfBudget as error:
 
 @pytest.mark.slow
 def test_rehearsal_logs_no_errors_of_pytorch() -> None:
-    """Run in a new process: PyTorch logs an error if an operator cannot run on shapes."""
+    """The test runs in a new process: PyTorch logs an error if an operator cannot run on shapes."""
     ran = subprocess.run([sys.executable, "-c", ALARMING], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.strip()) == (0, "True")
     assert "grouped_mm" not in ran.stderr
@@ -258,7 +258,7 @@ def test_rehearsal_calls_no_forward_hooks_of_user() -> None:
 
 
 def test_rehearsal_leaves_generators_and_model_unchanged() -> None:
-    """It runs a copy of the model with copies of the generators."""
+    """The rehearsal runs a copy of the model, with copies of the generators."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.BatchNorm1d(64))
                             for _ in range(12)])  # fmt: skip
     x = torch.rand(512, 64)

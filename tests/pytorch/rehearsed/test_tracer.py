@@ -28,7 +28,7 @@ def tokens(*size: int) -> Tensor:
 
 
 def stacked(*layers: Callable[[], nn.Module]) -> nn.Module:
-    """Return six of these layers."""
+    """Return a stack of six equal layers."""
     return nn.Sequential(*(nn.Sequential(*(layer() for layer in layers)) for _ in range(6)))
 
 

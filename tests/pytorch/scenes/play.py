@@ -210,7 +210,7 @@ def scene_of(seed: int) -> str:
 
 
 def judge(seed: int, modes: int = 2, only: tuple[str, ...] = ()) -> Outcome:
-    """Run one program plainly twice, and in random modes; return the complaint."""
+    """Run one program twice in plain PyTorch, and then in random modes; return the complaint."""
     rng = Random(seed + 1_000_003)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -119,7 +119,7 @@ class World:
     # -- budgets ---------------------------------------------------------------------------------
 
     def loop(self) -> Iterator[int]:
-        """Number the steps; enter and leave budgets between them, as drawn."""
+        """Yield the number of each step; enter and leave budgets between steps, as drawn."""
         if self.place in ("all", "until the last", "changes"):
             run = self._stack.enter_context(self.budget())
         for step in range(self.steps):

@@ -68,9 +68,9 @@ def check(run: Run) -> None:
 
 
 def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], Run, Tracker]:
-    """Run three steps within `budget` or the smallest budget that works, and return the results.
+    """Run three steps within `budget` or the smallest budget that works; return the results.
 
-    The workspaces of the operators are known before.
+    The workspaces of the operators are known before the first step.
     """
     with rekindle.budget.unlimited():
         train(case.build())

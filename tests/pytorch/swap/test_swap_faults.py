@@ -232,7 +232,7 @@ def deeply(weight: Tensor) -> Tensor:
 def test_value_without_recipe_is_kept_if_swap_write_fails(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The budget may then be too small, as without swapping, but no value is lost."""
+    """The budget may become too small, as it would be without swapping, but no value is lost."""
     weight = vector(True)
     (wanted,) = torch.autograd.grad(hoard(weight), weight)
     monkeypatch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC, after=after))

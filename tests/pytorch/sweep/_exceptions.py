@@ -1,7 +1,7 @@
-"""List samples that may differ, with reasons; an entry that is not needed fails.
+"""List samples of operators whose results may differ, with reasons.
 
-Each exception names one case that shows it. Tests run that case, and it must have the listed
-outcome.
+Each exception names one case that shows the difference. Tests run that case, and it must have the
+listed outcome. An exception that is not needed fails the tests.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_expandable_allocator_maps_pages_at_lowest_gap() -> None:
 
 
 def test_expandable_allocator_prefers_block_that_cannot_grow() -> None:
-    """The last of two large blocks can grow into unmapped memory, so it counts as endless."""
+    """The last of two large blocks can grow into unmapped memory, so it counts as unlimited."""
     expandable = Expandable()
     blocks = [given_out(expandable, nbytes * MIB) for nbytes in (9, 5, 4)]
     # 9 MiB; the block at the end has 2 MiB and all memory that can be mapped
