@@ -1,4 +1,4 @@
-"""The results of `compiled` as rows of a table for the page of benchmarks."""
+"""Format the results of the benchmark `compiled` as rows of a table for the page of benchmarks."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 class RMSNorm(Function):
-    """Saves its arguments and the root."""
+    """A norm that saves its arguments and the root."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -58,7 +58,7 @@ class RMSNorm(Function):
 
 
 class Rope(Function):
-    """Saves the tables."""
+    """Rotary position embedding that saves its tables of sines and cosines."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Rope(Function):
 
 
 class SiLUMul(Function):
-    """Saves both factors."""
+    """Product of a SiLU and another factor; saves both factors."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class SiLUMul(Function):
 
 
 class MLP(Function):
-    """All of it in one. Saves its arguments and both products."""
+    """A whole MLP in one function; saves its arguments and both products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class MLP(Function):
 
 
 class Linear(Function):
-    """Saves its arguments."""
+    """A linear layer without bias; saves its arguments."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Linear(Function):
 
 
 class Attention(Function):
-    """Saves its arguments, its result, and the logarithms of sums."""
+    """Attention that saves its arguments, its result, and the logarithms of sums."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Eight blocks of 256 numbers, for sequences of 256 words out of 512."""
+    """Eight blocks of width 256, for sequences of 256 words of a vocabulary of 512."""
 
     def __init__(self, style: str, width: int = 256, heads: int = 4, words: int = 512) -> None:
         super().__init__()

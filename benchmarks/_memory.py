@@ -85,10 +85,11 @@ def first_minute() -> str:
         ]
         rows.append([row["model"], row["modules"], cell(row["plain_ms"]["median"]), *cells])
     text = (
-        "What does a budget cost at the beginning of a run? The figures are times over plain "
-        "within a budget of 4 GiB, in which nothing is evicted. *Around each* has a new budget "
-        "around each step. *First* and *tenth* are steps within one budget. *Empty* is the time to "
-        "enter and leave a budget in which nothing runs. *Modules* is the number of `nn.Module`s."
+        "What does a budget cost at the beginning of a run? The figures are times of a step, "
+        "divided by its time in plain PyTorch, within a budget of 4 GiB in which nothing is "
+        "evicted. *Around each* has a new budget around each step. *First* and *tenth* are steps "
+        "within one budget. *Empty* is the time to enter and leave a budget in which nothing "
+        "runs. *Modules* is the number of `nn.Module`s."
     )
     if before:
         text += " Figures in parentheses are those of an earlier commit on the same machine."
@@ -199,11 +200,13 @@ def functions() -> str:
     text = (
         "The figures are the smallest budget, as a share of the activations, of a LLaMA whose "
         "parts are `autograd.Function`s in the style of a library. In the column *as they are*, "
-        "the functions are not recomputed. In *as units*, `rekindle.recomputable` allows it. "
-        "*First steps* is the same in a new process, which must try each function first. *One "
-        "backward pass* is the memory that the largest backward pass of a function needs. The last "
-        "two columns are for a budget of 35 %: the number of recomputed functions, and if the bits "
-        "equal plain PyTorch's. The functions were written for this table, without the libraries."
+        "the functions are not recomputed. In *as units*, each function is recomputed as one "
+        "operator (`rekindle.recomputable`). *First steps* is the smallest budget of such "
+        "functions in the first steps of a new process, which must try each function before "
+        "recomputing it. *One backward pass* is the memory that the largest backward pass of a "
+        "function needs. The last two columns are for a budget of 35 %: the number of recomputed "
+        "functions, and if the bits equal plain PyTorch's. The functions were written for this "
+        "table, without the libraries."
     )
     heads = ["style", "as they are", "as units", "first steps", "one backward pass", "recomputed",
              "same bits"]  # fmt: skip
@@ -255,7 +258,7 @@ def fragmentation() -> str:
         "default allocator and for `expandable_segments:True`: the peak of reserved memory, "
         "divided by the peak of memory in use. The columns are budgets, as shares of the peak when "
         f"everything is kept. Programs with a peak below {found['gigabytes']:.0f} GB were "
-        "enlarged. An x marks a program that does not finish."
+        "enlarged. An x marks a program that fails or recomputes too long."
     )
     limited = (
         "The second table shows recomputation time divided by computation time, on a device with "
@@ -318,8 +321,8 @@ def in_place() -> str:
     text = (
         "Some backward operators write their result over their incoming gradient, if nothing else "
         "reads that gradient. The table compares the memory peak and the number of recomputed "
-        "operators with and without this. Budgets are shares of the activations without it. All "
-        "bits are equal."
+        "operators with and without such writes. Budgets are shares of the activations without "
+        "such writes. All bits are equal."
     )
     heads = ["model", "budget", "peak MB, new memory", "peak MB, in place",
              "recomputed, new memory", "recomputed, in place"]  # fmt: skip

@@ -259,7 +259,7 @@ def plain(program: Unroll) -> Tensor:
 
 
 def checkpointed(program: Unroll, piece: int) -> Tensor:
-    """Do the same with `torch.utils.checkpoint` around each `piece` of the steps."""
+    """Run the loop as `plain` does, with `torch.utils.checkpoint` around each `piece` of steps."""
     shared, state = program.shared(), program.begin()
     for begin in range(0, program.steps, piece):
         end = min(begin + piece, program.steps)
@@ -270,7 +270,7 @@ def checkpointed(program: Unroll, piece: int) -> Tensor:
 
 
 def revolved(program: Unroll, slots: int) -> Tensor:
-    """Do the same with `slots` stored states and one step at a time on the tape."""
+    """Run the loop as `plain` does, with `slots` stored states and one step in memory at a time."""
     shared = program.shared()
     leaves = tuple(each if each.is_leaf else each.detach().requires_grad_() for each in shared)
     adjoint = _Adjoint(program, leaves)

@@ -1,17 +1,21 @@
-"""Models made of `autograd.Function`s: the smallest budget, as they are and recomputed as units.
+"""Measure the smallest budgets of models made of `autograd.Function`s, plain and recomputable.
 
     scripts/bench functions [--styles Liger Unsloth ...]
 
-A LLaMA of 8 blocks (`_fused.py`) in the styles of fused libraries, on a CPU; four rows of 256
-words, plain SGD. `kept`: its functions as they are, whose results stay. `units`: each was given to
+The model is a LLaMA of 8 blocks (`_fused.py`) in the styles of fused libraries. It trains on a CPU
+by plain SGD, on batches of four rows of 256 words. The rows `kept` have the functions unchanged, so
+their results stay in memory. For the rows `units`, each function was passed to
 `rekindle.recomputable`. The smallest budget is found by bisection to 1 % of the activations, in
-steps of one process, and given as their share: what is above weights, gradients and tables.
-`first`: the least share, from there on by hundredths, within which a new process takes its first
-two steps, while nothing is known and all is tried.
-`equal`: whether gradients within 0.35 of the activations are those without a budget, bit for bit,
-and `recomputed` how many operators ran again for that. `backward_alone`: what the largest backward
-pass of one function takes at once beside what it is given, as a share of the activations: a
-function's own variables hold that, and no budget is below. Time is not measured.
+steps of one process. It is given as a share of the activations: the bytes above weights, gradients
+and tables.
+
+`first` is the smallest share within which a new process makes its first two steps. At that time no
+workspace is known, and every function must be tried. The search raises the share by hundredths.
+`equal` is true if the gradients within 0.35 of the activations equal those without a budget, bit
+for bit. `recomputed` counts the operators that ran again for these gradients. `backward_alone` is
+the most memory that the backward pass of one function needs at once in addition to its arguments,
+as a share of the activations. Variables of the function hold this memory, so no budget can be
+smaller. Time is not measured.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ class Training:
         self.optimizer.step()
 
     def within(self, budget: int | None) -> tuple[Run, list[Tensor]]:
-        """A step from the same weights on: the run, and the gradients."""
+        """Run a step from the initial weights; return the `Run` and the gradients."""
         self.model.load_state_dict(self.state)
         with rekindle.budget(budget, learn=False) as run:
             self.step()
@@ -78,7 +82,7 @@ def choose(*, units: bool) -> None:
 
 
 def begins(style: str, share: float, activations: int, *, units: bool) -> dict[str, Any]:
-    """Whether the first two steps fit."""
+    """Return {"fits": True} if the first two steps of a new process fit into the share."""
     choose(units=units)
     training = Training(style)
     try:
@@ -111,14 +115,14 @@ def measure(style: str, *, units: bool) -> dict[str, Any]:
 
 
 class Given:
-    """What a backward pass asks its context for."""
+    """The context of a function, with what a backward pass reads from it."""
 
     def __init__(self, saved: tuple[Tensor, ...]) -> None:
         self.saved_tensors = saved
 
 
 def backward_alone(training: Training) -> int:
-    """The most bytes, without weights, that one backward pass of a function needs at once."""
+    """Return the most bytes, without weights, that a backward pass of one function needs."""
     calls: dict[Any, tuple[tuple[Tensor, ...], tuple[Any, ...]]] = {}
     originals = {kind: kind.backward for kind in FUNCTIONS}
 

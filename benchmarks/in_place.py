@@ -1,12 +1,12 @@
-"""Measure what gradients that are written over spare: peak, recomputations, smallest budget.
+"""Measure the memory saved by backward operators that write their result over their gradient.
 
     scripts/bench in_place [--only NAME ...] [--steps 2]
 
-Three language models: attention written out with softmax and dropout, `nn.MultiheadAttention`, and
-scaled dot product attention, the last two by PyTorch's math kernels. Each trains within the same
-budgets with results in the place of gradients that die, and without. Fractions are of the
-activation memory without. A row also says if losses, weights and gradients equal plain PyTorch's,
-bit for bit.
+The programs are three language models. Their attention is written out with softmax and dropout, or
+is `nn.MultiheadAttention`, or scaled dot product attention. The last two use PyTorch's math
+kernels. Each model trains within the same budgets with results written over gradients, and without.
+Budgets are fractions of the activation memory without. A row also says if losses, weights and
+gradients equal plain PyTorch's, bit for bit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Scaled(WrittenOut):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward net, each with dropout beside a residual."""
+    """Attention and a feed-forward net, each with dropout and a residual connection."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Trained:
-    """What training left behind, and the run; None without a budget."""
+    """The final state of a training, and its `Run`; the run is None without a budget."""
 
     outcome: dict[str, Any]
     run: Run | None

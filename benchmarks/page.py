@@ -129,7 +129,7 @@ def _on_device(found: dict[str, Any]) -> str:
     parts += ["", *table_of(heads, hosts)] if hosts else []
     optimizers = {line["optimizer"]: line["ms a step"] for line in lines if "optimizer" in line}
     if optimizers:
-        parts += ["", "A step of fused AdamW with 300 small parameters takes, in ms: "
+        parts += ["", "Milliseconds of a step of fused AdamW with 300 small parameters: "
                   + ", ".join(f"{name} {ms}" for name, ms in optimizers.items()) + "."]  # fmt: skip
     for bf16 in (False, True):
         rows = [line for line in lines if "rows/s" in line and line["bf16"] is bf16]
