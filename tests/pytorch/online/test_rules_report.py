@@ -377,3 +377,16 @@ def test_budget_set_below_pinned_memory_raises_with_real_figures() -> None:
             run.budget = VECTOR
     assert "more than the budget is in use" in str(caught.value)
     assert "0 B" not in str(caught.value)
+
+
+def test_value_that_backward_node_reads_is_not_shown_as_user_held() -> None:
+    model = nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
+    batch = torch.rand(256, 32)
+    with rekindle.budget(None) as run:
+        model(batch).sum().backward()
+    report = run.report()
+    assert report.at_peak.categories.get("in use by the operator", 0) >= 512 * 512 * 4
+    assert "held by your code" not in report.at_peak.categories
+    with pytest.raises(OutOfBudget) as caught, rekindle.budget(run.peak // 2):
+        model(batch).sum().backward()
+    assert "held by your code" not in caught.value.held

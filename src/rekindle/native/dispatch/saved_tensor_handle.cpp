@@ -172,6 +172,8 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         }
         if (StorageRecord& record = current(*record_); record.replayable || !record.held) {
             bring_back_saved(driver, lock, record);
+            const auto node = torch::autograd::get_current_node();
+            driver.unpacked.add(node.get(), record.id);
         }
         if (kept_.defined()) {
             return kept_;

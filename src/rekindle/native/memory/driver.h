@@ -64,6 +64,7 @@
 #include "storage_table.h"
 #include "test_hooks.h"
 #include "transcript.h"
+#include "unpacked.h"
 #include "untracked_storages.h"
 
 namespace rekindle {
@@ -172,6 +173,7 @@ public:
     std::map<std::int64_t, std::unique_ptr<Reading>> noted;
     std::int64_t notes = 0;  // key of the last read in `noted`
     PeakWatch peak_watch;
+    UnpackedByNode unpacked;  // saved values that the running backward node reads
     Notifications due;
     bool stepping = false;  // an optimizer step is running
     // Number of storages made so far (`storages_made`) at which `prune_history` next shortens long

@@ -1,5 +1,7 @@
 #include "snapshot.h"
 
+#include <torch/csrc/autograd/function.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -24,13 +26,25 @@ bool is_internal(const StorageRecord& record) {
            storage_impl.use_count() <= ours + 1;
 }
 
-// Return the flags that describe `record` in a memory snapshot (constants of `Holder`).
-int flags_of(const StorageRecord& record) {
+// Return true if only the saved tensor that autograd unpacked refers to the memory.
+bool has_one_tensor_without_origin(const StorageRecord& record) {
+    const StoragePtr storage_impl = record.at();
+    const std::size_t ours = record.keeper ? 2 : 1;
+    return record.origin.expired() && storage_impl && storage_impl.use_count() <= ours + 1;
+}
+
+// Return the flags that describe `record` in a memory snapshot (constants of `Holder`), if the
+// running backward node has unpacked `unpacked`.
+int flags_of(const StorageRecord& record, const UnpackedByNode& unpacked) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;
     const bool saved = record.references != 0;
     flags |= record.is_held() && !(saved && is_internal(record)) ? Holder::HELD : 0;
     flags |= saved ? Holder::REFERENCED : 0;
+    const auto node = torch::autograd::get_current_node();
+    if (unpacked.has(node.get(), record.id) && has_one_tensor_without_origin(record)) {
+        flags |= Holder::UNPACKED;
+    }
     flags |= record.consumed() ? Holder::CONSUMED : 0;
     return flags;
 }
@@ -97,7 +111,7 @@ void Driver::add_tensors_of_modules(Snapshot& snapshot) {
 
 // Add `record`, a storage that is in memory, to `snapshot`.
 void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
-    int flags = flags_of(record);
+    int flags = flags_of(record, unpacked);
     const void* parameter = nullptr;
     if (record.parameter) {
         if (const at::Tensor origin(record.origin.lock()); origin.defined()) {

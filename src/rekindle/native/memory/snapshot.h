@@ -24,7 +24,8 @@ struct Holder final {
     static constexpr int REFERENCED = 8;  // autograd saved the value
     static constexpr int CONSUMED = 16;   // recipes of other values read the value
     static constexpr int PARAMETER = 32;
-    static constexpr int COUNTED = 64;  // the storage has no record: only its bytes count
+    static constexpr int COUNTED = 64;    // the storage has no record: only its bytes count
+    static constexpr int UNPACKED = 128;  // only the backward node that runs holds the storage
 
     Bytes nbytes;
     AllocationId allocation;

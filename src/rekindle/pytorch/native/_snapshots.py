@@ -25,8 +25,8 @@ from rekindle.pytorch.online import (
 )
 
 # Flags of a storage and kinds of owned memory, as in `native/memory/snapshot.h`.
-_REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
-    1 << bit for bit in range(7)
+_REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED, _UNPACKED = (
+    1 << bit for bit in range(8)
 )
 _KEPT: Final = _REFERENCED | _CONSUMED | _PINNED
 _KINDS: Final = (INPUTS, PARAMETERS, GRADIENTS, OPTIMIZER)
@@ -51,6 +51,8 @@ class _Holder(NamedTuple):
         if flags & _COUNTED:
             return IN_USE, 0
         if flags & _REPLAYABLE and not flags & _PINNED:
+            if flags & _UNPACKED:
+                return IN_USE, 0
             if flags & _HELD:
                 return PROGRAM if flags & _REFERENCED else IN_USE, 0
             return SAVED, 0
