@@ -379,7 +379,7 @@ def test_budget_set_below_pinned_memory_raises_with_real_figures() -> None:
     assert "0 B" not in str(caught.value)
 
 
-def test_value_that_backward_node_reads_is_not_shown_as_user_held() -> None:
+def test_value_that_backward_node_reads_is_shown_as_in_use() -> None:
     model = nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
     batch = torch.rand(256, 32)
     with rekindle.budget(None) as run:
