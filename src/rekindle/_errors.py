@@ -247,7 +247,7 @@ _OF_LOGITS = (
 
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
-#: Part of a convolution's need from which on its workspace is worth avoiding.
+#: The part of a convolution's memory above which its workspace is worth avoiding.
 _MUCH = 0.1
 
 

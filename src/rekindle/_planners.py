@@ -249,7 +249,7 @@ SWAPPING: dict[str, Callable[[float, Swap], Planner]] = {
 def given_planner(
     planner: Planner | type[Planner] | str | None, line: str, seconds: float
 ) -> Planner | None:
-    """Return the planner for the argument `planner` of a public function.
+    """Check the argument `planner` of a public function, and return a planner for it.
 
     Args:
         planner: A planner, its name, or its class, which is called without arguments.

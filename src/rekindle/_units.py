@@ -72,7 +72,7 @@ def format_bytes(n: Bytes) -> str:
 
 def format_ns(ns: Nanoseconds) -> str:
     """Format ns for people: "850 ns", "3.2 ms", "12.50 s", "2 min 05 s", "1 h 02 min"."""
-    if abs(ns) < 59_995_000_000:  # a longer time would be rounded to "60.00 s"
+    if abs(ns) < 59_995_000_000:  # From this time on, rounding would give "60.00 s".
         return _scaled(ns, _SHOWN_NS)
     sign = "-" if ns < 0 else ""
     minutes, seconds = divmod(round(abs(ns) / 1e9), 60)
@@ -194,7 +194,7 @@ def _instead_of(value: float) -> tuple[str, ...]:
     if not 1 <= value <= _MOST:  # also if it is not a number
         # Any example will do: a float below 1 may mean a share, and no size is near it.
         return ('"6GiB"',)
-    if value < 1000:  # hardly bytes
+    if value < 1000:  # Such a small number hardly means bytes.
         return (f'"{Decimal(value):.4g}GiB"',)
     n = int(value)
     for letter, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3)):

@@ -232,7 +232,7 @@ def command(
 
 
 def expand(logs: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the logs and traces in the given folders."""
+    """Return the given files, and all logs and traces in the given folders."""
     files: list[Path] = []
     for path in logs:
         if path.is_dir():

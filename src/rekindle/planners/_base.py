@@ -38,7 +38,7 @@ class Search:
     """State of one call of `Planner.plan`: the best sequence and lower bound so far, and the time.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         budget: The budget in bytes.
         name: The name of the planner.
         watch: A function that is called with a `Progress` when the plan or the bound improves.
@@ -233,7 +233,7 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
     The items are evicted at the end of the forward pass.
 
     Args:
-        problem: The nodes (operators) and items (storages) to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         keep: Numbers of items that stay in memory until their last reader.
 
     Returns:
@@ -287,7 +287,7 @@ def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: li
     """Append to `steps` the nodes that recompute the evicted ones of `items`.
 
     Args:
-        problem: The nodes (operators) and items (storages) to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         items: Numbers of the items that the next node reads.
         gone: Numbers of the evicted items. The recomputed items are removed from this set.
         steps: The sequence of nodes so far.
@@ -323,7 +323,8 @@ def _without_idle_copies(schedule: Schedule) -> Schedule:
     """Return `schedule` without the copies to the host that no swap-in reads."""
     copy: dict[StorageId, int] = {}  # storage on the host -> index of the `SwapOut` that copied it
     read: set[int] = set()  # indices of copies that a swap-in reads
-    of: dict[int, int] = {}  # index of a `Discard` -> index of the copy that it frees
+    # index of a `Discard` action -> index of the `SwapOut` whose copy it frees
+    of: dict[int, int] = {}
     for index, action in enumerate(schedule.actions):
         match action:
             case SwapOut(storage):

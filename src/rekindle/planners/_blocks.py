@@ -166,7 +166,7 @@ def blocks_of(problem: Problem, modules: Sequence[str], names: Sequence[str]) ->
     """Find the candidate blocks for checkpointing.
 
     Args:
-        problem: The nodes (operators) and items (storages) to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         modules: For each operator, the path of the module that ran it in the forward pass.
         names: The paths of the submodules that are candidates.
     """

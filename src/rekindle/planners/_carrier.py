@@ -47,7 +47,7 @@ class Carrier:
         self._read_arrivals()
 
     def _read_arrivals(self) -> None:
-        """Collect the swap-ins of the sequence, and the items to copy to the host for them."""
+        """Collect the swap-ins of the sequence, and the storages to copy to the host for them."""
         line = self._line
         gone: dict[int, int] = {}  # item -> the step at which it was last evicted or freed
         for copy in sorted(line.copies, key=lambda copy: copy.start):
@@ -109,7 +109,7 @@ class Carrier:
         return True
 
     def departure(self, step: int) -> int | None:
-        """Return an item whose copy to the host should start before `step`, or None."""
+        """Return a storage whose copy to the host should start before `step`, or None."""
         if self.timeline.sent_until > self._soon(step):
             return None
         while self._departures:
@@ -119,7 +119,7 @@ class Carrier:
         return None
 
     def arrival(self, step: int) -> int | None:
-        """Return an item whose swap-in should start before `step`, earlier than due, or None."""
+        """Return a storage whose swap-in should start before `step`, earlier than due, or None."""
         while self._arrivals and self._arrivals[-1][0] <= step:
             self._arrivals.pop()
         if self.timeline.back_until > self._soon(step):

@@ -136,7 +136,7 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
 
 
 def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Return for each step the items it makes or swaps in, and the items it is the last to read."""
+    """Return for each step the storages it makes or swaps in, and those it is the last to read."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for copy in line.copies:
@@ -146,7 +146,7 @@ def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]
 
 
 def _computations(line: Timeline, item: int, present: set[int]) -> tuple[int, ...]:
-    """Return the nodes that compute `item` from the resident items `present`.
+    """Return the nodes that compute `item` from the resident storages `present`.
 
     The result is empty if a needed node cannot run again, or if there would be too many nodes.
     """

@@ -114,10 +114,10 @@ class Fitter:
 
 
 class _Offer(NamedTuple):
-    """A gap that can be closed: evict the item of `copy`, and recompute it later.
+    """A gap that can be closed: evict the storage of `copy`, and recompute it later.
 
-    The item is evicted after step `start`. Step `end` is the next step that reads the item. `nodes`
-    recompute the item before that step.
+    The storage is evicted after step `start`. Step `end` is the next step that reads the storage.
+    `nodes` recompute the storage before that step.
     """
 
     copy: Copy
@@ -160,13 +160,13 @@ class _Gaps:
         self.nodes: dict[int, list[int]] = {}  # step -> nodes to recompute before it
 
     def close(self, *, several: bool) -> tuple[list[int], Timeline] | None:
-        """Evict the items of the cheapest gap or gaps, and recompute these items later.
+        """Evict the storages of the cheapest gap or gaps, and recompute these storages later.
 
         Args:
             several: Close several gaps, not only one.
 
         Returns:
-            The items of these gaps and the new sequence, or None if no gap can be closed.
+            The storages of these gaps and the new sequence, or None if no gap can be closed.
         """
         present = self._present()
         most = max(1, len(present) // _ROUND) if several else 1
@@ -209,7 +209,7 @@ class _Gaps:
             heapq.heappush(queue, (price, number, len(self.closed), offer))
 
     def _close(self, offer: _Offer) -> None:
-        """Apply an eviction: note where its item is recomputed, and update the memory in use."""
+        """Apply an eviction: note where its storage is recomputed, and update the memory in use."""
         item = offer.copy.item
         at, nodes = self._where(item, offer.end, offer.nodes)
         self.closed[item] = offer.start, at
@@ -230,7 +230,7 @@ class _Gaps:
         return price * (1 + _NOISE * self.rng.random()) if self.rng else price
 
     def _present(self) -> list[Copy]:
-        """Return the periods of items that are in memory at the worst step, but not used there."""
+        """Return the periods of storages that are in memory at the worst step, but not used."""
         problem, node = self.problem, self.line.steps[self.worst]
         own = {*problem.reads[node], *problem.makes[node]}
         return [
@@ -242,7 +242,7 @@ class _Gaps:
         ]
 
     def _reads(self, copies: list[Copy]) -> dict[int, list[int]]:
-        """Return for each item of `copies` the steps that read the item."""
+        """Return for each storage of `copies` the steps that read the storage."""
         present = {copy.item for copy in copies}
         found: dict[int, list[int]] = {}
         for step, node in enumerate(self.line.steps):
@@ -252,10 +252,10 @@ class _Gaps:
         return found
 
     def _gap(self, copy: Copy, reads: list[int]) -> tuple[int, int]:
-        """Return the last step before the worst step that reads the item, and the next after it.
+        """Return the last step before the worst step that reads the storage, and the next after it.
 
-        If no earlier step reads the item, the first result is the step that makes the item. If no
-        later step reads it, the second result is -1.
+        If no earlier step reads the storage, the first result is the step that makes the storage.
+        If no later step reads it, the second result is -1.
         """
         start, end = copy.start, -1
         for step in reads:

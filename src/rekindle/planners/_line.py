@@ -23,7 +23,7 @@ def candidates(problem: Problem, line: Literal["articulation", "all"]) -> list[i
     The forward pass makes and reads each of these items, and each can be recomputed.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         line: The kind of candidates: "articulation" points, or "all" such items.
     """
     backward = backward_start(problem)
@@ -67,7 +67,7 @@ def reverse(
     first reads one of these values. They stay in memory until the backward pass has read them.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         line: The candidates, in order.
         slots: The most candidates to keep at once.
         split: A function of (number of candidates to reverse, slots) that returns the position,

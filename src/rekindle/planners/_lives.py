@@ -31,7 +31,7 @@ class Lives:
 
     @staticmethod
     def of(line: Timeline) -> Lives:
-        """Find the lives of all items in a sequence, and the readers of each life."""
+        """Find the lives of all storages in a sequence, and the readers of each life."""
         made: dict[int, list[int]] = {}
         for life, copy in enumerate(line.copies):
             made.setdefault(copy.start, []).append(life)
@@ -48,7 +48,7 @@ class Lives:
 class Gap(NamedTuple):
     """Interval between the steps `begin` and `end`, in which `item` is in memory but not needed.
 
-    No step reads the item in between, and it is neither pinned nor user-held there.
+    No step reads the storage in between, and it is neither pinned nor user-held there.
     """
 
     item: int
@@ -57,9 +57,9 @@ class Gap(NamedTuple):
 
 
 def gaps(line: Timeline) -> list[Gap]:
-    """Return the longest gap in the life of each item, except gaps without steps or bytes.
+    """Return the longest gap in the life of each storage, except gaps without steps or bytes.
 
-    A gap is an interval in which the item is in memory but not needed.
+    A gap is an interval in which the storage is in memory but not needed.
     """
     lives = Lives.of(line)
     found: list[Gap] = []
@@ -72,7 +72,7 @@ def gaps(line: Timeline) -> list[Gap]:
 
 
 def _held(line: Timeline, copy: Copy) -> list[int]:
-    """Return the steps of the life `copy` at which its item is pinned or user-held."""
+    """Return the steps of the life `copy` at which its storage is pinned or user-held."""
     steps: list[int] = []
     for hold in line.problem.holds_of.get(copy.item, ()):
         first, last = int(line.first[hold.first]), int(line.first[hold.last])

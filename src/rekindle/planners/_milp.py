@@ -72,7 +72,7 @@ class Model:
     def column(
         self, cost: float = 0.0, *, lower: float = 0.0, upper: float = 1.0, integer: bool = False
     ) -> int:
-        """Add a variable, and return the number of its column."""
+        """Add a variable to the integer program, and return the number of its column."""
         self._cost.append(cost)
         self._lower.append(lower)
         self._upper.append(upper)
@@ -99,7 +99,7 @@ class Model:
         self._cost[column] += extra
 
     def fix(self, column: int, value: float) -> None:
-        """Fix the value of a column."""
+        """Fix the value of a variable, given by the number of its column."""
         self._lower[column] = self._upper[column] = value
 
     @property
@@ -118,7 +118,7 @@ class Model:
         watch: Callable[[float, float], None] | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> Solution:
-        """Solve the program.
+        """Solve the integer program with the solver HiGHS.
 
         Args:
             time_limit: Seconds after which the best solution so far is returned.

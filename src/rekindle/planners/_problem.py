@@ -88,7 +88,7 @@ class Problem:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """For each item, the nodes that read it, in order."""
+        """For each storage, the nodes that read it, in order."""
         found: list[list[int]] = [[] for _ in self.nbytes]
         for node, items in enumerate(self.reads):
             for item in items:
@@ -114,8 +114,8 @@ class Problem:
     def floor(self) -> Bytes:
         """A budget (bytes) below which no schedule exists.
 
-        It is the largest need of a single node: the items that the node reads and makes, the items
-        that are pinned or user-held while it runs, and `fixed`.
+        It is the largest need of a single node: the storages that the node reads and makes, its
+        workspace, the storages that are pinned or user-held while it runs, and `fixed`.
         """
         held = self.held_bytes
         need = 0
@@ -128,7 +128,7 @@ class Problem:
 
     @cached_property
     def held_bytes(self) -> tuple[Bytes, ...]:
-        """Bytes of the items that are pinned or user-held while each node first runs."""
+        """Bytes of the storages that are pinned or user-held while each node first runs."""
         change = [0] * (len(self) + 1)
         for hold in self.holds:
             change[hold.first + 1] += self.nbytes[hold.item]
@@ -144,7 +144,7 @@ class Problem:
 
     @cached_property
     def holds_of(self) -> dict[int, list[Hold]]:
-        """For each pinned or user-held item, the intervals in which it is pinned or user-held."""
+        """For each pinned or user-held storage, the intervals in which it cannot be evicted."""
         found: dict[int, list[Hold]] = {}
         for hold in self.holds:
             found.setdefault(hold.item, []).append(hold)
@@ -218,8 +218,8 @@ class _Distiller:
     def _repeatable(self) -> tuple[bool, ...]:
         """Return for each node whether the node can run again.
 
-        A node can run again if its operator can. The exception is a node that reads an item that is
-        later overwritten in place, if the node that makes this item cannot run again.
+        A node can run again if its operator can. The exception is a node that reads a storage that
+        is later overwritten in place, if the node that makes this storage cannot run again.
         """
         overwritten = {item for items in self.overwrites for item in items}
         lost: set[int] = set()
@@ -231,7 +231,7 @@ class _Distiller:
         return tuple(found)
 
     def _call(self, op_id: OpId, held: bool) -> None:
-        """Add the node of an operator and its items, unless the operator only makes parameters."""
+        """Add the node of an operator and its storages, unless it only makes parameters."""
         op = self.trace.ops[op_id]
         storages = {self.trace.values[value] for value in op.outputs}
         if not storages or not storages <= self.constants:
@@ -279,7 +279,7 @@ class _Distiller:
         self.replayable.append(replayable)
 
     def _item(self, storage: StorageId | None, nbytes: Bytes) -> int:
-        """Add an item that the next node makes, and return its number."""
+        """Add a storage or workspace that the next node makes, and return its number."""
         made = len(self.storage)
         if storage is not None:
             self.item[storage] = made

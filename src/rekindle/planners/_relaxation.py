@@ -99,7 +99,7 @@ class Relaxation:
     A cut is a node (operator) at whose first run memory is constrained.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         cuts: The nodes whose first computations are cuts.
         budget: The budget (bytes).
         tight: Pairs (node, moment). For each pair a row constrains memory while `node` is
@@ -178,7 +178,7 @@ class Relaxation:
         return values
 
     def lean(self, price: float) -> None:
-        """Add a price to the objective for keeping items that are read only long after a cut.
+        """Add a price to the objective for keeping storages that are read only long after a cut.
 
         With this price the optimum is no longer a lower bound.
 
@@ -299,7 +299,7 @@ class Relaxation:
     def _lengths(
         self, columns: Sequence[Mapping[int, int]], tick: float, first: int = 0
     ) -> list[tuple[int, float]]:
-        """Return (column, time of a copy) for the items that node `first` or a later node makes."""
+        """Return (column, time of a copy) for the storages made by node `first` or later."""
         problem = self.problem
         return [
             (column, problem.nbytes[item] * tick)
@@ -309,12 +309,12 @@ class Relaxation:
         ]
 
     def _fetched(self, k: int) -> dict[int, int]:
-        """Add F[k,i] for each item that is needed before interval k ends.
+        """Add F[k,i] for each storage that is needed before interval k ends.
 
-        F[k,i] must be 1 if only a swap-in makes item i available.
+        F[k,i] must be 1 if only a swap-in makes storage i available.
 
         Returns:
-            For each item the column of F.
+            For each storage the column of F.
         """
         needed = set(self._needed(k))
         if k + 1 < len(self.cuts):
@@ -329,7 +329,7 @@ class Relaxation:
         return found
 
     def _memory(self, k: int, budget: Bytes) -> None:
-        """Add the constraint (memory) of cut k: resident items fit the budget."""
+        """Add the row (memory) of cut k: the resident storages fit into the budget."""
         problem, cut = self.problem, self.cuts[k]
         room = budget - problem.fixed - sum(problem.nbytes[item] for item in problem.makes[cut])
         room += sum(problem.nbytes[item] for item in problem.overwrites[cut])
@@ -356,27 +356,27 @@ class Relaxation:
         return columns
 
     def _recomputation(self, k: int) -> None:
-        """Add the constraints (again) of interval k: recomputed nodes need their inputs."""
+        """Add the rows (again) of interval k: recomputed operators need their inputs."""
         for node, column in self._again[k].items():
             for item in self.problem.reads[node]:
                 there = self._available(k, item)
                 self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
 
     def _needed(self, k: int) -> list[int]:
-        """Return the items made before cut k that first computations of interval k read."""
+        """Return the storages from before cut k that first runs of operators in interval k read."""
         cut = self.cuts[k]
         end = self.cuts[k + 1] if k + 1 < len(self.cuts) else len(self.problem)
         reads = {item for node in range(cut + 1, end) for item in self.problem.reads[node]}
         return sorted(item for item in reads if self.problem.maker[item] < cut)
 
     def _first_computations(self, k: int) -> None:
-        """Add the constraints (first) of interval k: first runs of nodes need their inputs."""
+        """Add the rows (first) of interval k: operators that first run there need their inputs."""
         for item in self._needed(k):
             there = self._available(k, item)
             self.model.row(there, [1.0] * len(there), lower=1.0)
 
     def _carry(self, k: int) -> None:
-        """Add the constraints (carry): items at cut k were resident or made in interval k-1."""
+        """Add the rows (carry): storages resident at cut k were so before or made in between."""
         for item, column in self._resident[k].items():
             if self.problem.maker[item] < self.cuts[k - 1]:
                 there = self._available(k - 1, item)
@@ -407,8 +407,8 @@ class Relaxation:
     def _keep(self, k: int, item: int) -> int:
         """Return a column that must be 1 if `item` is in memory throughout interval k.
 
-        The item is in memory throughout if it is resident at the next cut, and neither recomputed
-        nor swapped in during interval k.
+        The storage is in memory throughout if it is resident at the next cut, and neither
+        recomputed nor swapped in during interval k.
         """
         if (k, item) not in self._kept:
             column = self._kept[k, item] = self.model.column()
@@ -423,7 +423,7 @@ class Relaxation:
 
 
 def _last_use(problem: Problem) -> list[int]:
-    """Return for each item the last node that needs it, directly or through recomputations."""
+    """Return for each storage the last node that needs it, directly or through recomputations."""
     last = [-1] * len(problem.nbytes)
     for node in range(len(problem) - 1, -1, -1):
         reach = max([node, *(last[item] for item in problem.makes[node])])

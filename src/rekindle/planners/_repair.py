@@ -45,7 +45,7 @@ class Repairer:
         self.left = fitter.left
 
     def lean(self, cuts: list[int], price: float, margin: float) -> Timeline | None:
-        """Make a plan from the relaxation with a price on items that are read late.
+        """Make a plan from the relaxation with a price on storages that are read late.
 
         Args:
             cuts: The cuts: nodes at whose first run memory is constrained.
@@ -64,7 +64,7 @@ class Repairer:
         return self._repair(relaxation, solution.values, budget, price)
 
     def neighbour(self, best: Timeline, rng: random.Random, share: float) -> Timeline | None:
-        """Search for a plan that differs from `best` in about the fraction `share` of the items.
+        """Search for a plan that differs from `best` in about the fraction `share` of the storages.
 
         Returns:
             A plan that costs less than `best`, or None.

@@ -40,7 +40,7 @@ class Copy:
 @final
 @dataclass(frozen=True)
 class Timeline:
-    """A sequence, the lives of its items, and the memory (bytes) while each step runs."""
+    """A sequence, the lives of its storages, and the memory (bytes) while each step runs."""
 
     problem: Problem
     steps: tuple[int, ...]
@@ -74,15 +74,15 @@ def inputs_of(problem: Problem, step: int) -> tuple[int, ...]:
 
 
 def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
-    """Find when each item is in memory during a sequence, and the memory at each step.
+    """Find when each storage is in memory during a sequence, and the memory at each step.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         steps: The sequence: nodes in the order in which they run.
 
     Raises:
-        ValueError: A step reads an item that is not resident, or swaps in an item without a copy on
-            the host.
+        ValueError: A step reads a storage that is not resident, or swaps in a storage without a
+            copy on the host.
     """
     made: dict[int, int] = {}  # item -> the step at which the item's current period in memory began
     needed: dict[int, int] = {}  # item -> the last step so far that reads the item in this period
@@ -169,7 +169,7 @@ def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
 def settle(line: Timeline) -> Timeline:
     """Move the nodes at which the program itself reads a value to the earliest possible step.
 
-    That is the earliest step at which their items are in memory. The verifier allows such early
+    That is the earliest step at which their storages are in memory. The verifier allows such early
     reads. The step matters if a variable of the program holds the value from then on.
     """
     problem, moved = line.problem, False

@@ -97,7 +97,7 @@ def _measure(
 
 
 def _peak(problem: Problem, nodes: Sequence[int], stay: set[int]) -> int:
-    """Return the most bytes in use if only `nodes` run; items in `stay` are never freed."""
+    """Return the most bytes in use if only `nodes` run; storages in `stay` are never freed."""
     last: dict[int, int] = {}
     for node in nodes:
         for item in (*problem.makes[node], *problem.reads[node]):

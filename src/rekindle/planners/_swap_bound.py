@@ -24,7 +24,7 @@ def swap_bound(
     """Return a lower bound (ns) for the time at which any run within a budget ends.
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
+        problem: The operators and storages to plan, made from a trace.
         budget: The budget (bytes).
         bandwidth: The bandwidth to the host and back.
         cuts: The number of cuts, moments at which memory is constrained: the peak of the run

@@ -32,9 +32,9 @@ from rekindle.planners.given import steps_of
 from rekindle.schedule import Schedule
 
 # Shares of the time limit for the three parts of the search.
-_ALONE: Final = 0.15  # share for the search for a plan that only recomputes
-_WIDER: Final = 0.03  # share for each plan for more memory than the budget
-_BOUND: Final = 0.15  # share for the computation of the lower bound
+_ALONE: Final = 0.15  # share of the time limit for the search for a plan that only recomputes
+_WIDER: Final = 0.03  # share of the time limit for each plan for more memory than the budget
+_BOUND: Final = 0.15  # share of the time limit for the computation of the lower bound
 
 # shares of the missing memory to swap that the search tries first
 _PARTS: Final = (1.0, 0.5, 0.25, 0.125)

@@ -26,9 +26,9 @@ def timed_schedule(
 ) -> tuple[Schedule, Nanoseconds]:
     """Convert a sequence with swap-ins to a schedule, and compute when the schedule ends.
 
-    An item that is swapped in later is copied to the host as soon as the direction to the host is
+    A storage that is swapped in later is copied to the host as soon as the direction to the host is
     idle. The swap-in starts once the direction from the host is idle and `budget` has room for the
-    item at every step until the item is read.
+    storage at every step until the storage is read.
 
     Args:
         line: The sequence of nodes, as a timeline.
@@ -84,7 +84,7 @@ class _Writer:
         return Schedule(tuple(self.actions), made_by)
 
     def _frees(self) -> list[list[int]]:
-        """Return for each step the items to free after the step, without overwritten items."""
+        """Return for each step the storages to free after the step, except overwritten storages."""
         problem, steps = self.line.problem, self.line.steps
         frees: list[list[int]] = [[] for _ in steps]
         for copy in self.line.copies:

@@ -163,12 +163,12 @@ def _above(stays: Floats, threshold: float) -> Callable[[int, int], bool]:
 
 
 def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
-    """Compute the fewest recomputations if the items that stay are given (phase two of section 5).
+    """Compute the fewest recomputations if the kept storages are given (phase two, section 5).
 
     Args:
-        problem: The nodes and items to plan, made from a trace.
-        kept: A function of (stage, item) that returns True if the item stays in memory from the
-            previous stage to this stage.
+        problem: The operators and storages to plan, made from a trace.
+        kept: A function of (stage, storage) that returns True if the storage stays in memory from
+            the previous stage to this stage.
 
     Returns:
         The nodes in the order in which they run.
@@ -244,7 +244,7 @@ class Stages:
         return found
 
     def _reads(self) -> None:
-        """Add the constraints (1b) and (1c): nodes read, and stages keep, only existing items."""
+        """Add the rows (1b) and (1c): nodes read, and stages keep, only existing storages."""
         for (t, n), column in self.run.items():
             for i in self.problem.reads[n]:
                 there = [self.run[t, self.problem.maker[i]]]

@@ -133,7 +133,7 @@ class Cuts:
         return search.conclude(detail=detail)
 
     def _mix(self, search: Search) -> Plan:
-        """Search for the best plan that recomputes some items and swaps others."""
+        """Search for the best plan that recomputes some storages and swaps others."""
         problem = search.problem
 
         def alone(budget: Bytes, seconds: float) -> tuple[int, ...] | None:

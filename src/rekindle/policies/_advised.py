@@ -74,13 +74,13 @@ class AdvisedChooser(Chooser):
         return self.spare - sum(each.nbytes for each in set(needed) & self._ready.keys())
 
     def _make_ready(self, storage: Candidate) -> None:
-        """Record that the marked `storage` became a candidate for eviction."""
+        """Record that `storage`, which is marked, became a candidate for eviction."""
         if storage not in self._ready:
             self._ready[storage] = None
             self.spare += storage.nbytes
 
     def _unready(self, storage: Candidate) -> None:
-        """Record that `storage` lost its mark, or is no candidate any more."""
+        """Record that `storage` lost its mark, or may not be evicted any more."""
         if storage in self._ready:
             del self._ready[storage]
             self.spare -= storage.nbytes

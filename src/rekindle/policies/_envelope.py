@@ -60,7 +60,7 @@ class Envelope:
         self._cost = longer(get("_cost"), np.full(slots, 1.0))
         self._last = longer(get("_last"), np.full(slots, -1.0))
         self._order = longer(get("_order"), np.full(slots, -1.0))
-        # Slot of the top line of each row.
+        # For each row, the slot of its top line (the one with the greatest benefit).
         self._top = longer(get("_top"), np.arange(0, slots, WIDTH))
         # Time until which each row's top is certainly the greatest line of the row.
         self._until = longer(get("_until"), np.full(rows, np.inf))

@@ -155,7 +155,9 @@ class Exact(Neighborhood):
         # For each storage, how far its cost may have fallen because evicted descendants left the
         # graph.
         self._lost: dict[Candidate, float] = {}
-        self._expected: dict[Candidate, None] = {}  # outputs of the running call (`Rules.quirks`)
+        self._expected: dict[
+            Candidate, None
+        ] = {}  # outputs of the running operator (`Rules.quirks`)
         # Storages whose neighborhood contains the outputs in `_expected`.
         self._noticed: dict[Candidate, None] = {}
         self._asked = 0  # number of costs computed so far
@@ -414,7 +416,7 @@ class Classes(Neighborhood):
             self._below.pop(representative, None)
 
     def _adjacent(self, storage: Candidate) -> list[_Class]:
-        """Return the distinct classes that contain parents or children of `storage`."""
+        """Return the union-find classes that contain parents or children of `storage`."""
         found: dict[_Class, None] = {}
         for neighbor in (*storage.parents(), *storage.children()):
             if neighbor in self._node:

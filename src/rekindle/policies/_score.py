@@ -24,10 +24,10 @@ Score = tuple[int, bool, bool, bool]
 
 
 def score_of(policy: Policy) -> Score | None:
-    """Describe `policy` for the native core.
+    """Describe the score of `policy` for the native core, which computes scores in C++.
 
     Returns:
-        Its score, or None if the native core does not implement the policy.
+        The description, or None if the native core does not implement the policy.
     """
     if type(policy) not in _KNOWN:  # a subclass may choose differently from its base class
         return None

@@ -163,7 +163,7 @@ def play(
     watch: int = 0,
     journal: int = 0,
 ) -> Played | None:
-    """Run the native engine.
+    """Replay a trace on the native engine.
 
     Args:
         module: The native engine.

@@ -37,7 +37,7 @@ class Case:
     ratio: float | None = None  #: budget as a share of the peak without evictions
     budget: Bytes | None = None  #: budget in bytes, instead of `ratio`; both None: no limit
     dead: Literal["evict", "ignore", "banish"] = "evict"  #: treatment of unreferenced storages
-    quirks: bool = False  #: decide as the DTR authors' simulator does
+    quirks: bool = False  #: make the same decisions as the simulator of the DTR paper's authors
     limit: float | None = 2.0  #: a run longer than this multiple of the program's time thrashes
     count: bool = False  #: count the scores that the policy computes
     swap: Swap | None = None

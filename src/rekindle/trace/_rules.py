@@ -62,7 +62,7 @@ def _inputs_are_made_before(trace: Trace) -> Iterator[str]:
 
 
 def _views_follow_their_root(trace: Trace) -> Iterator[str]:
-    """Yield a message for each view whose operator reads no value of the same storage."""
+    """Yield a message for each view whose operator does not read its storage."""
     for op_id, op in enumerate(trace.ops):
         for value in op.outputs:
             if trace.is_root(value):
@@ -76,7 +76,7 @@ def _views_follow_their_root(trace: Trace) -> Iterator[str]:
 
 
 def _overwrites_pair_output_and_input(trace: Trace) -> Iterator[str]:
-    """Yield a message for each overwrite that does not pair an output and an input of one size."""
+    """Yield a message for each in-place write with a wrong output, input or size."""
     for op_id, op in enumerate(trace.ops):
         for output, source in op.overwrites:
             if output not in op.outputs or source not in op.inputs:

@@ -74,7 +74,7 @@ class CachingAllocator(ABC):
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block. The allocator caches its memory and does not return it to the device."""
+        """Free a block. The allocator keeps the memory and does not return it to the device."""
         self.allocated -= block.nbytes
         block.used = False
         block.pool.put(block)
@@ -112,7 +112,7 @@ class CachingAllocator(ABC):
             yield cheapest_window(first.onward(), nbytes, loss)
 
     def segments(self) -> Iterator[Block]:
-        """Yield the first block of each segment."""
+        """Yield the first block of each segment (memory that the allocator reserved at once)."""
         for pool in (self.large, self.small):
             yield from pool.segments
 

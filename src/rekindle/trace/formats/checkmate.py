@@ -4,8 +4,8 @@
         {"id": 0, "name": "conv", "cost": 12.5, "mem": 4096, "deps": [], "is_backward": false},
         ...]}
 
-One node is one operator with one output. `cost` is in microseconds (a fraction is kept to the
-nanosecond), `mem` is the size of the output in bytes, and `deps` lists the ids of the nodes whose
+One node is one operator with one output. `cost` is in microseconds; a fraction is kept to the
+nanosecond. `mem` is the size of the output in bytes. `deps` lists the ids of the nodes whose
 outputs the node reads. The nodes come in the order in which the program runs them. Parameters and
 batches are not nodes, so their memory is not in the graph.
 
