@@ -584,6 +584,7 @@ bool Operation::written_over(bool recording, Bytes results) {
             replaced.push_back(position);
             continue;
         }
+        record->clear_flags();
         record->version.expected = -1;
         note_written(*record, *record);
         if (facts_.resizes) {
@@ -592,6 +593,9 @@ bool Operation::written_over(bool recording, Bytes results) {
     }
     if (replaced.empty()) {
         return false;
+    }
+    for (const std::uint32_t position : replaced) {
+        recording = recording && note_written_bytes(position);
     }
     Recipe& call = driver_.new_call(&facts_, parsed_.signature->cost, recording);
     const Ref<Call> kept(&call);
@@ -605,6 +609,10 @@ bool Operation::written_over(bool recording, Bytes results) {
         StorageRecord& after = driver_.record_inplace_write(call, before);
         note_written(before, after);
         after.flags = facts_.content & (UNWRITTEN | ZEROED);
+        if (recording && (before.flags & UNWRITTEN) != 0) {
+            after.flags |= UNWRITTEN;
+            after.special.take_unwritten(before.special);
+        }
         after.maker = &facts_;
         pairs.push_back({&after.root, &before.root});
     }

@@ -118,6 +118,9 @@ private:
     void know_inputs();
     void register_tensor();
     void resolve_content_flags(std::uint32_t position);
+    bool reads_unwritten(std::uint32_t position);
+    bool copies_within(UnwrittenBytes& unwritten);
+    bool note_written_bytes(std::uint32_t position);
     void keep_indices();
     void save_what_is_overwritten();
     void need(Need need);

@@ -79,21 +79,76 @@ bool Operation::is_written(std::uint32_t position) const noexcept {
     return std::ranges::binary_search(parsed_.written, position);
 }
 
-// Handle the input at `position` if it was made by `empty` or `zeros` and no operator has written
-// it: other code may have written it unseen, so recomputing it could give other contents (R4,
+// Handle the input at `position` if operators have not written all of it since `empty` or `zeros`
+// made it: other code may have written it unseen, so recomputing it could give other contents (R4,
 // sources).
 void Operation::resolve_content_flags(std::uint32_t position) {
     StorageRecord& record = *input(position);
-    const c10::TensorImpl& tensor = *parsed_.tensors[position];
-    const bool written = is_written(position);
-    const bool reads = !written || !facts_.has(Traits::OVERWRITING);
-    const bool covers = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
-                        tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.size;
-    const bool unknown = (record.flags & UNWRITTEN) != 0 && (reads || !covers);
-    if (unknown || ((record.flags & ZEROED) != 0 && !written)) {
+    const bool reads_zeros = (record.flags & ZEROED) != 0 && !is_written(position);
+    if (reads_zeros || reads_unwritten(position)) {
         driver_.seal(record);
+        record.clear_flags();
+    } else {
+        record.flags &= UNWRITTEN;
     }
-    record.flags = 0;
+}
+
+// Return true if the operator reads bytes of the argument at `position` that no operator has
+// written since `empty` made the storage.
+bool Operation::reads_unwritten(std::uint32_t position) {
+    StorageRecord& record = *input(position);
+    const bool overwrites = is_written(position) && facts_.has(Traits::OVERWRITING);
+    if ((record.flags & UNWRITTEN) == 0 || overwrites) {
+        return false;
+    }
+    const c10::TensorImpl& tensor = *parsed_.tensors[position];
+    UnwrittenBytes* unwritten = record.special.unwritten();
+    return unwritten == nullptr || !is_plain(tensor) ||
+           (unwritten->overlaps(ByteRegion::of(tensor)) && !copies_within(*unwritten));
+}
+
+// Return true if the operator copies a part of a storage to another part of it, so that
+// `UnwrittenBytes::copy` describes the result.
+bool Operation::copies_within(UnwrittenBytes& unwritten) {
+    if (!facts_.copies || inputs_.size() != 2 || inputs_[0].get() != inputs_[1].get()) {
+        return false;
+    }
+    const c10::TensorImpl& target = *parsed_.tensors[0];
+    const c10::TensorImpl& source = *parsed_.tensors[1];
+    return target.sizes() == source.sizes() && target.strides() == source.strides() &&
+           target.dtype() == source.dtype() && is_plain(target) && is_plain(source) &&
+           unwritten.can_copy(ByteRegion::of(target), ByteRegion::of(source));
+}
+
+// Note which bytes of the argument at `position` the operator has written, if `empty` made the
+// storage. Return false if the unwritten rest cannot be described; then the value must not be
+// recomputed.
+bool Operation::note_written_bytes(std::uint32_t position) {
+    StorageRecord& record = *input(position);
+    if ((record.flags & UNWRITTEN) == 0 || !facts_.has(Traits::OVERWRITING)) {
+        return true;
+    }
+    const c10::TensorImpl& tensor = *parsed_.tensors[position];
+    const bool whole = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+                       tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.size;
+    if (whole) {
+        record.clear_flags();
+        return true;
+    }
+    if (!is_plain(tensor)) {
+        return true;
+    }
+    UnwrittenBytes* known = record.special.unwritten();
+    UnwrittenBytes& unwritten =
+        known != nullptr ? *known : record.special.make_unwritten(record.size);
+    const ByteRegion target = ByteRegion::of(tensor);
+    const bool possible = copies_within(unwritten)
+                              ? unwritten.copy(target, ByteRegion::of(*parsed_.tensors[1]))
+                              : unwritten.write(target);
+    if (unwritten.none()) {
+        record.clear_flags();
+    }
+    return possible;
 }
 
 // Pin those inputs, such as masks and indices, that decide the shape of a result: they are never

@@ -78,7 +78,7 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     }
     if ((record->flags & (UNWRITTEN | ZEROED)) != 0) {
         driver.seal(*record);
-        record->flags = 0;
+        record->clear_flags();
     }
     driver.retain(*record, storage_of(tensor));
     hold(static_cast<Storage&>(*record));

@@ -21,6 +21,7 @@
 #include "../ops/facts.h"
 #include "../torch/fingerprint.h"
 #include "../torch/storage_ptr.h"
+#include "unwritten_bytes.h"
 
 namespace rekindle {
 
@@ -59,6 +60,11 @@ public:
         return parts_ && parts_->gathered ? &*parts_->gathered : nullptr;
     }
 
+    // Return which bytes of the storage are unwritten. Null if all of them are, or none.
+    UnwrittenBytes* unwritten() const noexcept {
+        return parts_ && parts_->unwritten ? &*parts_->unwritten : nullptr;
+    }
+
     bool is_external() const noexcept { return external() != nullptr; }
 
     bool is_gathered() const noexcept { return gathered() != nullptr; }
@@ -66,6 +72,22 @@ public:
     void make_external() { parts().external.emplace(); }
 
     void make_gathered(Gathered state) { parts().gathered = std::move(state); }
+
+    UnwrittenBytes& make_unwritten(Bytes nbytes) { return parts().unwritten.emplace(nbytes); }
+
+    void drop_unwritten() noexcept {
+        if (parts_) {
+            parts_->unwritten.reset();
+        }
+    }
+
+    // Take over the unwritten bytes of `other`, because an operator has written its memory in
+    // place.
+    void take_unwritten(SpecialMemory& other) {
+        if (other.unwritten() != nullptr) {
+            parts().unwritten = std::exchange(other.parts_->unwritten, std::nullopt);
+        }
+    }
 
     void drop_gathered() noexcept {
         if (parts_) {
@@ -85,6 +107,7 @@ private:
     struct Parts final {
         std::optional<ExternalMemory> external;
         std::optional<Gathered> gathered;
+        std::optional<UnwrittenBytes> unwritten;
     };
 
     Parts& parts() {
@@ -146,6 +169,12 @@ struct StorageRecord final : Storage {
     // Code may read the memory of this value without calling an operator or holding a reference.
     bool read_unseen : 1 = false;
     SpecialMemory special;
+
+    // Forget what is known of the contents: they were written, or the value has lost its recipe.
+    void clear_flags() noexcept {
+        flags = 0;
+        special.drop_unwritten();
+    }
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
 

@@ -165,6 +165,7 @@ Facts& learn(const c10::OperatorHandle& op) {
     // example `silu_backward`). So the operator is not composed of others.
     facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+    facts.copies = facts.name == "aten::copy_";
     facts.moves = facts.name.starts_with("aten::set_");
     facts.resizes = facts.moves || facts.name.starts_with("aten::resize");
     read_arguments(facts, schema);

@@ -19,8 +19,9 @@
 namespace rekindle {
 
 // Flags for the contents of a storage. An operator that reads the storage must check them.
-inline constexpr std::uint8_t UNWRITTEN = 2;  // Made by `torch.empty`, and not written since.
-inline constexpr std::uint8_t ZEROED = 4;     // Made by `torch.zeros`, and not written since.
+// Made by `torch.empty`; operators have not written all of it since (memory/unwritten_bytes.h).
+inline constexpr std::uint8_t UNWRITTEN = 2;
+inline constexpr std::uint8_t ZEROED = 4;  // Made by `torch.zeros`, and not written since.
 
 // Python's table entries for one operator. `statistics` are the positions of three arguments, -1 if
 // there is none. The first two are the running mean and variance, which the operator writes
@@ -92,6 +93,8 @@ struct Facts final {
     // or 0 for any other contents.
     std::uint8_t content = 0;
     bool view = false;  // The operator only returns views: it allocates and computes nothing.
+    // The operator is `copy_`: it writes element by element what it reads, into its first argument.
+    bool copies = false;
     // The operator only calls other operators. The runtime's fallback kernel gets each of these
     // calls.
     bool composed = false;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "../memory/neighbors.h"
 #include "../memory/program.h"
 #include "../memory/swapper.h"
+#include "../memory/unwritten_bytes.h"
 #include "../ops/signature.h"
 #include "../ops/workspaces.h"
 #include "../steps/learner.h"
@@ -250,6 +252,38 @@ PyObject* places_in(PyObject* arguments) {
         must(PyList_Append(list.get(), number.get()) == 0);
     }
     return list.give();
+}
+
+PyObject* unwritten_bytes(PyObject* arguments) {
+    long long nbytes = 0;
+    PyObject* list = nullptr;
+    parse(arguments, "LO", &nbytes, &list);
+    UnwrittenBytes unwritten(nbytes);
+    const Object each(PySequence_Fast(list, "writes: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        PyObject* written = nullptr;
+        PyObject* copied = nullptr;
+        parse(PySequence_Fast_GET_ITEM(each.get(), i), "OO", &written, &copied);
+        const ByteRegion target = ByteRegion::of(tensor_of(written));
+        if (copied == Py_None) {
+            if (!unwritten.write(target)) {
+                return nothing();
+            }
+            continue;
+        }
+        const ByteRegion source = ByteRegion::of(tensor_of(copied));
+        TORCH_CHECK(unwritten.can_copy(target, source), "no box describes the copied bytes");
+        if (!unwritten.copy(target, source)) {
+            return nothing();
+        }
+    }
+    std::string found;
+    for (Bytes offset = 0; offset < nbytes; ++offset) {
+        ByteRegion byte;
+        byte.offset = offset;
+        found.push_back(unwritten.overlaps(byte) ? '\1' : '\0');
+    }
+    return PyBytes_FromStringAndSize(found.data(), static_cast<Py_ssize_t>(found.size()));
 }
 
 PyObject* tally(PyObject* arguments) {

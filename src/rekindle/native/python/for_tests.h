@@ -103,5 +103,11 @@ PyObject* tallied(PyObject* arguments);
 //
 // Return the index in `shape` of each operator of `step`; see `places` in steps/sequence_matcher.h.
 PyObject* places_in(PyObject* arguments);
+// unwritten_bytes(nbytes, writes) -> bytes | None
+//
+// Return a byte of 1 for each unwritten byte of a storage made by `empty`, else 0. None: too many
+// boxes were left. `writes`: tuples of the tensor that an operator wrote, and the tensor in the
+// same storage that it copied, or None.
+PyObject* unwritten_bytes(PyObject* arguments);
 
 }  // namespace rekindle

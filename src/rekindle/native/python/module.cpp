@@ -683,6 +683,7 @@ PyMethodDef methods[] = {
     method<rekindle::tally>("tally"),
     method<rekindle::tallied>("tallied"),
     method<rekindle::places_in>("places_in"),
+    method<rekindle::unwritten_bytes>("unwritten_bytes"),
     method<rekindle::set_flag<&Driver::uses_arena>>("uses_arena"),
     method<arena>("arena"),
     method<count_allocations>("count_allocations"),
