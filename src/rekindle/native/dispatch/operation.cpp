@@ -524,7 +524,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     Recipe& call = driver_.new_call(&facts_, cost, recording_);
     const Ref<Call> kept(&call);
     if (recording_) {
-        link(call, !parsed_.written.empty());
+        link(call, !parsed_.written.empty(), false);
     }
     for (const Made& each : made) {
         StorageRecord& record = driver_.new_storage(call, driver_.counted(*each.storage_impl));
@@ -573,13 +573,19 @@ bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<StorageRecord*, 2> changed;
     // Positions of the arguments that the operator wrote, ascending.
     for (const std::uint32_t position : parsed_.written) {
-        StorageRecord* record = input(position);
-        if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
+        if (!inputs_[position]) {
+            continue;
+        }
+        StorageRecord* record = &current(*input(position));
+        if (std::ranges::find(changed, record) != changed.end()) {
             continue;
         }
         changed.push_back(record);
         const bool fixed = std::ranges::find(fixed_, record) != fixed_.end();
-        recording = recording && record->replayable;
+        // Another thread may have written the same memory while the operator ran. The order of both
+        // writes is unknown, so they cannot be repeated.
+        recording = recording && record->replayable && record == input(position);
+        inputs_[position] = Ref<Storage>(record);
         if (record->replayable || fixed) {
             replaced.push_back(position);
             continue;
@@ -594,13 +600,14 @@ bool Operation::written_over(bool recording, Bytes results) {
     if (replaced.empty()) {
         return false;
     }
+    const bool first_is_last = recording && is_first_write();
     for (const std::uint32_t position : replaced) {
         recording = recording && note_written_bytes(position);
     }
     Recipe& call = driver_.new_call(&facts_, parsed_.signature->cost, recording);
     const Ref<Call> kept(&call);
     if (recording) {
-        link(call, false);
+        link(call, false, first_is_last);
         call.aside->written.assign(replaced.begin(), replaced.end());
     }
     c10::SmallVector<Overwrite, 2> pairs;
@@ -627,8 +634,9 @@ bool Operation::written_over(bool recording, Bytes results) {
 }
 
 // Fill in the recipe `call`, and note the versions of its inputs. statistics: the written tensors
-// are running statistics, which a recomputation does not update (R6, hidden writes).
-void Operation::link(Recipe& call, bool statistics) {
+// are running statistics, which a recomputation does not update (R6, hidden writes). first_is_last:
+// a recomputation restores the first argument after the others.
+void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     call.signature = parsed_.signature;
     call.grad_mode = c10::GradMode::is_enabled();
     if (!random_.empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty()) {
@@ -636,6 +644,7 @@ void Operation::link(Recipe& call, bool statistics) {
         call.aside->random = std::move(random_);
         call.aside->unkeyed_args.assign(parsed_.unkeyed_args.begin(), parsed_.unkeyed_args.end());
         call.aside->statistics = statistics;
+        call.aside->first_is_last = first_is_last;
         if (statistics) {
             call.aside->written.assign(parsed_.written.begin(), parsed_.written.end());
         }
@@ -651,6 +660,9 @@ void Operation::link(Recipe& call, bool statistics) {
         if (record.version.expected < 0) {
             record.version.look();
         }
+    }
+    if (first_is_last) {
+        std::ranges::rotate(values, values.begin() + 1);
     }
     driver_.engine.graph.reads(call, {values.data(), values.size()});
 }

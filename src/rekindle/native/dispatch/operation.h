@@ -120,6 +120,7 @@ private:
     void resolve_content_flags(std::uint32_t position);
     bool reads_unwritten(std::uint32_t position);
     bool copies_within(UnwrittenBytes& unwritten);
+    bool is_first_write();
     bool note_written_bytes(std::uint32_t position);
     void keep_indices();
     void save_what_is_overwritten();
@@ -155,7 +156,7 @@ private:
     void register_made(std::span<const Made> made, Nanoseconds cost);
     Bytes stand_ins();
     bool written_over(bool recording, Bytes results);
-    void link(Recipe& call, bool statistics);
+    void link(Recipe& call, bool statistics, bool first_is_last);
     bool is_written(std::uint32_t position) const noexcept;
 
     StorageRecord* input(std::size_t position) noexcept {

@@ -120,9 +120,16 @@ bool Operation::copies_within(UnwrittenBytes& unwritten) {
            unwritten.can_copy(ByteRegion::of(target), ByteRegion::of(source));
 }
 
+// Return true if the operator overwrites its first argument, which `empty` made and of which no
+// operator has written a part.
+bool Operation::is_first_write() {
+    return facts_.has(Traits::OVERWRITING) && inputs_[0] && (input(0)->flags & UNWRITTEN) != 0 &&
+           input(0)->special.unwritten() == nullptr;
+}
+
 // Note which bytes of the argument at `position` the operator has written, if `empty` made the
-// storage. Return false if the unwritten rest cannot be described; then the value must not be
-// recomputed.
+// storage. Return false if the value must not be recomputed: the unwritten rest cannot be
+// described, or other code may have written it.
 bool Operation::note_written_bytes(std::uint32_t position) {
     StorageRecord& record = *input(position);
     if ((record.flags & UNWRITTEN) == 0 || !facts_.has(Traits::OVERWRITING)) {
@@ -135,8 +142,9 @@ bool Operation::note_written_bytes(std::uint32_t position) {
         record.clear_flags();
         return true;
     }
-    if (!is_plain(tensor)) {
-        return true;
+    // Code that has the address may write the memory again, before operators have written the rest.
+    if (!is_plain(tensor) || record.read_unseen) {
+        return false;
     }
     UnwrittenBytes* known = record.special.unwritten();
     UnwrittenBytes& unwritten =

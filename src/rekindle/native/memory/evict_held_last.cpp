@@ -221,7 +221,14 @@ void Driver::pin_exposed_address(c10::StorageImpl& storage_impl) {
     bring_back(storage_impl);
     const AddressEntry* found = find_by_address(storage_impl);
     if (found != nullptr && found->record != nullptr) {
-        pin_while_held(*found->record);
+        StorageRecord& record = *found->record;
+        const Ref<Storage> kept(&record);
+        // Operators have written a part of the memory. Other code may write all of it now.
+        if (record.special.unwritten() != nullptr) {
+            seal(record);
+            record.clear_flags();
+        }
+        pin_while_held(record);
     }
 }
 

@@ -62,12 +62,11 @@ bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noe
 // recomputation leaves out.
 c10::SmallVector<StoragePtr, 4> storages_of(const Recipe& recipe) {
     c10::SmallVector<StoragePtr, 4> storages;
-    const auto inputs = recipe.inputs();
     std::size_t next = 0;
     for (std::uint32_t i = 0; i < recipe.signature->geometries.size(); ++i) {
         const bool dropped = recipe.statistics() && is_in(recipe.written(), i);
         storages.push_back(
-            dropped ? StoragePtr() : input_storage(record_of(*inputs[next++].value->storage))
+            dropped ? StoragePtr() : input_storage(record_of(*recipe.argument(next++).storage))
         );
     }
     return storages;
@@ -79,7 +78,7 @@ c10::SmallVector<StoragePtr, 4> storages_of(const Recipe& recipe) {
 void make_private(const Recipe& recipe, c10::SmallVector<StoragePtr, 4>& storages) {
     for (const std::uint32_t position : recipe.written()) {
         const StoragePtr shared = storages[position];
-        if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
+        if (shared.get() != record_of(*recipe.argument(position).storage).at().get()) {
             continue;  // an earlier position had the same storage, which is replaced already
         }
         const StoragePtr made = copy_of(shared);

@@ -11,6 +11,7 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -26,7 +27,8 @@
 namespace rekindle {
 
 // The recipe of the outputs of one operator call: the operator and its arguments. The inputs of the
-// engine's `Call` are the tensor arguments in order, without those that a recomputation leaves out.
+// engine's `Call` are the tensor arguments in order (but see `first_is_last`), without those that a
+// recomputation leaves out.
 struct Recipe final : Call {
     Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
         : Call(graph, number, price, can_run_again), facts(what) {}
@@ -46,6 +48,9 @@ struct Recipe final : Call {
         // The tensors in `written` are running statistics. A recomputation does not update them, so
         // that each call of the program updates them once (R6, hidden writes).
         bool statistics = false;
+        // The first argument is the last input of the engine's `Call`, so that it is recomputed
+        // last: `empty` made it, and its memory would be idle while the others are recomputed.
+        bool first_is_last = false;
         // Bytes that the operator uses internally while it runs.
         Bytes workspace = 0;
     };
@@ -68,6 +73,14 @@ struct Recipe final : Call {
     }
 
     bool statistics() const noexcept { return aside && aside->statistics; }
+
+    // Return the value of the tensor argument number `index`, not counting those that a
+    // recomputation leaves out.
+    const Value& argument(std::size_t index) const noexcept {
+        const std::span<Edge> edges = inputs();
+        const bool shifted = aside && aside->first_is_last;
+        return *edges[shifted ? (index + edges.size() - 1) % edges.size() : index].value;
+    }
 
     const char* name() const noexcept { return facts == nullptr ? "source" : facts->name.c_str(); }
 };
