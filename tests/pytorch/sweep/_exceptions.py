@@ -76,7 +76,6 @@ NOTHING_TO_RECOMPUTE = {
     "new_empty": _EMPTY,
     "new_empty_strided": _EMPTY,
     "new_zeros": _ZEROS,
-    "nn.functional.pad.circular": _EMPTY,
     "resize_": "what changes the size of memory is kept",
     "resize_as_": "what changes the size of memory is kept",
     "zeros": _ZEROS,
