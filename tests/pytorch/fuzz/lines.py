@@ -113,6 +113,7 @@ PURE = (
     "{new} = F.leaky_relu({x}, 0.1)",
     "{new} = F.glu({x})",
     "{new} = F.pad({x}, (1, 1))",
+    "{new} = F.pad({x}[None], (1, 2), mode='circular')[0]",
     "{new} = F.layer_norm({x}, {x}.shape[-1:])",
     "{new} = F.rms_norm({x}, {x}.shape[-1:])",
     "{new} = F.group_norm({x}, 2)",

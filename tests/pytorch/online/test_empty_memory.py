@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rekindle
+from rekindle import Run
 from tests.pytorch import cores
 from tests.pytorch.bits import differing
 from tests.pytorch.held.placeholders import ADDRESS
@@ -150,6 +151,11 @@ def trained(fill: Fill, layers: int = 20) -> dict[str, Any]:
     return {"x": x.detach(), "gradient": weight.grad}
 
 
+def evict_before_every_operator(run: Run) -> None:
+    core: Any = run._driver.core
+    core.evict_before_every_op(run._driver.handle, True)
+
+
 @fills
 def test_slices_of_empty_memory_are_recomputed(fill: Fill) -> None:
     wanted = trained(fill)
@@ -169,7 +175,7 @@ def test_slices_of_empty_memory_match_if_all_is_evicted(
 ) -> None:
     wanted = trained(fill, layers=2)
     with rekindle.budget("1GiB", evict=evict, learn=False) as run:
-        run._driver.core.evict_before_every_op(run._driver.handle, True)
+        evict_before_every_operator(run)
         assert not differing(trained(fill, layers=2), wanted)
     run._driver.engine.check()
 
@@ -213,7 +219,7 @@ def gradient_of(program: Callable[[], Tensor], evict: Evict | None = None) -> Te
         (program() * weight).exp().sum().backward()
     else:
         with rekindle.budget("1GiB", evict=evict, learn=False) as run:
-            run._driver.core.evict_before_every_op(run._driver.handle, True)
+            evict_before_every_operator(run)
             loss = (program() * weight).exp().sum()
             cores.evict_all(run._driver)
             loss.backward()
@@ -389,7 +395,8 @@ def test_empty_memory_written_in_function_matches_pytorch() -> None:
             return out
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+            (gradient,) = gradients
             return None, torch.cat([gradient[:4] * 2, torch.zeros(4)])
 
     def program() -> Tensor:
