@@ -563,6 +563,20 @@ Bytes Operation::stand_ins() {
     return nbytes;
 }
 
+// Look up the records of the memory that the operator wrote. Return true if another thread has
+// written the same memory while the operator ran. The order of both writes is unknown, so they
+// cannot be repeated.
+bool Operation::look_up_written() {
+    bool raced = false;
+    for (const std::uint32_t position : parsed_.written) {
+        if (inputs_[position] && input(position)->successor) {
+            inputs_[position] = Ref<Storage>(&current(*input(position)));
+            raced = true;
+        }
+    }
+    return raced;
+}
+
 // Register new versions of the values that the operator wrote in place (R3, in-place writes). A
 // source (a value without a recipe) that no recipe reads keeps its record. Saved-tensor handles of
 // an old version then refer to the new one; the version check of each handle decides whether
@@ -571,21 +585,16 @@ Bytes Operation::stand_ins() {
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<StorageRecord*, 2> changed;
+    recording = !look_up_written() && recording;
     // Positions of the arguments that the operator wrote, ascending.
     for (const std::uint32_t position : parsed_.written) {
-        if (!inputs_[position]) {
-            continue;
-        }
-        StorageRecord* record = &current(*input(position));
-        if (std::ranges::find(changed, record) != changed.end()) {
+        StorageRecord* record = input(position);
+        if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
             continue;
         }
         changed.push_back(record);
         const bool fixed = std::ranges::find(fixed_, record) != fixed_.end();
-        // Another thread may have written the same memory while the operator ran. The order of both
-        // writes is unknown, so they cannot be repeated.
-        recording = recording && record->replayable && record == input(position);
-        inputs_[position] = Ref<Storage>(record);
+        recording = recording && record->replayable;
         if (record->replayable || fixed) {
             replaced.push_back(position);
             continue;
@@ -616,9 +625,8 @@ bool Operation::written_over(bool recording, Bytes results) {
         StorageRecord& after = driver_.record_inplace_write(call, before);
         note_written(before, after);
         after.flags = facts_.content & (UNWRITTEN | ZEROED);
-        if (recording && (before.flags & UNWRITTEN) != 0) {
-            after.flags |= UNWRITTEN;
-            after.special.take_unwritten(before.special);
+        if (recording) {
+            after.take_unwritten(before);
         }
         after.maker = &facts_;
         pairs.push_back({&after.root, &before.root});

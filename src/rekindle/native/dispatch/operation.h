@@ -155,6 +155,7 @@ private:
     bool has_moved(const c10::StorageImpl& storage_impl);
     void register_made(std::span<const Made> made, Nanoseconds cost);
     Bytes stand_ins();
+    bool look_up_written();
     bool written_over(bool recording, Bytes results);
     void link(Recipe& call, bool statistics, bool first_is_last);
     bool is_written(std::uint32_t position) const noexcept;

@@ -96,7 +96,7 @@ void Operation::resolve_content_flags(std::uint32_t position) {
 // Return true if the operator reads bytes of the argument at `position` that no operator has
 // written since `empty` made the storage.
 bool Operation::reads_unwritten(std::uint32_t position) {
-    StorageRecord& record = *input(position);
+    const StorageRecord& record = *input(position);
     const bool overwrites = is_written(position) && facts_.has(Traits::OVERWRITING);
     if ((record.flags & UNWRITTEN) == 0 || overwrites) {
         return false;

@@ -77,9 +77,8 @@ struct Recipe final : Call {
     // Return the value of the tensor argument number `index`, not counting those that a
     // recomputation leaves out.
     const Value& argument(std::size_t index) const noexcept {
-        const std::span<Edge> edges = inputs();
         const bool shifted = aside && aside->first_is_last;
-        return *edges[shifted ? (index + edges.size() - 1) % edges.size() : index].value;
+        return *inputs()[shifted ? (index + n_inputs - 1) % n_inputs : index].value;
     }
 
     const char* name() const noexcept { return facts == nullptr ? "source" : facts->name.c_str(); }

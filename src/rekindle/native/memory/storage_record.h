@@ -81,8 +81,8 @@ public:
         }
     }
 
-    // Take over the unwritten bytes of `other`, because an operator has written its memory in
-    // place.
+    // Take over the unwritten bytes of `other`, because the memory of `other` passes to this
+    // storage.
     void take_unwritten(SpecialMemory& other) {
         if (other.unwritten() != nullptr) {
             parts().unwritten = std::exchange(other.parts_->unwritten, std::nullopt);
@@ -174,6 +174,14 @@ struct StorageRecord final : Storage {
     void clear_flags() noexcept {
         flags = 0;
         special.drop_unwritten();
+    }
+
+    // An operator has written the memory of `before` in place, and this record replaces `before`.
+    void take_unwritten(StorageRecord& before) {
+        if ((before.flags & UNWRITTEN) != 0) {
+            flags |= UNWRITTEN;
+            special.take_unwritten(before.special);
+        }
     }
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }

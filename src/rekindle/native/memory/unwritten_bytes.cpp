@@ -147,7 +147,7 @@ std::optional<UnwrittenBytes::Box> UnwrittenBytes::box_of(const ByteRegion& regi
     }
     Box box;
     Bytes rest = region.offset;
-    auto axis = region.axes.begin();
+    const auto* axis = region.axes.begin();
     for (const Bytes step : steps_) {
         std::int64_t count = 1;
         if (axis != region.axes.end() && axis->step == step) {
