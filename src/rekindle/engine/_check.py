@@ -21,6 +21,7 @@ class Checkable(Protocol):
     rules: Rules
     host: HostMemory | None
     discarded: list[Storage]
+    checkpoints: dict[Storage, None]
 
     @property
     def storages(self) -> list[Storage]: ...
@@ -47,6 +48,7 @@ def check(engine: Checkable) -> None:
         assert host.lacks(0) <= 0, "the host's limit is passed"
     else:
         assert not copied, "copies without a host"
+    assert all(each.resident for each in engine.checkpoints), "a checkpoint is not in memory"
     grows = engine.rules.quirks or engine.rules.dead != "evict"
     for storage in storages:
         assert storage.locks == ahead[storage], f"{storage} is still locked"

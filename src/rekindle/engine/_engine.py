@@ -24,8 +24,10 @@ Differences from the authors' prototype and simulator:
 - An operator that writes in place takes over the storage of its input (`Call.overwrites`). When it
   is recomputed, it writes a private copy. It writes the recomputed input itself only if nothing
   else can ask for that input.
-- If all remaining storages are locked, the attempt is undone and repeated with locks taken as late
-  as possible.
+- Inputs are recomputed depth first, as in the paper. If all remaining storages are locked then, the
+  engine undoes the attempt, and recomputes in the order in which the program ran the calls. Along a
+  chain that is longer than the memory, it keeps checkpoints. The last attempt is depth first again,
+  with locks taken as late as possible.
 - A storage that the program can no longer reach is evicted at once. It leaves the graph when no
   recomputation needs it.
 """
@@ -36,8 +38,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine._checkpoints import choose_checkpoints
 from rekindle.engine._exchange import Exchange
-from rekindle.engine._frame import Cyclic, Frame, NoRoom, Thrashed
+from rekindle.engine._frame import Cyclic, Frame, NoRoom, Thrashed, Waiting
 from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._host import HostMemory
 from rekindle.schedule import Action, Compute, SwapIn
@@ -393,15 +396,96 @@ class Engine(Exchange):
             self._link(call)
             for storage in call.made:
                 self._chooser.expected(storage)
-        try:
+        if self.rules.quirks:  # the DTR authors' simulator makes only one attempt
             yield from self._climb(call, wanted, held, eager_locks=True)
-        except NoRoom:
-            if self.rules.quirks:  # the DTR authors' simulator makes no second attempt
-                raise
-            # The storages that this attempt locked may occupy the memory that is missing. Evict all
-            # candidates, and retry with late locks.
-            yield from self.shrink(-1)
-            yield from self._climb(call, wanted, held, eager_locks=False)
+            return
+        self._spares_checkpoints = True
+        try:
+            try:
+                yield from self._climb(call, wanted, held, eager_locks=True)
+                return
+            except NoRoom:
+                # The storages that this attempt locked may occupy the memory that is missing.
+                pass
+            try:
+                yield from self._recompute_in_order(call, wanted, held)
+                return
+            except NoRoom:
+                pass
+        finally:
+            self._spares_checkpoints = False
+        if self.checkpoints:
+            self._give_up_checkpoints()
+            try:
+                yield from self._recompute_in_order(call, wanted, held)
+                return
+            except NoRoom:
+                pass
+        # Evict all candidates, and retry with late locks.
+        yield from self.shrink(-1)
+        yield from self._climb(call, wanted, held, eager_locks=False)
+
+    def _recompute_in_order(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
+        """Run `call` and the calls it depends on, in the order in which the program first ran them.
+
+        A recomputed value stays locked until all waiting calls that read it have run. So a value is
+        hardly ever recomputed twice, and the calls need about as much memory as at their first run.
+        Depth first (`_climb`), calls that wait for each other can lock far more. If the results of
+        all calls do not fit into memory, some stay as checkpoints.
+
+        Args:
+            call: The call to run.
+            wanted: The output to recompute. None if the call runs for the first time.
+            held: True if variables of the program hold the outputs.
+        """
+        waiting = Waiting()
+        self._enqueue(waiting, call, wanted)
+        kept = choose_checkpoints(waiting.in_order(), self._free_bytes(), self.is_candidate)
+        try:
+            while (frame := waiting.first()) is not None:
+                call = frame.call
+                missing = self._next_missing(frame)
+                if missing is not None and self._copies(missing):
+                    yield from self._swap_in(missing.storage)
+                    continue
+                if missing is not None:
+                    # It was in memory when this recomputation began, and has been evicted since.
+                    if missing.call in waiting.frames:
+                        raise Cyclic
+                    self._enqueue(waiting, missing.call, missing)
+                    continue
+                yield from self._run(frame, held)
+                waiting.pop()
+                for value in call.outputs:
+                    for reader in waiting.readers.pop(value, ()):
+                        if value.defined and value in reader.pending:
+                            reader.pending.remove(value)
+                            self._lock(value.storage)
+                            reader.locked.append(value.storage)
+                self._keep_checkpoint(kept.pop(call, ()))
+                self._close(frame)
+                for value in call.inputs:
+                    yield from self._free(self._prune(value.storage))
+        finally:
+            for left in waiting.in_order():
+                for storage in waiting.frames[left].locked:
+                    self._unlock(storage)
+
+    def _enqueue(self, waiting: Waiting, call: Call, wanted: Value | None) -> None:
+        """Add `call` to the waiting calls, and those that recompute its missing inputs."""
+        new = [(call, wanted)]
+        while new:
+            call, wanted = new.pop()
+            if call in waiting.frames:
+                continue
+            frame = Frame(call, wanted)
+            waiting.push(frame)
+            self._open(frame, False)
+            for value in dict.fromkeys(call.inputs):
+                if not value.defined:
+                    waiting.readers.setdefault(value, []).append(frame)
+                    if not self._copies(value):
+                        new.append((value.call, value))
 
     def _climb(
         self, call: Call, wanted: Value | None, held: bool, *, eager_locks: bool

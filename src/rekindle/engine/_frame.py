@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import final
 
-from rekindle._types import Bytes, Nanoseconds
+from rekindle._types import Bytes, Nanoseconds, OpId
 from rekindle.engine._graph import Call, Storage, Value
 
 
@@ -66,3 +67,31 @@ class Frame:
             if kept or storage.locks > mine or output.storage.resident:
                 return False
         return True
+
+
+@final
+class Waiting:
+    """Calls that wait for their inputs to be recomputed, in the order in which they first ran."""
+
+    def __init__(self) -> None:
+        self.frames: dict[Call, Frame] = {}
+        #: for each missing value: the frames of the calls that read it
+        self.readers: dict[Value, list[Frame]] = {}
+        self._heap: list[tuple[OpId, Call]] = []
+
+    def push(self, frame: Frame) -> None:
+        """Add the frame of a call."""
+        self.frames[frame.call] = frame
+        heappush(self._heap, (frame.call.id, frame.call))
+
+    def first(self) -> Frame | None:
+        """Return the frame of the call that ran first, or None if no call waits."""
+        return self.frames[self._heap[0][1]] if self._heap else None
+
+    def pop(self) -> None:
+        """Remove the first frame."""
+        del self.frames[heappop(self._heap)[1]]
+
+    def in_order(self) -> list[Call]:
+        """Return the waiting calls in the order in which they first ran."""
+        return [call for _, call in sorted(self._heap)]

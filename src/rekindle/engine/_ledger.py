@@ -45,6 +45,11 @@ class Ledger:
             self._chooser = NullChooser(self._chooser)
         #: user-held storages that may be evicted only as a last resort
         self.reserve: dict[Storage, None] = {}
+        #: Resident storages at which later recomputations start. They are evicted only if no other
+        #: storage can be evicted.
+        self.checkpoints: dict[Storage, None] = {}
+        # True while a recomputation is attempted without evicting checkpoints.
+        self._spares_checkpoints = False
         self._order = 0  # number of times so far that a storage became a candidate for eviction
         # All storages that are resident or may be recomputed.
         self._storages: dict[Storage, None] = {}
@@ -66,6 +71,9 @@ class Ledger:
         yield from self.shrink(self.budget - nbytes)
         if self.memory + nbytes > self.budget and self.reserve:
             self._give_up_reserve()
+            yield from self.shrink(self.budget - nbytes)
+        if self.memory + nbytes > self.budget and not self._spares_checkpoints:
+            self._give_up_checkpoints()
             yield from self.shrink(self.budget - nbytes)
         if self.memory + nbytes > self.budget:
             raise NoRoom(nbytes, self.memory, int(self.budget), call)
@@ -117,6 +125,24 @@ class Ledger:
         for storage in reserve:
             self._classify(storage)
 
+    def _keep_checkpoint(self, storages: Iterable[Storage]) -> None:
+        """Keep those of `storages` that are resident as checkpoints."""
+        for storage in storages:
+            if storage.resident and storage in self._storages:
+                self.checkpoints[storage] = None
+                self._classify(storage)
+
+    def _give_up_checkpoints(self) -> None:
+        """Make the checkpoints ordinary candidates for eviction."""
+        checkpoints, self.checkpoints = self.checkpoints, {}
+        for storage in checkpoints:
+            self._classify(storage)
+
+    def _free_bytes(self) -> Bytes:
+        """Return the bytes of the budget that are free or occupied by candidates for eviction."""
+        evictable = sum(s.nbytes for s in self._storages if self.is_candidate(s))
+        return int(self.budget) - self.memory + evictable
+
     def _choose(self) -> Storage | None:
         """Return the candidate that the policy would evict next, or None if there is none."""
         self.listen()
@@ -148,6 +174,7 @@ class Ledger:
     def _vanish(self, storage: Storage) -> None:
         """Mark `storage` and all values in it as not resident."""
         storage.resident = False
+        self.checkpoints.pop(storage, None)
         for value in storage.values:
             value.defined = False
         if storage.order >= 0:
@@ -156,8 +183,14 @@ class Ledger:
     def _evict_or_remove(self, storage: Storage) -> Iterable[Action]:
         """Evict the dead `storage` if a recomputation may need it, else drop it from the graph."""
         useful = storage.consumers or self.rules.quirks
-        free = storage.resident and storage.locks == 0 and not storage.pinned
-        if useful and free and storage.restorable and self.rules.dead == "evict":
+        kept = storage.locks or storage.pinned or storage in self.checkpoints
+        if (
+            useful
+            and storage.resident
+            and not kept
+            and storage.restorable
+            and self.rules.dead == "evict"
+        ):
             return self._evict(storage)
         freed = self._prune(storage)
         return self._free(freed) if freed else ()
@@ -339,6 +372,7 @@ class Ledger:
             storage.resident
             and (storage.replayable or self._swappable(storage))
             and storage.locks == 0
+            and storage not in self.checkpoints
             and (not storage.held or (storage.evictable_while_held and storage not in self.reserve))
             and not storage.pinned
             # The DTR authors' simulator also evicts storages of 0 bytes.

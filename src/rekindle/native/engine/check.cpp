@@ -14,6 +14,9 @@ const char* Ledger::fault_of(Storage& storage) const {
     if ((storage.order >= 0) != is_candidate(storage)) {
         return "is misclassified";
     }
+    if (storage.checkpoint && !storage.resident) {
+        return "is a checkpoint, but not in memory";
+    }
     if (storage.references < 0) {
         return "has less than no references";
     }

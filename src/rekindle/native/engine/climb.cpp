@@ -15,8 +15,10 @@
 //
 // The first attempt locks all resident inputs of a call before it recomputes the missing ones
 // (`Locks::early`). If the budget does not suffice, those locks may be the reason. The second
-// attempt (`Locks::late`) first evicts everything that it can. It locks each input only when all
-// inputs before it are resident.
+// attempt recomputes in the order of the program (see in_order.cpp). If checkpoints of earlier
+// recomputations occupy memory, a third attempt does the same without them. The last attempt
+// (`Locks::late`) first evicts everything that it can. It locks each input only when all inputs
+// before it are resident.
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -27,9 +29,19 @@ namespace rekindle {
 
 namespace {
 
-// Largest number of restarts of one recomputation, per call in the graph. A recomputation that
-// makes progress needs fewer.
-constexpr std::size_t MOST_BEGUN = 100;
+// Scope in which recomputation does not evict checkpoints.
+class Sparing final {
+public:
+    explicit Sparing(bool& spares) noexcept : spares_(spares) { spares_ = true; }
+    Sparing(const Sparing&) = delete;
+    Sparing& operator=(const Sparing&) = delete;
+    Sparing(Sparing&&) = delete;
+    Sparing& operator=(Sparing&&) = delete;
+    ~Sparing() { spares_ = false; }
+
+private:
+    bool& spares_;
+};
 
 }  // namespace
 
@@ -140,6 +152,7 @@ Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
       locked_(std::exchange(engine.locked_, {})),
       taken_(call.nbytes + engine.workspace_of(call)),
       nesting_(std::exchange(engine.nesting_, 0)),
+      spares_checkpoints_(std::exchange(engine.spares_checkpoints_, false)),
       lent_(in_place) {
     engine_.in_flight += taken_;
     if (in_place) {
@@ -154,6 +167,7 @@ Engine::Interlude::Interlude(Engine& engine)
       locked_(std::exchange(engine.locked_, {})),
       taken_(0),
       nesting_(std::exchange(engine.nesting_, 0)),
+      spares_checkpoints_(std::exchange(engine.spares_checkpoints_, false)),
       lent_(engine.lent_) {}
 
 Engine::Interlude::~Interlude() {
@@ -162,6 +176,7 @@ Engine::Interlude::~Interlude() {
     engine_.pending_ = std::move(pending_);
     engine_.locked_ = std::move(locked_);
     engine_.nesting_ = nesting_;
+    engine_.spares_checkpoints_ = spares_checkpoints_;
     engine_.lent_ = lent_;
 }
 
@@ -218,27 +233,38 @@ bool Engine::is_missing(const Value& value) noexcept {
     return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
 
-// Run `call` after recomputing its evicted inputs. The first attempt locks inputs early; if there
-// is no room, a second attempt locks them late (see NOTE [Recomputation without recursion]).
+// Run `call` after recomputing its evicted inputs. See NOTE [Recomputation without recursion] for
+// the attempts.
 void Engine::materialize(Call& call, Value* wanted, bool held) {
-    if (rules.quirks && !call.ran) {
-        link(call);
-        for (Value* value : call.outputs()) {
-            if (is_root(*value)) {
-                chooser_->expected(*value->storage);
+    if (rules.quirks) {  // the DTR authors' simulator makes only one attempt
+        if (!call.ran) {
+            link(call);
+            for (Value* value : call.outputs()) {
+                if (is_root(*value)) {
+                    chooser_->expected(*value->storage);
+                }
             }
         }
-    }
-    try {
         climb(call, wanted, held, Locks::early);
         return;
-    } catch (const NoRoom&) {
-        if (rules.quirks) {  // the DTR authors' simulator does not try a second time
-            throw;
+    }
+    {
+        const Sparing sparing(spares_checkpoints_);
+        try {
+            climb(call, wanted, held, Locks::early);
+            return;
+        } catch (const NoRoom&) {  // NOLINT(bugprone-empty-catch): the next attempt may succeed
+        }
+        if (recomputes_in_order(call, wanted, held)) {
+            return;
         }
     }
-    // Locked storages may have prevented evictions. So evict everything and try again with late
-    // locks.
+    if (!checkpoints_.empty()) {
+        give_up_checkpoints();
+        if (recomputes_in_order(call, wanted, held)) {
+            return;
+        }
+    }
     shrink(-1);
     if (wanted == nullptr || is_missing(*wanted)) {
         climb(call, wanted, held, Locks::late);

@@ -7,6 +7,7 @@
 // calls that ran. The session's mutex guards it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -70,6 +71,7 @@ public:
         std::vector<Storage*> locked_;
         const Bytes taken_;
         const int nesting_;
+        const bool spares_checkpoints_;
         bool lent_;
     };
 
@@ -133,11 +135,16 @@ public:
     void prefetch(Bytes room = UNLIMITED);
 
 private:
+    // Largest number of restarts of one recomputation, per call in the graph. A recomputation that
+    // makes progress needs fewer.
+    static constexpr std::size_t MOST_BEGUN = 100;
+
     // Time at which a call locks those of its inputs that are in memory: before or after its
     // evicted inputs are restored.
     enum class Locks : std::uint8_t { early, late };
 
     class Climb;
+    class Waiting;
     class Saved;
 
     void note_value(Entry::Kind kind, const Value& value) noexcept;
@@ -149,6 +156,10 @@ private:
     void link(Call& call);
     void materialize(Call& call, Value* wanted, bool held);
     void climb(Call& call, Value* wanted, bool held, Locks locks);
+    bool recomputes_in_order(Call& call, Value* wanted, bool held);
+    void recompute_in_order(Call& call, Value* wanted, bool held);
+    bool run_waiting(Waiting& waiting, Call& call, Value* wanted, bool held);
+    void enqueue(Waiting& waiting, Call& call, Value* wanted);
     void open(Call& call, Value* wanted, Locks locks);
     Value* next_missing();
     void close(const Frame& frame);

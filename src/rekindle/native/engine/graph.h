@@ -90,6 +90,8 @@ struct Storage : Counted<Storage> {
     // The storage may be evicted while the program holds it, but only if nothing else can be
     // evicted.
     bool reserved = false;
+    // Later recomputations start at this storage, so it is evicted only if nothing else can be.
+    bool checkpoint = false;
     bool pinned = false;  // the storage must stay in memory while anything refers to it
     bool resident = false;
     // True if the storage has a copy on the host, from which it can be restored without its calls.

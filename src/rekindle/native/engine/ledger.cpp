@@ -90,10 +90,13 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
             // compare again.
             continue;
         }
-        if (reserve_.empty()) {
+        if (!reserve_.empty()) {
+            give_up_reserve();
+        } else if (!checkpoints_.empty() && !spares_checkpoints_) {
+            give_up_checkpoints();
+        } else {
             throw NoRoom(nbytes + in_flight, memory, budget, Ref<Call>(call));
         }
-        give_up_reserve();
     }
 }
 
@@ -143,6 +146,34 @@ void Ledger::give_up_reserve() {
     for (Storage* storage : reserve) {
         classify(*storage);
     }
+}
+
+void Ledger::keep_checkpoint(std::span<Storage* const> storages) {
+    for (Storage* storage : storages) {
+        if (storage->resident && storage->listed && !storage->checkpoint) {
+            storage->checkpoint = true;
+            checkpoints_.push_back(storage);
+            classify(*storage);
+        }
+    }
+}
+
+void Ledger::give_up_checkpoints() {
+    const std::vector<Storage*> checkpoints = std::exchange(checkpoints_, {});
+    for (Storage* storage : checkpoints) {
+        storage->checkpoint = false;
+    }
+    for (Storage* storage : checkpoints) {
+        classify(*storage);
+    }
+}
+
+Bytes Ledger::free_bytes() const noexcept {
+    Bytes evictable = 0;
+    for (const Storage* each = first_; each != nullptr; each = each->next) {
+        evictable += is_candidate(*each) ? each->nbytes : 0;
+    }
+    return budget_beside(0) - memory + evictable;
 }
 
 Storage* Ledger::choose() {
@@ -265,6 +296,10 @@ void Ledger::free_all() {
 // Mark `storage` and its values as evicted.
 void Ledger::vanish(Storage& storage) {
     storage.resident = false;
+    if (storage.checkpoint) {
+        storage.checkpoint = false;
+        std::erase(checkpoints_, &storage);
+    }
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
         value->defined = false;
     }
@@ -275,8 +310,8 @@ void Ledger::vanish(Storage& storage) {
 
 void Ledger::evict_or_remove(Storage& storage) {
     const bool useful = storage.consumed() || rules.quirks;
-    const bool free = storage.resident && storage.locks == 0 && !storage.pinned;
-    if (useful && free && storage.restorable() && rules.dead == Dead::evict) {
+    const bool kept = storage.locks != 0 || storage.pinned || storage.checkpoint;
+    if (useful && storage.resident && !kept && storage.restorable() && rules.dead == Dead::evict) {
         evict(storage);
     } else {
         prune(storage);
@@ -480,6 +515,7 @@ void Ledger::hold_by_program(Storage& storage) {
 
 bool Ledger::is_candidate(const Storage& storage) const noexcept {
     return storage.resident && (storage.replayable || swappable(storage)) && storage.locks == 0 &&
+           !storage.checkpoint &&
            (!storage.held || (storage.evictable_while_held && !storage.reserved)) &&
            !storage.pinned &&
            // The DTR authors' simulator evicts empty storages, too.

@@ -203,6 +203,12 @@ protected:
     void prune(Storage& start);
     // Mark `start`, and all calls whose recomputation depends on it, as not replayable.
     void lose_recipe(Call& start);
+    // Keep those of `storages` that are resident as checkpoints.
+    void keep_checkpoint(std::span<Storage* const> storages);
+    // Make the checkpoints ordinary candidates for eviction.
+    void give_up_checkpoints();
+    // Return the bytes of the budget that are free or occupied by candidates for eviction.
+    Bytes free_bytes() const noexcept;
     void touch(Storage& storage);
     void enter_graph(Storage& storage);
 
@@ -254,6 +260,10 @@ protected:
     // A plan decides which values to copy to the host. The engine itself then copies only values
     // without a recipe.
     bool planned_ = false;
+    // Resident storages at which later recomputations start.
+    std::vector<Storage*> checkpoints_;
+    // True while a recomputation is attempted without evicting checkpoints.
+    bool spares_checkpoints_ = false;
     std::uint64_t visits_ = 0;  // Number of `Interlude` scopes in which other events ran.
 
 private:

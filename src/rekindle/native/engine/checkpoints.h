@@ -1,0 +1,30 @@
+// Choice of checkpoints for a long recomputation: positions at which all living values stay in
+// memory. Twin of rekindle.engine._checkpoints.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "graph.h"
+
+namespace rekindle {
+
+// A checkpoint: the storages to keep in memory after the call at index `after` has run.
+struct Checkpoint final {
+    std::size_t after;
+    std::vector<Storage*> storages;
+};
+
+// Choose checkpoints for the recomputation of `calls`, which run in this order. `free`: bytes that
+// are free or that candidates for eviction occupy. Half of them is for checkpoints, and the other
+// half for the results of the calls between two checkpoints. Return the checkpoints in order; none
+// if the results of all calls fit.
+std::vector<Checkpoint> choose_checkpoints(
+    std::span<Call* const> calls,
+    Bytes free,
+    const std::function<bool(const Storage&)>& is_candidate
+);
+
+}  // namespace rekindle
