@@ -1,0 +1,80 @@
+"""Tests of recomputation in the program's order, and of the checkpoints that it keeps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle._types import OpId, StorageId
+from rekindle.engine import Call, Engine, Storage
+from rekindle.engine._checkpoints import choose_checkpoints
+from rekindle.policies import Thrifty
+from rekindle.schedule import verify
+from rekindle.simulator import replay
+from rekindle.trace import keep_all_peak
+from tests.strategies import examples, lstm
+
+
+def _chain(sizes: list[int]) -> list[Call]:
+    """Return calls each of which reads only the result of the call before."""
+    calls: list[Call] = []
+    for number, size in enumerate(sizes):
+        inputs = [calls[-1].outputs[0]] if calls else []
+        call = Call(OpId(number), "next", 1, inputs)
+        call.makes(StorageId(number), size)
+        calls.append(call)
+    return calls
+
+
+def _never(_: Storage) -> bool:
+    return False
+
+
+def test_no_checkpoint_is_chosen_if_half_of_memory_holds_all_results() -> None:
+    assert choose_checkpoints(_chain([2] * 10), 40, _never) == {}
+    assert choose_checkpoints(_chain([2] * 10), 39, _never) != {}
+
+
+def test_checkpoint_is_placed_where_fewest_bytes_are_alive() -> None:
+    calls = _chain([5, 5, 5, 1, 5, 5, 5, 1, 5, 5, 5])
+    kept = choose_checkpoints(calls, 40, _never)
+    assert [call.id for call in kept] == [3, 7]
+    assert [[storage.id for storage in storages] for storages in kept.values()] == [[3], [7]]
+
+
+def test_evictable_input_that_a_later_call_reads_is_kept() -> None:
+    early = Call(OpId(0), "early", 1, [])
+    both = early.makes(StorageId(0), 3)
+    calls = _chain([4] * 8)
+    for call in calls:
+        call.id = OpId(call.id + 1)
+    last = Call(OpId(9), "last", 1, [calls[-1].outputs[0], both])
+    last.makes(StorageId(9), 4)
+    kept = choose_checkpoints([*calls, last], 40, lambda storage: storage is both.storage)
+    assert kept
+    assert all(both.storage in storages for storages in kept.values())
+
+
+@given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=60), free=st.integers(0, 300))
+@examples(100)
+def test_checkpoints_take_at_most_half_of_free_memory(sizes: list[int], free: int) -> None:
+    kept = choose_checkpoints(_chain(sizes), free, _never)
+    assert sum(each.nbytes for storages in kept.values() for each in storages) <= free // 2
+
+
+@pytest.mark.parametrize("steps", [40, 160])
+def test_lstm_trains_in_memory_of_few_steps(steps: int) -> None:
+    trace = lstm(steps)
+    seen: set[Storage] = set()
+
+    def watch(engine: Engine) -> None:
+        seen.update(engine.checkpoints)
+        if not engine.clock % 50:
+            engine.check()
+
+    record = replay(trace, budget=70, policy=Thrifty(), watch=watch)
+    verify(trace, record.schedule, 70)
+    assert keep_all_peak(trace) > 3 * 70
+    assert seen
+    assert record.recompute_ns < 4 * trace.compute_ns
