@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from rekindle.trace import Trace, TraceBuilder, keep_all_peak, largest_need, random_dag
+from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
 
 #: Hypothesis' default number of examples, which the CI profile keeps.
 USUAL_EXAMPLES = 100
@@ -46,45 +46,3 @@ def problems(draw: st.DrawFn, *, longest: int = 24) -> tuple[Trace, int]:
     trace = draw(traces(longest=longest))
     low, high = largest_need(trace), keep_all_peak(trace)
     return trace, draw(st.integers(min(low, high), high))
-
-
-def lstm(steps: int) -> Trace:
-    """Return the trace of an LSTM cell that runs `steps` times, and of its backward pass.
-
-    Each step reads both states of the step before, so a recomputation needs both. The unit of sizes
-    is a state.
-    """
-    builder = TraceBuilder("lstm")
-
-    def call(name: str, inputs: list[int], size: int = 1) -> int:
-        return builder.call(name, 10 * size, inputs, [size])[0]
-
-    weight, hidden, cell = builder.source(16, held=True), builder.source(1), builder.source(1)
-    saved: list[tuple[int, ...]] = []
-    for _ in range(steps):
-        gates = call("mm", [weight, hidden], 4)
-        enter, forget, leave = (call("sigmoid", [gates]) for _ in range(3))
-        new = call("tanh", [gates])
-        kept, added = call("mul", [forget, cell]), call("mul", [enter, new])
-        saved.append((hidden, cell, enter, forget, leave, new))
-        cell = call("add", [kept, added])
-        shown = call("tanh", [cell])
-        hidden = call("mul", [leave, shown])
-        saved[-1] += (shown,)
-        for value in (gates, kept, added):
-            builder.release(value)
-    d_hidden, d_cell = call("loss", [hidden]), call("zero", [cell])
-    builder.release(hidden)
-    builder.release(cell)
-    for hidden, cell, enter, forget, leave, new, shown in reversed(saved):
-        from_shown = call("tanh_backward", [d_hidden, leave, shown])
-        total = call("add", [d_cell, from_shown])
-        d_gates = call("gates", [total, d_hidden, cell, enter, forget, leave, new, shown], 4)
-        for value in (d_cell, from_shown, d_hidden):
-            builder.release(value)
-        d_cell = call("mul", [total, forget])
-        d_hidden = call("mm", [d_gates, weight])
-        builder.release(call("mm", [d_gates, hidden]))
-        for value in (total, d_gates, hidden, cell, enter, forget, leave, new, shown):
-            builder.release(value)
-    return builder.build()

@@ -1,19 +1,14 @@
-"""Tests of recomputation in the program's order, and of the checkpoints that it keeps."""
+"""Tests of the choice of checkpoints for long recomputations."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle._types import OpId, StorageId
-from rekindle.engine import Call, Engine, Storage
+from rekindle.engine import Call, Storage
 from rekindle.engine._checkpoints import choose_checkpoints
-from rekindle.policies import Thrifty
-from rekindle.schedule import verify
-from rekindle.simulator import replay
-from rekindle.trace import keep_all_peak
-from tests.strategies import examples, lstm
+from tests.strategies import examples
 
 
 def _chain(sizes: list[int]) -> list[Call]:
@@ -61,20 +56,3 @@ def test_evictable_input_that_a_later_call_reads_is_kept() -> None:
 def test_checkpoints_take_at_most_half_of_free_memory(sizes: list[int], free: int) -> None:
     kept = choose_checkpoints(_chain(sizes), free, _never)
     assert sum(each.nbytes for storages in kept.values() for each in storages) <= free // 2
-
-
-@pytest.mark.parametrize("steps", [40, 160])
-def test_lstm_trains_in_memory_of_few_steps(steps: int) -> None:
-    trace = lstm(steps)
-    seen: set[Storage] = set()
-
-    def watch(engine: Engine) -> None:
-        seen.update(engine.checkpoints)
-        if not engine.clock % 50:
-            engine.check()
-
-    record = replay(trace, budget=70, policy=Thrifty(), watch=watch)
-    verify(trace, record.schedule, 70)
-    assert keep_all_peak(trace) > 3 * 70
-    assert seen
-    assert record.recompute_ns < 4 * trace.compute_ns

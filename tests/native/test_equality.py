@@ -18,7 +18,7 @@ from rekindle.simulator import Run
 from rekindle.simulator._native import PASSED, play
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak, largest_need, random_dag
 from tests.native.streams import EVENTS, SWAPPING, Stream, reported, some_swap
-from tests.strategies import examples, lstm
+from tests.strategies import examples
 
 MODULE = native.engine()
 pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not(native.ENGINE))
@@ -121,15 +121,6 @@ def test_native_and_python_engine_act_equally_on_long_loop(policy: Policy, state
     assert records[0] == records[1]
     assert records[0][0] == ("passed",)
     assert records[0][1][2] > trace.compute_ns  # the run recomputed at least one value
-
-
-@pytest.mark.parametrize("policy", [Thrifty(), DTR(), LRU()], ids=repr)
-@pytest.mark.parametrize("budget", [60, 70, 90, 140])
-def test_both_engines_recompute_in_order_equally(policy: Policy, budget: int) -> None:
-    trace = lstm(60)
-    limit = Rules(recompute_limit=20 * trace.compute_ns)
-    records = [_replayed(trace, budget, policy, limit, core) for core in ("python", "native")]
-    assert records[0] == records[1]
 
 
 @pytest.mark.parametrize("budget", [64 * 80, 64 * 110])

@@ -1,0 +1,91 @@
+"""Tests of loops with two states, whose recomputation needs both, in memory for a few steps.
+
+Depth first, such a recomputation locks a value of each step. In the program's order it does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle.engine import Engine, Rules
+from rekindle.policies import DTR, LRU, Policy, Thrifty
+from rekindle.schedule import verify
+from rekindle.simulator import Run
+from rekindle.trace import Trace, check_trace, keep_all_peak
+
+STEPS = 120
+
+
+class LSTM:
+    """An LSTM cell of elementary operators, and the loss of its last output."""
+
+    def __init__(self, batch: int = 16, hidden: int = 32) -> None:
+        torch.manual_seed(0)
+        self.hidden = hidden
+        self.series = torch.randn(STEPS, batch, 8)
+        self.weights = [
+            (torch.randn(8, 4 * hidden) / 3).requires_grad_(),
+            (torch.randn(hidden, 4 * hidden) / 6).requires_grad_(),
+        ]
+
+    def step(self) -> list[Tensor]:
+        """Run the loop and its backward pass; return the gradients."""
+        hidden = cell = torch.zeros(self.series.shape[1], self.hidden)
+        for x in self.series:
+            gates = x @ self.weights[0] + hidden @ self.weights[1]
+            enter, forget, new, leave = gates.chunk(4, dim=1)
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
+            hidden = torch.sigmoid(leave) * torch.tanh(cell)
+        hidden.square().mean().backward()
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+        for weight in self.weights:
+            weight.grad = None
+        return gradients
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Return a trace of the LSTM in which an operator with n inputs takes n + 1 ns."""
+    captured = rekindle.capture(LSTM().step)
+    ops = tuple(replace(op, cost=len(op.inputs) + 1) for op in captured.ops)
+    return check_trace(replace(captured, ops=ops))
+
+
+@pytest.mark.parametrize("share", [0.12, 0.2])
+def test_lstm_in_few_steps_of_memory_has_plain_gradients(share: float) -> None:
+    program = LSTM()
+    plain = program.step()
+    with rekindle.budget(None) as run:
+        program.step()
+    budget = int(share * run.peak)
+    with rekindle.budget(budget) as run:
+        gradients = program.step()
+    assert all(map(torch.equal, gradients, plain))
+    assert run.peak <= budget
+
+
+@pytest.mark.parametrize("share", [0.12, 0.16, 0.2])
+@pytest.mark.parametrize("policy", [Thrifty(), DTR(), LRU()], ids=repr)
+def test_engines_recompute_lstm_in_order_equally(
+    trace: Trace, policy: Policy, share: float
+) -> None:
+    budget = int(share * keep_all_peak(trace))
+    kept: set[int] = set()
+
+    def watch(engine: Engine) -> None:
+        kept.update(storage.id for storage in engine.checkpoints)
+        if not engine.clock % 50:
+            engine.check()
+
+    in_python = Run(trace, budget, policy, Rules(), core="python")
+    in_python.go(watch)
+    native = Run(trace, budget, policy, Rules(), core="native")
+    native.go()
+    assert native.record() == in_python.record()
+    verify(trace, native.record().schedule, budget)
+    assert kept
