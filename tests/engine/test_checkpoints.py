@@ -26,7 +26,7 @@ def _never(_: Storage) -> bool:
     return False
 
 
-def test_no_checkpoint_is_chosen_if_half_of_memory_holds_all_results() -> None:
+def test_no_checkpoint_is_chosen_if_all_results_fit() -> None:
     assert choose_checkpoints(_chain([2] * 10), 40, _never) == {}
     assert choose_checkpoints(_chain([2] * 10), 39, _never) != {}
 

@@ -14,9 +14,6 @@ const char* Ledger::fault_of(Storage& storage) const {
     if ((storage.order >= 0) != is_candidate(storage)) {
         return "is misclassified";
     }
-    if (storage.checkpoint && !storage.resident) {
-        return "is a checkpoint, but not in memory";
-    }
     if (storage.references < 0) {
         return "has less than no references";
     }
@@ -72,6 +69,11 @@ std::optional<Fault> Ledger::fault_of_host() const {
 }
 
 std::optional<Fault> Ledger::check() {
+    for (const Storage* storage : checkpoints_) {
+        if (!storage->checkpoint || !storage->resident) {
+            return Fault{"is a checkpoint, but not in memory", storage->id};
+        }
+    }
     Bytes resident = 0;
     std::size_t n_storages = 0;
     for (Storage* storage = first_; storage != nullptr; storage = storage->next) {

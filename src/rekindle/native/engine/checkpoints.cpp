@@ -1,7 +1,6 @@
 #include "checkpoints.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace rekindle {
 
@@ -15,28 +14,26 @@ struct Life final {
 };
 
 // Return the lives of the storages that the calls make, and of the evictable ones that they read.
-std::vector<Life> lives_of(
-    std::span<Call* const> calls, const std::function<bool(const Storage&)>& is_candidate
-) {
+std::vector<Life> lives_of(std::span<Call* const> calls, AddressMap<bool>& evictable) {
     std::vector<Life> lives;
-    std::unordered_map<const Storage*, std::size_t> places;
+    AddressMap<std::size_t> places;
     for (std::size_t index = 0; index < calls.size(); ++index) {
         for (const Edge& edge : calls[index]->inputs()) {
             Storage* storage = edge.value->storage;
-            const auto found = places.find(storage);
-            if (found != places.end()) {
-                lives[found->second].end = index;
-            } else if (is_candidate(*storage)) {
+            if (const std::size_t* found = places.find(storage)) {
+                lives[*found].end = index;
+            } else if (evictable.find(storage) != nullptr) {
                 const auto later = std::ranges::upper_bound(
                     calls, storage->root.call->id, {}, [](const Call* call) { return call->id; }
                 );
                 const auto begin = static_cast<std::size_t>(later - calls.begin());
-                places.emplace(storage, lives.size());
+                places.put(storage, lives.size());
                 lives.push_back({storage, begin, index});
             }
         }
         for (const Value* value : calls[index]->outputs()) {
-            if (is_root(*value) && places.emplace(value->storage, lives.size()).second) {
+            if (is_root(*value) && places.find(value->storage) == nullptr) {
+                places.put(value->storage, lives.size());
                 lives.push_back({value->storage, index, index});
             }
         }
@@ -71,9 +68,7 @@ std::vector<std::size_t> positions(
 }  // namespace
 
 std::vector<Checkpoint> choose_checkpoints(
-    std::span<Call* const> calls,
-    Bytes free,
-    const std::function<bool(const Storage&)>& is_candidate
+    std::span<Call* const> calls, Bytes free, AddressMap<bool>& evictable
 ) {
     const Bytes half = free / 2;
     Bytes made = 0;
@@ -83,7 +78,7 @@ std::vector<Checkpoint> choose_checkpoints(
     if (made <= half) {
         return {};
     }
-    const std::vector<Life> lives = lives_of(calls, is_candidate);
+    const std::vector<Life> lives = lives_of(calls, evictable);
     std::vector<Bytes> alive(calls.size() + 1, 0);
     for (const Life& life : lives) {
         alive[life.begin] += life.storage->nbytes;

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <span>
 #include <vector>
 
+#include "../base/address_map.h"
 #include "graph.h"
 
 namespace rekindle {
@@ -19,12 +19,11 @@ struct Checkpoint final {
 
 // Choose checkpoints for the recomputation of `calls`, which run in this order. `free`: bytes that
 // are free or that candidates for eviction occupy. Half of them is for checkpoints, and the other
-// half for the results of the calls between two checkpoints. Return the checkpoints in order; none
-// if the results of all calls fit.
+// half for the results of the calls between two checkpoints. `evictable`: the candidates among the
+// storages that the calls read. Return the checkpoints in order; none if the results of all calls
+// fit.
 std::vector<Checkpoint> choose_checkpoints(
-    std::span<Call* const> calls,
-    Bytes free,
-    const std::function<bool(const Storage&)>& is_candidate
+    std::span<Call* const> calls, Bytes free, AddressMap<bool>& evictable
 );
 
 }  // namespace rekindle

@@ -10,8 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "checkpoints.h"
 #include "ledger.h"
 
 namespace rekindle {
@@ -160,6 +162,10 @@ private:
     void recompute_in_order(Call& call, Value* wanted, bool held);
     bool run_waiting(Waiting& waiting, Call& call, Value* wanted, bool held);
     void enqueue(Waiting& waiting, Call& call, Value* wanted);
+    std::vector<Checkpoint> checkpoints_for(std::span<Call* const> calls);
+    void restore_missing(Waiting& waiting, Value& missing);
+    bool run_first(Waiting& waiting, bool held);
+    void unlock_and_prune(const Call& call);
     void open(Call& call, Value* wanted, Locks locks);
     Value* next_missing();
     void close(const Frame& frame);

@@ -1,4 +1,5 @@
-// The part of `Engine` that recomputes values in the order in which the program first ran the calls.
+// The part of `Engine` that recomputes values in the order in which the program first ran the
+// calls.
 //
 // NOTE [Recomputation in order]
 //
@@ -11,21 +12,44 @@
 // If the results of all calls do not fit into memory, some of them stay as checkpoints (see
 // checkpoints.h), so that later recomputations need not begin at the same place again.
 #include <algorithm>
-#include <functional>
 #include <queue>
-#include <unordered_map>
 #include <utility>
 
+#include "../base/address_map.h"
 #include "checkpoints.h"
 #include "engine.h"
 
 namespace rekindle {
 
+namespace {
+
+// Scope in which the engine's stack of locked storages also has those of one waiting call.
+class Lent final {
+public:
+    Lent(std::vector<Storage*>& stack, const std::vector<Storage*>& locked)
+        : stack_(stack), base_(stack.size()) {
+        stack.insert(stack.end(), locked.begin(), locked.end());
+    }
+
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+    Lent(Lent&&) = delete;
+    Lent& operator=(Lent&&) = delete;
+
+    ~Lent() { stack_.resize(base_); }
+
+private:
+    std::vector<Storage*>& stack_;
+    std::size_t base_;
+};
+
+}  // namespace
+
 // The calls that wait for their inputs to be recomputed. The destructor unlocks their inputs.
 class Engine::Waiting final {
 public:
     struct Reader final {
-        Value* wanted;  // as in `Frame`
+        Value* wanted = nullptr;  // as in `Frame`
         // Inputs that are not locked yet, the last one first.
         std::vector<Value*> pending;
         std::vector<Storage*> locked;
@@ -44,7 +68,7 @@ public:
     void undo_and_prune() {
         std::vector<Ref<Storage>> had;
         for (const Call* call : in_order()) {
-            for (Storage* storage : readers_.at(call).locked) {
+            for (Storage* storage : reader(*call).locked) {
                 had.emplace_back(storage);
             }
         }
@@ -57,57 +81,60 @@ public:
 
     bool empty() const noexcept { return queue_.empty(); }
 
-    bool contains(const Call& call) const { return readers_.contains(&call); }
+    bool contains(const Call& call) { return readers_.find(&call) != nullptr; }
 
     // Return the waiting call that ran first.
     Call& first() const { return *queue_.top(); }
 
+    // Return the state of a waiting call. The reference is valid until the next `push` or `pop`.
     Reader& reader(const Call& call) { return readers_.at(&call); }
 
+    // Lock the inputs of the first call in order, up to the first that is not in memory. Return
+    // that input; null if there is none.
+    Value* next_missing() {
+        Reader& waits = reader(first());
+        while (!waits.pending.empty()) {
+            Value* value = waits.pending.back();
+            if (!value->defined) {
+                return value;
+            }
+            waits.pending.pop_back();
+            engine_.lock_quietly(*value->storage);
+            waits.locked.push_back(value->storage);
+        }
+        return nullptr;
+    }
+
     void push(Call& call, Value* wanted) {
-        readers_.emplace(&call, Reader{wanted, {}, {}});
+        readers_.put(&call, Reader{wanted, {}, {}});
         queue_.push(&call);
     }
 
     // Remove the first call. Its inputs stay locked.
-    Reader pop() {
-        Reader reader = std::move(readers_.at(queue_.top()));
-        readers_.erase(queue_.top());
+    void pop() {
+        readers_.take(queue_.top());
         queue_.pop();
-        return reader;
     }
 
     // Record that the waiting `call` reads the missing `value`.
-    void misses(const Value& value, Call& call) { readers_of_[&value].push_back(&call); }
+    void misses(const Value& value, Call& call) { readers_of_.at(&value).push_back(&call); }
 
     // Lock the outputs of `call`, which has just run, for the waiting calls that read them.
     void lock_outputs(const Call& call) {
         for (Value* value : call.outputs()) {
-            const auto found = readers_of_.find(value);
-            if (found == readers_of_.end()) {
-                continue;
-            }
-            for (const Call* reads : found->second) {
-                const auto at = readers_.find(reads);
-                if (at == readers_.end() || !value->defined) {
-                    continue;
+            if (const std::vector<Call*>* calls = readers_of_.find(value)) {
+                for (const Call* reads : *calls) {
+                    lock_for(*reads, *value);
                 }
-                std::vector<Value*>& pending = at->second.pending;
-                const auto place = std::ranges::find(pending, value);
-                if (place != pending.end()) {
-                    pending.erase(place);
-                    engine_.lock_quietly(*value->storage);
-                    at->second.locked.push_back(value->storage);
-                }
+                readers_of_.take(value);
             }
-            readers_of_.erase(found);
         }
     }
 
     // Return the waiting calls in the order in which they first ran.
     std::vector<Call*> in_order() const {
         std::vector<Call*> calls;
-        calls.reserve(readers_.size());
+        calls.reserve(queue_.size());
         for (auto rest = queue_; !rest.empty(); rest.pop()) {
             calls.push_back(rest.top());
         }
@@ -121,20 +148,34 @@ private:
         }
     };
 
+    // Lock `value` for the call `reads`, if that call waits for it.
+    void lock_for(const Call& reads, Value& value) {
+        Reader* waits = readers_.find(&reads);
+        if (waits == nullptr || !value.defined) {
+            return;
+        }
+        const auto place = std::ranges::find(waits->pending, &value);
+        if (place != waits->pending.end()) {
+            waits->pending.erase(place);
+            engine_.lock_quietly(*value.storage);
+            waits->locked.push_back(value.storage);
+        }
+    }
+
     void undo() {
         for (const Call* call : in_order()) {
-            for (Storage* storage : readers_.at(call).locked) {
+            for (Storage* storage : reader(*call).locked) {
                 engine_.unlock_quietly(*storage);
             }
         }
-        readers_.clear();
-        readers_of_.clear();
+        readers_ = {};
+        readers_of_ = {};
         queue_ = {};
     }
 
     Engine& engine_;
-    std::unordered_map<const Call*, Reader> readers_;
-    std::unordered_map<const Value*, std::vector<Call*>> readers_of_;
+    AddressMap<Reader> readers_;                 // by call
+    AddressMap<std::vector<Call*>> readers_of_;  // by missing value
     std::priority_queue<Call*, std::vector<Call*>, RanLater> queue_;
 };
 
@@ -173,65 +214,83 @@ void Engine::recompute_in_order(Call& call, Value* wanted, bool held) {
 bool Engine::run_waiting(Waiting& waiting, Call& call, Value* wanted, bool held) {
     enqueue(waiting, call, wanted);
     const std::vector<Call*> calls = waiting.in_order();
-    const std::vector<Checkpoint> checkpoints =
-        choose_checkpoints(calls, free_bytes(), [this](const Storage& storage) {
-            return is_candidate(storage);
-        });
+    const std::vector<Checkpoint> checkpoints = checkpoints_for(calls);
     auto checkpoint = checkpoints.begin();
     const std::uint64_t visits = visits_;
     while (!waiting.empty()) {
-        Call& next = waiting.first();
-        Waiting::Reader& reader = waiting.reader(next);
-        Value* missing = nullptr;
-        while (missing == nullptr && !reader.pending.empty()) {
-            Value* value = reader.pending.back();
-            if (value->defined) {
-                reader.pending.pop_back();
-                lock_quietly(*value->storage);
-                reader.locked.push_back(value->storage);
-            } else {
-                missing = value;
-            }
-        }
-        if (missing != nullptr) {
-            if (copies(*missing)) {
-                swap_in(*missing->storage);
-            } else if (waiting.contains(*missing->call)) {
-                throw Cyclic();
-            } else {
-                // It was in memory when this recomputation began, and has been evicted since.
-                enqueue(waiting, *missing->call, missing);
-            }
+        if (Value* missing = waiting.next_missing()) {
+            restore_missing(waiting, *missing);
             if (visits != visits_) {
                 return false;
             }
             continue;
         }
-        Frame frame{&next, reader.wanted, pending_.size(), locked_.size()};
-        locked_.insert(locked_.end(), reader.locked.begin(), reader.locked.end());
-        try {
-            run(frame, held);
-        } catch (...) {
-            locked_.resize(frame.locked);
-            throw;
-        }
-        if (visits != visits_) {
-            locked_.resize(frame.locked);
+        const Call& next = waiting.first();
+        if (!run_first(waiting, held)) {
             return false;
         }
-        waiting.pop();
-        waiting.lock_outputs(next);
-        for (; checkpoint != checkpoints.end() && calls[checkpoint->after]->id <= next.id;
-             ++checkpoint) {
+        if (checkpoint != checkpoints.end() && calls[checkpoint->after] == &next) {
             keep_checkpoint(checkpoint->storages);
+            ++checkpoint;
         }
-        close(frame);
-        for (std::uint32_t i = 0; i < next.n_inputs; ++i) {
-            prune(*next.edges[i].value->storage);
-            free_all();
-        }
+        unlock_and_prune(next);
     }
     return true;
+}
+
+// Return the checkpoints for a recomputation of `calls`, which run in this order.
+std::vector<Checkpoint> Engine::checkpoints_for(std::span<Call* const> calls) {
+    AddressMap<bool> evictable;
+    for (const Call* call : calls) {
+        for (const Edge& edge : call->inputs()) {
+            if (is_candidate(*edge.value->storage)) {
+                evictable.put(edge.value->storage, true);
+            }
+        }
+    }
+    return choose_checkpoints(calls, free_bytes(), evictable);
+}
+
+// Swap in `missing`, an input of the first waiting call, or add its call to the waiting ones. It
+// was in memory when this recomputation began, or it has a copy on the host.
+void Engine::restore_missing(Waiting& waiting, Value& missing) {
+    if (copies(missing)) {
+        swap_in(*missing.storage);
+    } else if (waiting.contains(*missing.call)) {
+        throw Cyclic();
+    } else {
+        enqueue(waiting, *missing.call, &missing);
+    }
+}
+
+// Run the first waiting call, all of whose inputs are locked. Return false if events of other
+// threads ran meanwhile.
+bool Engine::run_first(Waiting& waiting, bool held) {
+    Call& call = waiting.first();
+    const Waiting::Reader& reader = waiting.reader(call);
+    const Frame frame{&call, reader.wanted, pending_.size(), locked_.size()};
+    const std::uint64_t visits = visits_;
+    {
+        const Lent lent(locked_, reader.locked);
+        run(frame, held);
+    }
+    if (visits != visits_) {
+        return false;
+    }
+    waiting.pop();
+    waiting.lock_outputs(call);
+    return true;
+}
+
+// Unlock the inputs of `call`, which has run, and free those that nothing needs any more.
+void Engine::unlock_and_prune(const Call& call) {
+    for (const Edge& edge : call.inputs()) {
+        unlock_quietly(*edge.value->storage);
+    }
+    for (std::uint32_t i = 0; i < call.n_inputs; ++i) {
+        prune(*call.edges[i].value->storage);
+        free_all();
+    }
 }
 
 // Add `call` to the waiting calls, and those that recompute its missing inputs.
