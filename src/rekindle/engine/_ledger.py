@@ -141,7 +141,7 @@ class Ledger:
     def _free_bytes(self) -> Bytes:
         """Return the bytes of the budget that are free or occupied by candidates for eviction."""
         evictable = sum(s.nbytes for s in self._storages if self.is_candidate(s))
-        return int(self.budget) - self.memory + evictable
+        return int(min(self.budget, 2**63 - 1)) - self.memory + evictable
 
     def _choose(self) -> Storage | None:
         """Return the candidate that the policy would evict next, or None if there is none."""
