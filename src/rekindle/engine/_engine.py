@@ -34,7 +34,7 @@ Differences from the authors' prototype and simulator:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
@@ -392,38 +392,40 @@ class Engine(Exchange):
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Run `call`, after recomputing or swapping in its missing inputs."""
-        if self.rules.quirks and not call.ran:
-            self._link(call)
-            for storage in call.made:
-                self._chooser.expected(storage)
         if self.rules.quirks:  # the DTR authors' simulator makes only one attempt
+            if not call.ran:
+                self._link(call)
+                for storage in call.made:
+                    self._chooser.expected(storage)
             yield from self._climb(call, wanted, held, eager_locks=True)
             return
         self._spares_checkpoints = True
         try:
-            try:
-                yield from self._climb(call, wanted, held, eager_locks=True)
+            yield from self._climb(call, wanted, held, eager_locks=True)
+            return
+        except NoRoom:
+            # The storages that this attempt locked may occupy the memory that is missing.
+            if (yield from self._recomputes_in_order(call, wanted, held)):
                 return
-            except NoRoom:
-                # The storages that this attempt locked may occupy the memory that is missing.
-                pass
-            try:
-                yield from self._recompute_in_order(call, wanted, held)
-                return
-            except NoRoom:
-                pass
         finally:
             self._spares_checkpoints = False
         if self.checkpoints:
             self._give_up_checkpoints()
-            try:
-                yield from self._recompute_in_order(call, wanted, held)
+            if (yield from self._recomputes_in_order(call, wanted, held)):
                 return
-            except NoRoom:
-                pass
         # Evict all candidates, and retry with late locks.
         yield from self.shrink(-1)
         yield from self._climb(call, wanted, held, eager_locks=False)
+
+    def _recomputes_in_order(
+        self, call: Call, wanted: Value | None, held: bool
+    ) -> Generator[Action, None, bool]:
+        """Recompute in the order of the program. Return False if there is no room."""
+        try:
+            yield from self._recompute_in_order(call, wanted, held)
+        except NoRoom:
+            return False
+        return True
 
     def _recompute_in_order(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Run `call` and the calls it depends on, in the order in which the program first ran them.
