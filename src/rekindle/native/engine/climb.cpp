@@ -33,10 +33,12 @@ namespace {
 class Sparing final {
 public:
     explicit Sparing(bool& spares) noexcept : spares_(spares) { spares_ = true; }
+
     Sparing(const Sparing&) = delete;
     Sparing& operator=(const Sparing&) = delete;
     Sparing(Sparing&&) = delete;
     Sparing& operator=(Sparing&&) = delete;
+
     ~Sparing() { spares_ = false; }
 
 private:

@@ -66,9 +66,10 @@ bool UnwrittenBytes::can_copy(const ByteRegion& target, const ByteRegion& source
     if (target.is_empty) {
         return true;
     }
-    const bool known = box_of(target) && box_of(source);
-    // Both regions once more: one may have split an axis of the other.
-    return known && !intersection(*box_of(target), *box_of(source));
+    box_of(source);  // splits the axes, as `box_of(target)` does
+    const std::optional<Box> to = box_of(target);
+    const std::optional<Box> from = box_of(source);
+    return to && from && !intersection(*to, *from);
 }
 
 bool UnwrittenBytes::copy(const ByteRegion& target, const ByteRegion& source) {
@@ -76,13 +77,16 @@ bool UnwrittenBytes::copy(const ByteRegion& target, const ByteRegion& source) {
         return true;
     }
     box_of(source);  // splits the axes, as `box_of(target)` does
-    const Box to = *box_of(target);
-    const Box from = *box_of(source);
-    std::vector<Box> left = without(to);
+    const std::optional<Box> to = box_of(target);
+    const std::optional<Box> from = box_of(source);
+    if (!to || !from) {
+        return false;
+    }
+    std::vector<Box> left = without(*to);
     for (const Box& box : boxes_) {
-        if (std::optional<Box> copied = intersection(box, from)) {
-            for (std::size_t i = 0; i < to.size(); ++i) {
-                const std::int64_t shift = to[i].first - from[i].first;
+        if (std::optional<Box> copied = intersection(box, *from)) {
+            for (std::size_t i = 0; i < to->size(); ++i) {
+                const std::int64_t shift = (*to)[i].first - (*from)[i].first;
                 (*copied)[i].first += shift;
                 (*copied)[i].end += shift;
             }

@@ -14,8 +14,9 @@ namespace rekindle {
 // From now on, swap values to the host. Must be called before an operator runs. `copies`: the
 // object that stores swapped-out values. `host`: limit of host memory in bytes; negative: none.
 // `out` and `in`: bandwidths in bytes per second. `only`: while the host has room, swap every
-// evicted value instead of recomputing it. NOLINTNEXTLINE(bugprone-exception-escape): it exchanges
-// no two values
+// evicted value instead of recomputing it.
+//
+// NOLINTNEXTLINE(bugprone-exception-escape): it exchanges no two values
 PyObject* swap(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* copies = nullptr;
