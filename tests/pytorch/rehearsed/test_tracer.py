@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.policies import Thrifty
+from rekindle.pytorch.native import backward_node, core
+from rekindle.pytorch.operators import BackwardNode
 from rekindle.pytorch.rehearsed import Fakes, MadeUp, Tracer
 from rekindle.pytorch.tensors import living_objects
 from rekindle.simulator import smallest_budget
@@ -67,10 +69,19 @@ def in_earnest(model: nn.Module, x: Tensor) -> Trace:
     return rekindle.capture(lambda: loss(model(x)).backward())
 
 
+def running_node() -> BackwardNode | None:
+    found = core()
+    assert found is not None
+    return backward_node(found)
+
+
 def on_shapes(model: nn.Module, x: Tensor) -> Trace:
     fakes = Fakes(CPU)
     copy, inputs = fakes.model(model), fakes.inputs(x)
-    with fakes.mode, Tracer(fakes, MadeUp(lambda: ""), lambda *_: (1_000, 0)) as tracer:
+    with (
+        fakes.mode,
+        Tracer(fakes, MadeUp(lambda: ""), lambda *_: (1_000, 0), running_node) as tracer,
+    ):
         for tensor in (*copy.parameters(), *copy.buffers(), inputs):
             tracer.meet(tensor)
         loss(copy(inputs)).backward()

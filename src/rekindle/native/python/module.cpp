@@ -3,7 +3,11 @@
 // Python code that calls these functions is in rekindle.pytorch.native.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -159,6 +163,34 @@ PyObject* learn_traits(PyObject* arguments) {
     const Locked lock;
     rekindle::learn_traits(name, made);
     return nothing();
+}
+
+// backward_node() -> (str, int, bool, Tensor | None) | None
+//
+// Return the autograd node that runs on this thread: name, sequence number, whether its first input
+// alone requires a gradient, and the parameter whose gradient it accumulates. None: no node runs.
+//
+// `torch._C._current_autograd_node` makes a Python object for the node. If all nodes of a long
+// graph have one, PyTorch frees the graph by recursion, and the stack overflows.
+PyObject* backward_node(PyObject* arguments) {
+    parse(arguments, "");
+    const auto node = torch::autograd::get_current_node();
+    if (node == nullptr) {
+        return nothing();
+    }
+    const auto& edges = node->next_edges();
+    const auto leads_on = [](const torch::autograd::Edge& edge) { return edge.is_valid(); };
+    const bool only_first =
+        !edges.empty() && leads_on(edges.front()) && std::ranges::count_if(edges, leads_on) == 1;
+    const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+    Object parameter(accumulates == nullptr ? nothing() : THPVariable_Wrap(accumulates->variable));
+    return Py_BuildValue(
+        "sLNN",
+        node->name().c_str(),
+        static_cast<long long>(node->sequence_nr()),
+        PyBool_FromLong(only_first ? 1 : 0),
+        parameter.give()
+    );
 }
 
 // predict_in_place(driver) -> None
@@ -584,6 +616,7 @@ constexpr PyMethodDef method(const char* name) {
 PyMethodDef methods[] = {
     method<start>("start"),
     method<learn_traits>("learn_traits"),
+    method<backward_node>("backward_node"),
     method<new_driver>("new_driver"),
     method<driver_id>("driver_id"),
     method<bind_thread>("bind_thread"),

@@ -19,7 +19,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
 from rekindle.policies import Policy
-from rekindle.pytorch.native import signatures_seen
+from rekindle.pytorch.native import backward_node, core, signatures_seen
 from rekindle.pytorch.online import (
     ModelCall,
     Owners,
@@ -86,11 +86,14 @@ def _rehearse(
             raise _TookTooLong
         progress(text)
 
+    native_core = core(build=False)
+    assert native_core is not None  # the budget that raised `error` has started it
+    node = partial(backward_node, native_core)
     found: list[Bytes] = []
     for call in calls:
         # A rehearsal may fail in any way; the user then gets the error without a better budget.
         with suppress(Exception):
-            needed = forecast(call, error.held, device, policy, known, report)
+            needed = forecast(call, error.held, device, policy, known, node, report)
             if needed is not None:
                 found.append(needed)
     progress.done()

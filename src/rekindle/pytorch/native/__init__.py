@@ -19,6 +19,7 @@ from rekindle.pytorch.native._higher import is_seen as is_seen
 from rekindle.pytorch.native._module import Core as Core
 from rekindle.pytorch.native._module import Handle as Handle
 from rekindle.pytorch.native._module import RouteNumbers as RouteNumbers
+from rekindle.pytorch.native._module import backward_node as backward_node
 from rekindle.pytorch.native._runtime import Runtime as Runtime
 from rekindle.pytorch.native._runtime import seen as seen
 from rekindle.pytorch.native._runtime import seen_in_thread as seen_in_thread

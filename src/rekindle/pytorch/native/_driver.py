@@ -23,7 +23,7 @@ from rekindle._units import format_bytes, format_ns
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._engine import EngineHandle
 from rekindle.pytorch.native._higher import UNITS, shown_name
-from rekindle.pytorch.native._module import Core, Handle
+from rekindle.pytorch.native._module import Core, Handle, backward_node
 from rekindle.pytorch.native._snapshots import in_words
 from rekindle.pytorch.native._transcript import Recording
 from rekindle.pytorch.online import (
@@ -507,7 +507,7 @@ class Driver:
     def begin_recording(self) -> None:
         """Record the whole run from now on: all events, and the source line of each operator."""
         self.whole = Recording(self.core, self.handle, whole=True)
-        self.places = Places()
+        self.places = Places(partial(backward_node, self.core))
         self.core.notes_places(self.handle, True)
 
     def _write_no_more(self) -> None:

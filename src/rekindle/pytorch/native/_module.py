@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.operators import BackwardNode
 
 Handle = NewType("Handle", object)
 """The capsule that owns a driver (`Driver` in native/memory/driver.h). Only the core reads it."""
@@ -397,6 +398,10 @@ class Core(Protocol):
         """Take a snapshot now, and one at each new peak of at least `nbytes`."""
         ...
 
+    def backward_node(self) -> tuple[str, int, bool, Tensor | None] | None:
+        """Return the fields of the `BackwardNode` that runs on this thread, or None."""
+        ...
+
     # -- recordings and learned plans -------------------------------------------------------------
 
     def begin_recording(self, driver: Handle, whole: bool, /) -> int:
@@ -451,3 +456,9 @@ class Core(Protocol):
     def retain_plans(self, driver: Handle, keys: list[int], /) -> None:
         """Keep only the plans with these keys, the latest used first."""
         ...
+
+
+def backward_node(core: Core) -> BackwardNode | None:
+    """Return the autograd node that runs on this thread, or None outside of a backward pass."""
+    fields = core.backward_node()
+    return None if fields is None else BackwardNode(*fields)

@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 )
 
 from rekindle.pytorch.online._users_line import users_line
+from rekindle.pytorch.operators import BackwardNode
 
 OUTSIDE = "(outside of modules)"
 
@@ -54,7 +55,13 @@ class Site:
 class Places:
     """The places of all operators since `watch`: `of_op[i]` is the place of operator i."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: Callable[[], BackwardNode | None]) -> None:
+        """Make an object without places.
+
+        Args:
+            node: Returns the autograd node that runs on this thread.
+        """
+        self._node = node
         self.of_op: list[Place] = []
         #: If set, called at each operator of the forward pass. Returns a label to store for it.
         self.where: Callable[[], str] | None = None
@@ -93,12 +100,11 @@ class Places:
 
     def _here(self) -> Place:
         """Return the place of the operator that is running."""
-        node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = self._node()
         if node is not None:
-            parameter = getattr(node, "variable", None)
-            if parameter is not None:  # this autograd node accumulates the gradient of a parameter
-                return Place(self.parameters.get(id(parameter), OUTSIDE), users_line())
-            return self._made_near(node._sequence_nr())
+            if node.parameter is not None:
+                return Place(self.parameters.get(id(node.parameter), OUTSIDE), users_line())
+            return self._made_near(node.number)
         place = Place(self._running[-1] if self._running else OUTSIDE, users_line())
         latest = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         if not self._nodes or latest > self._nodes[-1]:

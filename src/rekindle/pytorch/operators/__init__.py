@@ -11,6 +11,7 @@ from rekindle.pytorch.operators._fingerprint import fingerprint_of as fingerprin
 from rekindle.pytorch.operators._fingerprint import fingerprint_of_memory as fingerprint_of_memory
 from rekindle.pytorch.operators._imports import when_imported as when_imported
 from rekindle.pytorch.operators._in_place import IN_PLACE as IN_PLACE
+from rekindle.pytorch.operators._in_place import BackwardNode as BackwardNode
 from rekindle.pytorch.operators._in_place import InPlace as InPlace
 from rekindle.pytorch.operators._in_place import may_take_over as may_take_over
 from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS

@@ -67,7 +67,23 @@ IN_PLACE: Final = (
 _ENTRIES: Final = {(entry.name, entry.overload): entry for entry in IN_PLACE}
 
 
-def may_take_over(func: Any, args: tuple[Any, ...], result: Any) -> bool:
+class BackwardNode(NamedTuple):
+    """The autograd node that runs on this thread.
+
+    Attributes:
+        name: Its class, such as "MulBackward0".
+        number: Its sequence number.
+        only_first: True if its first input requires a gradient, and no other input does.
+        parameter: The leaf whose gradient it accumulates; None if it is another kind of node.
+    """
+
+    name: str
+    number: int
+    only_first: bool
+    parameter: Tensor | None
+
+
+def may_take_over(func: Any, args: tuple[Any, ...], result: Any, node: BackwardNode | None) -> bool:
     """Return True if `func`, called by autograd, may write its result over its first argument.
 
     The caller must check that the first argument, a gradient, is freed after the node. All other
@@ -77,16 +93,14 @@ def may_take_over(func: Any, args: tuple[Any, ...], result: Any) -> bool:
         func: The overload that autograd called.
         args: The positional arguments of the call.
         result: The tensor that the call returned.
+        node: The autograd node that called `func`, if any.
     """
     entry = _ENTRIES.get((func._schema.name, func._schema.overload_name))
-    node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]
-    if entry is None or node is None or torch.is_grad_enabled() or node.name() not in entry.nodes:
+    if entry is None or node is None or torch.is_grad_enabled() or node.name not in entry.nodes:
         return False
     gradient = args[0]
-    leads_on = [edge is not None for edge, _ in node.next_functions]
     return (
-        leads_on.index(True) == 0
-        and leads_on.count(True) == 1
+        node.only_first
         and gradient.is_floating_point()
         and gradient.is_contiguous()
         and gradient.dtype == result.dtype

@@ -32,6 +32,7 @@ from rekindle.pytorch.online import (
     ModelCall,
 )
 from rekindle.pytorch.operators import (
+    BackwardNode,
     Invocation,
     Operator,
     Signature,
@@ -60,6 +61,7 @@ def forecast(
     device: torch.device,
     policy: Policy,
     known: Known,
+    node: Callable[[], BackwardNode | None],
     report: Callable[[str], None] = lambda text: None,
 ) -> Bytes | None:
     """Return the smallest budget within which whole steps of a model should run.
@@ -70,6 +72,7 @@ def forecast(
         device: The device of the budget.
         policy: The policy of the budget.
         known: Costs and workspaces of operators that ran before.
+        node: Returns the autograd node that runs on this thread.
         report: Called with a text each time the progress changes. It may raise an error to stop the
             rehearsal.
 
@@ -84,7 +87,7 @@ def forecast(
     state = torch.get_rng_state(), random.getstate()
     try:
         with _disable_current_modes(), torch.enable_grad(), _quietly():
-            step = _Step(model, call, device, known, report)
+            step = _Step(model, call, device, known, node, report)
             trace = step.rehearse()
     finally:
         torch.set_rng_state(state[0])
@@ -145,9 +148,10 @@ class _Step:
         call: ModelCall,
         device: torch.device,
         known: Known,
+        node: Callable[[], BackwardNode | None],
         report: Callable[[str], None],
     ) -> None:
-        self._known, self._report = known, report
+        self._known, self._node, self._report = known, node, report
         self._fakes = fakes = Fakes(device)
         self._made_up = MadeUp(lambda: "")
         self._place = (device, True) if is_accelerator(device) else None
@@ -166,7 +170,7 @@ class _Step:
         """Run the optimizer, then a forward and a backward pass, and return the trace."""
         on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
         with self._fakes.mode, on_device:
-            tracer = Tracer(self._fakes, self._made_up, self._take)
+            tracer = Tracer(self._fakes, self._made_up, self._take, self._node)
             for name, tensors in self._there().items():
                 self.held[name] = bytes_of(tensors)
                 for tensor in tensors:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from rekindle._types import Bytes, Nanoseconds, OpId, ValueId
 from rekindle.pytorch.operators import (
+    BackwardNode,
     Operator,
     may_take_over,
     operator,
@@ -47,8 +48,23 @@ class _Saved:
 class Tracer(TorchDispatchMode):
     """Dispatch mode that records the operators that run on fake tensors of one device."""
 
-    def __init__(self, fakes: Fakes, made_up: MadeUp, take: Take) -> None:
+    def __init__(
+        self,
+        fakes: Fakes,
+        made_up: MadeUp,
+        take: Take,
+        node: Callable[[], BackwardNode | None],
+    ) -> None:
+        """Make a tracer that has recorded nothing yet.
+
+        Args:
+            fakes: Makes the fake tensors.
+            made_up: Answers the operators that read numbers of a tensor.
+            take: Returns the cost and the workspace of an operator.
+            node: Returns the autograd node that runs on this thread.
+        """
         super().__init__()
+        self._node = node
         self._fakes, self._made_up, self._take = fakes, made_up, take
         self.trace = TraceBuilder("rehearsal", held=True)
         self._values: dict[int, ValueId] = {}  # address of a storage -> the value in it
@@ -117,7 +133,7 @@ class Tracer(TorchDispatchMode):
         )
         if not runs_again:
             self._lost.update(values)
-        if read and read[0] is not None and may_take_over(func, args, result):
+        if read and read[0] is not None and may_take_over(func, args, result, self._node()):
             self._in_place[OpId(self.trace.operators - 1)] = read[0]
         for (address, old), new in zip(written.items(), values[: len(written)], strict=True):
             self._move(address, old, new)
