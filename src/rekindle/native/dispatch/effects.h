@@ -35,8 +35,8 @@ public:
     // The session mutex must be held.
     ~Effects();
 
-    // Scope in which the operators that this thread calls go through `effects`, which looks for
-    // side effects. If `effects` is null, the operators run unobserved.
+    // Scope in which `effects` checks each operator that this thread calls for side effects. If
+    // `effects` is null, no operator is checked.
     class Watching final {
     public:
         explicit Watching(Effects* effects) noexcept;
@@ -50,11 +50,11 @@ public:
         Effects* const before_;
     };
 
-    // Return the object that looks for side effects in the operators of this thread, or null.
+    // Return the `Effects` object that checks the operators of this thread, or null if none does.
     static Effects* current() noexcept;
 
-    // Run an operator that the observed kernel calls, after looking for side effects. Releases the
-    // session mutex.
+    // Check an operator that the observed kernel calls for side effects, and run the operator. The
+    // session mutex is released while the operator runs.
     void run(
         const Facts& facts,
         const c10::OperatorHandle& op,

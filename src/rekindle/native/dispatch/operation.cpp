@@ -580,8 +580,9 @@ bool Operation::look_up_written() {
 // Register new versions of the values that the operator wrote in place (R3, in-place writes). A
 // source (a value without a recipe) that no recipe reads keeps its record. Saved-tensor handles of
 // an old version then refer to the new one; the version check of each handle decides whether
-// unpacking raises (R7). A recomputation also makes the operator's results again: `results` bytes
-// that nothing needs, so they count as its workspace. Return true if a call was recorded.
+// unpacking raises (R7, version check). A recomputation also makes the operator's results again:
+// `results` bytes that nothing needs, so they count as its workspace. Return true if a call was
+// recorded.
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<StorageRecord*, 2> changed;

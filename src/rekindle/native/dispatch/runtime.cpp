@@ -11,7 +11,8 @@
 //    operator, its plain arguments and the geometry (sizes, strides, offset, dtype) of its tensors.
 //    Costs, sizes and workspaces are known per signature.
 // 4. Inputs are registered, and evicted ones are recomputed (dispatch/operation_inputs.cpp,
-//    memory/recomputing.cpp). Sources that the operator overwrites are saved first (R4).
+//    memory/recomputing.cpp). Before the operator overwrites a source, evicted values that need its
+//    old contents are recomputed and pinned (R4, sources).
 // 5. Room is made for the results and the workspace: the driver (memory/driver.cpp) asks the engine
 //    (engine/), which evicts, or throws `OutOfBudgetError`.
 // 6. The session mutex is released around the kernel (dispatch/operation_execute.cpp), because a

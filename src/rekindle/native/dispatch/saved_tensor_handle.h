@@ -10,8 +10,8 @@
 //    Autograd keeps the handle, not the tensor, so the runtime alone decides when the memory is
 //    freed.
 // 3. When memory is short, the engine evicts the storage. The handle does not change.
-// 4. The backward pass calls `call_unpack_hook`. It checks the version (R7) and makes the record
-//    resident (memory/storages.cpp), which may recompute the value by its recipe
+// 4. The backward pass calls `call_unpack_hook`. It checks the version (R7, version check) and
+//    makes the record resident (memory/storages.cpp), which may recompute the value by its recipe
 //    (memory/recipe.cpp). Then it builds a tensor with the noted geometry.
 // 5. Autograd destroys the handle with the graph. The destructor only enqueues the record; the
 //    driver releases the reference before the next operator.

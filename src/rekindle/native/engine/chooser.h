@@ -28,8 +28,8 @@ public:
 
     // Called when `storage` became a candidate for eviction.
     virtual void add(Storage& storage) = 0;
-    // Called when `storage` is not a candidate for eviction any more: it is locked, user-held,
-    // evicted or dead.
+    // Called when `storage` is not a candidate for eviction any more: it is locked (a running
+    // operator reads it), user-held, evicted, or dead (the program cannot reach it).
     virtual void remove(Storage& storage) = 0;
     // Return the storage to evict at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;

@@ -382,7 +382,8 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
 }
 
 // Push `call` on the stack of calls in progress, and its evicted inputs on the stack `pending_`.
-// With early locks, lock the inputs in memory; with late locks, push them on `pending_` as well.
+// `Locks::early`: lock the resident inputs now, so that they are not evicted. `Locks::late`: push
+// them on `pending_` as well. Each is then locked once all inputs before it are resident.
 void Engine::open(Call& call, Value* wanted, Locks locks) {
     // More calls are in progress than exist, so some call depends on its own output.
     if (frames_.size() > graph.n_calls()) {

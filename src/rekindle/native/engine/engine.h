@@ -106,8 +106,8 @@ public:
     // Event: an unknown write changed the contents of `storage`, which is in memory. Drops its
     // recipe, so it becomes a source (a value without a recipe).
     void seal(Storage& storage);
-    // Event: the contents of the dead `storage` are lost, because a call failed while it overwrote
-    // them. May be called inside `Performer::compute`.
+    // Event: the contents of `storage` are lost, because a call failed while it overwrote them. The
+    // program has no reference to `storage`. May be called inside `Performer::compute`.
     void spoil(Storage& storage);
     // Event: an operator ran whose results are not in the graph. `nbytes` is the change of the
     // memory that is only counted; it may be negative.

@@ -14,12 +14,14 @@
 
 namespace rekindle {
 
-// One event or action in the engine's log. Several entries describe a call: its `reads`, `makes`,
-// `views`, `overwrites` and `takes` come before the `call` or `admit` that they belong to.
+// One event or action in the engine's log. An operator call is logged as several entries: first one
+// entry for each storage that the call reads, makes, views or overwrites, and one for its workspace
+// (`takes`); then the entry `call` or `admit`.
 struct Entry final {
     enum class Kind : std::int64_t {
-        // Events that reach the engine. The comments give the fields of the entry; `id` is a
-        // storage, unless noted.
+        // Events that the runtime or a test reports to the engine. The comment after each kind says
+        // what the fields `id`, `number` and `flags` of such an entry mean. `id` is the number of a
+        // storage, unless the comment says otherwise.
         reads,       // number: position of the value in its storage; the root is 0
         makes,       // number: bytes
         views,       // number: position of the value
@@ -50,7 +52,8 @@ struct Entry final {
         clear,   // removes all marks
         listen,
         uncounted,  // change of the memory that belongs to no storage in the graph; number: bytes
-        // Events of host copies. Entries with flags may be part of another event.
+        // Events that concern copies on the host. An entry with the flag `NESTED` was written while
+        // the engine handled another event.
         ahead,
         prefetch,  // number: bytes
         planned,   // number: 1 if a plan decides from now on what to copy, 0 if the engine does
@@ -61,7 +64,7 @@ struct Entry final {
         swap_out_failed,  // flags: `NESTED`
         swap_in_failed,   // flags: `NESTED`
         copy_lost,        // flags: `NESTED`
-        // Actions that the engine takes. The comments give the fields of the entry, as above.
+        // Actions that the engine takes. The comments say what the fields mean, as above.
         compute,  // id: operator; flags: 1 if in place
         free,
         swap_out,  // flags: `KEPT` if the storage also stays resident

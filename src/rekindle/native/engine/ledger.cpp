@@ -410,9 +410,9 @@ bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
     return false;
 }
 
-// Remove the recipes that read the dead storage `start`, once no evicted value needs it, and free
-// it. Do the same with its inputs. Values computed from them then have no recipe and cannot be
-// evicted.
+// Free the storage `start`, which the program cannot reach, and remove the recipes that read it. Do
+// nothing while an evicted value needs `start`. Do the same with its inputs. Values computed from
+// the freed storages then have no recipe and cannot be evicted.
 void Ledger::banish(Storage& start) {
     std::vector<Storage*> unneeded{&start};
     while (!unneeded.empty()) {

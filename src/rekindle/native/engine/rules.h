@@ -1,5 +1,6 @@
-// Options of the engine: how it treats dead storages, when it gives up, and whether it imitates
-// quirks of the DTR authors' simulator. Twin of rekindle.engine._rules, which explains each.
+// Options of the engine: how it treats dead storages (storages that the program cannot reach any
+// more), when it gives up, and whether it imitates quirks of the DTR authors' simulator. Twin of
+// rekindle.engine._rules, which explains each.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,11 @@
-// Lowers the budget where a device has less memory than the budget says.
+// Lowers the budget after a device OOM, that is, after the device refused an allocation that fits
+// into the budget.
 //
 // Other processes, operators that allocate memory internally, and fragmentation take device memory
-// that no budget counts. An allocation that failed would fail again at the next operator, so the
-// budget is lowered to the bytes that did fit. If the cause was fragmentation, enough bytes are
-// still free. So if the program cannot run within the lowered budget, the original budget is
-// restored.
+// that no budget counts. The same allocation would fail again at the next operator, so the budget
+// is lowered to the bytes that did fit on the device. If fragmentation was the cause, the device
+// still has enough free bytes. So if the program cannot run within the lowered budget, the original
+// budget is restored.
 #pragma once
 
 #include <algorithm>

@@ -248,7 +248,8 @@ void Driver::look_at_all() {
     process_pending();
 }
 
-// Report to the engine which user-held values the program's variables no longer hold.
+// Find the storages whose last reference from a variable of the program has disappeared, and tell
+// the engine that they are no longer user-held. The engine may then evict or free them.
 void Driver::poll_held() {
     held_list_.each([&](StorageRecord& record) {
         if (may_drop(record) && !record.is_held()) {

@@ -312,8 +312,8 @@ public:
     // write to the base.
     void note_shared_version_counter(const c10::TensorImpl& tensor);
 
-    // Make `tensor`, which an optimizer writes in every step, a source and pin it (R4). With a
-    // recipe, recomputing it would need the values of all earlier steps.
+    // Make `tensor`, which an optimizer writes in every step, a source and pin it (R4, sources).
+    // With a recipe, recomputing it would need the values of all earlier steps.
     void pin_as_constant(const c10::TensorImpl& tensor);
     // Recompute and pin all values whose recipes need the current contents of `tensor`, which is
     // about to be written (R4, sources).

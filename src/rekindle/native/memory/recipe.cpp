@@ -172,7 +172,7 @@ torch::jit::Stack call_again(
 
 c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
     c10::SmallVector<StoragePtr, 4> storages = storages_of(recipe);
-    // The call writes its inputs in place (R3).
+    // True if the call writes inputs in place. It then gets copies of them (R3, in-place writes).
     const bool writes = !recipe.written().empty() && !recipe.statistics();
     if (writes && !in_place) {
         make_private(recipe, storages);

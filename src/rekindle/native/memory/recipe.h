@@ -1,8 +1,9 @@
 // Recipes: the operator calls by which values were computed, and how to repeat them without side
 // effects.
 //
-// A `Recipe` is the torch side of an engine's `Call`. `run_again` repeats (replays) the call: it
-// draws the same random numbers, and writes no memory that other code can see (R2, R3, R5, R6).
+// A `Recipe` (R2, recipes) is the torch side of an engine's `Call`. `run_again` repeats (replays)
+// the call. It draws the same random numbers (R5, randomness), and writes no memory that other code
+// can see (R3, in-place writes; R6, hidden writes).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -98,8 +98,9 @@ struct RecomputeDuringCaptureError final : Error {
     const char* site;
 };
 
-// The runtime refuses an operator (R11). Either the operator is a collective that may write unknown
-// memory. Or a dispatch mode or tensor subclass handles it after the runtime's dispatch key.
+// The runtime refuses an operator (R11, refuse loudly). Either the operator is a collective that
+// may write unknown memory. Or a dispatch mode or tensor subclass handles it after the runtime's
+// dispatch key.
 struct UnsupportedOperatorError final : Error {
     explicit UnsupportedOperatorError(const Facts& op, bool in_python = false)
         : Error("an operator is refused within a budget"), facts(&op), by_python(in_python) {}

@@ -25,7 +25,8 @@ inline constexpr std::uint8_t ZEROED = 4;  // Made by `torch.zeros`, and not wri
 
 // Python's table entries for one operator. `statistics` are the positions of three arguments, -1 if
 // there is none. The first two are the running mean and variance, which the operator writes
-// although its schema does not say so (R6). The third is the flag that enables these writes.
+// although its schema does not say so (R6, hidden writes). The third is the flag that enables these
+// writes.
 struct Traits final {
     // Flags of operators. Each flag belongs to a table of operators in
     // rekindle.pytorch.operators._traits, and is explained there.
@@ -109,7 +110,8 @@ struct Facts final {
     bool opaque = false;  // The operator must never be recomputed.
     // The operator has its own backward pass, and runs with grad mode off.
     bool differentiated = false;
-    bool unseen = false;  // The operator may write memory that is in no argument (R11).
+    // The operator may write memory that is in no argument, so it is refused (R11, refuse loudly).
+    bool unseen = false;
     // The operator sums products, so PyTorch's precision settings affect it.
     bool product = false;
     bool may_use_workspace = false;  // On a CPU, the operator's workspace may exceed its results.
@@ -117,8 +119,8 @@ struct Facts final {
     bool ends = false;               // The operator ends a range of the profiler.
     // The operator can be called again after an out-of-memory error.
     bool retryable_after_oom = true;
-    // The operator is a function compiled by Inductor (R12), which may draw from any random
-    // generator.
+    // The operator is a function compiled by Inductor (R12, compiled regions), which may draw from
+    // any random generator.
     bool region = false;
     bool unit = false;   // The operator is the forward of an autograd.Function.
     bool talks = false;  // The operator communicates with other processes.
@@ -133,7 +135,8 @@ struct Facts final {
 
 // Add Python's table entries for the operator `name`. Called before the first operator runs.
 void learn_traits(std::string name, const Traits& traits);
-// Never recompute operators of the namespace `name_space`, because they have external effects (R9).
+// Never recompute operators of the namespace `name_space`, because they have external effects (R9,
+// everything else runs once).
 void learn_effects(std::string name_space);
 // Treat operators whose name contains `part` as sums of products, whose precision can be chosen.
 void learn_products(std::string part);

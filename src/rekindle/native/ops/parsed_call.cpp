@@ -216,7 +216,7 @@ void ParsedCall::take_text(std::string_view text) {
 }
 
 // Find the running statistics that this call writes although the operator's schema does not say so
-// (R6).
+// (R6, hidden writes).
 void ParsedCall::take_statistics(const torch::jit::Stack& stack) {
     const auto given = torch::jit::last(stack, facts.arguments);
     const auto [mean, variance, training] = facts.traits.statistics;

@@ -107,7 +107,8 @@ void learn_all_in_place(PyObject* list) {
 //
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
 // Python. `tensor` and `parameter`: the classes `torch.Tensor` and `torch.nn.Parameter`. `traits`:
-// see `learn_all_traits`. `effects`: namespaces of operators that are never recomputed (R9).
+// see `learn_all_traits`. `effects`: namespaces of operators that are never recomputed, because
+// they have external effects (R9, everything else runs once).
 // `products` and `may_use_workspace`: parts of names of operators that sum products, and of
 // operators that may use a workspace on a CPU. `in_place`: see `learn_all_in_place`. Return "", or
 // the reason if the core cannot be installed.

@@ -19,17 +19,18 @@ namespace rekindle {
 
 namespace {
 
-// Python object that stands for an engine's storage in a Python policy. It has the attributes of
-// `rekindle.policies.Candidate`.
+// The `rekindle.policies.Candidate` that a policy written in Python gets for a storage of the
+// native engine.
 struct CandidateObject final {
     PyObject_HEAD;
-    // The storage; null once it is destroyed. From then on, `numbers` has its last attributes.
+    // The storage of the native engine; null once it is destroyed.
     Storage* storage;
-    PythonChooser* chooser;  // finds or makes the objects of parents and children
+    PythonChooser* chooser;  // finds or makes the candidates of the storage's parents and children
+    // The attributes that the storage had when it was destroyed, in the order of `numbers_of`.
     std::array<std::int64_t, 4> numbers;
 };
 
-// Return the attributes of `storage` that a policy may read.
+// Return the attributes of `storage` that a policy written in Python may read.
 std::array<std::int64_t, 4> numbers_of(const Storage& storage) noexcept {
     return {storage.nbytes, storage.cost, storage.last_access, storage.order};
 }

@@ -24,7 +24,8 @@ void process_frees(Driver& driver) {
     });
 }
 
-// Parse the arguments (driver, number of a recording), and process all frees so far.
+// Parse the arguments of a Python function that reads a recording: the driver, and the number of
+// the recording. First process the storages freed so far, so that the recording contains them.
 std::pair<Driver&, std::int64_t> recording_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;

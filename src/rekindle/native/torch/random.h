@@ -1,4 +1,5 @@
-// States of random number generators, so that a recomputed operator draws the same numbers (R5).
+// States of random number generators, so that a recomputed operator draws the same numbers (R5,
+// randomness).
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,4 +1,5 @@
-// Stores many states of random number generators in little memory, for recomputation (R5).
+// Stores many states of random number generators in little memory, for recomputation (R5,
+// randomness).
 //
 // NOTE [Compact generator states]
 //
