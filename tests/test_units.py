@@ -133,7 +133,7 @@ def test_error_for_wrong_size_is_short_for_long_text() -> None:
     # Python's int() refuses text with so many digits.
     assert _refusal("7" * 5000) == (
         "rekindle.budget('777777777777...7777777777777'): got 5000 characters, "
-        'wanted at most 40; write rekindle.budget("6GiB")'
+        'wanted at most 40 characters; write rekindle.budget("6GiB")'
     )
 
 

@@ -109,7 +109,7 @@ class _Reader:
         if isinstance(value, float):
             raise self._refused("a float", "an int or text", *_instead_of(value))
         if isinstance(value, SupportsIndex):  # an int, or an integer of NumPy
-            with suppress(TypeError):  # Most arrays have `__index__` too, but raise in it.
+            with suppress(TypeError):  # Most NumPy arrays also have `__index__`, but it raises.
                 return self._positive(operator.index(value))
         if isinstance(value, Real):  # a float of NumPy, for example
             kind = type(value).__name__
@@ -122,7 +122,9 @@ class _Reader:
             got = "text that does not start with a number" if text else "empty text"
             raise self._refused(got, f"a number and a unit: {_ANY_UNIT}", '"6GiB"')
         if len(text) > _LONGEST:
-            raise self._refused(f"{len(text)} characters", f"at most {_LONGEST}", '"6GiB"')
+            raise self._refused(
+                f"{len(text)} characters", f"at most {_LONGEST} characters", '"6GiB"'
+            )
         number, unit = match["number"], match["unit"] or "B"
         if match["unit"] is None and "." in number:
             in_gib = _amount(number, "B") and _is_size(number, "GiB")

@@ -85,7 +85,7 @@ def test_each_policy_evicts_storage_with_greatest_benefit(
 
 
 @pytest.mark.parametrize(("policy", "benefit"), FORMULAS, ids=[repr(p) for p, _ in FORMULAS])
-def test_policy_loss_of_storage_is_size_over_benefit(
+def test_cost_of_evicting_storage_matches_formula_of_policy(
     policy: Policy, benefit: Callable[[Storage, int], float]
 ) -> None:
     by_size = isinstance(policy, DTR | Largest | MSPS)
@@ -111,9 +111,11 @@ def test_policy_loss_of_storage_is_size_over_benefit(
 
 
 def test_union_find_cost_equals_exact_cost_until_recomputation() -> None:
-    """Union-find can differ from the exact cost: it splits no classes, and mixes directions.
+    """`Classes` gives the same cost of evicted neighbors as `Exact` while values are only evicted.
 
-    On a chain of which values are only evicted, neither happens.
+    `Classes` is an approximation by union-find: it never splits a group of evicted neighbors, and
+    does not distinguish ancestors from descendants. On a chain of values of which none is
+    recomputed, neither makes a difference.
     """
 
     rng = random.Random(7)

@@ -102,7 +102,10 @@ class Engine(Exchange):
         return self._evict_or_remove(storage) if storage.dead else ()
 
     def drop(self, storage: Storage) -> Iterable[Action]:
-        """Record that no variable holds `storage` any more. If it is dead, evict or free it."""
+        """Record that no variable of the program holds `storage` any more.
+
+        The storage is evicted or freed now if the program has no other reference to it either.
+        """
         storage.held = False
         self._classify(storage)
         return self._evict_or_remove(storage) if storage.dead else ()
@@ -166,7 +169,10 @@ class Engine(Exchange):
             yield from self._free(self._lose_recipe(call))
 
     def spoil(self, storage: Storage) -> Iterator[Action]:
-        """Evict the dead `storage`: a call failed while overwriting it, and its value is lost."""
+        """Evict `storage`, whose contents are lost because a call failed while overwriting it.
+
+        The program has no reference to `storage`.
+        """
         yield from self._evict(storage)
 
     # -- for drivers ------------------------------------------------------------------------------
@@ -413,7 +419,8 @@ class Engine(Exchange):
             self._give_up_checkpoints()
             if (yield from self._recomputes_in_order(call, wanted, held)):
                 return
-        # Evict all candidates, and retry with late locks.
+        # Evict all candidates, and retry with late locks: lock each input of a call only once all
+        # inputs before it are resident. Until then the input can be evicted to make room.
         yield from self.shrink(-1)
         yield from self._climb(call, wanted, held, eager_locks=False)
 
@@ -527,8 +534,8 @@ class Engine(Exchange):
                     else:
                         yield from self._run(frame, held)
                 except NoRoom:
-                    # The calls that wait for this one have locked inputs. On the second attempt
-                    # (late locks) these inputs may be swapped out.
+                    # The calls that wait for this one have locked inputs. In the attempt with late
+                    # locks (`eager_locks` is False) these inputs may be swapped out.
                     outer = [other for other in frames[:-1] if other.locked and not other.gave_up]
                     if eager_locks or self.host is None or not outer:
                         raise

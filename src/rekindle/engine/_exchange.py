@@ -97,7 +97,10 @@ class Exchange(Ledger):
         return waiting < self._chooser.recompute_ns(victim)
 
     def _make_host_room(self, nbytes: Bytes, host: HostMemory) -> Iterator[Action]:
-        """Discard host copies of resident or dead storages, if that makes room for `nbytes`."""
+        """Discard host copies that are not needed, if that makes room on the host for `nbytes`.
+
+        A copy is not needed if its storage is resident, or if the program cannot reach the storage.
+        """
         yield from self.discards()
         for storage in host.spare(nbytes) or ():
             host.drop(storage)
@@ -244,7 +247,7 @@ class Exchange(Ledger):
                 yield from self._evict_or_remove(storage)
 
     def discards(self) -> Iterator[Action]:
-        """Discard the host copies of dead storages.
+        """Discard the host copies of storages that the program cannot reach any more.
 
         Drivers call this method to free host memory early. The engine calls it before it makes
         another copy.

@@ -135,7 +135,11 @@ class Storage:
 
     @property
     def useless(self) -> bool:
-        """True for a dead source (no recipe) kept only to recompute resident user-held values."""
+        """True for a source that is kept only to recompute values which are resident anyway.
+
+        The program cannot reach the source itself. The values are user-held, so they are not
+        evicted as long as variables of the program hold them.
+        """
         if not self.dead or not self.consumers:
             return False
         found: set[Storage] = {self}

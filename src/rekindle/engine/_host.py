@@ -44,7 +44,7 @@ class HostMemory:
     def measured(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
     ) -> None:
-        """Replace the expected bandwidths by those that the driver measured."""
+        """Set the bandwidths of swap-out and swap-in to those that the driver measured."""
         self.link.measured(out_bytes_per_s, in_bytes_per_s)
 
     def take(self, storage: Storage) -> None:

@@ -181,7 +181,10 @@ class Ledger:
             self._classify(storage)
 
     def _evict_or_remove(self, storage: Storage) -> Iterable[Action]:
-        """Evict the dead `storage` if a recomputation may need it, else drop it from the graph."""
+        """Evict `storage` if a recomputation may need it, else remove it from the graph.
+
+        The storage is dead: the program cannot reach it any more.
+        """
         useful = storage.consumers or self.rules.quirks
         kept = storage.locks or storage.pinned or storage in self.checkpoints
         if (
@@ -248,9 +251,10 @@ class Ledger:
         return less_needed
 
     def _banish(self, storage: Storage) -> list[Storage]:
-        """Free `storage` for good if it is dead and no evicted storage needs it, then its parents.
+        """Free `storage` for good if neither the program nor a recomputation needs it.
 
-        Storages that were made from `storage` lose their recipe (`Rules.dead == "banish"`).
+        Its parents (the storages that it was made from) are then freed in the same way. Storages
+        that were made from `storage` lose their recipe. Only called if `Rules.dead` is "banish".
 
         Returns:
             The removed storages that were resident, for the driver to free.
@@ -350,7 +354,10 @@ class Ledger:
         self._lock(storage)
 
     def unlock(self, storage: Storage) -> Iterable[Action]:
-        """Undo `lock`. If `storage` is dead and has no other locks, evict or free it."""
+        """Undo one `lock` of `storage`.
+
+        The storage is evicted or freed if it has no other lock and the program cannot reach it.
+        """
         self._unlock(storage)
         return self._evict_or_remove(storage) if storage.dead and not storage.locks else ()
 

@@ -31,7 +31,7 @@ class Route:
     moves: tuple[int, ...]
     restores: tuple[tuple[StorageId, ...], ...]
     kept: tuple[StorageId, ...] = ()
-    """Storages to keep in memory although dead, because a later recomputation reads them."""
+    """Storages to keep although the program cannot reach them: a later recomputation reads them."""
     copies: tuple[int, ...] = ()
     """Copies to the host and back: s copies storage s to the host, ~s swaps it in."""
     recompute_ns: Nanoseconds = 0

@@ -1,4 +1,8 @@
-"""Define the engine's settings that no policy decides: dead storages, limits, compatibility."""
+"""Define the settings of the engine that are independent of its policy.
+
+They decide how the engine treats dead storages (storages that the program cannot reach any more),
+how long it may recompute, and whether it imitates the simulator of the DTR paper.
+"""
 
 from __future__ import annotations
 

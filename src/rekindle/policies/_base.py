@@ -53,7 +53,11 @@ class Chooser(ABC):
 
     @abstractmethod
     def remove(self, storage: Candidate) -> None:
-        """Record that `storage` may not be evicted: it is locked, held, evicted or dead."""
+        """Record that `storage` is no candidate for eviction any more.
+
+        The storage was evicted, an operator reads it, a variable of the program holds it, or the
+        program cannot reach it any more.
+        """
 
     @abstractmethod
     def choose(self, now: Nanoseconds) -> Candidate | None:

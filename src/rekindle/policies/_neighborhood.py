@@ -189,7 +189,10 @@ class Exact(Neighborhood):
         self.evicted(storage)
 
     def _notice(self, storage: Candidate) -> None:
-        """Add the expected outputs to all neighborhoods that have `storage` as a descendant."""
+        """Add the outputs of the running call to all neighborhoods with the descendant `storage`.
+
+        With `Rules.quirks`, these outputs count as evicted until the call has run.
+        """
         self._noticed[storage] = None
         for member in (storage, *_reach(self._up, storage.parents())):
             self._noticed.update((parent, None) for parent in member.parents())

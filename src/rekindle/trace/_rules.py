@@ -92,7 +92,11 @@ def _calls_in_order(trace: Trace) -> Iterator[str]:
 
 
 def _references_balance(trace: Trace) -> Iterator[str]:
-    """Yield a message for each release without a reference, and each drop of a value not held."""
+    """Yield a message for each event that ends a reference which does not exist.
+
+    Such an event is a `Release` of a value without references, or a `Drop` of a value that no
+    variable holds.
+    """
     references = [0] * len(trace.values)
     held: set[int] = set()
     for position, event in enumerate(trace.events):

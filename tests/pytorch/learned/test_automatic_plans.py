@@ -130,7 +130,8 @@ def test_plan_is_not_abandoned_if_policy_time_is_unknown() -> None:
     assert plan.route is not None
 
 
-def test_cached_plan_includes_measured_time_of_policy() -> None:
+def test_cached_plan_keeps_recompute_share_of_unplanned_steps() -> None:
+    """The cache has the share of time that steps without a plan spent on recomputation."""
     plans = plans_for(1, torch.device("cpu"))
     plan = planned(plans)
     plans.over(MET, None, 0.1)

@@ -22,7 +22,7 @@ VECTOR = 4 * SIZE
 def _counted() -> Iterator[None]:
     module: Any = native_core()
     if not module.count_allocations():
-        pytest.skip("another allocator insists on being the one")
+        pytest.skip("another CPU allocator is installed, so allocations cannot be counted")
     cores.forget_signatures()
     yield
     cores.forget_signatures()
@@ -158,8 +158,8 @@ def _layers(width: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 
 
-def test_all_parameters_count_when_model_reads_the_first_one() -> None:
-    """Parameters that are read later count as well, and so do existing gradients."""
+def test_reading_first_parameter_counts_memory_of_whole_model() -> None:
+    """From its first operator on, `run.memory` includes all parameters and existing gradients."""
     model, x = _layers(50), torch.rand(3, 50)
     model(x).sum().backward()
     weights = sum(each.nbytes for each in model.parameters())
@@ -172,7 +172,7 @@ def test_all_parameters_count_when_model_reads_the_first_one() -> None:
     assert seen[0] >= 2 * weights + x.nbytes
 
 
-def test_all_parameters_of_deeply_nested_model_count() -> None:
+def test_parameters_of_deeply_nested_model_count_towards_memory() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(600)))
     with rekindle.budget(None) as run, torch.no_grad():
         model(torch.rand(1, 2))

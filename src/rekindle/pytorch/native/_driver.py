@@ -390,7 +390,10 @@ class Driver:
         )
 
     def save_before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Recompute and pin the values that depend on contents which the step overwrites (R4)."""
+        """Recompute and pin evicted values that need contents which the step overwrites.
+
+        This is rule R4, sources.
+        """
         groups, state = optimizer.param_groups, _dict_of(optimizer.state)
         self.core.save_before_optimizer_step(self.handle, groups, state)
 
@@ -407,7 +410,10 @@ class Driver:
         self.core.make_room(self.handle, needed, who)
 
     def mark_externally_writable(self, home: torch.UntypedStorage) -> None:
-        """Protect recipes that read the storage `home`, because other code may write to it (R4)."""
+        """Protect recipes that read the storage `home`, because other code may write to it.
+
+        The native core notices no such write. See rule R4, sources.
+        """
         self.core.mark_externally_writable(self.handle, home._cdata)
 
     def bring_back(self, tensor: Tensor) -> None:

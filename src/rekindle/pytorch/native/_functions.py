@@ -229,14 +229,20 @@ class _Session:
         return first.outputs
 
     def _unit_of(self, kind: type[Function], original: Callable[..., Any]) -> _Unit:
-        """Return the unit of the function class `kind`, made on first use."""
+        """Return the operator that runs the forward pass of the autograd function `kind`.
+
+        The operator (a unit) is made when the function is first called.
+
+        Raises:
+            _NotRecomputable: This process has made as many units as it may.
+        """
         found = _units.get(kind)
         if found is None or found.original is not original:
             global _made_so_far
             with _lock:
                 if _made_so_far == _MOST_UNITS:
                     raise _NotRecomputable(
-                        f"Rekindle recomputes at most {_MOST_UNITS} such functions"
+                        f"Rekindle recomputes at most {_MOST_UNITS} autograd functions"
                     )
                 _made_so_far += 1
                 found = _units[kind] = _Unit(self.core, kind, original, _made_so_far)

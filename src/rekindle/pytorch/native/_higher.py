@@ -3,8 +3,9 @@
 A higher-order operator has a kernel for each dispatch key. This file adds a kernel for the core's
 key that passes the call on, so the core sees the operators inside.
 
-Compiled code runs no operators. This file makes each compiled region one operator (R12). The
-region's graph tells which arguments the region writes, and how large its results will be.
+Compiled code runs no operators. This file makes each compiled region one operator (R12, compiled
+regions). The region's graph tells which arguments the region writes, and how large its results will
+be.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Core(Protocol):
         ...
 
     def mark_externally_writable(self, driver: Handle, storage: Storage, /) -> None:
-        """Record that code other than PyTorch may write the storage (R4)."""
+        """Record that code other than PyTorch may write the storage (R4, sources)."""
         ...
 
     def about_to_resize(
@@ -305,7 +305,10 @@ class Core(Protocol):
     def save_before_optimizer_step(
         self, driver: Handle, groups: list[dict[str, Any]], state: dict[Tensor, Any], /
     ) -> None:
-        """Recompute and pin the values that need contents which the step overwrites (R4)."""
+        """Recompute and pin evicted values that need contents which the step overwrites.
+
+        This is rule R4, sources.
+        """
         ...
 
     def release_recompute_sources(self, driver: Handle, /) -> bool:

@@ -39,7 +39,7 @@ class Transcript(NamedTuple):
     counted: bytes
     """Counted memory outside of the engine's graph at the start, in the same form."""
     entries: bytes
-    """The entries: kind, id, number, flags, clock, memory."""
+    """The journal's entries of six numbers each: kind, id, number, flags, clock, memory."""
     places: bytes
     """For a recorded step: the number of entries before each operator of the step."""
     workspaces: bytes
@@ -78,9 +78,14 @@ class Transcript(NamedTuple):
         return reader.build(), starts, numbers
 
     def recorder(self) -> Recorder:
-        """Return every action, with the engine's clock and memory before the action."""
+        """Return a recorder with all actions of the engine in the journal.
+
+        For each action, the recorder has the engine's clock and memory before the action.
+        """
         recorder = Recorder()
-        overwrites = False  # the operator call that the following entries describe writes in place
+        # Several entries of the journal describe one operator call. True once one of them says that
+        # the call writes in place.
+        overwrites = False
         for kind, number, _, flags, clock, memory in _rows(self.entries, 6):
             match KINDS[kind]:
                 case "overwrites":

@@ -3,11 +3,11 @@
 `fully_shard` (FSDP) gathers a layer's parameters before the forward pass, and frees them afterwards
 by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. Values that
 autograd saved in between keep their recipes (`native/memory/gathered.h`). The runtime treats any
-other source that is freed as one that is overwritten (R4).
+other source that is freed as one that is overwritten (R4, sources).
 
 Invertible networks free activations in the same way, and recompute them in the backward pass from
-the layer's output. The runtime treats that as an in-place write (R3): later recomputation uses the
-new contents.
+the layer's output. The runtime treats that as an in-place write (R3, in-place writes): later
+recomputation uses the new contents.
 """
 
 from __future__ import annotations

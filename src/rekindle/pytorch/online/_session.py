@@ -101,7 +101,10 @@ class DriverInterface(Protocol):
         ...
 
     def save_before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Recompute and pin the values that depend on contents which the step overwrites (R4)."""
+        """Recompute and pin evicted values that need contents which the step overwrites.
+
+        This is rule R4, sources.
+        """
         ...
 
     def release_recompute_sources(self) -> bool:

@@ -15,8 +15,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
 
-#: Operators that write running statistics although their schema does not say so (R6). For each, the
-#: positions of running_mean, of running_var, and of the flag that enables the write.
+#: Operators that write running statistics although their schema does not say so (R6, hidden
+#: writes). For each, the positions of the arguments running_mean and running_var, and of the flag
+#: that enables the write.
 HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
     "aten::native_batch_norm": (3, 4, 5),
     "aten::cudnn_batch_norm": (3, 4, 5),
@@ -33,8 +34,8 @@ ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
     "aten::_batch_norm_with_update": (3, 4),
 }
 
-#: Operators that make decisions (indices, counts). Their integer results are never evicted (R8),
-#: because recomputing them from slightly different inputs could change them.
+#: Operators that make decisions (indices, counts). Their integer results are never evicted (R8,
+#: routing), because recomputing them from slightly different inputs could change them.
 ROUTING = {
     "aten::argmax",
     "aten::argmin",
@@ -70,8 +71,9 @@ INDEXING = {
     "aten::repeat_interleave",
 }
 
-#: Operators that make uninitialized memory (R4). If an operator reads such memory and no other
-#: operator has written it, code outside the dispatcher must have written it.
+#: Operators that make uninitialized memory. If an operator reads such memory and no other operator
+#: has written it, code outside the dispatcher must have written it. Then the memory is a source
+#: (R4, sources).
 EMPTY = {
     "aten::empty",
     "aten::empty_like",
@@ -171,7 +173,7 @@ ROOMY_ON_HOST = (
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
 #: Higher-order operators that write none of their arguments. Rekindle allows them, and never evicts
-#: their results (R12).
+#: their results.
 FUNCTIONAL = {
     "associative_scan",
     "cond",
@@ -307,7 +309,7 @@ def _is_one_of(parts: tuple[str, ...], name: str) -> bool:
 
 
 def _check_collective(name: str, tells: bool) -> None:
-    """Raise `Unsupported` for a collective if it is unknown which arguments it writes (R11)."""
+    """Raise `Unsupported` for a collective if it is unknown which arguments it writes."""
     if not tells and name not in COLLECTIVES_WITHOUT_RESULT:
         raise unseen_collective(name)
 
@@ -337,7 +339,7 @@ def _content(name: str) -> int:
 
 
 def check_higher_order(higher: HigherOrderOperator) -> None:
-    """Raise `Unsupported` for a higher-order operator that may write its arguments (R11)."""
+    """Raise `Unsupported` for a higher-order operator that may write its arguments."""
     if higher.name() not in FUNCTIONAL:
         raise Unsupported(
             f"the higher-order operator {higher.name()} inside rekindle.budget(...): Rekindle "

@@ -41,7 +41,7 @@ def gathered_input(nbytes: Bytes, changed: bool) -> Unsupported:
 
 
 def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
-    """Return the error for a tensor, needed to recompute, that was modified unseen (R7)."""
+    """Return the error for a modified tensor that a recomputation needs (R7, version check)."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: {made_by} that recomputation needs is at version {now}; expected version "

@@ -1,4 +1,4 @@
-"""Treat the code that Inductor compiles from a graph as one operator, a region (R12).
+"""Treat code that Inductor compiles from a graph as one operator (R12, compiled regions).
 
 A setting of Inductor makes PyTorch run compiled code as the higher-order operator
 `inductor_compiled_code`, which dispatch modes see. An argument of this operator has the graph of
@@ -110,7 +110,8 @@ class Region:
         #: Positions and names of the arguments that the region writes.
         self.written = tuple((n, each.name) for n, each in enumerate(arguments) if each in written)
         #: True if the region writes arguments, but no result depends on their old contents. These
-        #: arguments are running statistics, which a recomputation must not update again (R6).
+        #: arguments are running statistics, which a recomputation must not update again (R6, hidden
+        #: writes).
         self.statistics = bool(written) and not _depends(nodes, written)
         #: True if the region is a forward pass that has a backward pass.
         self.training = _is_forward(arguments)
@@ -119,7 +120,8 @@ class Region:
         #: True if the region sums by atomics, so its bits vary. One trial with equal bits proves
         #: little.
         self.by_atomics = any(each >= Doubt.ATOMICS for each in self._doubts)
-        #: True if the region must not be recomputed: it makes a decision (R8), or has effects (R9).
+        #: True if the region must not be recomputed, because it makes a decision (R8, routing) or
+        #: has external effects (R9, everything else runs once).
         self.opaque = any(
             torch.Tag.dynamic_output_shape in target.tags
             or target.namespace in EFFECTS

@@ -353,7 +353,10 @@ def _meta(geometry: Geometry) -> Tensor:
 def written_by(
     operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Tensor]:
-    """Iterate over the tensors that a call writes, including running statistics (R6)."""
+    """Iterate over the tensors that a call writes.
+
+    Running statistics are included, although no schema mentions these writes (R6, hidden writes).
+    """
     if operator.statistics:
         written = (args[position] for position in operator.written_statistics(tuple(args)))
         yield from (target for target in written if target is not None)

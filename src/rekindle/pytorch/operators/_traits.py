@@ -63,21 +63,25 @@ TRIED: Final = 262144
 
 
 class Traits(NamedTuple):
-    """The flags of one operator from all tables, and positions of special arguments."""
+    """What Rekindle knows about one operator of PyTorch, beyond the operator's schema.
+
+    The fields are the operator's flags, and the positions of those arguments that Rekindle treats
+    specially. Position -1 means that the operator has no such argument.
+    """
 
     name: str
     flags: int
-    #: Positions of the arguments running mean and variance, which the operator writes (R6), and of
-    #: the flag that enables the write. -1: no such argument.
+    #: Positions of the arguments for the running mean and the running variance, which the operator
+    #: writes (R6, hidden writes), and of the flag that enables these writes.
     mean: int
     variance: int
     training: int
-    #: Position of the argument `accumulate`. -1: the operator has no such argument.
+    #: Position of the argument `accumulate`.
     accumulate: int
 
 
 def traits() -> list[Traits]:
-    """Return the flags and positions of all operators that are in a table."""
+    """Return the `Traits` of every operator that a table of this package lists."""
     found: list[Traits] = []
     for name in sorted(set[str]().union(*_KINDS.values())):
         flags = sum(bit for bit, names in _KINDS.items() if name in names)

@@ -97,7 +97,7 @@ def forecast(
 
 
 def _of_other_models(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
-    """Return the bytes in `held` that do not belong to the rehearsed model.
+    """Return the bytes of other models: those in `held` that the rehearsed model does not use.
 
     Args:
         own: Bytes that belong to the rehearsed model, by category.

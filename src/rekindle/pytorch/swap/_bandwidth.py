@@ -16,7 +16,7 @@ _NONE = Bandwidth(1, 1)
 WATCHED: Final = 4
 """Number of latest transfers whose speed is averaged, because a single one may be delayed."""
 MUCH_SLOWER: Final = 4
-"""Ratio of expected to measured bandwidth above which swap-outs or swap-ins count as slower.
+"""How many times slower transfers must be than before to count as slower.
 
 Smaller differences mean little, because other programs use the same disk or bus.
 """
@@ -26,17 +26,20 @@ _known: dict[Hashable, Bandwidth] = {}
 
 @final
 class Pace:
-    """The recent speed of swap-outs or of swap-ins, compared with the expected speed."""
+    """Compares the speed of recent transfers in one direction with the bandwidth believed so far.
+
+    One object compares swap-outs, another one swap-ins.
+    """
 
     def __init__(self, believed: Bytes, latency_ns: Nanoseconds) -> None:
-        """Start with an expected bandwidth.
+        """Start with the bandwidth that the engine uses so far.
 
         Args:
-            believed: The expected bandwidth in bytes per second.
+            believed: That bandwidth in bytes per second.
             latency_ns: Time (ns) to subtract from each transfer. It makes the bandwidth of small
                 transfers comparable with the expected one, which large transfers measured.
         """
-        self._believed = believed  # expected bandwidth in bytes per second
+        self._believed = believed  # bytes per second
         self._latency_ns = latency_ns
         self._last: deque[tuple[Bytes, Nanoseconds]] = deque(maxlen=WATCHED)
 
@@ -44,8 +47,8 @@ class Pace:
         """Record that a transfer of `nbytes` took `ns`.
 
         Returns:
-            The measured bandwidth if it is much lower than the expected bandwidth, else None. From
-            then on, the returned bandwidth is the expected one.
+            The measured bandwidth if it is much lower than the bandwidth believed so far, else
+            None. A returned bandwidth is the believed one from then on.
         """
         self._last.append((nbytes, max(0, ns - self._latency_ns)))
         moved, took = (sum(each) for each in zip(*self._last, strict=True))

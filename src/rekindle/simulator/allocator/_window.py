@@ -17,14 +17,14 @@ from rekindle._types import Bytes
 from rekindle.simulator.allocator._blocks import Block
 
 Loss = Callable[[Block], float | None]
-"""Function from a block to the loss (score) of evicting its storage; None if it must stay."""
+"""Function that returns the cost of evicting the storage in a block, or None if it must stay."""
 
 Choice = tuple[float, list[Block]]
 """A choice of blocks: the sum of their losses, and the blocks to evict."""
 
 
 def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choice | None:
-    """Find adjacent blocks of at least `nbytes` in total whose eviction has the least loss.
+    """Find adjacent blocks of at least `nbytes` in total that cost the least to evict.
 
     Args:
         blocks: The blocks of one segment, in order of address.
