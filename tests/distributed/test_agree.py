@@ -58,7 +58,7 @@ def _growing(rank: int) -> dict[str, Any]:
             )
             again = rekindle.distributed.agree(run, limit=most + rank, overhead=0.0, growth=1.3)
             assert again == said[-1]  # a second call after the same step changes nothing
-            # collectives of the agreement are not counted
+            # the collectives by which ranks agree on a budget are not counted
             assert (run.memory, run.evictions) == before
             budgets.append(run.budget)
             evictions.append(run.evictions)

@@ -99,14 +99,15 @@ def test_recomputing_one_of_two_outputs_needs_memory_for_both() -> None:
     trace = builder.build()
     actions = replay(trace, budget=12, policy=LRU(), watch=_check).actions
     assert actions[-2:] == (Free(trace.values[large]), Compute(trace.maker[evicted]))
-    # 4 bytes are kept and both outputs need 8, although only 4 of them remain
+    # The operator needs 8 bytes for its two outputs, in addition to 4 bytes that are pinned. The
+    # program frees one of the outputs later, but that does not help.
     with pytest.raises(NoRoom) as caught:
         replay(trace, budget=11, policy=LRU())
     assert caught.value.needed == 8
 
 
 def test_chain_of_in_place_writes_is_recomputed_on_one_copy() -> None:
-    # As in dropout on a CPU: empty_like, bernoulli_, div_; only the final mask is read.
+    # Dropout on a CPU makes its mask by these three operators. Only the final mask is read.
     builder = TraceBuilder()
     (empty,) = builder.call("empty_like", 1, (), [8])
     (drawn,) = builder.call("bernoulli_", 1, [empty], [8], overwrites=[(0, empty)])

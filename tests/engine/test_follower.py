@@ -78,7 +78,7 @@ def test_engine_with_wrong_plan_still_yields_valid_schedule(
     route = data.draw(routes(len(trace.ops), len(trace.storages)))
     try:
         record = replay(trace, budget=budget, policy=policy, watch=_check, route=route)
-    # evictions of the plan may need more memory for recomputation than those of the policy
+    # Recomputing what the drawn plan evicts may need more memory than the policy alone needs.
     except NoRoom:
         assume(False)
         raise

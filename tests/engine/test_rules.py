@@ -25,7 +25,7 @@ def test_engine_with_any_release_rules_yields_valid_schedule(
     rules: Rules, problem: tuple[Trace, int]
 ) -> None:
     trace, budget = problem
-    # the authors' simulator has neither in-place writes nor memory held by the program
+    # the simulator of DTR's authors supports neither in-place writes nor user-held storages
     if rules.quirks:
         assume(not any(op.overwrites for op in trace.ops))
     try:
@@ -54,10 +54,10 @@ def _with_a_dead_start() -> Trace:
 def test_release_rules_evict_ignore_or_banish_dead_storage() -> None:
     trace = _with_a_dead_start()
     evicted = replay(trace, budget=13, policy=LRU())
-    assert evicted.actions[3] == Free(StorageId(1))  # `a` is freed at once
+    assert evicted.actions[3] == Free(StorageId(1))  # `a` is evicted when it dies
     assert evicted.recomputations == 0
     ignored = replay(trace, budget=13, policy=LRU(), rules=Rules("ignore"))
-    assert ignored.actions[3] == Free(StorageId(1))  # `a` is freed when memory is needed
+    assert ignored.actions[3] == Free(StorageId(1))  # `a` is evicted for later values
     assert replay(trace, budget=None, policy=LRU(), rules=Rules("ignore")).evictions == 0
     banished = replay(trace, budget=None, policy=LRU(), rules=Rules("banish"))
     assert Free(StorageId(1)) in banished.actions
@@ -66,7 +66,7 @@ def test_release_rules_evict_ignore_or_banish_dead_storage() -> None:
 
 def test_banished_storage_pins_values_computed_from_it() -> None:
     trace = _with_a_dead_start()
-    assert replay(trace, budget=9, policy=LRU()).recomputations == 2  # `b`, and `a` to compute it
+    assert replay(trace, budget=9, policy=LRU()).recomputations == 2  # `b` and its input `a`
     with pytest.raises(NoRoom):
         replay(trace, budget=11, policy=LRU(), rules=Rules("banish"))
 

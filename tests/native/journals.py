@@ -103,9 +103,7 @@ class Replay:
         return Entry(*reported, engine.clock, engine.memory)
 
     def next(self) -> Action | None:
-        with suppress(
-            NoRoom
-        ):  # the native engine failed here too, or its journal has another action
+        with suppress(NoRoom):  # if the native engine did not fail here, the journals differ
             return next(self.going_on, None)
         return None
 

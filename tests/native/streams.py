@@ -193,7 +193,7 @@ class Stream:
                 return not storage.replayable
             case "seal":
                 made = [out.storage for call in storage.makers for out in call.outputs]
-                # evicted values without a recipe would be lost
+                # an evicted value without a recipe could not be computed again
                 return all(each.resident for each in made)
             case "resize":
                 again = any(call.replayable for call in storage.makers)

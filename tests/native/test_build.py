@@ -198,7 +198,7 @@ def test_interrupted_build_ends_compilers_and_removes_files(tree: Path) -> None:
     assert not printed
     cache = tree.parent / "cache" / "rekindle" / "cores"
     assert not [*cache.glob("build-*"), *cache.glob("*.so"), *cache.glob("*.failed")]
-    time.sleep(3.2)  # compilers that survived would have written their output by then
+    time.sleep(3.2)  # time for a compiler that was not killed to write its output
     assert not (marks / "late").exists()
 
 

@@ -144,7 +144,7 @@ def test_native_and_python_engine_act_equally_on_random_program(
     budget = low + int(share * (high - low))
     try:
         in_python = _replayed(trace, budget, policy, rules, "python")
-    except KeyError:  # the authors' simulator never ran such programs, so its quirks fail
+    except KeyError:  # only with quirks, which imitate a simulator that never ran such programs
         assume(not rules.quirks)
         raise
     assert _replayed(trace, budget, policy, rules, "native") == in_python

@@ -33,7 +33,7 @@ def found_by(name: str, arguments: argparse.Namespace, seconds: float, setting: 
     command = [sys.executable, "-m", "tests.on_device.stages", name, arguments.device]
     command += ["--tiny"] if arguments.tiny else []
     command += ["--quick"] if arguments.quick else []
-    # cuBLAS sums in a fixed order only with such a workspace; some stages compare bits.
+    # With this workspace, cuBLAS sums in a fixed order, so that runs can be compared bit by bit.
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if setting:
         environment["PYTORCH_ALLOC_CONF"] = setting

@@ -80,8 +80,8 @@ def unet(machine: Machine) -> Any:
     return training(model, loss)
 
 
-#: Model, batch that fits in plain PyTorch, length of its rows, and factor for the larger batch (as
-#: on the page of the DTR paper's authors).
+#: For each model: a batch size that fits in plain PyTorch, the length of the batch's rows, and the
+#: factor of the larger batch. The factors are those that the authors of DTR published.
 SPEED = {
     "BERT-base": (bert, {}, 16, 512, 2),
     "BERT-large": (bert, {"large": True}, 8, 512, 2),

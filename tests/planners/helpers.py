@@ -68,7 +68,7 @@ def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
     nodes: list[tuple[int, int, list[int]]] = []
     for at in range(size):
         reads = draw(st.sets(st.integers(0, at - 1), max_size=2)) if at else set[int]()
-        if at and at > size // 2:  # a backward node reads the gradient before it, and its forward
+        if at and at > size // 2:  # a backward node reads the node before it and its forward node
             reads |= {at - 1, max(0, size - 1 - at)} - {at}
         nodes.append((draw(st.integers(0, 6)), draw(st.integers(0, 5)), sorted(reads)))
     problem = problem_of(*nodes)

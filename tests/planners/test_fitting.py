@@ -113,7 +113,7 @@ def test_fitted_plan_with_pinned_user_held_values_fits_budget(drawn) -> None:
     trace, budget = drawn
     events: list[Event] = []
     for event in trace.events:
-        if isinstance(event, Retain):  # drawn traces retain only values that the program holds
+        if isinstance(event, Retain):  # these traces retain only user-held values
             events.append(Pin(event.value))
         events.append(event)
     trace = check_trace(replace(trace, events=tuple(events)))
@@ -169,7 +169,7 @@ def test_fitting_thousands_of_values_takes_few_rounds(monkeypatch: pytest.Monkey
     assert line.cost == problem.compute_ns + (700 * 1 + 175 * 4) * 1000
 
 
-# Proven by the cut relaxation, in us.
+# Budgets in bytes, and the optimal times in us, which `rekindle.planners.Cuts` has proven.
 @pytest.mark.parametrize(
     ("budget", "optimum"), [(135, 297), (104, 305), (73, 337), (50, 360), (35, 385)]
 )

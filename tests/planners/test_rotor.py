@@ -106,8 +106,9 @@ def test_rotor_plans_of_large_chains_equal_reference(which: int) -> None:
         _check(chain_of(raw), row, weak=False)
 
 
-# rotor_reference.json, "over-restrictive": the published code refuses M = 14 and says 22 at M = 19;
-# and "exceeds memory": it claims 52 at M = 27 with a schedule that needs 28, the optimum is 59.
+# The published code of Rotor is wrong for two chains of rotor_reference.json. For the chain
+# "over-restrictive" it finds no schedule at memory M = 14, and one with time 22 only at M = 19. For
+# "exceeds memory" it gives a schedule with time 52 at M = 27, which needs 28; the optimum is 59.
 def test_rotor_is_optimal_where_published_code_is_wrong() -> None:
     chains = reference("rotor_reference.json")["chains"]
     strict = chain_of(next(c for c in chains if "over-restrictive" in c["name"]))

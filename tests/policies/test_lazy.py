@@ -73,8 +73,8 @@ LAZY = [
 
 
 @pytest.mark.parametrize("policy", LAZY, ids=repr)
-# Without the authors' quirks: with them a cost depends on when it was last read, as in their
-# caches, so a scan of all candidates would change it. Their own figures test that mode.
+# Not with `Rules.quirks`. With them, as in the simulator of DTR's authors, a cost depends on when
+# it was last read. So the full scan that this test compares with would change the costs.
 @pytest.mark.parametrize("rules", [Rules(), Rules("banish")], ids=repr)
 @given(problem=problems(longest=40))
 @examples(25)
@@ -173,9 +173,9 @@ def test_thrifty_policy_score_equals_its_formula() -> None:
         chooser.evicted(gone)
     for link in (links[0], links[3], links[4]):
         chooser.add(link)
-    # Squares of the benefits at time 20: 100 * 19 / (3 + min(110, 3))**2 = 52.8,
-    # 100 * 16 / (7 + 110)**2, and 100 * 1 / 8**2 = 1.6. Without the cap on descendants, the first
-    # would be 0.15.
+    # The squared benefits of the three candidates at time 20 are
+    # 100 * 19 / (3 + min(110, 3))**2 = 52.8, 100 * 16 / (7 + 110)**2 = 0.12, and
+    # 100 * 1 / 8**2 = 1.6. If the cost of descendants had no cap, the first would be 0.15.
     assert chooser.choose(20) is links[0]
     assert chooser.loss(links[0], 20) == pytest.approx((3 + min(110, 2)) / math.sqrt(19))
     assert chooser.loss(links[3], 20) == pytest.approx((7 + 110) / math.sqrt(16))

@@ -86,7 +86,7 @@ def harshest(
         result = step()
     operators = plain.operators
     wanted = everything(result)
-    budget = plain.alive  # all results must fit at the end in any case
+    budget = plain.alive  # no smaller budget can work, because all results must fit at the end
     del step, result
     for _ in range(MOST_ATTEMPTS):
         step, watch = _built(program), Watch(resized=resized or evict != "saved")

@@ -151,9 +151,8 @@ def test_tracker_peak_of_training_equals_sum_by_hand() -> None:
     measured = measure(steps)
     # Weight, gradient, momentum, batch.
     assert measured.constants == 16_000
-    # In the second step, in addition to weight, momentum and batch: at the start of the backward
-    # pass, both results of exp exist, the loss and its gradient (a number each), and the first
-    # product.
+    # The peak is at the start of the second step's backward pass. Weight, momentum and batch then
+    # exist, both results of exp, the loss and its gradient (a number each), and the first product.
     assert measured.peak == 12_000 + 2 * 4_000 + 2 * 4 + 4_000
     assert measured.activations == 8_008
 

@@ -62,8 +62,8 @@ FRACTION = 0.6
 WIDTH = 1000
 #: The budget of modes in which only the memory of the device is a limit.
 GIVEN: dict[str, int | None] = {"native, swapped, full": None}
-#: Larger fractions, for programs whose gradients of convolutions are pinned: these operators are
-#: recomputed only after three trials, which is after these steps.
+#: Larger budgets, as fractions of the peak, for two programs with convolutions. The backward passes
+#: of convolutions are recomputed only after three trials, and these programs end before that.
 MORE = {f"{name}, native, anything": 0.85 for name in ("convolutions", "timed_convolutions")}
 
 #: Options of the budget for captured graphs.
@@ -73,14 +73,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "auto": {},
 }
 
-#: By schedule: if the default stream runs as late as possible, and if all other streams do.
+#: How the simulated device orders the work of streams, by the name of the schedule. The two flags
+#: say whether the default stream, and whether the other streams, run as late as possible.
 SCHEDULES = {
     "prompt": (False, False),
     "late": (True, True),
     "side first": (True, False),
     "side last": (False, True),
 }
-#: Fraction of the whole peak, for programs in which order matters only with a tight budget.
+#: Smaller budgets, as fractions of the peak, for programs in which the order of streams makes a
+#: difference only with a tight budget.
 FRACTIONS = {
     "streams_in_turn": 0.4,
     "streams_in_turn, native, same price": 0.42,
@@ -315,8 +317,8 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     }
 
 
-#: Waits around copies, and replacements that do nothing. `disable_for_tests` of the native core
-#: disables other parts.
+#: Defects to plant in Rekindle, by name: each replaces a function that waits before or after a copy
+#: by one that does not wait. `disable_for_tests` of the native core plants other defects.
 MUTANTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "keep_until_read": ((Streams, "keep_until_read", _none),),
     "waits of copies out": ((PinnedStore, "_copy", _copying_at_once("_out")),),

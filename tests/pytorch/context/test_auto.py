@@ -52,7 +52,7 @@ def test_auto_budget_is_at_most_limit_of_control_group(machine: Path) -> None:
     (machine / "memory.max").write_text(f"{900 * KIB}\n")
     (machine / "memory.current").write_text(f"{600 * KIB}\n")
     assert automatic() == int(0.9 * 300 * KIB)
-    # the system frees this cache when it needs memory
+    # the operating system frees its file cache when it needs memory
     (machine / "memory.stat").write_text(f"anon 5\ninactive_file {100 * KIB}\n")
     assert automatic() == int(0.9 * 400 * KIB)
     (machine / "memory.max").write_text("max\n")

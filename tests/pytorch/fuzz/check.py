@@ -100,8 +100,8 @@ def _complaint_within(
         which = [f"{name}: {wanted.plain[name]!r} became {got[name]!r}" for name in reported]
         return f"differing: {names} {'; '.join(which)}"
     excepted[reason] += bool(reason)
-    # Less memory is no complaint. After an unpack hook raised, PyTorch itself keeps parts of the
-    # graph.
+    # Not a complaint: less memory in use than in plain PyTorch, or any amount after an error. After
+    # an unpack hook raised, PyTorch itself keeps parts of the graph.
     if left and not wanted.memory_afterwards and not got["error"]:
         return f"{left} bytes stay"
     if context.peak > context.nbytes:

@@ -20,18 +20,21 @@ from tests.pytorch.bits import differing
 from tests.pytorch.fuzz.program import NOTICED, Program, left_behind
 from tests.pytorch.tracker import Tracker
 
-#: With an active dispatch mode, some derivatives (of `prod`, `cumprod`) have other formulas with
-#: other last bits. Foreach kernels move no version counters, and views made in inference mode are
-#: no views.
+#: An active dispatch mode, even one that does nothing, changes three things in PyTorch. Some
+#: derivatives (of `prod`, `cumprod`) have other formulas, whose last bits differ. Foreach kernels
+#: do not bump version counters. A view that is made in inference mode is not marked as a view.
 MODE = "as below a mode that does nothing, not as without one"
-#: `detach_` removes the graph of a saved tensor; hooks received the tensor when it had the graph.
+#: `detach_` removes the graph of a tensor that autograd saved, so plain PyTorch raises an error.
+#: Saved-tensor hooks got the tensor while it still had the graph, so no error is raised.
 DETACHED = "detach_() of what was saved is no error below hooks that do nothing"
-#: The version counter moved with writes to another tensor. The run with hooks that check no
-#: versions is the right one.
-#: Without hooks the backward pass reads, and writes, the data assigned to the variable since.
+#: The program gave a saved tensor other data by `set_` or `.data =`. Plain PyTorch then raises an
+#: error, although the saved value was not written, or its backward pass reads the other data. The
+#: expected results are those of a run with saved-tensor hooks that check no versions.
 EXCHANGED = "set_ or .data = left what was saved unharmed, as hooks that do nothing show"
-#: PyTorch raises when it reads the graph of such a view, which hooks never do. Both raise at the
-#: same line.
+#: One operator made several views (`unbind`), autograd saved one, and the program wrote in place to
+#: their base or to another view. Plain PyTorch raises when it reads the graph of the saved view.
+#: Saved-tensor hooks do not read it, so a budget raises the error of the version check instead, at
+#: the same line.
 VIEWS = "a write to one of several views is noticed by its version"
 
 
@@ -56,8 +59,8 @@ class Wanted:
         if not names:
             return [], ""
         also_below = differing(got, self.below)
-        # A budget counts versions that other modes do not count, so versions may equal the plain
-        # run's.
+        # A budget bumps version counters that a dispatch mode leaves unchanged, so the versions in
+        # "facts" may equal those of the plain run.
         if not also_below or (also_below == ["facts"] and "facts" not in names):
             return [], MODE
         reason, other = self._other(got["error"])

@@ -82,7 +82,8 @@ def custom(x: Tensor) -> Any:
     return leaf.grad.tolist()
 
 
-#: Accesses that read at once, and accesses that keep memory, which must stay valid.
+#: Ways to access the memory of a tensor `x`, by name. Some read the elements immediately. Others
+#: return an object that shares the memory, which must stay valid.
 LOOKS: dict[str, Look] = {
     "item": lambda x: x[1].item(),
     "float": lambda x: float(x[1]),
@@ -263,7 +264,7 @@ def test_tensor_methods_on_evicted_value_match_pytorch(part: int) -> None:
 
 #: Accesses whose results differ from call to call, or that end the interpreter anyway.
 _DIFFER = {
-    "__dlpack_c_exchange_api__": "hidden inside: `__dlpack__` is in its place",
+    "__dlpack_c_exchange_api__": "hidden within a budget, so that `__dlpack__` is used instead",
     "__weakref__": "whether there is one",
     "_lazy_clone": "a storage of its own kind",
 }
@@ -379,7 +380,7 @@ def test_evict_anything_in_torch_without_raise_flag_is_refused(
     _placeholders.flag_of_reading.cache_clear()
     monkeypatch.setattr(
         _placeholders, "_next_to_the_flag_of_writing", lambda: 75
-    )  # any other contents
+    )  # not the contents that Rekindle expects in memory next to PyTorch's flag
     try:
         with pytest.raises(rekindle.Unsupported, match="raise an error when"):
             rekindle.budget("1GiB", evict="anything")

@@ -55,7 +55,7 @@ def test_recomputed_operand_is_pinned_while_other_is_recomputed() -> None:
     assert torch.equal(total, 2 - b)
 
 
-_pools: list[ThreadPoolExecutor] = []  # the last vector is the result of the operator below
+_pools: list[ThreadPoolExecutor] = []  # the operator below uses the last pool
 
 
 @torch.library.custom_op("rekindle_tests::doubled_elsewhere", mutates_args=())
@@ -89,7 +89,7 @@ def test_operator_that_waits_for_thread_matches_pytorch(
     The thread may be within the budget as well, so it must not wait for the operator.
     """
 
-    # measured workspaces of one size do not apply to the other size
+    # Each case has its own size, because workspaces are measured once per size and process.
     size = 1_000 if started == "before" else 999
 
     def program() -> Step:
@@ -107,7 +107,8 @@ def test_operator_that_waits_for_thread_matches_pytorch(
         return step
 
     again = harshest(program, evict=evict, policy=rekindle.policies.LRU()).again
-    # A thread within the budget has recipes for its operators, so only these are recomputed.
+    # The operators of a thread that started earlier have recipes, so `mul` is recomputed. Those of
+    # a thread that the waiting operator started have none, so that operator is recomputed.
     assert again["mul" if started == "before" else "rekindle_tests::doubled_elsewhere"] > 0
 
 

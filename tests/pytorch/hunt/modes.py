@@ -105,9 +105,8 @@ class Contexts:
     def __init__(
         self, mode: Mode | None, amount: int = 0, *, counting: bool = False, below: bool = False
     ) -> None:
-        #: A run with more operators is given up, recomputations included. If everything is evicted,
-        #: the number grows with the square of the program's operators, or faster at the smallest
-        #: budget.
+        #: The run is stopped after this many operators, recomputed ones included. If everything is
+        #: evicted, a program with n operators runs n**2 of them or, at the smallest budget, more.
         self.most_operators: float = math.inf
         self.mode, self.amount, self.counting = mode, amount, counting
         self.below = below

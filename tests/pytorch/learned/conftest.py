@@ -51,8 +51,8 @@ class AtOnce:
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
     monkeypatch.setattr(_step_plans, "Planning", AtOnce)
-    # The record of another policy may lose more time than the policy, but these tests must follow
-    # it.
+    # `AtOnce` makes a plan from the evictions of a policy, possibly not the one of the budget. Such
+    # a plan may be slower than the budget's policy, but these tests must follow it nevertheless.
     monkeypatch.setattr(_step_plans, "DEARER", float("inf"))
     monkeypatch.setattr(AtOnce, "made", 0)
     forget_plans()

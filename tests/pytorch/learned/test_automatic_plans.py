@@ -40,7 +40,7 @@ def test_program_with_repeating_steps_is_planned_automatically() -> None:
     for number in range(steps):
         plain.step(number)
     training, run = trained(steps, budget_of())
-    # one step before recording, and three recorded steps
+    # One step passes before the recording, and three steps are recorded.
     assert run.steps_followed == steps - PATIENCE - 4
     assert "steps planned" in str(run.report())
     for one, other in zip(training.left_behind(), plain.left_behind(), strict=True):

@@ -52,7 +52,7 @@ def test_recomputable_function_runs_twice_on_first_call() -> None:
             return Gate.__dict__["forward"].__func__(ctx, x, weight, scale)
 
     layer: Layer = lambda x, w: Counted.apply(x, w, 1.5)  # noqa: E731
-    for runs in (DEPTH + 2, DEPTH):  # the very first argument requires no gradient
+    for runs in (DEPTH + 2, DEPTH):  # in the first run, the first call's argument needs no gradient
         ran.clear()
         with rekindle.budget(None):
             trained(layer)

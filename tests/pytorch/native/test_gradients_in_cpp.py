@@ -57,4 +57,4 @@ def test_tensor_saved_by_cpp_function_is_not_written_over(curve: Any, outer: Any
         assert mine is not None
         assert its is not None
         assert torch.equal(mine, its)
-    assert taken_over(run) <= 1  # the call by the node itself, whose gradient dies
+    assert taken_over(run) <= 1  # only the node itself may write over its gradient

@@ -164,7 +164,7 @@ def test_optimizer_step_that_raises_out_of_budget_keeps_weights(
                 assert differing(ours.state(), before) == []
                 budget += max(100, (error.smallest_budget - budget) // 2)
             _nothing_is_left_behind()
-        # During a step, no values are evicted for the workspace of its operators.
+        # Within an optimizer's step, the workspace of its operators evicts no values.
         assert run.peak <= budget + (kind is optim.SparseAdam) * 2048
         assert differing(ours.state(), plain.state()) == []
     assert failures > 10

@@ -69,7 +69,7 @@ def test_too_small_budget_error_counts_whole_optimizer_state() -> None:
         refusals += 1
         with pytest.raises(rekindle.OutOfBudget) as refused, rekindle.budget(budget):
             ours.forward()
-        assert refused.value.needed > 4096, refused.value  # than the largest tensor
+        assert refused.value.needed > 4096, refused.value  # 4096: the largest tensor
         budget = refused.value.worth_trying
     assert refusals <= 2
 

@@ -69,7 +69,7 @@ def trained(forward: Forward, x: Tensor) -> list[Tensor | None]:
 @pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
 def test_backward_operator_overwrites_unshared_gradient(entry: InPlace, node: str) -> None:
     run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
-    # The multiplication by ones is written over its gradient as well.
+    # Two results are written over a gradient: that of `node`, and that of a multiplication by ones.
     assert taken_over(run) == 2
     assert FORWARD[node](leaf(2, 2)).grad_fn.name() == node  # type: ignore[union-attr]
 
@@ -97,7 +97,9 @@ def test_gradient_is_read_only_by_its_in_place_operator(entry: InPlace) -> None:
     name = entry.name.removeprefix("aten::")
     called = {"mul": "mul_tensor_backward", "div": "div_tensor_self_backward"}.get(name, name)
     of_it = [each.split(" : ")[-1] for each in formulas if f" {called}(" in f" {each}"]
-    of_it = [each for each in of_it if "grads[" not in each]  # formulas of operators on lists
+    of_it = [
+        each for each in of_it if "grads[" not in each
+    ]  # drop the formulas of foreach operators
     assert of_it
     assert all(each.startswith(f"{called}(grad, ") for each in of_it)
     assert all(each.count("grad,") == 1 for each in of_it)

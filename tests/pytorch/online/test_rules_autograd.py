@@ -325,7 +325,7 @@ def test_second_derivative_after_budget_matches_pytorch() -> None:
         context = nullcontext() if budget is None else rekindle.budget(budget)
         with context as run:
             loss = deeper(weight, 4).sum()
-            deeper(vector(True), 30)  # evicts the other values, and is freed
+            deeper(vector(True), 30)  # evicts the saved values; its own memory is freed
         before = run.recomputations if run else 0
         (slope,) = torch.autograd.grad(loss, weight, create_graph=True)
         slope.square().sum().backward()

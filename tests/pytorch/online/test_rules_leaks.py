@@ -92,7 +92,7 @@ def statistics(weight: Tensor) -> None:
 
 
 def out_of_budget(weight: Tensor) -> None:
-    @torch.no_grad()  # otherwise no value of it would have to stay
+    @torch.no_grad()  # with a graph, all values could be evicted
     def hoard() -> None:
         rows = [weight]
         while True:

@@ -35,10 +35,10 @@ def test_simulation_of_recorded_run_takes_same_actions(
     case: Case, policy: Policy, request: pytest.FixtureRequest
 ) -> None:
     if case.name == "mixture_of_experts" and policy == LRU():
-        # An index and a product were last read by one operator. The order in which they became
-        # candidates decides which is evicted first. The native run and the simulator differ in it.
+        # One operator was the last to read both an index tensor and a product. `LRU` evicts first
+        # the one that became a candidate earlier. That order differs between run and simulation.
         request.node.add_marker(pytest.mark.xfail(strict=True, reason="a tie is broken otherwise"))
-    # Workspaces that are estimated before the first call of an operator are in no trace.
+    # Before an operator's first call its workspace is estimated. A trace has only measured ones.
     with rekindle.budget.unlimited():
         train(case.build())
     budget, run = _feasible(case, plainly(case).measured.budget(0.5), policy)

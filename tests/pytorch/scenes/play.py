@@ -25,24 +25,27 @@ from tests.pytorch.scenes.world import World
 ROOMY: Final = 1 << 32
 MOST_ATTEMPTS: Final = 60
 
-#: Bytes that a budget may need above the plain peak. Generator states and copies by NumPy count
-#: within a budget, but are no memory of PyTorch's allocator.
+#: A budget of the plain peak times `SLACK_SHARE`, plus `SLACK_BYTES`, must suffice. The plain peak
+#: is too little, because a budget also counts generator states and copies by NumPy, which PyTorch's
+#: allocator does not make.
 SLACK_SHARE: Final = 1.08
 SLACK_BYTES: Final = 160 << 10
 
-#: Bytes that a program may need above the plain peak in the mode "peak". NumPy arrays, such as two
-#: of the largest batch, count within a budget, but are no memory of PyTorch's allocator.
+#: In the mode "peak" the budget is the plain peak times `PEAK_SHARE`, plus `NUMPY_BYTES`. A budget
+#: also counts NumPy arrays, such as two of the largest batch, which PyTorch's allocator does not
+#: make.
 PEAK_SHARE: Final = 1.03
 NUMPY_BYTES: Final = 32 << 10
 
-#: Most bytes that the allocator may return, as a multiple of the budget.
+#: The allocator may have at most the budget times `CAP`, plus `UNNOTICED`, in use at once.
 CAP: Final = 1.0
 
-#: Bytes above that: workspaces so small that the core does not measure them.
+#: Bytes for workspaces so small that the core does not measure them.
 UNNOTICED: Final = 1 << 10
 
-#: The thread of this scene starts before the budget, which counts the thread's batches only when
-#: the program reads them: two batches ahead, and two more while one is made.
+#: In this scene, a thread that starts before the budget makes batches ahead. The budget counts a
+#: batch only when the program reads it. So `BATCHES_OUTSIDE` batches may exist that it does not
+#: count: two that are ready, and two more while the thread makes one.
 OUTSIDE: Final = "prefetching thread"
 BATCHES_OUTSIDE: Final = 4
 

@@ -33,7 +33,7 @@ from tests.pytorch.swap.test_swap import swapping as _swapping
 from tests.pytorch.tracker import Tracker
 
 Call = Callable[..., Any]
-TIGHT = 20 * VECTOR  # a budget that is enough if values are only recomputed
+TIGHT = 20 * VECTOR  # a budget that suffices without swapping
 
 
 def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.budget:

@@ -130,7 +130,7 @@ def test_page_locked_copy_keeps_value_alive_until_it_ends(store: PinnedStore) ->
     assert torch.empty(0).set_(back).tolist() == wanted
     Event.reached = True
     assert way.ended()
-    # an event of the simulated device takes a quarter of a ms
+    # the simulated device reports 0.25 ms between any two events
     assert (way.ns, way.waiting_ns) == (250_000, 250_000)
     assert store.used == 4096
     store.release(key)
@@ -155,7 +155,7 @@ def test_several_values_share_one_page_locked_block(
         return torch.empty(nbytes, dtype=torch.uint8)
 
     monkeypatch.setattr(accelerator, "pinned", pinned)
-    # each value has 36 KB, for which a power of two is 64 KiB
+    # Each value has 36 KB. A block of its own would have 64 KiB, the next power of two.
     values = [torch.full((9_000,), float(number)) for number in range(40)]
     store = PinnedStore(2 << 20, CPU, Streams(CPU))
     keys = [begun[0] for each in values if (begun := store.write(each.untyped_storage()))]
@@ -168,7 +168,7 @@ def test_several_values_share_one_page_locked_block(
         store.release(key)
     again = [store.write(each.untyped_storage()) for each in values[::2]]
     assert None not in again
-    assert sum(given) == 2 << 20  # in the memory of the values that were freed
+    assert sum(given) == 2 << 20  # no new block: the memory of released values is used
 
 
 def test_value_is_not_swapped_if_page_locking_fails(
