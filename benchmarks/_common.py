@@ -29,7 +29,7 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
 
 
 def conditions(threads: int = 1) -> dict[str, Any]:
-    """Return all that a figure depends on: command, machine, versions, commit.
+    """Return the conditions of a measurement: command, machine, versions, commit.
 
     Also set the number of threads of torch, here and in child processes. With one thread, other
     programs on the machine disturb less, and sums are split the same way each time.
@@ -96,12 +96,14 @@ def earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def earlier_by(path: Path, key: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Return the rows of the last run by the values of these keys."""
+    """Return the rows of the last run, by their values of `keys`."""
     return {tuple(row[name] for name in key): row for row in earlier(path)}
 
 
 def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects that a process prints, one a line; {"failed": why} if it fails."""
+    """Run a process, and yield the JSON objects that it prints, one on each line.
+
+    If the process fails, the last object is {"failed": reason}."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         timer = threading.Timer(most_seconds, process.kill)

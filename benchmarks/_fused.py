@@ -88,7 +88,7 @@ class SiLUMul(Function):
 
 
 class MLP(Function):
-    """A whole MLP in one function; saves its arguments and both products."""
+    """A whole feed-forward block in one function; saves its arguments and both products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def _selective(model: nn.Module, workload: Workload, batch: Any, *, every: int) 
 
 
 class _RandomState:
-    """Code that torch_remat asks its users to write for dropout."""
+    """Saves and restores generator states; torch_remat requires this code for dropout."""
 
     def snapshot(self) -> Any:
         gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None

@@ -12,7 +12,7 @@ assert _ROOT
 
 
 class Count(TorchDispatchMode):
-    """Count operators while entered."""
+    """Dispatch mode that counts the operators that run while it is active."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Training steps in the style of PyTorch's public examples, in sizes for a CPU, without data sets.
 
-Each function builds one, and returns its step and the tensors from before the step. `mnist` and the
-others keep the layers of the example of that name, which is what decides the operators.
+Each function builds one program. It returns the program's training step, and the tensors that exist
+before the step. A program has the same layers as the example of its name, so it runs the same
+operators.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def mnist() -> Program:
 
 
 def mnist_half() -> Program:
-    """`mnist` in half precision, log_softmax included."""
+    """`mnist` with all layers in half precision, log_softmax included."""
     model, x, y = (
         MNIST().bfloat16(),
         torch.randn(64, 1, 28, 28).bfloat16(),
@@ -72,7 +73,7 @@ def mnist_half() -> Program:
 
 
 class Rows(nn.Module):
-    """An image as a sequence of its rows."""
+    """A recurrent network that reads an image as a sequence of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +150,7 @@ def words_transformer() -> Program:
 
 
 def sine_waves() -> Program:
-    """time_sequence_prediction: cells in double precision."""
+    """The example time_sequence_prediction: LSTM cells in double precision."""
     cells = nn.ModuleList([nn.LSTMCell(1, 51), nn.LSTMCell(51, 51), nn.Linear(51, 1)]).double()
     x, y = torch.randn(97, 200).double(), torch.randn(97, 200).double()
 

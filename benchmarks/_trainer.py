@@ -79,7 +79,10 @@ def block(step: Callable[[], None], count: int, device: str) -> float:
 
 @contextmanager
 def warm(point: Point, changed: Trainer, constants: int, peak: int) -> Iterator[None]:
-    """Enter the context of the point, and run steps until plans and caches are ready."""
+    """Run training steps in the context of `point` until its plans and caches are ready.
+
+    The context stays open until the `with` block ends.
+    """
     with point.around(constants, peak) as run:
         for _ in range(point.warm_up):
             changed.step()
@@ -98,10 +101,12 @@ def in_turn(
     rounds: int,
     device: str,
 ) -> list[tuple[float, float]]:
-    """Time plain and changed steps in turn, in blocks of several steps (A B A B).
+    """Time steps of the plain and of the changed model alternately, in blocks of several steps.
 
     Args:
-        around: The point, with the constants and the peak (bytes) that it gets.
+        plain: The trainer of the plain model, and the number of its steps in a block.
+        changed: The same for the changed model.
+        around: The setting to measure, and the constants and the peak (bytes) of the plain model.
 
     Returns:
         Seconds of a plain and of a changed step, for each pair of blocks.
@@ -112,7 +117,7 @@ def in_turn(
         free = block(plain[0].step, plain[1], device)
         with point.around(constants, peak):
             if point.method.startswith("rekindle"):
-                for _ in range(3):  # a new context registers parameters and finds its plan
+                for _ in range(3):  # a new budget registers parameters and finds its plan
                     changed[0].step()
             found.append((free, block(changed[0].step, changed[1], device)))
     return found

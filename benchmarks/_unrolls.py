@@ -292,7 +292,7 @@ def revolved(program: Unroll, slots: int) -> Tensor:
 
 
 class _Adjoint:
-    """The gradients of the state, from the last step to the first."""
+    """The backward pass of a loop, from the last step to the first, with the state's gradients."""
 
     def __init__(self, program: Unroll, shared: State) -> None:
         self._program = program
@@ -316,11 +316,11 @@ class _Adjoint:
 
 
 def advance_by(length: int, slots: int) -> int:
-    """Return how many of `length` steps to advance before the next state is stored.
+    """Return after how many of `length` steps to store the next state (Griewank and Walther 2000).
 
-    With c stored states (`slots` and the first one), comb(c + r, c) steps can be reversed so that
-    no step runs forward more than r times. Steps behind the state that is stored next have one
-    stored state less, and those before it one round less.
+    With c stored states (`slots` and the first one), the backward pass of comb(c + r, c) steps is
+    possible so that no step runs forward more than r times. The steps after the next stored state
+    must do with c - 1 stored states, and the steps before it may run r - 1 times.
     """
     if not slots:
         return length - 1

@@ -24,10 +24,10 @@ class Workload:
     """A training step.
 
     Attributes:
-        blocks: Names of the modules worth a checkpoint.
+        blocks: Names of the modules that a user of `torch.utils.checkpoint` would wrap.
         dynamic: True if control flow depends on data or on objects other than tensors, so that it
             cannot be compiled.
-        is_chain: True if `_chains` has it as a chain.
+        is_chain: True if `_chains.chain` can write the network as a chain of modules.
     """
 
     name: str

@@ -6,9 +6,9 @@ For each model, times over that of the plain step:
 
 `bookkeeping`: the additional time of a step with a budget without a limit.
 `recomputation`: the time of recomputed operators, at their measured costs.
-`choosing`: the additional time of a simulation of the same step with the budget over one without.
-    The simulation runs the same engine, with no operators.
-`other`: the rest: calls of recomputed operators, freeing memory, and cache misses.
+`choosing`: the time in which the engine chooses evictions. It is the difference of two simulations
+    of the same step, with the budget and without. A simulation runs the engine, but no operators.
+`other`: the remaining time: calls of recomputed operators, freeing memory, and cache misses.
 
 Plain, unlimited and limited steps alternate, block by block. Time is that of the processor, with
 one thread; each figure is the median of the rounds. Each point runs in its own process.

@@ -5,9 +5,9 @@
 The budget is the constants of the plain model (weights, gradients, the optimizer's state) and a
 fraction of its activation memory, both by the allocator's own events. `over` is the peak of a step
 within the budget over that budget, constants included. `first` is the same for the first step, when
-no operator was measured before. `resident` is the growth of the process's resident memory to the
-peak of a step, constants included, over the budget; what the plain model left is given back before.
-Each point runs in its own process. Time is not measured.
+no operator was measured before. `resident` is the growth of the process's resident memory up to the
+peak of a step, constants included, over the budget. Memory that the plain model used is returned to
+the operating system first. Each point runs in its own process. Time is not measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_SECONDS = 600.0  # limit for a point
 
 
 def give_back() -> None:
-    """Give the memory back to the system that is free in the C library."""
+    """Return memory that is free in the C library to the operating system."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 

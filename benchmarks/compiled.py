@@ -3,9 +3,9 @@
     scripts/bench compiled [--models gpt bert ...] [--ways ...] [--fractions 0.5 ...] [--rounds 5]
 
 Each point runs in its own process with an empty Inductor cache and no measured costs. So
-`build_seconds` is the wall-clock time of tracing (with the cut and the first step), measuring,
-compiling and planning together, `phases` that of each. `build_cpu_seconds` is processor time, that
-of the C++ compiler included.
+`build_seconds` is the wall-clock time to build a plan: tracing (including the first step),
+measuring, compiling and planning. `phases` has the time of each. `build_cpu_seconds` is the
+processor time of the build, including that of the C++ compiler.
 
 Then the plain model and the changed one train in turn, block by block (A B A B). Time is that of
 the processor, with one thread, so that other programs disturb little. Memory is by allocator events
@@ -58,7 +58,10 @@ DEPTHS = (4, 48)
 
 
 class Phases:
-    """Wall-clock seconds of each phase; a phase inside another one counts for itself only."""
+    """Wall-clock seconds of each phase of planning.
+
+    Time in a phase that runs inside another phase counts for the inner one only.
+    """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -120,7 +123,7 @@ def processor_seconds() -> float:
 
 
 def changed(way: str, trainer: Trainer, budget: int, reserve: int) -> dict[str, Any]:
-    """Have `trainer` train in that way. Return figures of the plan and of its building."""
+    """Let `trainer` train by the method `way`. Return figures of its plan and of the build."""
     began, used = time.perf_counter(), processor_seconds()
     reported: dict[str, Any] = {}
     if way == "torch.compile":
@@ -158,14 +161,14 @@ def gradients(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def make_alike(other: Trainer, one: Trainer) -> None:
-    """Have `other` begin its next step from the state in which `one` begins its own."""
+    """Copy the weights and the state of `one` to `other`, so that both make equal steps."""
     other.model.load_state_dict(one.model.state_dict())
     if hasattr(one.called, "state"):  # state that a batch takes over from the batch before it
         other.called.state = copy.deepcopy(one.called.state)
 
 
 def is_unlimited(limited: Trainer, budget: int) -> bool:
-    """Return True if gradients equal, bit for bit, those of the same code without eviction."""
+    """Return True if the gradients equal, bit for bit, those of a plan without evictions."""
     free = Trainer(limited.workload, "cpu")
     plan = rekindle.plan(
         free.model, (free.batch[0],), budget=budget, planner=KeepAll(), check=False, compile=True
@@ -184,7 +187,10 @@ def differs(plain: Trainer, other: Trainer) -> float:
 
 
 def drawing_as_eager(workload: Workload) -> Trainer:
-    """Return a model by torch.compile with eager's random numbers, which are slower."""
+    """Return a model compiled by torch.compile that draws random numbers as eager PyTorch does.
+
+    Drawing them in this way is slower.
+    """
     torch._dynamo.reset()
     trainer = Trainer(workload, "cpu")
     trainer.called = torch.compile(trainer.model, options={"fallback_random": True})
@@ -225,7 +231,7 @@ def worker(name: str, way: str, fraction: float, rounds: int) -> dict[str, Any]:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """Return the cost of building a compiled plan of a GPT of so many blocks, at half."""
+    """Return the cost of building a compiled plan for a GPT, within half of its activations."""
     from dataclasses import replace
 
     sizes = {**WORKLOADS["gpt"].cpu, "batch": 2, "time": 64, "width": 64, "layers": layers}
@@ -241,7 +247,11 @@ def show(row: dict[str, Any]) -> None:
 
 
 def fresh(command: list[str]) -> dict[str, Any]:
-    """Run a process with empty caches. Return what it prints, and how it failed if it did."""
+    """Run a process with empty caches.
+
+    Returns:
+        The figures that the process printed, and the reason if it failed.
+    """
     row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -49,13 +49,13 @@ def program(name: str) -> Program:
 
 
 def plain(name: str) -> dict[str, Any]:
-    """Return the bytes from before the step, and those that the step allocates."""
+    """Return the bytes in use before the first plain step, and the most that the step allocates."""
     step, inputs = program(name)
     return {"before": nbytes(inputs), "plain": allocated(step).peak}
 
 
 def within(name: str, budget: int) -> dict[str, Any]:
-    """Run the first step within `budget`. Return its peak, or what `OutOfBudget` says."""
+    """Run the first step within `budget`. Return its peak, or the budget that the error names."""
     step, inputs = program(name)
     before = nbytes(inputs)
     try:

@@ -86,7 +86,10 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
-    """Time a budget around each step, around many steps (the first and the tenth), and empty."""
+    """Time three uses of budgets: one around each step, one around many steps, and an empty one.
+
+    Around many steps, the first and the tenth step are timed.
+    """
     step, modules = training(workload)
 
     def each() -> None:

@@ -45,7 +45,7 @@ def traced(name: str) -> Trace:
 
 
 def need_of_what_is_held(trace: Trace) -> tuple[int, str]:
-    """Return the most that an operator needs with what the program holds, and its name."""
+    """Return the most bytes that an operator needs, and its name. User-held memory counts."""
     held: set[int] = set()
     most, operator = 0, ""
     for event in trace.events:

@@ -8,11 +8,12 @@ allocator have fixed sizes, which would dominate in small programs. The allocato
 simulator's models of PyTorch's for CUDA. Budgets are fractions of keeping everything. For each
 budget:
 
-`sums`: recomputation over computation if only the sum of bytes counts.
+`sums`: recomputation over computation if an allocation fits whenever enough bytes are free.
 `native`, `expandable`: for each allocator, `reserved` is the peak of reserved memory without a
     limit over the peak in use.
-`score`, `window`: recomputation over computation on a device with 1.05 or 1.2 times the budget. An
-    allocation that fails evicts by score, one after another, or the cheapest window of addresses.
+`score`, `window`: recomputation over computation on a device with 1.05 or 1.2 times the budget. If
+    an allocation fails, storages are evicted: by the policy's score, one after another; or those in
+    the range of addresses (window) that costs the least to evict.
 
 None means that it fails, or recomputes for more than five times the computation. Prints a table and
 writes results/fragmentation.json.
@@ -105,7 +106,7 @@ def measure(trace: Trace, ratio: float) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Compare the window with the score, on rows in which the sum of bytes alone suffices."""
+    """Compare `window` with `score`, on the rows for which `sums` succeeds."""
     found: dict[str, Any] = {}
     for allocator in get_args(AllocatorName):
         for share in SHARES:

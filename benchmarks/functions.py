@@ -7,7 +7,7 @@ by plain SGD, on batches of four rows of 256 words. The rows `kept` have the fun
 their results stay in memory. For the rows `units`, each function was passed to
 `rekindle.recomputable`. The smallest budget is found by bisection to 1 % of the activations, in
 steps of one process. It is given as a share of the activations: the bytes above weights, gradients
-and tables.
+and tables of sines and cosines.
 
 `first` is the smallest share within which a new process makes its first two steps. At that time no
 workspace is known, and every function must be tried. The search raises the share by hundredths.
@@ -82,7 +82,10 @@ def choose(*, units: bool) -> None:
 
 
 def begins(style: str, share: float, activations: int, *, units: bool) -> dict[str, Any]:
-    """Return {"fits": True} if the first two steps of a new process fit into the share."""
+    """Return {"fits": True} if the first two steps fit within `share` of the activations.
+
+    Runs in a new process, in which no workspace is known.
+    """
     choose(units=units)
     training = Training(style)
     try:
@@ -115,7 +118,7 @@ def measure(style: str, *, units: bool) -> dict[str, Any]:
 
 
 class Given:
-    """The context of a function, with what a backward pass reads from it."""
+    """A replacement for the `ctx` of an `autograd.Function`, to call its backward pass alone."""
 
     def __init__(self, saved: tuple[Tensor, ...]) -> None:
         self.saved_tensors = saved

@@ -1,4 +1,4 @@
-"""Count the host's work for a budget: instructions a call, and calls of device functions.
+"""Count what a budget costs the CPU: instructions per operator call, and calls of device functions.
 
 BERT-base with tiny tensors in bfloat16 (autocast, fused AdamW) trains plainly, within a budget
 without a limit, and within half of its activations. On a CPU, callgrind counts the instructions of
@@ -85,7 +85,7 @@ def _instructions(folder: Path) -> list[int]:
 
 
 def _with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each row how much more a mode takes than a plain step, per call."""
+    """Add to each row the cost of its mode per operator call, above that of a plain step."""
     plain = {row["program"]: row for row in rows if row.get("mode") == "plain"}
     for row in rows:
         base = plain.get(row.get("program", ""))

@@ -4,9 +4,9 @@
 
 The programs are three language models. Their attention is written out with softmax and dropout, or
 is `nn.MultiheadAttention`, or scaled dot product attention. The last two use PyTorch's math
-kernels. Each model trains within the same budgets with results written over gradients, and without.
-Budgets are fractions of the activation memory without. A row also says if losses, weights and
-gradients equal plain PyTorch's, bit for bit.
+kernels. Each model trains twice within the same budgets: once with results written over gradients,
+and once with that disabled. Budgets are fractions of the activation memory with it disabled. A row
+also says if losses, weights and gradients equal plain PyTorch's, bit for bit.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def row(
     attention: Callable[[], nn.Module], steps: int, wanted: dict[str, Any], fraction: float | None,
     budget: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return figures within one budget, with results in place and without."""
+    """Return figures within one budget, with and without results written over gradients."""
     found: dict[str, Any] = {"fraction": fraction, "budget": budget}
     for takes_over in (False, True):
         limit = rekindle.budget.unlimited() if budget is None else rekindle.budget(budget)

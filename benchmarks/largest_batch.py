@@ -128,11 +128,14 @@ class Search:
         return self.tried(batch).failure is None
 
     def tried(self, batch: int, rounds: int = 0) -> Tried:
-        """Try a batch with settings in order. Return the first that fits, or the last.
+        """Try the settings of the method in order, until the batch fits.
 
         Args:
-            batch: The batch.
-            rounds: Pairs of blocks to time, if it fits or for the plain program.
+            batch: The batch size.
+            rounds: Number of times to time the batch, if it fits or the method is plain PyTorch.
+
+        Returns:
+            The attempt that fits, or the last one.
         """
         known = self._tried.get(batch)
         if known is None or (rounds and known.failure is None and known.figures is None):
@@ -143,7 +146,10 @@ class Search:
         return self._tried[batch]
 
     def _open(self, batch: int) -> list[Point]:
-        """Return the settings to try: those that suffice for smaller batches, and later ones."""
+        """Return the settings to try for `batch`.
+
+        Settings that were insufficient for a smaller batch are left out.
+        """
         needed = [
             self.settings.index(tried.point)
             for tried in self._tried.values()
@@ -234,7 +240,7 @@ def measure(
     tell: Tell,
     quick: bool,
 ) -> None:
-    """Report a row for each multiple and for the largest batch, and each attempt."""
+    """Report each attempt, and rows for the multiples of the base batch and the largest batch."""
     search = Search(workload, method, device, tell)
     base, rounds = search.base, 1 if quick else 3
     unit = base if quick else max(1, base // 2)
@@ -262,7 +268,7 @@ def measure(
 
 
 def run(model: str, method: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield rows as they come, and attempts in between."""
+    """Yield the rows and attempts of all methods and models, as soon as they are measured."""
     command = [sys.executable, __file__, "--worker", model, method, "--device", options.device]
     command += ["--seconds", str(options.seconds), *(["--quick"] if options.quick else [])]
     for answer in answers(command, MOST_SECONDS):

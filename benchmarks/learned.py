@@ -27,7 +27,7 @@ from rekindle.cli._demo_training import GPT, Settings
 from rekindle.pytorch.learned import _background, _step_plans
 
 FRACTIONS = (0.5, 0.3)
-BEFORE, AFTER = 3, 3  # steps before a plan exists, and along it
+BEFORE, AFTER = 3, 3  # number of steps to measure before a plan exists, and with the plan
 
 
 def demo() -> Workload:
@@ -91,7 +91,7 @@ def measure(case: Case, fraction: float) -> dict[str, Any]:
 
 
 def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
-    """Return shares of recomputation in the steps for which a plan may exist."""
+    """Return recomputation as a share of operator time, in the steps for which a plan may exist."""
     _step_plans.forget_plans()
     workload = case.build()
     with rekindle.budget(budget, learn="wait" if learn else False) as run:

@@ -41,7 +41,12 @@ def steps_of(matrix: Tensor, x: Tensor, steps: int) -> Tensor:
 
 
 def loop(steps: int, piece: int | None = None) -> float:
-    """Return the gradient. With a `piece`, each so many steps are checkpointed by hand."""
+    """Run the loop and its backward pass, and return the gradient of the weight.
+
+    Args:
+        steps: The number of iterations.
+        piece: Wrap pieces of this many iterations in `torch.utils.checkpoint`. None: do not.
+    """
     generator = torch.Generator().manual_seed(0)
     first, second, x = (
         torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=generator) for _ in range(3)

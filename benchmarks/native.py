@@ -59,7 +59,7 @@ CASES = [
     Case("tree_lstm", lambda: tree_lstm(width=64, sentences=24)),
     Case("gpt", gpt),
 ]
-DEEP = Case("gpt of 48 blocks", lambda: gpt(48))  # much bookkeeping memory
+DEEP = Case("gpt of 48 blocks", lambda: gpt(48))  # many operators, so many records
 
 
 def budget_of(case: Case, fraction: float) -> int:
@@ -101,7 +101,10 @@ class Clock:
 
 
 def bookkeeping(case: Case) -> dict[str, Any]:
-    """Return bookkeeping bytes after a first forward pass, per operator and per weight."""
+    """Return the memory of Rekindle's own records after a forward pass, in bytes.
+
+    The figures are bytes per operator and bytes per weight.
+    """
     workload = case.build()
     (phase,) = workload.phases
     batch = workload.data(0)

@@ -107,7 +107,11 @@ _ABOUT_DEVICE = [
 
 
 def _on_device(found: dict[str, Any]) -> str:
-    """Return checks that hold, the host's time, and throughput in a smaller batch's memory."""
+    """Return the tables of one run on a GPU.
+
+    They show which checks hold, the time of the host, and the throughput of larger batches within
+    the memory of a smaller one.
+    """
     version, commit = found["versions"]["torch"], found["commit"][:9]
     said = f"`{found['command']}`, {found['device']}, torch {version}, commit `{commit}`."
     parts = [said, "", found["remarks"], ""]
@@ -167,7 +171,7 @@ def peers() -> str:
     if not found:
         return ""
     rows = [row for row in found["rows"] if "time" in row]
-    limits = (0.75, 0.51, 0.26, 0.16)  # the budgets, plus the rounding of allocations
+    limits = (0.75, 0.51, 0.26, 0.16)  # a little above the budgets, because allocations are rounded
     methods = list(dict.fromkeys(row["method"] for row in rows))
     parts = ["## Compared with other tools", "", said(found), ""]
     parts += [

@@ -69,7 +69,7 @@ def main() -> None:
                 rows += measure(problem, ratio, budget, ("cuts",), LARGE_LIMIT, {})
     RESULT.parent.mkdir(exist_ok=True)
     rows = [row | {"commit": commit} for row in rows]
-    if arguments.only and RESULT.exists():  # rows of other graphs stay, with their commits
+    if arguments.only and RESULT.exists():  # keep the rows of the other graphs
         done = {row["graph"] for row in rows}
         before = json.loads(RESULT.read_text())["rows"]
         rows = [row for row in before if row["graph"] not in done] + rows

@@ -4,7 +4,8 @@
 
 Captures one training step of each network of `_workloads.py` and of every tenth architecture of the
 zoo. Replays it within budgets between the least that any schedule needs and keeping everything.
-`Thrifty` was chosen on the former networks and the DTR paper's logs; nothing was chosen on the zoo.
+The parameters of `Thrifty`, the default policy, were tuned on these networks and on the DTR paper's
+logs. Nothing was tuned on the zoo.
 Overheads are recomputation over computation at measured costs; `bound` is what no schedule of the
 same step can be below (Cuts). Prints a table, writes results/policies.json.
 """

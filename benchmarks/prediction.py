@@ -45,7 +45,7 @@ def gpt(layers: int) -> Callable[[], None]:
 
 
 def ratio(step: Callable[[], None], budget: int) -> float:
-    """Return the time of a step within the budget over the next one without."""
+    """Return the time of a step within the budget, divided by that of the next step without one."""
     plain = timed(step)
     with rekindle.budget(budget, learn=False):
         return timed(step) / plain

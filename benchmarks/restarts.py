@@ -40,7 +40,7 @@ CLOSE = 0.02  #: precision of the floor, as a fraction of the activation memory
 
 
 def in_a_process(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the answer of `ask` in a fork of this process, which has run no operator yet."""
+    """Call `ask` in a forked process that has run no operator yet, and return its answer."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
@@ -95,7 +95,7 @@ def start(name: str, budget: int) -> dict[str, Any]:
 
 
 def follow(name: str, budget: int) -> dict[str, Any]:
-    """Return the budgets that were tried; the last one succeeded."""
+    """Follow the advice of `OutOfBudget`. Return all budgets tried; the last one succeeded."""
     tried = [budget]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["REKINDLE_CACHE"] = folder

@@ -60,7 +60,12 @@ def measure(trace: Trace, budget: int, rate: int, seconds: float) -> dict[str, A
 
 
 def pairs(folder: Path) -> list[tuple[str, Path, Path]]:
-    """Return for each model and kind: its name, and the traces of the larger and smaller batch."""
+    """Return the traces to compare.
+
+    Returns:
+        For each model and kind: its name, and the files with the traces of the larger and of the
+        smaller batch.
+    """
     found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
     for path in folder.glob("*.jsonl.gz"):
         name, batch, kind = path.name.removesuffix(".jsonl.gz").rsplit("-", 2)

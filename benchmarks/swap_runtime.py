@@ -125,7 +125,7 @@ def measure(
 def one(
     workload: Workload, around: Around, plain: Trainer, rounds: int, steps: int
 ) -> dict[str, Any]:
-    """Return the peak, the time over plain, and figures of the last block."""
+    """Measure one way. Return its peak, its time over plain, and figures of the last block."""
     device = plain.device
     reference, trained = Trainer(workload, device), Trainer(workload, device)
     reference.memory(nullcontext())
@@ -142,7 +142,7 @@ def one(
         free.append(seconds)
         with around() as entered:
             runs.append(entered)
-            trained.step()  # a new context registers the parameters first
+            trained.step()  # not timed, because a new budget first registers the parameters
             mine, of_mine = trained.seconds(steps)
         ratios.append(mine / seconds)
         process.append(of_mine / of_process)

@@ -3,7 +3,7 @@
     scripts/bench swap_simulated --logs FOLDER [--only NAME ...]
 
 Budgets are fractions of keeping everything. Bandwidths (the same in both directions) are fractions
-of the bandwidth that could hide everything: it copies all values out during a third of the
+of the bandwidth at which copies cost no time: it copies all values out during a third of the
 computation, about a forward pass. `recompute`: no host memory. `swap`: never recompute. `hybrid`:
 the engine decides online. `chosen`: the best of those three, for users who simulate first. Overhead
 is recomputation and waiting over computation. Prints a table, writes results/swap_simulated.json
@@ -52,7 +52,7 @@ def run(trace: Trace, ratio: float, swap: Swap | None) -> dict[str, Any]:
 
 
 def hiding(trace: Trace) -> float:
-    """Return the bandwidth (bytes per second) that hides everything."""
+    """Return the bandwidth (bytes per second) at which copies cost no time."""
     return keep_all_peak(trace) * 3e9 / trace.compute_ns
 
 

@@ -24,7 +24,7 @@ THREADS = (1, 2, 4)
 
 
 class Took(NamedTuple):
-    """Seconds of a block, and the peak of its budget over the budget, if there was one."""
+    """Seconds of a block, and its memory peak divided by the budget (0 without a budget)."""
 
     elapsed: float
     processor: float

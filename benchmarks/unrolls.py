@@ -41,7 +41,7 @@ class Method:
     """One way to run a program in less memory.
 
     Attributes:
-        name: As in the picture.
+        name: The name of the method in the plot.
         setting: The budget, the steps of a piece or the number of stored states.
         budget: The most bytes that a run may allocate, or None.
     """

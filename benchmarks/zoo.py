@@ -146,7 +146,10 @@ def online(
 def by_plans(
     chosen: Sequence[tuple[int, Architecture]], results: dict[str, Any], options: Any
 ) -> list[str]:
-    """Plan architectures. Return the names of those that neither agree nor are refused."""
+    """Run architectures by plans. Return the names of those that are wrong.
+
+    A plan is wrong if it gives other bits than plain PyTorch and was not refused with a reason.
+    """
     out = options.out or ROOT / "benchmarks" / "results" / "zoo_planned.json"
     known = earlier_by(out, ["architecture"])
     if options.only or options.again:
@@ -177,7 +180,7 @@ def by_plans(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count the plans that agree at the roomy budget, at the small one, and that are refused."""
+    """Count the plans with equal bits at the large and at the small budget, and those refused."""
     verdicts = [{name: row.get(name, {}).get("verdict") for name in BUDGETS} for row in rows]
     return {
         "tried": len(rows),
