@@ -48,7 +48,8 @@ def extension() -> Path:
     return compiled(compiler)
 
 
-#: Programs that capture a graph: during capture no memory is freed for allocations.
+#: Largest peak, as a multiple of the budget, of a program that captures a CUDA graph. Rekindle
+#: evicts nothing during capture.
 OVER = {"captured_in_between": 1.1}
 
 
@@ -57,8 +58,8 @@ def _trains_the_same(
 ) -> None:
     """Run each program in each mode; the allocator's peak must be within 2 % of the budget."""
     most = max(OVER.get(program, 1.02) for program in programs)
-    # Each mode and each order of streams at least once; `scripts/sweep tests` runs all
-    # combinations.
+    # Some combinations, which contain each mode and each order of streams at least once.
+    # `scripts/sweep tests` runs all combinations.
     kinds = [", ".join(kind) for kind in combined(modes, STREAMS)]
     found = asked(extension, *map(", ".join, product(programs, kinds)))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
@@ -346,7 +347,7 @@ def test_device_oom_after_all_evictions_lists_memory_holders(extension: Path) ->
     assert held["refused"] > 0
     assert held["held"] > 20  # of the 40 vectors that fit
     assert hoarded["raised"].startswith("standin device out of memory")
-    # attempts: the first, after some evictions, after more, after all evictions
+    # The allocation is refused four times: at first, and after some, more, and all evictions.
     assert hoarded["refused"] == 4
     (note,) = hoarded["notes"]
     assert "held by your code" in note

@@ -28,8 +28,9 @@ from tests.zoo.runs import step_of, training_step
 
 FRACTION = 0.4
 MOST_BUDGETS = 8
-#: Reserved for values that `loss_of` makes outside of the plan: bytes for the mean of a loss;
-#: otherwise, for squares of the results and their gradients, so many times the results.
+#: Memory that the budget reserves for values which `loss_of` makes outside of the plan. If the
+#: model returns a loss: `OF_A_LOSS` bytes for its mean. Else: `TIMES_RESULTS` times the size of the
+#: results, for their squares and gradients.
 OF_A_LOSS, TIMES_RESULTS = 1_000, 4
 
 Verdict = Literal["same", "refused", "differs", "over budget", "failed"]

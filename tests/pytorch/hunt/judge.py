@@ -185,7 +185,9 @@ class Plain:
         names = differing(got.found, self.first.found)
         if names and not differing(got.found, self.below.found):
             return [], True
-        if names:  # the budget may be entered for a part of the program only
+        # A loop may enter the budget for a part of its steps only, so compare with a run that has
+        # the mode active for that part.
+        if names:
             within = run_program(self.source, Contexts(None, below=True))
             if not differing(got.found, within.found):
                 return [], True

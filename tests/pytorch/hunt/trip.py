@@ -32,7 +32,7 @@ class _Trip(TorchDispatchMode):
         self.thread = get_ident()
         self.counts: Counter[str] = Counter()
         self.order: list[tuple[str, int]] = []
-        self.depth = 0  #: depth of calls within Rekindle, whose operators are not the program's
+        self.depth = 0  #: number of nested calls into Rekindle; operators inside are not counted
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not self.depth and self._meets(func):

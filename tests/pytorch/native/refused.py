@@ -222,7 +222,9 @@ def _measured(model: Any, x: Tensor) -> Tensor:
 def _sparse() -> Program:
     model = nn.Embedding(20, WIDTH, sparse=True)
     once = _trained(model, lambda model: model(torch.arange(7)).square().sum(), optim.SparseAdam)
-    return Program(once.modules, once.optimizers, once.phases[:1])  # a second call equals the first
+    return Program(
+        once.modules, once.optimizers, once.phases[:1]
+    )  # the second call equals the first
 
 
 def _recurrent() -> Program:
@@ -246,7 +248,8 @@ def _two_players() -> Program:
         return loss.detach()
 
     def make() -> Tensor:
-        # gradients of the critic too: a failed backward pass has added to some of them
+        # Set the gradients of the critic to zero too: a backward pass of this function adds to
+        # them, also one that fails halfway.
         model.zero_grad()
         loss = -model.critic(model.generator(torch.randn(2, 4))).mean()
         loss.backward()

@@ -78,14 +78,14 @@ def test_captured_step_is_valid_trace_with_tracked_peak(case: Case) -> None:
         count_state(plain, workload)
         count_models(plain, workload)
         workload.step(1)
-    # A constant that a recipe reads lives a little longer than in plain PyTorch.
+    # Recipes keep constants that operators read a little longer than plain PyTorch does.
     assert peak - plain.peak <= 64
 
 
 @some_cases
 def test_simulated_time_lost_is_within_50_percent_of_real_run(case: Case) -> None:
     _, peak = captured(case)
-    # without a tracker, because under its dispatch mode no result is written over a gradient
+    # Without the memory tracker: under its dispatch mode, no result is written over a gradient.
     with cores.fixed_prices():
         know_workspaces(case)
         workload = warmed_up(case)
@@ -106,10 +106,11 @@ def test_simulated_time_lost_is_within_50_percent_of_real_run(case: Case) -> Non
         else:
             break
     assert record.recomputations > 0
-    # A real run notices storages that the program freed only when it needs memory. Some of them
-    # are freed at other moments than in a run without a budget (three in the GAN's double backward
-    # pass). That changes an eviction in two of these eight models, of 30 and 811 recomputations.
-    # Simulations of the trace of the real run itself are all equal: test_simulation_of_runs.
+    # A real run finds out only when it needs memory which storages the program has freed. The
+    # program also frees some storages at other moments than in a run without a budget (three in the
+    # GAN's double backward pass). So evictions differ in two of these eight models, which have 30
+    # and 811 recomputations. A simulation of the trace of the real run itself makes equal
+    # evictions; see test_simulation_of_runs.
     others = {"gan": 3, "tree_lstm": 12}
     allowed = others.get(case.name, 0)
     assert abs(run.recomputations - record.recomputations) <= allowed

@@ -1,4 +1,4 @@
-"""The ways in which a test of another project is run."""
+"""The ways to run a test of another project: in plain PyTorch, or within different budgets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Way(Enum):
     PLAIN = "plain"
     HOOKED = "hooked"  # no budget, but saved-tensor hooks that do nothing
     WITHIN = "within"  # a budget without a limit
-    EVICTED = "evicted"  # every candidate is evicted before every operator
-    TIGHT = "tight"  # `SHARE` of the peak that WITHIN measured
+    EVICTED = "evicted"  # a budget that evicts all candidates before each operator
+    TIGHT = "tight"  # a budget of `SHARE` times the peak that `WITHIN` measured
 
 
 @dataclass

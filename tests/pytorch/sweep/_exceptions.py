@@ -60,10 +60,11 @@ NOT_HERE = {
 }
 
 _NO_TENSOR = "its result is no tensor, and it saves nothing"
-_ZEROS = "zeros that are read before a write seen are kept: a kernel may have added to them"
-_EMPTY = "memory without content is kept: a kernel may have filled it"
+_ZEROS = "zeros without an observed write are never evicted: a kernel may have added to them"
+_EMPTY = "uninitialized memory is never evicted: a kernel may have filled it"
 
-#: Entries without a sample that recomputes anything, if only the first one is differentiated twice.
+#: Entries of which no sample recomputes anything. Holds if only the first sample of an entry is
+#: differentiated twice, as in CI.
 NOTHING_TO_RECOMPUTE = {
     "allclose": _NO_TENSOR,
     "broadcast_shapes": _NO_TENSOR,
@@ -76,8 +77,8 @@ NOTHING_TO_RECOMPUTE = {
     "new_empty": _EMPTY,
     "new_empty_strided": _EMPTY,
     "new_zeros": _ZEROS,
-    "resize_": "what changes the size of memory is kept",
-    "resize_as_": "what changes the size of memory is kept",
+    "resize_": "results of operators that resize memory are never evicted",
+    "resize_as_": "results of operators that resize memory are never evicted",
     "zeros": _ZEROS,
     "zeros_like": _ZEROS,
 }
@@ -86,9 +87,10 @@ _ANY_MODE = "as in any mode"
 _COMPOSED = "its gradient is composed of other operators while any dispatch mode is active"
 _CHUNKED = "other kernels multiply its chunks while any dispatch mode is active"
 
-#: PyTorch itself uses another code path while any dispatch mode is active, and a mode evicts
-#: everything here after each operator. The last bits (of `ormqr` the strides) are those of a mode
-#: that does nothing: the verdict "as in any mode". `linalg.eigh` fails in both.
+#: Entries for which PyTorch uses another code path while any dispatch mode is active. These tests
+#: evict everything after each operator by a dispatch mode. So the last bits (for `ormqr`, the
+#: strides) equal those under a mode that does nothing: the verdict "as in any mode". `linalg.eigh`
+#: fails under both modes.
 OPINFO: dict[str, Exempt] = {
     "cumprod": Exempt(_ANY_MODE, "float64 sample 0 twice", _COMPOSED),
     "linalg.det": Exempt(_ANY_MODE, "complex128 sample 2 twice", _COMPOSED),

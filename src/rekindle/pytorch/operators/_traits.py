@@ -63,7 +63,7 @@ TRIED: Final = 262144
 
 
 class Traits(NamedTuple):
-    """What Rekindle knows about one operator of PyTorch, beyond the operator's schema.
+    """Properties of one operator of PyTorch that the operator's schema does not describe.
 
     The fields are the operator's flags, and the positions of those arguments that Rekindle treats
     specially. Position -1 means that the operator has no such argument.
