@@ -132,7 +132,7 @@ def test_two_ranks_agree_on_larger_budget_if_one_runs_out(tmp_path: Path) -> Non
     assert light["budgets"] == light["said"] == heavy["budgets"] == heavy["said"]
     budgets, most = heavy["budgets"], heavy["most"]
     assert budgets == sorted(budgets)
-    # the smaller of both ranks' limits
+    # The budget grows up to `most`, the smaller one of the two ranks' limits.
     assert int(0.6 * most) < budgets[0] < budgets[-1] == most
     assert light["evictions"][-1] == 0 < heavy["evictions"][0]
     # the budget suffices: no further evictions
@@ -151,7 +151,7 @@ def test_agree_without_process_group_resizes_only_own_budget() -> None:
     trainer = _Trainer(1, collective=False)
     with rekindle.budget.unlimited() as run:
         trainer.step()
-        # the machine has more memory than that
+        # The result is the limit itself, because the machine has more memory than 1 GiB.
         assert rekindle.distributed.agree(run, limit="1GiB") == 2**30
     assert run.budget is None
     with rekindle.budget(int(0.6 * run.peak)) as run:

@@ -170,8 +170,7 @@ def test_step_with_plan_recomputes_at_most_planned_values() -> None:
         (shape,) = learned(run).shapes
         assert shape.route is not None
         assert run.steps_followed == 1
-        # Recomputations are counted, not timed, because measured costs change within the first
-        # steps.
+        # Compare numbers of recomputations, not times: costs are still measured in the first steps.
         assert run.recomputations - before <= len(shape.route.restores)
 
 

@@ -39,7 +39,7 @@ def places(shape: list[int], step: list[int]) -> list[int] | None:
         "AB|CD",  # an operator without gradient is missing
         "AmxB|CD",  # an additional operator in between
         "xmAmB|CD",  # an additional operator before
-        "XYAmB|CD",  # no operator of a backward pass yet
+        "XYAmB|CD",  # more additional operators, all before the backward pass
     ],
 )
 def test_sequence_matcher_accepts_step_with_few_differences(step: str) -> None:

@@ -21,7 +21,7 @@ from tests.pytorch.allocations import allocated
 
 SIZE = 100_000  # floats in most vectors
 VECTOR = 4 * SIZE
-ROUNDING = 1024  # smaller workspaces are ignored
+ROUNDING = 1024  # Rekindle ignores smaller workspaces
 
 
 pytestmark = pytest.mark.usefixtures("workspaces_unknown")
@@ -96,8 +96,9 @@ def upsampling() -> Callable[[], None]:
 
 
 PROGRAMS = [convolutions, half_precision, lstm, upsampling]
-#: Largest suggested budget, as a multiple of the plain peak. One operator makes most of that peak,
-#: and the estimate of its workspace is twice too high for half precision.
+#: The largest budget that `OutOfBudget` may suggest, as a multiple of the plain peak. It is more
+#: than 1, because one operator makes most of that peak, and in half precision the estimate of its
+#: workspace is twice too high.
 MOST_NAMED = 1.5
 
 

@@ -16,7 +16,7 @@ from rekindle.pytorch.operators import TRIED
 
 WIDTH = 4096
 DEPTH = 12
-ATOMICS = 8192  # the number of trials in `_traits`
+ATOMICS = 8192  # the flag in `_traits.py` of operators that sum by atomics
 
 
 class Doubtful:

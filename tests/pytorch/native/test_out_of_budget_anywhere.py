@@ -23,8 +23,8 @@ NEVER = 1 << 40
 ROOMY = 1 << 30
 SAMPLE = ("batch_norm", "checkpoint", "penalty")
 STEP = 1 if WHOLE else 5  # `scripts/sweep tests` tries every operator
-#: Optimizers whose steps are undone from copies outside of the budget. For a moment a restored
-#: storage and its copy both exist, possibly above the budget.
+#: Optimizers whose failed steps Rekindle undoes from copies that the budget does not count. For a
+#: moment a restored storage and its copy both exist, so the peak may exceed the budget.
 UNDONE = ("lbfgs", "sparse")
 
 
@@ -60,7 +60,7 @@ class Run:
         except rekindle.OutOfBudget:
             assert self.failed_in is None
             self.failed_in = number
-        # after the handler, because the error keeps the values of its frames alive
+        # Not in the `except` block, where the error would keep the values of its frames alive.
         if loss is None:
             with privately():
                 assert differing(program.trained(), trained) == [], "half a step"
@@ -86,7 +86,7 @@ def runs_as_if_nothing_was(name: str, budget: int, step: int, **how: Any) -> int
     """Make every `step`-th operator raise `OutOfBudget`; return the number of raised errors."""
     whole = Run(name, budget, NEVER, **how)
     assert whole.peak <= budget
-    gc.freeze()  # fast, because each of thousands of runs collects garbage at its end
+    gc.freeze()  # makes the garbage collections at the end of each of thousands of runs fast
     failures = 0
     for refused in range(0, whole.operators, step):
         again = Run(name, budget, refused, **how)

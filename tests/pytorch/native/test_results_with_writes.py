@@ -14,7 +14,8 @@ from torch import Tensor
 import rekindle
 from tests.pytorch.allocations import allocated
 
-#: Bytes of scalars that PyTorch allocates on the CPU unseen, as the factor of `mul` by a number.
+#: Bytes that the peak may exceed the budget by. PyTorch allocates scalars, such as the factor of
+#: `mul` by a number, without an operator that Rekindle observes.
 SCALARS = 64
 
 

@@ -93,7 +93,7 @@ def test_no_unwritten_byte_counts_as_written(data: st.DataObject) -> None:
                 try:
                     found = unwritten(base, [*writes, (one[part], one[source])])
                 except RuntimeError:
-                    continue  # no box describes the bytes: Rekindle drops the recipe
+                    continue  # Rekindle cannot describe such unwritten bytes, and drops the recipe
                 writes.append((one[part], one[source]))
                 other[part] = other[source].clone()
         else:

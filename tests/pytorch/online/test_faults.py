@@ -85,7 +85,8 @@ def test_step_after_failure_of_any_operator_matches_pytorch(after: bool) -> None
                 _gradients(network, batch)
             except error:
                 pass
-            else:  # past the last operator: their number depends on measured costs
+            # All operators have failed once. Their number depends on measured costs.
+            else:
                 assert nth > 200
                 break
             assert _weights(everything(network.state_dict())) == _weights(before)

@@ -305,7 +305,8 @@ def test_in_place_write_of_used_value_is_recomputed_on_copy() -> None:
 
         return step
 
-    # an expensive `tanh` would be kept, and the write would not be recomputed
+    # Equal costs for all operators. With measured costs, `tanh` could be so expensive that its
+    # result is never evicted. Then the write would not be recomputed.
     with cores.fixed_prices():
         assert harshest(program).again["add_"] > 0
 

@@ -44,8 +44,8 @@ class _Reads:
         refuses: Callable[[int], bool] = lambda number: True,
     ) -> None:
         self.refused: dict[int, int] = {}  # by value: number of operators that had run
-        #: Numbers of values that were requested again immediately, and after more operators had
-        #: run.
+        #: Values whose swap-in was retried: in `at_once` before another operator had run, in
+        #: `later` after that.
         self.at_once: list[int] = []
         self.later: list[int] = []
         read = Copies.read

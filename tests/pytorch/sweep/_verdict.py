@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a case, and how often which operator was recomputed."""
+    """The outcome of a case, and the number of recomputations of each operator."""
 
     #: "same", "different", "as in any mode", "undetermined" (plain PyTorch is random), or "refused"
     #: (by plain PyTorch)
@@ -44,7 +44,8 @@ class Case(abc.ABC):
         return f"{self.entry}: {self.name}"
 
 
-#: The cases of each entry, by its name; with at most `few` samples of each kind, or all.
+#: For the name of each entry: a function that yields the cases of the entry. Its argument `few` is
+#: the most samples of each kind; None: all.
 Entries = dict[str, Callable[[int | None], Iterator[Case]]]
 AMONG = 16  #: samples are drawn from the first so many, because making all takes long
 
