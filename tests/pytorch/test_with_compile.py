@@ -190,7 +190,7 @@ def test_results_of_code_compiled_before_budget_are_not_evicted() -> None:
 
 @pytest.mark.slow
 def test_compiled_region_that_writes_arguments_matches_pytorch() -> None:
-    """Values that need the former contents of the arguments can still be read (R4)."""
+    """Values that need the former contents of the arguments can still be read (R4, sources)."""
 
     def step() -> object:
         torch._dynamo.reset()

@@ -67,7 +67,10 @@ def test_function_that_writes_by_address_is_not_recomputed() -> None:
 
 
 def test_function_that_writes_source_first_recomputes_readers() -> None:
-    """Evicted values that need the old contents are recomputed and pinned before the write (R4)."""
+    """Evicted values that need the old contents are recomputed and pinned before the write.
+
+    Rule R4, sources.
+    """
     layer = straight(lambda _, x, w: (x.add_(1) @ w).tanh())
 
     def found() -> list[Tensor]:

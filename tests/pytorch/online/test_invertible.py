@@ -37,7 +37,10 @@ class Shift(torch.autograd.Function):
 def test_storage_that_program_frees_and_restores_matches_pytorch(
     evict: Literal["saved", "anything"],
 ) -> None:
-    """Values computed from the storage before are recomputed from its old contents (R3, R4)."""
+    """Values computed from the storage before are recomputed from its old contents.
+
+    Rules R3, in-place writes; R4, sources.
+    """
 
     def program() -> Callable[[], object]:
         weight, batch = vector(True), vector()

@@ -161,7 +161,7 @@ def test_evicted_indices_and_values_of_sparse_are_recomputed(layout: str) -> Non
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_recomputed_write_through_sparse_tensor_matches_pytorch(layout: str, evict: Evict) -> None:
-    """The write to the values of the sparse tensor is recomputed (R3)."""
+    """The write to the values of the sparse tensor is recomputed (R3, in-place writes)."""
 
     def program() -> Callable[[], object]:
         weight, values = torch.rand(3, requires_grad=True), torch.rand(3)

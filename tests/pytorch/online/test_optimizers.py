@@ -314,7 +314,10 @@ def test_error_in_optimizer_step_leaves_no_mode_or_hook(monkeypatch: pytest.Monk
 
 
 def test_backward_through_weights_changed_by_step_raises() -> None:
-    """Plain PyTorch raises too, because the optimizer's step changed the weights (R7)."""
+    """Plain PyTorch raises too, because the optimizer's step changed the weights.
+
+    Rule R7, version check.
+    """
     ours = Program(optim.SGD)
     with rekindle.budget("1GiB"):
         for _ in range(3):
@@ -327,7 +330,10 @@ def test_backward_through_weights_changed_by_step_raises() -> None:
 
 
 def test_optimizer_step_recomputes_values_that_read_weights() -> None:
-    """An evicted value that reads a weight is recomputed before the weight changes (R4)."""
+    """An evicted value that reads a weight is recomputed before the weight changes.
+
+    Rule R4, sources.
+    """
 
     def losses(program: Program) -> Iterator[Tensor]:
         for _ in range(4):

@@ -1,4 +1,8 @@
-"""Tests of rule R10 with autograd: retained graphs, higher derivatives, threads, later use."""
+"""Tests of rule R10 (after the context) with autograd.
+
+They retain graphs, compute higher derivatives, and run backward passes in other threads and after
+the budget has ended.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,7 @@ def test_autograd_grad_of_some_inputs_matches_pytorch() -> None:
 def test_batched_gradients_of_dropout_match_pytorch(
     way: str, evict: Literal["saved", "anything"]
 ) -> None:
-    """Recomputation runs below `vmap`, which refuses random operators (R5)."""
+    """Recomputation runs below `vmap`, which refuses random operators (R5, randomness)."""
 
     def program() -> Step:
         weight, ways = vector(True), torch.eye(4)
@@ -126,7 +130,7 @@ def test_second_derivative_of_batch_norm_matches_pytorch(
 ) -> None:
     """A backward pass saves an unpacked tensor again, which the program has deleted.
 
-    Both saved tensors have the same version (R7).
+    Both saved tensors have the same version (R7, version check).
     """
 
     def program() -> Step:
@@ -283,7 +287,10 @@ def test_second_derivative_of_custom_function_matches_pytorch() -> None:
 def test_backward_after_budget_in_other_thread_matches_pytorch(
     inside: bool, threaded: bool
 ) -> None:
-    """R10: saved-tensor handles outlive the budget and work in any thread, also several times."""
+    """Saved-tensor handles outlive the budget and work in any thread, also several times.
+
+    Rule R10, after the context.
+    """
 
     def trained(budget: int | None) -> tuple[dict[str, object], int]:
         torch.manual_seed(20)
@@ -317,7 +324,10 @@ def test_backward_after_budget_in_other_thread_matches_pytorch(
 
 
 def test_second_derivative_after_budget_matches_pytorch() -> None:
-    """R10: the second graph saves tensors that were unpacked from handles of the budget."""
+    """The second graph saves tensors that were unpacked from handles of the budget.
+
+    Rule R10, after the context.
+    """
 
     def trained(budget: int | None) -> tuple[dict[str, object], int]:
         torch.manual_seed(20)
@@ -338,7 +348,10 @@ def test_second_derivative_after_budget_matches_pytorch() -> None:
 
 
 def test_backward_passes_in_several_threads_match_pytorch() -> None:
-    """R10: several graphs run backward in parallel after the budget has ended."""
+    """Several graphs run backward in parallel after the budget has ended.
+
+    Rule R10, after the context.
+    """
 
     def trained(budget: int | None) -> dict[str, object]:
         torch.manual_seed(20)

@@ -1,4 +1,4 @@
-"""Tests of rule R4: values without a recipe are pinned, also if a source is overwritten."""
+"""Tests of rule R4 (sources): values without a recipe are pinned, also if a source is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of rule R10: after any exception no mode or hook is left, and training continues."""
+"""Tests of rule R10 (after the context) with exceptions.
+
+After any exception no mode or hook is left, and training continues.
+"""
 
 from __future__ import annotations
 

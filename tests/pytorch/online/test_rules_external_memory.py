@@ -1,4 +1,7 @@
-"""Tests of rule R4 for memory that code outside of PyTorch writes: it is never recomputed from."""
+"""Tests of rule R4 (sources) for memory that code outside of PyTorch may write.
+
+No recomputation reads such memory, because its contents may have changed.
+"""
 
 from __future__ import annotations
 

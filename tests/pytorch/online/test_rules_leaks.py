@@ -1,4 +1,4 @@
-"""Tests of rule R2: bookkeeping ends with the graph, after single steps and in long runs.
+"""Tests of rule R2 (recipes): bookkeeping ends with the graph, after single steps and in long runs.
 
 The garbage collector would hide reference cycles, so it is off in tests of single steps.
 """

@@ -1,4 +1,7 @@
-"""Tests of rule R9: dispatch modes see each operator once, and recomputations only from outside."""
+"""Tests of rule R9 (everything else runs once) with dispatch modes.
+
+A mode sees each operator once. Only a mode that is active around the budget sees recomputations.
+"""
 
 from __future__ import annotations
 

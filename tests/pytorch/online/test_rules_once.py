@@ -1,4 +1,7 @@
-"""Tests of rules R5, R6, R8, R9: generators and statistics advance once, user code runs once."""
+"""Tests that generators and running statistics advance once, and that user code runs once.
+
+Rules R5, randomness; R6, hidden writes; R8, routing; R9, everything else runs once.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +63,11 @@ def _lstm(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_recomputed_random_operators_match_pytorch(name: str) -> None:
-    """R5: fails if `Recipe.random` is not replayed, or if replay moves the generator.
+    """Fails if `Recipe.random` is not replayed, or if replay moves the generator.
 
     The harness compares the global generator; the program's own generator is among the results.
+
+    Rule R5, randomness.
     """
     draw = RANDOM[name]
 
@@ -89,7 +94,10 @@ def test_recomputed_random_operators_match_pytorch(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_recomputed_random_operators_on_device_match_pytorch() -> None:
-    """R5: one generator for each device; `rand(..., device="cuda")` has no tensor argument."""
+    """Each device has its own generator. An operator such as `rand` has no tensor argument.
+
+    Rule R5, randomness.
+    """
 
     def program() -> Step:
         weight = vector().cuda().requires_grad_()
@@ -131,7 +139,10 @@ def test_scalar_cpu_argument_does_not_select_random_generator(
 
 
 def test_recomputation_after_reseeding_draws_first_numbers() -> None:
-    """R5: the program draws its own numbers, and recomputation those of the first run."""
+    """The program draws its own numbers, and recomputation those of the first run.
+
+    Rule R5, randomness.
+    """
 
     def program() -> Step:
         weight = vector(True)
@@ -167,7 +178,10 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", NORMS)
 def test_batch_norm_updates_its_statistics_once(name: str) -> None:
-    """R6: fails if `Recipe.dropped` is empty, since recomputations would update them again."""
+    """Fails if `Recipe.dropped` is empty, because recomputations would update the statistics again.
+
+    Rule R6, hidden writes.
+    """
 
     def program() -> Step:
         norms = nn.ModuleList(NORMS[name]() for _ in range(4))
@@ -193,7 +207,10 @@ def test_batch_norm_updates_its_statistics_once(name: str) -> None:
 
 
 def test_batch_norm_in_train_and_eval_mode_matches_pytorch() -> None:
-    """R4 and R6: values that read the old statistics are recomputed before the update."""
+    """Values that read the old statistics are recomputed before the update.
+
+    Rules R4, sources; R6, hidden writes.
+    """
 
     def program() -> Step:
         norm = nn.BatchNorm1d(8)
@@ -238,7 +255,10 @@ DISPATCHED = {
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_indices_from_topk_and_sort_are_never_recomputed(name: str) -> None:
-    """R8: fails if `ROUTING` results are not pinned. The watch counts every executed operator."""
+    """Fails if `ROUTING` results are not pinned. The watch counts every executed operator.
+
+    Rule R8, routing.
+    """
     route = ROUTES[name]
 
     def program() -> Step:
@@ -266,7 +286,10 @@ def test_indices_from_topk_and_sort_are_never_recomputed(name: str) -> None:
 
 
 def test_python_code_and_hooks_of_user_run_once() -> None:
-    """R9: Python side effects and all kinds of hooks. Fails with any scheme that reruns modules."""
+    """The code has side effects and all kinds of hooks. Fails if recomputation runs modules again.
+
+    Rule R9, everything else runs once.
+    """
     log: list[str] = []
 
     def program() -> Step:

@@ -1,4 +1,4 @@
-"""Tests of rule R11: programs that cannot work are refused immediately, with advice."""
+"""Tests of rule R11 (refuse loudly): a program that cannot work is refused at once, with advice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Tests of an optimizer's step between two backward passes of one graph, compared with PyTorch.
 
-With most optimizers the second pass raises, because weights that it needs have changed (R7). Fused
-optimizers change weights without moving their version counters. PyTorch then continues with saved
-values from before the step and weights from after it (R4).
+With most optimizers the second pass raises, because weights that it needs have changed (R7, version
+check). Fused optimizers change weights without bumping their version counters. PyTorch then
+continues with saved values from before the step and weights from after it (R4, sources).
 """
 
 from __future__ import annotations

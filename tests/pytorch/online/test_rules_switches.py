@@ -1,4 +1,7 @@
-"""Tests of rule R9: recomputation uses the global settings of the first run."""
+"""Tests that recomputation uses the global settings of the first run.
+
+This is a part of rule R9, everything else runs once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of rules R1, R2 and R3: who holds values, recomputation, and in-place writes."""
+"""Tests of rules R1 (ownership), R2 (recipes) and R3 (in-place writes)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ Step = Callable[[], object]
 
 
 def test_user_held_values_are_readable_after_evictions() -> None:
-    """R1: user-held values are read after everything else was evicted.
+    """User-held values are read after everything else was evicted.
 
     Fails if `Driver.poll` evicts values that `Table.is_held` reports as held.
+
+    Rule R1, ownership.
     """
     weight = vector(True)
     seen: list[Tensor] = []
@@ -49,7 +51,10 @@ def test_user_held_values_are_readable_after_evictions() -> None:
 
 
 def test_user_held_values_count_in_budget() -> None:
-    """R1: held values are part of the sum and are reported as held by the program."""
+    """User-held values count against the budget. The error lists them as held by the program.
+
+    Rule R1, ownership.
+    """
     weight = vector(True)
 
     def hoard() -> None:
@@ -64,9 +69,11 @@ def test_user_held_values_count_in_budget() -> None:
 
 
 def test_memory_of_evicted_storage_is_freed() -> None:
-    """R1: autograd holds handles only. Fails if a handle keeps the packed tensor.
+    """Autograd holds handles only. Fails if a handle keeps the packed tensor.
 
     `harshest` asserts that the tracker, which measures real memory, stays below the budget.
+
+    Rule R1, ownership.
     """
 
     def program() -> Step:
@@ -84,9 +91,11 @@ def test_memory_of_evicted_storage_is_freed() -> None:
 
 
 def test_saved_view_of_evicted_value_matches_pytorch() -> None:
-    """R2: views have no recipes; a saved view is made again from the recomputed storage.
+    """Views have no recipes; a saved view is made again from the recomputed storage.
 
     Fails if `Handle.geometry` loses offset or stride.
+
+    Rule R2, recipes.
     """
 
     def program() -> Step:
@@ -173,10 +182,12 @@ def _without_grad(x: Tensor) -> None:
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_values_written_in_place_match_pytorch(name: str) -> None:
-    """R3: a write makes a new version; the old version is recomputed in a private copy.
+    """A write makes a new version; the old version is recomputed in a private copy.
 
     Fails if `run_again` writes the memory of its inputs (`recipe.written` ignored), or if a write
     keeps the old recipe (`written_over` returns nothing).
+
+    Rule R3, in-place writes.
     """
     write = IN_PLACE[name]
 
@@ -200,7 +211,10 @@ def test_values_written_in_place_match_pytorch(name: str) -> None:
 
 
 def test_chain_of_in_place_writes_matches_pytorch() -> None:
-    """R3: empty_like, bernoulli_, div_, mul: each link of the chain needs all links before it."""
+    """In empty_like, bernoulli_, div_, mul, each operator needs the results of all before it.
+
+    Rule R3, in-place writes.
+    """
 
     def program() -> Step:
         weight = vector(True)
@@ -225,7 +239,10 @@ def test_chain_of_in_place_writes_matches_pytorch() -> None:
 
 
 def test_recomputation_does_not_write_user_held_values() -> None:
-    """R3: a variable holds the first version, and the chain after it is recomputed."""
+    """A variable holds the first version, and the chain after it is recomputed.
+
+    Rule R3, in-place writes.
+    """
 
     def program() -> Step:
         weight = vector(True)
@@ -248,9 +265,11 @@ def test_recomputation_does_not_write_user_held_values() -> None:
 
 @pytest.mark.parametrize("held", [False, True], ids=["dropped", "held"])
 def test_values_before_and_after_in_place_write_are_recomputed(held: bool) -> None:
-    """R3: each of these values is recomputed, in any order of reading.
+    """Each of these values is recomputed, in any order of reading.
 
     If a variable holds the last version, earlier versions are recomputed in other memory.
+
+    Rule R3, in-place writes.
     """
 
     def program() -> Step:
@@ -282,9 +301,11 @@ def test_values_before_and_after_in_place_write_are_recomputed(held: bool) -> No
 
 
 def test_in_place_write_of_used_value_is_recomputed_on_copy() -> None:
-    """R3: autograd saved the first version, and other values are computed from it.
+    """Autograd saved the first version, and other values are computed from it.
 
     Fails if both versions share memory.
+
+    Rule R3, in-place writes.
     """
 
     def program() -> Step:
@@ -335,7 +356,10 @@ def test_in_place_activations_of_network_are_recomputed() -> None:
 
 
 def test_operator_with_several_evicted_results_matches_pytorch() -> None:
-    """R2: one operator call, several storages, some of which are evicted."""
+    """One operator call makes several storages, some of which are evicted.
+
+    Rule R2, recipes.
+    """
 
     def program() -> Step:
         norm = nn.LayerNorm(50)
@@ -357,7 +381,10 @@ def test_operator_with_several_evicted_results_matches_pytorch() -> None:
 
 
 def test_recomputation_uses_non_tensor_arguments_of_each_call() -> None:
-    """R2: non-tensor arguments differ in each call, so recipes must store them."""
+    """Non-tensor arguments differ in each call, so recipes must store them.
+
+    Rule R2, recipes.
+    """
 
     def program() -> Step:
         weight = vector(True)
@@ -390,7 +417,10 @@ def _product(z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", MARKED)
 def test_conjugate_and_negative_views_match_pytorch(name: str) -> None:
-    """R2: conjugation and sign may be a bit of the view, which memory does not contain."""
+    """Conjugation and sign may be a bit of the view, which memory does not contain.
+
+    Rule R2, recipes.
+    """
     make = MARKED[name]
 
     def program() -> Step:
@@ -409,7 +439,10 @@ def test_conjugate_and_negative_views_match_pytorch(name: str) -> None:
 
 
 def test_zero_tensor_without_memory_matches_pytorch() -> None:
-    """R2: autograd's zero tensors have a size but no memory, so an alias must not be read."""
+    """Autograd's zero tensors have a size but no memory, so an alias must not be read.
+
+    Rule R2, recipes.
+    """
 
     def program() -> Step:
         weight = vector(True)

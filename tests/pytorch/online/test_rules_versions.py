@@ -1,4 +1,4 @@
-"""Tests of rule R7: a saved tensor written later raises exactly where plain PyTorch raises.
+"""Tests of rule R7 (version check): a write to a saved tensor raises where plain PyTorch raises.
 
 Each case runs plainly and within a budget. Either both raise the same error, or both compute the
 same gradient. If PyTorch does not notice a write (through `.data`), the budget uses the new
@@ -191,7 +191,10 @@ def alike(got: str | Tensor, plain: str | Tensor) -> bool:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["whole dropped", "whole kept"])
 def test_writes_to_unsafe_chunks_match_pytorch(kept: bool) -> None:
-    """R7: the results of `unsafe_chunk` are written one after the other, as in a GRU on a CPU."""
+    """The results of `unsafe_chunk` are written one after the other, as in a GRU on a CPU.
+
+    Rule R7, version check.
+    """
 
     def program() -> Step:
         weight = vector(True)
@@ -218,7 +221,10 @@ def test_writes_to_unsafe_chunks_match_pytorch(kept: bool) -> None:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["whole dropped", "whole kept"])
 def test_write_to_saved_chunk_raises(kept: bool) -> None:
-    """R7: the chunk's own version counter shows the write; those of other chunks do not."""
+    """The chunk's own version counter shows the write; those of other chunks do not.
+
+    Rule R7, version check.
+    """
     weight = vector(True)
     with rekindle.budget("1GiB"):
         whole = weight * 3

@@ -89,7 +89,7 @@ def test_module_can_be_converted_after_budget() -> None:
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_recomputation_after_swap_tensors_reads_original_bytes(evict: Evict) -> None:
-    """Recomputation must read the bytes of the first run (R4)."""
+    """Recomputation must read the bytes of the first run (R4, sources)."""
 
     def program() -> Step:
         weight, one, other = vector(True), vector(), vector()
@@ -110,7 +110,7 @@ def test_recomputation_after_swap_tensors_reads_original_bytes(evict: Evict) -> 
 
 
 def test_write_to_saved_tensor_after_swap_tensors_raises() -> None:
-    """The version counter moves with the tensor (R7)."""
+    """The version counter moves with the tensor (R7, version check)."""
     weight, one, other = vector(True), vector(), vector()
     with rekindle.budget("1GiB"):
         made, others = one * 1, other * 1

@@ -1,4 +1,7 @@
-"""Tests of collectives, which write memory that their schemas do not mention (R3, R9)."""
+"""Tests of collectives, which write memory that their schemas do not mention.
+
+Rules R3, in-place writes; R9, everything else runs once.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def test_collective_without_known_writes_is_refused() -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
 def test_gathered_value_is_not_recomputed() -> None:
-    """R3: the gathered contents are kept, although a recomputable value had the same memory."""
+    """The gathered contents are kept, although a recomputable value had the same memory.
+
+    Rule R3, in-place writes.
+    """
     distributed = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
