@@ -100,7 +100,7 @@ def test_plan_shows_progress_on_terminal_after_three_seconds(
 
 
 def test_search_for_plan_ends_when_plan_is_proven_optimal() -> None:
-    """Otherwise the search would take longer than a test may."""
+    """A search up to its time limit would take longer than a test may."""
     pytest.importorskip("highspy")
     trace = chain(6, nbytes=1000)
     plans = io.StringIO()

@@ -159,7 +159,7 @@ def test_wrong_argument_of_public_function_names_line_to_write(
 
 
 def test_device_that_torch_was_not_built_for_is_refused() -> None:
-    """It must be refused before torch is asked for the device, which would end the process."""
+    """Rekindle must not ask torch for such a device, because that would end the process."""
     if torch.accelerator.current_accelerator() is not None:
         pytest.skip("this PyTorch was built for an accelerator")
     with pytest.raises(rekindle.InvalidArgument, match=r"was not built for; write .*device=.cpu."):

@@ -67,7 +67,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Case:
-    """A named workload, built anew at each call after seeding the global generator."""
+    """A named workload. `build` seeds the generator, so each call returns an equal workload."""
 
     name: str
     build_seeded: Callable[[], Workload]

@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network and one batch for it, built anew at each call after seeding all generators."""
+    """A network and a batch for it. `build` seeds all generators, so all calls return equal ones."""
 
     name: str
     family: str
@@ -34,7 +34,7 @@ class Architecture:
 
     def build(self) -> tuple[nn.Module, Batch]:
         torch.manual_seed(20)
-        np.random.seed(20)  # noqa: NPY002 - wav2vec2 and its kin draw masks from this one
+        np.random.seed(20)  # noqa: NPY002 - models such as wav2vec2 draw masks from it
         random.seed(20)
         return self.build_seeded()
 

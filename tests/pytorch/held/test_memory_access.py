@@ -340,7 +340,7 @@ def test_reading_evicted_storage_without_raise_flag_crashes() -> None:
 def test_access_to_evicted_tensor_raises_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This shows that the tests of patched methods can fail: without them, access raises."""
+    """Without patched methods, access raises. So the tests of patched methods can fail."""
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
@@ -353,7 +353,7 @@ def test_access_to_evicted_tensor_raises_without_patched_methods(
 def test_exported_memory_is_evicted_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This shows that the tests of pinned memory can fail: without patches, none is pinned."""
+    """Without patched methods, no memory is pinned. So the tests of pinned memory can fail."""
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     monkeypatch.setattr(_handed_out, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:

@@ -167,7 +167,7 @@ def test_automatic_planning_waits_until_step_length_repeats() -> None:
 
 
 def test_budget_with_learn_true_reuses_automatic_plans() -> None:
-    """Otherwise the budget would wait forever for a search that the automatic planning began."""
+    """With separate plans, it would wait forever for a search that automatic planning began."""
     plans = plans_for(1, torch.device("cpu"), patient=True)
     assert plans_for(1, torch.device("cpu"), patient=True) is plans
     assert plans.patient

@@ -112,7 +112,7 @@ def _disjoint(one: Tensor, part: tuple[slice, ...], source: tuple[slice, ...]) -
 
 
 def test_copies_within_storage_move_unwritten_bytes() -> None:
-    """As in circular padding, which reads corners before it writes them."""
+    """Circular padding makes such copies: it reads corners before it writes them."""
     base = torch.empty(10, 12, dtype=torch.uint8)
     writes: list[Write] = [
         (base[2:-2, 3:-3], None),

@@ -245,9 +245,9 @@ def test_profile_restores_model_optimizer_and_generators(trained: bool, fails: b
 
 
 def test_state_comparison_detects_profile_without_restore() -> None:
-    """This shows that `test_profile_restores_model_optimizer_and_generators` can fail.
+    """Without restoring, the state differs after a profile.
 
-    Without restoring, the state differs.
+    So `test_profile_restores_model_optimizer_and_generators` can fail.
     """
     model = Everything()
     optimizer = torch.optim.Adam(model.parameters())

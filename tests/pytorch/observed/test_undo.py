@@ -88,7 +88,7 @@ def test_undo_ignores_uninitialized_lazy_layer_elsewhere(
 
 
 def test_state_comparison_detects_step_that_is_not_undone() -> None:
-    """This shows that the tests of undoing can fail: without restoring, the state differs."""
+    """Without restoring, the state differs after a step. So the tests of undoing can fail."""
     model = Stateful()
     before = [model.layer.weight.clone(), model.last, model.generator.get_state()]
     undo = Undo()

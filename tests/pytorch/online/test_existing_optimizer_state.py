@@ -61,7 +61,7 @@ def test_existing_optimizer_state_counts_before_first_step(evict: Evict) -> None
 
 
 def test_too_small_budget_error_counts_whole_optimizer_state() -> None:
-    """Otherwise each error would suggest a budget with room for only one more tensor of many."""
+    """If only some tensors counted, each error would suggest a budget for only one more tensor."""
     ours = Program()
     known = ours.bytes_of_state + sum(p.nbytes for p in ours.model.parameters())
     budget, refusals = known // 2, 0

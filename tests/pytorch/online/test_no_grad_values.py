@@ -46,7 +46,7 @@ def test_no_grad_results_count_in_budget_but_have_no_recipe() -> None:
 
 
 def test_no_grad_operator_evicts_before_it_runs() -> None:
-    """This fails if only recorded operators free memory before they run."""
+    """The test fails if only recorded operators free memory before they run."""
     weight, batch = vector(True), vector()
     with rekindle.budget(14 * VECTOR) as run:
         _priced(batch.sin)

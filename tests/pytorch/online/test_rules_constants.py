@@ -40,7 +40,7 @@ EMPTY: dict[str, Callable[[], Tensor]] = {
 def test_memory_filled_outside_pytorch_is_pinned(
     name: str, filled: Callable[[Tensor], None]
 ) -> None:
-    """This fails without `look_twice`, which detects that no operator wrote the memory."""
+    """The test fails without `look_twice`, which detects that no operator wrote the memory."""
 
     def program() -> Step:
         weight = vector(True)

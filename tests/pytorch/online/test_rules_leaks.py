@@ -281,7 +281,7 @@ def test_recurrent_state_does_not_keep_old_batches_alive(
 
 
 def test_recurrent_state_without_chain_limit_keeps_batches_alive() -> None:
-    """This shows that the test with a chain limit can fail."""
+    """Without a limit, the chain keeps all batches. So the test with a chain limit can fail."""
     model = Recurrent()
     with cores.short_memory(1_000_000), rekindle.budget(TIGHT) as run:
         train(model)

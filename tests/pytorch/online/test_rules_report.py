@@ -214,7 +214,7 @@ def test_budget_that_error_suggests_is_at_most_plain_peak(monkeypatch: pytest.Mo
 
 
 def test_budget_suggested_after_failed_one_exceeds_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each retry of this program would succeed for only one more tensor of four bytes."""
+    """With the exact need, each retry of this program would succeed for one more tensor only."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried = BudgetHistory()
     assert tried.suggest_after(6_400, 6_404, 6_404) == 6_404

@@ -106,7 +106,7 @@ def _open_files() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing says which files are open")
 def test_ended_swap_budget_leaves_no_file_or_thread(tmp_path: Path) -> None:
-    """This holds even after an exception, and after the graph was deleted."""
+    """No file or thread is left even after an exception, and after the graph was deleted."""
 
     class Bang(Exception):
         pass

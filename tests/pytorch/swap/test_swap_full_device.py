@@ -65,7 +65,7 @@ class _Reads:
 def test_swap_in_without_device_memory_is_retried_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for a value that an operator reads and for one that is swapped in early."""
+    """The value is read by an operator, or is swapped in early."""
     weight = vector(True)
     wanted = gradient(weight)
     with _Operators() as operators, swapping(tmp_path, 20 * VECTOR) as run:
@@ -84,7 +84,7 @@ def test_swap_in_without_device_memory_is_retried_at_once(
 def test_swap_in_error_other_than_oom_is_not_retried(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for a value that an operator reads and for one that is swapped in early."""
+    """The value is read by an operator, or is swapped in early."""
     weight = vector(True)
     wanted = gradient(weight)
     reads = 0
