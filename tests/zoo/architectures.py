@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network and a batch for it. `build` seeds all generators, so all calls return equal ones."""
+    """A network and a batch. `build` seeds all generators, so each call returns equal ones."""
 
     name: str
     family: str
