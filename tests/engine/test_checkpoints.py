@@ -31,6 +31,10 @@ def test_no_checkpoint_is_chosen_if_all_results_fit() -> None:
     assert choose_checkpoints(_chain([2] * 10), 39, _never) != {}
 
 
+def test_no_checkpoint_is_chosen_if_memory_exceeds_its_limit() -> None:
+    assert choose_checkpoints(_chain([2] * 10), -1, _never) == {}
+
+
 def test_checkpoint_is_placed_where_fewest_bytes_are_alive() -> None:
     calls = _chain([5, 5, 5, 1, 5, 5, 5, 1, 5, 5, 5])
     kept = choose_checkpoints(calls, 40, _never)
@@ -51,8 +55,8 @@ def test_evictable_input_that_a_later_call_reads_is_kept() -> None:
     assert all(both.storage in storages for storages in kept.values())
 
 
-@given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=60), free=st.integers(0, 300))
+@given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=60), free=st.integers(-300, 300))
 @examples(100)
 def test_checkpoints_take_at_most_half_of_free_memory(sizes: list[int], free: int) -> None:
     kept = choose_checkpoints(_chain(sizes), free, _never)
-    assert sum(each.nbytes for storages in kept.values() for each in storages) <= free // 2
+    assert sum(each.nbytes for storages in kept.values() for each in storages) <= max(0, free // 2)

@@ -30,10 +30,11 @@ def choose_checkpoints(
 
     Returns:
         For each call after which a checkpoint is made: the storages that it keeps. They are made by
-        earlier calls and read by later ones. Empty if the results of all calls fit.
+        earlier calls and read by later ones. Empty if the results of all calls fit, or if no memory is free.
     """
     half = free // 2
-    if sum(call.nbytes for call in calls) <= half:
+    # If memory already exceeds its limit, `half` is negative.
+    if half <= 0 or sum(call.nbytes for call in calls) <= half:
         return {}
     lives = _lives(calls, is_candidate)
     change = [0] * (len(calls) + 1)

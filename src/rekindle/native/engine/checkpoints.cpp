@@ -75,7 +75,8 @@ std::vector<Checkpoint> choose_checkpoints(
     for (const Call* call : calls) {
         made += call->nbytes;
     }
-    if (made <= half) {
+    // If memory already exceeds its limit, `half` is negative.
+    if (half <= 0 || made <= half) {
         return {};
     }
     const std::vector<Life> lives = lives_of(calls, evictable);
