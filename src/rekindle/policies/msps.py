@@ -20,4 +20,4 @@ class MSPS(Policy):
     """Evict the storage that frees most bytes per second of recomputation."""
 
     def bind(self) -> Chooser:
-        return ScoredChooser(Exact(descendants="none"), by_size=True, by_staleness=False)
+        return ScoredChooser(Exact(counted="ancestors"), by_size=True, by_staleness=False)

@@ -80,13 +80,13 @@ Nanoseconds Exact::cost(Storage& storage, Span& span) {
     for (const Neighbor* member : found_) {
         span.add(member->storage->id);
     }
-    return descendants_ == Costs::ancestors ? total : total + cost_below(storage);
+    return counted_ == Costs::ancestors ? total : total + cost_below(storage);
 }
 
 Nanoseconds Exact::again(Storage& storage) {
     begin_walk();
     walk_parents(storage);
-    return storage.cost + walk(Way::up);
+    return storage.cost + std::min(walk(Way::up, most_above_), most_above_);
 }
 
 // Return the cost of the evicted descendants of `storage`. With `capped`, count at most 2/3 of the
@@ -94,7 +94,7 @@ Nanoseconds Exact::again(Storage& storage) {
 Nanoseconds Exact::cost_below(Storage& storage) {
     begin_walk();
     walk_children(storage);
-    if (descendants_ == Costs::capped) {
+    if (counted_ == Costs::capped) {
         const Nanoseconds most = 2 * storage.cost / 3;
         return std::min(walk(Way::down, most), most);
     }
@@ -142,6 +142,7 @@ void Exact::evicted(Storage& storage) {
     if (!own.evicted) {
         own.since = seen ? -1 : asked_;
         own.evicted = true;
+        raise_most_above(storage.cost);
     }
     std::uint64_t mark = graph_.new_mark();
     for (const Link* link = own.up; link != nullptr; link = link->next_up) {
@@ -165,6 +166,19 @@ void Exact::evicted(Storage& storage) {
             connect(*lower, own);
         }
     });
+}
+
+// Raise `most_above_` to the average cost of `MOST_ANCESTORS` evicted storages. It only grows: if
+// it fell, costs would fall that `cost_decreases` does not report.
+void Exact::raise_most_above(Nanoseconds cost) noexcept {
+    if (counted_ == Costs::capped) {
+        ++n_evictions_;
+        evicted_cost_ += cost;
+        const Nanoseconds most = n_evictions_ > MOST_ANCESTORS
+                                     ? evicted_cost_ / n_evictions_ * MOST_ANCESTORS
+                                     : evicted_cost_;
+        most_above_ = std::max(most_above_, most);
+    }
 }
 
 void Exact::returned(Storage& storage) {
@@ -322,9 +336,9 @@ double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most,
         walk_children(*back.storage);
     }
     const bool many = !walk_down_within(most);
-    if (descendants_ == Costs::exact && !many) {
+    if (counted_ == Costs::exact && !many) {
         add_above(fell + static_cast<double>(walk(Way::down)), found);
-    } else if (descendants_ != Costs::ancestors) {
+    } else if (counted_ != Costs::ancestors) {
         add_above(std::numeric_limits<double>::infinity(), found);
     }
     if (many) {
@@ -358,7 +372,7 @@ void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     const auto add = [&](Storage& storage) {
         if (storage.mark != mark) {
             storage.mark = mark;
-            const bool capped = descendants_ == Costs::capped;
+            const bool capped = counted_ == Costs::capped;
             const Nanoseconds cap = 2 * storage.cost / 3;
             found.push_back({&storage, capped ? std::min(loss, static_cast<double>(cap)) : loss});
         }

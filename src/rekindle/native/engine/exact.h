@@ -53,9 +53,12 @@ struct Neighbor final {
 // the recomputed storage.
 class Exact final : public Neighborhood {
 public:
-    // `costs` says which evicted descendants count: all (`exact`), none (`ancestors`), or up to a
-    // limit (`capped`).
-    Exact(Costs costs, Graph& graph) : descendants_(costs), graph_(graph) {}
+    // `counted` says which evicted neighbors count: all (`exact`), the ancestors (`ancestors`), or
+    // both up to a limit (`capped`).
+    Exact(Costs counted, Graph& graph)
+        : counted_(counted),
+          graph_(graph),
+          most_above_(counted == Costs::capped ? 0 : std::numeric_limits<Nanoseconds>::max()) {}
 
     Exact(const Exact&) = delete;
     Exact& operator=(const Exact&) = delete;
@@ -77,6 +80,9 @@ public:
 
 private:
     enum class Way : std::uint8_t { up, down };
+
+    // `MOST_ANCESTORS` in rekindle.policies._neighborhood, which explains it.
+    static constexpr std::int64_t MOST_ANCESTORS = 1000;
 
     // A storage that is in memory again since the last `cost_decreases`, or a child of one that
     // left the graph. Its parents are stored here, because the storage itself may leave the graph
@@ -112,9 +118,13 @@ private:
     void add_above(double loss, std::vector<CostDecrease>& found);
     void add_below(double loss, std::vector<CostDecrease>& found);
     void clear_fallen() noexcept;
+    void raise_most_above(Nanoseconds cost) noexcept;
 
-    const Costs descendants_;
+    const Costs counted_;
     Graph& graph_;
+    Nanoseconds most_above_;  // Most that the ancestors of a storage count.
+    std::int64_t n_evictions_ = 0;
+    Nanoseconds evicted_cost_ = 0;  // Total cost of the evicted storages, one per eviction.
     Slab<Neighbor> neighbors_;
     Slab<Link> links_;
     std::vector<Returned> returned_;
