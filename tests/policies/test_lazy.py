@@ -11,12 +11,23 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import rekindle
 from rekindle.engine import NoRoom, Rules, Thrashed
-from rekindle.policies import DTR, MSPS, NAMED, Ablation, Candidate, Chooser, Policy, Thrifty
+from rekindle.policies import (
+    DTR,
+    MSPS,
+    NAMED,
+    Ablation,
+    Candidate,
+    Chooser,
+    Policy,
+    Thrifty,
+    _neighborhood,
+)
 from rekindle.policies._envelope import FEW, WIDTH, Envelope
 from rekindle.policies._scored import ScoredChooser
 from rekindle.simulator import replay
-from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
+from rekindle.trace import Trace, TraceBuilder, keep_all_peak, largest_need, random_dag
 from tests.helpers import Link
 from tests.strategies import examples, problems
 
@@ -181,6 +192,54 @@ def test_thrifty_policy_score_equals_its_formula() -> None:
     assert chooser.loss(links[3], 20) == pytest.approx((7 + 110) / math.sqrt(16))
     # a staleness below one nanosecond counts as one nanosecond
     assert chooser.loss(links[4], 19) == 8
+
+
+def test_thrifty_policy_limits_cost_of_ancestors() -> None:
+    evicted = 2 * _neighborhood.MOST_ANCESTORS
+    links = [Link(10, 3, 1) for _ in range(evicted + 1)]
+    for upper, lower in itertools.pairwise(links):
+        upper.below.append(lower)
+        lower.above.append(upper)
+    chooser = Thrifty().bind()
+    for gone in links[:-1]:
+        gone.resident = False
+        chooser.evicted(gone)
+    chooser.add(links[-1])
+    limit = 3 * _neighborhood.MOST_ANCESTORS
+    assert chooser.loss(links[-1], 2) == 3 + limit
+
+
+@given(problem=problems(longest=40))
+@examples(25)
+def test_policy_with_limited_ancestors_chooses_like_full_scan(
+    problem: tuple[Trace, int],
+) -> None:
+    trace, budget = problem
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_neighborhood, "MOST_ANCESTORS", 3)
+        try:
+            replay(trace, budget=budget, policy=Compared(Thrifty()))
+        except NoRoom:
+            assume(False)
+
+
+def _loop(steps: int) -> Trace:
+    """Return a trace of a loop whose backward pass reads every state."""
+    builder, rng = TraceBuilder("loop"), random.Random(0)
+    states = [builder.source(1)]
+    for _ in range(steps):
+        states += builder.call("step", rng.randint(1, 9), states[-1:], [rng.randint(1, 3)])
+    gradient = states.pop()
+    for state in reversed(states):
+        (gradient,) = builder.call("back", 1, [gradient, state], [1])
+    return builder.build()
+
+
+def test_both_engines_evict_alike_in_long_loop() -> None:
+    trace = _loop(2_500)
+    budget = keep_all_peak(trace) // 50 + 20
+    native = rekindle.simulate(trace, budget=budget, core="native")
+    assert rekindle.simulate(trace, budget=budget, core="python").actions == native.actions
 
 
 def test_all_named_policies_differ_in_their_settings() -> None:
