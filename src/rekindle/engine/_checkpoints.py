@@ -30,7 +30,8 @@ def choose_checkpoints(
 
     Returns:
         For each call after which a checkpoint is made: the storages that it keeps. They are made by
-        earlier calls and read by later ones. Empty if the results of all calls fit, or if no memory is free.
+        earlier calls and read by later ones. Empty if the results of all calls fit, or if no
+        memory is free.
     """
     half = free // 2
     # If memory already exceeds its limit, `half` is negative.
