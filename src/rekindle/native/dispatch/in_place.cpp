@@ -67,11 +67,8 @@ bool unpacks_without_hooks(const torch::autograd::Node& node) {
 // and no other input requires a gradient. Then this operator is the last use of the incoming
 // gradient, so it may write over it.
 bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
-    const auto leads_on = [](const torch::autograd::Edge& edge) { return edge.is_valid(); };
-    const auto& edges = node.next_edges();
     return std::ranges::find(entry.nodes, node.name()) != entry.nodes.end() &&
-           leads_on(edges.front()) && std::ranges::count_if(edges, leads_on) == 1 &&
-           has_no_hooks(node);
+           only_first_leads_on(node) && has_no_hooks(node);
 }
 
 // Return true if the backward formula of `node` makes this operator call. The node saved one
@@ -239,6 +236,12 @@ void note_unpacked(const at::Tensor& saved) {
 
 void forget_unpacked() noexcept {
     unpacked() = {};
+}
+
+bool only_first_leads_on(const torch::autograd::Node& node) {
+    const auto leads_on = [](const torch::autograd::Edge& edge) { return edge.is_valid(); };
+    const auto& edges = node.next_edges();
+    return !edges.empty() && leads_on(edges.front()) && std::ranges::count_if(edges, leads_on) == 1;
 }
 
 TakesOver takes_over(

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <span>
@@ -23,6 +24,9 @@ void note_unpacked(const at::Tensor& saved);
 // Forget the saved tensor that `note_unpacked` recorded, because another operator ran on this
 // thread after autograd unpacked it.
 void forget_unpacked() noexcept;
+
+// Return true if the first input of `node` requires a gradient, and no other input does.
+bool only_first_leads_on(const torch::autograd::Node& node);
 
 // Whether an operator call writes its result over its first argument, the incoming gradient.
 enum class TakesOver : std::uint8_t {

@@ -1,6 +1,7 @@
 #include "unwritten_bytes.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace rekindle {
@@ -66,27 +67,24 @@ bool UnwrittenBytes::can_copy(const ByteRegion& target, const ByteRegion& source
     if (target.is_empty) {
         return true;
     }
-    box_of(source);  // splits the axes, as `box_of(target)` does
-    const std::optional<Box> to = box_of(target);
-    const std::optional<Box> from = box_of(source);
-    return to && from && !intersection(*to, *from);
+    const std::optional<std::array<Box, 2>> boxes = boxes_of(target, source);
+    return boxes && !intersection((*boxes)[0], (*boxes)[1]);
 }
 
 bool UnwrittenBytes::copy(const ByteRegion& target, const ByteRegion& source) {
     if (target.is_empty) {
         return true;
     }
-    box_of(source);  // splits the axes, as `box_of(target)` does
-    const std::optional<Box> to = box_of(target);
-    const std::optional<Box> from = box_of(source);
-    if (!to || !from) {
+    const std::optional<std::array<Box, 2>> boxes = boxes_of(target, source);
+    if (!boxes) {
         return false;
     }
-    std::vector<Box> left = without(*to);
+    const auto& [to, from] = *boxes;
+    std::vector<Box> left = without(to);
     for (const Box& box : boxes_) {
-        if (std::optional<Box> copied = intersection(box, *from)) {
-            for (std::size_t i = 0; i < to->size(); ++i) {
-                const std::int64_t shift = (*to)[i].first - (*from)[i].first;
+        if (std::optional<Box> copied = intersection(box, from)) {
+            for (std::size_t i = 0; i < to.size(); ++i) {
+                const std::int64_t shift = to[i].first - from[i].first;
                 (*copied)[i].first += shift;
                 (*copied)[i].end += shift;
             }
@@ -94,6 +92,19 @@ bool UnwrittenBytes::copy(const ByteRegion& target, const ByteRegion& source) {
         }
     }
     return become(std::move(left));
+}
+
+// Return the boxes of two regions; nothing if no box describes one of them.
+std::optional<std::array<UnwrittenBytes::Box, 2>> UnwrittenBytes::boxes_of(
+    const ByteRegion& one, const ByteRegion& other
+) {
+    box_of(other);  // splits the axes, as `box_of(one)` does
+    std::optional<Box> first = box_of(one);
+    std::optional<Box> second = box_of(other);
+    if (!first || !second) {
+        return {};
+    }
+    return std::array<Box, 2>{*std::move(first), *std::move(second)};
 }
 
 // Let indices with the distance `step` form an axis of their own. Return false if that is

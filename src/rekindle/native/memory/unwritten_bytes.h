@@ -19,6 +19,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -82,6 +83,7 @@ private:
 
     bool split_axis(Bytes step);
     std::optional<Box> box_of(const ByteRegion& region);
+    std::optional<std::array<Box, 2>> boxes_of(const ByteRegion& one, const ByteRegion& other);
     std::vector<Box> without(const Box& box) const;
     bool become(std::vector<Box> boxes);
     static std::optional<Box> intersection(const Box& one, const Box& other);

@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "../allocator/arena.h"
 #include "../allocator/counting_allocator.h"
+#include "../dispatch/in_place.h"
 #include "../dispatch/proxy.h"
 #include "../dispatch/runtime.h"
 #include "../memory/driver.h"
@@ -179,17 +179,13 @@ PyObject* backward_node(PyObject* arguments) {
     if (node == nullptr) {
         return nothing();
     }
-    const auto& edges = node->next_edges();
-    const auto leads_on = [](const torch::autograd::Edge& edge) { return edge.is_valid(); };
-    const bool only_first =
-        !edges.empty() && leads_on(edges.front()) && std::ranges::count_if(edges, leads_on) == 1;
     const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
     Object parameter(accumulates == nullptr ? nothing() : THPVariable_Wrap(accumulates->variable));
     return Py_BuildValue(
         "sLNN",
         node->name().c_str(),
         static_cast<long long>(node->sequence_nr()),
-        PyBool_FromLong(only_first ? 1 : 0),
+        PyBool_FromLong(rekindle::only_first_leads_on(*node) ? 1 : 0),
         parameter.give()
     );
 }
