@@ -209,6 +209,21 @@ def test_thrifty_policy_limits_cost_of_ancestors() -> None:
     assert chooser.loss(links[-1], 2) == 3 + limit
 
 
+def test_thrifty_policy_counts_input_that_is_read_twice_once() -> None:
+    first, last = Link(10, 5, 1), Link(10, 7, 2)
+    first.below += [last, last]
+    last.above += [first, first]
+    chooser = Thrifty().bind()
+    first.resident = False
+    chooser.evicted(first)
+    for _ in range(20):  # the limit of ancestors is the total cost of evictions so far
+        other = Link(10, 5, 1)
+        other.resident = False
+        chooser.evicted(other)
+    chooser.add(last)
+    assert chooser.loss(last, 3) == 7 + 5
+
+
 @given(problem=problems(longest=40))
 @examples(25)
 def test_policy_with_limited_ancestors_chooses_like_full_scan(

@@ -316,8 +316,8 @@ def _sum(storages: Iterable[Candidate]) -> Nanoseconds:
 
 def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) -> Nanoseconds:
     """Return the total cost of the storages that `_reach` finds, or `most` if that is less."""
-    stack = [storage for storage in start if storage in graph]
-    seen = dict.fromkeys(stack)
+    seen = dict.fromkeys(storage for storage in start if storage in graph)
+    stack = [*seen]
     total = 0
     while stack and total < most:
         storage = stack.pop()
