@@ -108,6 +108,15 @@ def test_trace_of_fake_tensor_run_has_peak_of_real_run(name: str) -> None:
     assert abs(needed - 1) < 0.02  # each budget is found by bisection, to 1 %
 
 
+def test_fake_tensor_run_adds_gradients_in_place_like_autograd() -> None:
+    """An LSTM reads each weight at every step, so autograd adds many gradients."""
+    real = in_earnest(*PROGRAMS["lstm"]())
+    added = sum(op.name == "aten::add_" for op in real.ops)
+    rehearsed = on_shapes(*PROGRAMS["lstm"]())
+    assert sum(op.name == "aten::add" and bool(op.overwrites) for op in rehearsed.ops) == added
+    assert added > 100
+
+
 def test_trace_of_fake_tensor_run_leaves_model_unchanged() -> None:
     model, x = PROGRAMS["dropout and batch norm"]()
     state = {name: value.clone() for name, value in model.state_dict().items()}

@@ -133,7 +133,7 @@ class Tracer(TorchDispatchMode):
         )
         if not runs_again:
             self._lost.update(values)
-        if read and read[0] is not None and may_take_over(func, args, result, self._node()):
+        if read and read[0] is not None and may_take_over(func, args, result, self._node):
             self._in_place[OpId(self.trace.operators - 1)] = read[0]
         for (address, old), new in zip(written.items(), values[: len(written)], strict=True):
             self._move(address, old, new)
