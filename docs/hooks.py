@@ -1,8 +1,8 @@
-"""Fill the pages that are generated when the site is built: MkDocs calls this file.
+"""Fill in the generated parts of pages. MkDocs calls this file when it builds the site.
 
-The command line comes from the commands, the changelog from CHANGELOG.md, links to tests from the
-tests, the repository's address from `[project.urls]` in pyproject.toml. This file draws no picture
-(draw.py and photograph.py do) and writes no file.
+The reference of the command line is generated from the help texts of the commands, the changelog
+from CHANGELOG.md, links to tests from the test files, and the repository's address from
+`[project.urls]` in pyproject.toml.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ _OF_LOGITS = (
 
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
-#: The part of a convolution's memory above which its workspace is worth avoiding.
+#: If workspace is more than this part of a convolution's memory, errors say how to avoid it.
 _MUCH = 0.1
 
 

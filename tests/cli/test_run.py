@@ -256,7 +256,7 @@ def test_each_torchrun_rank_has_own_budget_and_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_accelerate_launch_with_rekindle_run_prints_same_output(script: Path) -> None:
+def test_accelerate_launch_of_rekindle_run_matches_plain_script(script: Path) -> None:
     pytest.importorskip("accelerate")
     launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes=1")
     words = ("-m", "rekindle", "run", "--budget", TIGHT, "train.py")

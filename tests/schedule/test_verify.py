@@ -141,7 +141,7 @@ def test_verifier_refuses_swap_in_above_budget() -> None:
         verify(trace, schedule, 7)
 
 
-def test_verifier_refuses_use_of_view_not_made_after_swap_in() -> None:
+def test_verifier_refuses_view_not_made_again_after_swap_in() -> None:
     builder = TraceBuilder()
     (a,) = builder.call("a", 1, (), [4])
     (early,) = builder.call("early", 1, [a], [0], aliases=[a])

@@ -43,7 +43,7 @@ def mlp() -> tuple[Any, Step]:
 
 
 def large() -> tuple[Any, Step]:
-    """Use activations that each need a whole segment of the allocator."""
+    """Use activations of 2 MiB."""
     model = blocks(width=256)
     return _training(model, lambda: model(torch.randn(2048, 256, device="cuda")).pow(2).mean())
 

@@ -201,8 +201,8 @@ class Ledger:
     def _prune(self, storage: Storage) -> list[Storage]:
         """Remove `storage` from the graph if nothing needs it, then the storages only it needed.
 
-        A dead source (without a recipe) or a pinned storage stays while values made from it are in
-        the graph.
+        A storage is needed while the program or autograd refers to it, and while values computed
+        from it are in the graph.
 
         Returns:
             The removed storages that were resident, for the driver to free.

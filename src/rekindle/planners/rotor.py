@@ -1,11 +1,17 @@
 """Plan by Rotor: optimal checkpoints on heterogeneous chains by dynamic programming.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal re-materialization strategies for
-heterogeneous chains" (arXiv 1911.13214, TOMS 2024). Chain model and names: `_chain.py`.
+heterogeneous chains" (arXiv 1911.13214, TOMS 2024). `_chain.py` describes the chain model.
 
-**Persistent** (`persistent`): a saved value stays until its backward step has used it. x_i is the
-input of stage i and y_i the gradient of x_i. C(i, l, m) is the least time to compute y_i from x_i
-and y_{l+1}, in memory m without that of x_i:
+Names: x_i is the input of stage i, y_i is the gradient of x_i, and X_{i+1} is everything that stage
+i saves for its backward step. f_i and b_i are the times of the forward and the backward step,
+forward_extra_i (extra_i if nothing is saved) and backward_extra_i their workspaces. The chain has L
+stages, and memory is counted in M units.
+
+**Persistent** (`persistent`): a saved value stays until its backward step has used it. C(i, l, m)
+is the least time to compute y_i from x_i and y_{l+1}, in memory m without that of x_i. Either the
+stages i to j-1 run without saving, and x_j is kept (*keep*), or stage i saves what its backward
+step needs (*tape*). The first needs memory none(i, l), the second all(i, l):
 
     none(i, l) = y_{l+1} + max over i <= j < l of (x_j unless j = i) + x_{j+1} + extra_j
     all(i, l)  = max(y_{l+1} + X_{i+1} + forward_extra_i,
@@ -26,7 +32,7 @@ computed again for the few states that the schedule visits.
 
 **Weakly persistent** (`weakly_persistent`): a checkpoint may be freed before its backward step, and
 a later checkpoint takes its place. This finds the best of all schedules of the chain model, in
-O(L^5 M) time. It is used for short chains, and to test the persistent program.
+O(L^5 M) time. It is used for short chains, and to test `persistent`.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def largest_need(trace: Trace) -> Bytes:
 
 
 def neediest(trace: Trace) -> tuple[str, Bytes, Bytes]:
-    """Return the operator that needs most memory (`largest_need`).
+    """Return the operator that needs most memory. `largest_need` says what an operator needs.
 
     Returns:
         The name of the operator, the bytes that it needs, and how many of these bytes are

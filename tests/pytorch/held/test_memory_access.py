@@ -126,7 +126,7 @@ KEEPS: dict[str, Look] = {
 
 
 def packed(sizes: Tensor) -> Any:
-    """Pack sequences of different lengths: rows by time step."""
+    """Return a packed sequence; sizes[t] is the number of sequences longer than t."""
     return PackedSequence(torch.ones(5, 2), sizes)
 
 

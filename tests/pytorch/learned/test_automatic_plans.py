@@ -166,7 +166,7 @@ def test_automatic_planning_waits_until_step_length_repeats() -> None:
     assert plans.wants_more()
 
 
-def test_budget_with_learn_true_reuses_automatic_plans() -> None:
+def test_learn_true_and_automatic_planning_share_plans() -> None:
     """With separate plans, it would wait forever for a search that automatic planning began."""
     plans = plans_for(1, torch.device("cpu"), patient=True)
     assert plans_for(1, torch.device("cpu"), patient=True) is plans

@@ -62,7 +62,7 @@ def trained(
 
 
 def size_of(results: Any) -> Tensor:
-    """Return a loss of all floating-point results that have a gradient."""
+    """Return a loss: the sum of the mean squares of the results that require a gradient."""
     found: list[Tensor] = []
 
     def look(value: Any) -> None:

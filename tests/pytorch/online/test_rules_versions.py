@@ -361,10 +361,10 @@ def test_data_assigned_to_saved_result_is_ignored_by_its_node(
 
 
 @pytest.mark.parametrize("make", [torch.exp, _Exponential.apply])
-def test_data_assigned_between_backward_passes_is_read(
+def test_backward_pass_reads_tensor_assigned_to_data(
     make: Callable[[Tensor], Tensor],
 ) -> None:
-    """The first backward pass freed what its nodes saved; other nodes read the new contents."""
+    """The multiplication saved `h`, so its backward pass reads what `h.data` is then."""
     x, weight = vector(True), vector(True)
     with rekindle.budget("1GiB"):
         h = make(x)

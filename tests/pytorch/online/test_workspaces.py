@@ -217,7 +217,7 @@ def test_parameters_on_other_device_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_half_precision_mean_with_workspace_stays_within_budget(dtype: torch.dtype) -> None:
+def test_workspace_of_mean_stays_within_budget(dtype: torch.dtype) -> None:
     """In half precision, `mean` sums a temporary copy in single precision."""
     weight = torch.rand(SIZE, dtype=dtype, requires_grad=True)
     budget = 12 * weight.nbytes

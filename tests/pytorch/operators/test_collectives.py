@@ -25,7 +25,7 @@ IN_PLACE = sorted(name for name in NAMES if name.startswith("c10d::") and name.e
 def test_each_in_place_collective_of_pytorch_is_listed() -> None:
     known = COLLECTIVES_IN_PLACE | COLLECTIVES_WITHOUT_RESULT
     assert set(IN_PLACE) <= known
-    # this operator exists since torch 2.14
+    # torch 2.14 added this operator
     assert known - set(IN_PLACE) <= {"c10d::gather_into_tensor_"}
 
 

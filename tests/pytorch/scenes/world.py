@@ -78,7 +78,7 @@ class World:
     # -- parts of a program -----------------------------------------------------------------------
 
     def net(self, name: str = "net", most: int = 6) -> nn.Module:
-        """Draw a network of layers and functions; its weights are compared at the end."""
+        """Build a random network; the test compares its weights with those in plain PyTorch."""
         parts: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
         for _ in range(self.rng.randint(1, most)):
             if self.rng.random() < 0.3:

@@ -82,8 +82,8 @@ public:
     // Event: the program runs `call` for the first time. The engine first restores evicted inputs.
     // held: variables of the program hold the outputs.
     void call(Call& call, bool held);
-    // Event: the program has run `call` for the first time, after the caller made room for it.
-    // Links its outputs into the graph.
+    // Event: the program has run `call` for the first time. Room for its outputs was made before.
+    // Links the outputs into the graph. held: variables of the program hold the outputs.
     void admit(Call& call, bool held);
     // Event: the program reads `value`. Restores the value if it is evicted. The value counts as
     // user-held from now on.

@@ -43,8 +43,8 @@ struct Cyclic final : std::exception {
     }
 };
 
-// Error: other threads evict the inputs of a recomputation again and again, so that it makes no
-// progress.
+// Error: other threads make the inputs of a recomputation unavailable again and again, so that it
+// makes no progress.
 struct Starved final : std::exception {
     const char* what() const noexcept override {
         return "a value cannot be recomputed, because its inputs become unavailable again and "

@@ -82,8 +82,9 @@ struct Facts final {
     std::uint32_t returns = 0;
     // Bit mask of the arguments (the first 64) that the operator writes.
     std::uint64_t written = 0;
-    // Bit mask of arguments. If the program passes all of these arguments, the operator draws
-    // random numbers from a generator state that is one of them.
+    // Bit mask of the arguments that pass a generator state (such as a seed and an offset). If the
+    // program passes all of them, the operator draws random numbers from that state, else from a
+    // generator.
     std::uint64_t rng_state_args = 0;
     // Position of the operator's argument `device`; -1 if there is none.
     int device = -1;

@@ -561,5 +561,5 @@ def _key_of(argument: Any) -> Any:
 def _item_key(item: Any) -> Any:
     """Return the key of an item of a tuple or list argument, which must not be a tensor."""
     if isinstance(item, Tensor):
-        raise _NotRecomputable("it is given tensors within a list or a tuple")
+        raise _NotRecomputable("it is given tensors inside a list or a tuple; pass each by itself")
     return _key_of(item)

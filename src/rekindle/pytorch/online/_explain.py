@@ -74,7 +74,7 @@ def out_of_budget(
     inside: Bytes = 0,
     likely: Bytes = 0,
 ) -> OutOfBudget:
-    """Return the error for `shortage`, with the needed bytes, the holders and a larger budget.
+    """Return the error for `shortage`: the bytes needed, what holds memory, a budget to try.
 
     Args:
         shortage: The failed request.
@@ -83,9 +83,9 @@ def out_of_budget(
         evicted: Bytes of evicted values, which plain PyTorch would hold now. The suggested budget
             is at most the memory that plain PyTorch would use.
         inside: The part of the request that is the operator's workspace.
-        likely: Bytes that probably suffice, if the request is only a lower bound because the
-            workspace was never measured; else 0. The suggested budget has room for them, so it may
-            exceed what plain PyTorch would use.
+        likely: If the operator's workspace was never measured, the request is a lower bound, and
+            this is an estimate of what suffices; else 0. The suggested budget has room for it, so
+            it may exceed what plain PyTorch would use.
     """
     smallest = shortage.memory + shortage.needed
     past_this = shortage.memory + max(shortage.needed, likely)

@@ -150,7 +150,10 @@ class Undo:
         self.protect(optimizer)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copy all tensors of `optimizer`, whose step begins now, maybe inside this one."""
+        """Copy all tensors of `optimizer`, so that its step, which begins now, can be undone.
+
+        An optimizer may call the step of another one. Then this object undoes both.
+        """
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
             kept = [optimizer.param_groups, *optimizer.state.values()]

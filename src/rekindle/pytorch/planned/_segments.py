@@ -96,9 +96,9 @@ class Segment:
         for expected, found in zip(wanted, results, strict=True):
             if found.stride() != expected.stride() or not _close(found, expected):
                 raise Unsupported(
-                    f"{self}: the code that Inductor compiled gives other results than the "
-                    "operators. Leave out compile=True (in rekindle.backend(...): write "
-                    'inner="eager")'
+                    f"{self}: the code that Inductor compiled gives other results than its "
+                    "operators do, run one by one. Leave out compile=True; in "
+                    'rekindle.backend(...), write inner="eager" instead'
                 )
 
 

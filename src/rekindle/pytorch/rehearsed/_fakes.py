@@ -64,8 +64,7 @@ class MadeUp:
     """Makes up a number when a program reads the contents of a fake tensor.
 
     Attributes:
-        assumed: Texts that name the source lines of these reads. The function `where` returned
-            them.
+        assumed: The source lines that read such a number, as text, in the order of the reads.
     """
 
     def __init__(self, where: Any) -> None:

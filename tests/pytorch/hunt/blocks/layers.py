@@ -1,4 +1,4 @@
-"""Blocks with weights: layers, cells, attention, mixtures of experts."""
+"""Parts of random programs that have weights: layers, cells, attention, mixtures of experts."""
 
 from __future__ import annotations
 
