@@ -15,6 +15,7 @@ Neighbor& Exact::neighbor(Storage& storage) {
     if (storage.standing.neighbor == nullptr) {
         storage.standing.neighbor = &neighbors_.make();
         storage.standing.neighbor->storage = &storage;
+        storage.standing.neighbor->id = storage.id;
     }
     return *storage.standing.neighbor;
 }
@@ -39,10 +40,15 @@ void Exact::begin_walk() {
 }
 
 void Exact::walk_from(const Storage& storage) {
-    Neighbor* start = evicted_neighbor(storage);
-    if (start != nullptr && start->storage->mark != mark_) {
-        start->storage->mark = mark_;
-        found_.push_back(start);
+    if (Neighbor* start = evicted_neighbor(storage)) {
+        walk_to(*start);
+    }
+}
+
+void Exact::walk_to(Neighbor& member) {
+    if (member.mark != mark_) {
+        member.mark = mark_;
+        found_.push_back(&member);
     }
 }
 
@@ -60,14 +66,14 @@ Nanoseconds Exact::walk(Way way, Nanoseconds most) {
     Nanoseconds total = 0;
     for (std::size_t i = 0; i < found_.size() && total < most; ++i) {
         const Neighbor& member = *found_[i];
-        total += member.storage->cost;
+        total += member.cost;
         if (way == Way::up) {
             for (const Link* link = member.up; link != nullptr; link = link->next_up) {
-                walk_from(*link->upper->storage);
+                walk_to(*link->upper);
             }
         } else {
             for (const Link* link = member.down; link != nullptr; link = link->next_down) {
-                walk_from(*link->lower->storage);
+                walk_to(*link->lower);
             }
         }
     }
@@ -78,8 +84,9 @@ Nanoseconds Exact::cost(Storage& storage, Span& span) {
     ++asked_;
     const Nanoseconds total = again(storage);
     for (const Neighbor* member : found_) {
-        span.add(member->storage->id);
+        span.add(member->id);
     }
+    credit_ += found_.size() / 4;
     return counted_ == Costs::ancestors ? total : total + cost_below(storage);
 }
 
@@ -137,6 +144,7 @@ void Exact::evicted(Storage& storage) {
     if (own.noticed == age_) {
         notice(storage);
     }
+    own.cost = storage.cost;
     const bool seen = own.returned_at != 0;
     remove_back(own);
     if (!own.evicted) {
@@ -311,8 +319,9 @@ double Exact::remove_lost(Neighbor& lost) noexcept {
 // When a storage is in memory again, it no longer connects its evicted ancestors with its evicted
 // descendants. The costs on either side fall by at most the sum of the costs on the other. In a
 // tight budget a long evicted chain lies below each recomputed value. If visiting that chain would
-// take more than `most` storages, every candidate whose cost may have included the recomputed value
-// is assumed to have lost that much, and nothing is known of the costs above the chain.
+// take more than `most` storages (or `credit_`, if that is more), every candidate whose cost may
+// have included the recomputed value is assumed to have lost that much, and nothing is known of the
+// costs above the chain.
 double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most, Span& span) {
     if (returned_.empty() && lost_.empty()) {
         return 0;
@@ -335,7 +344,10 @@ double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most,
     for (const Returned& back : returned_) {
         walk_children(*back.storage);
     }
-    const bool many = !walk_down_within(most);
+    const bool many = !walk_down_within(std::max(most, credit_));
+    if (found_.size() > most) {
+        credit_ -= std::min(credit_, found_.size());
+    }
     if (counted_ == Costs::exact && !many) {
         add_above(fell + static_cast<double>(walk(Way::down)), found);
     } else if (counted_ != Costs::ancestors) {
@@ -359,7 +371,7 @@ bool Exact::walk_down_within(std::size_t most) {
     while (visited < found_.size() && found_.size() <= most) {
         const Neighbor& member = *found_[visited++];
         for (const Link* link = member.down; link != nullptr; link = link->next_down) {
-            walk_from(*link->lower->storage);
+            walk_to(*link->lower);
         }
     }
     return found_.size() <= most;
@@ -390,12 +402,12 @@ void Exact::add_above(double loss, std::vector<CostDecrease>& found) {
     }
 }
 
-// Add to `found` the evicted descendants of the storages that are in memory again. Each cost fell
-// by at most `loss`.
+// Add to `found` the candidates whose costs include a storage that is in memory again, as an
+// ancestor. Each cost fell by at most `loss`.
 void Exact::add_below(double loss, std::vector<CostDecrease>& found) {
     const std::uint64_t mark = graph_.new_mark();
     const auto add = [&](Storage& storage) {
-        if (storage.mark != mark) {
+        if (storage.standing.slot >= 0 && storage.mark != mark) {
             storage.mark = mark;
             found.push_back({&storage, loss});
         }

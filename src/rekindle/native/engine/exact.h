@@ -30,8 +30,11 @@ struct Link final {
 // storage. In the comments below, "it" is the storage.
 struct Neighbor final {
     Storage* storage = nullptr;
-    Link* up = nullptr;    // Links to the evicted storages that it is computed from.
-    Link* down = nullptr;  // Links to the evicted storages that are computed from it.
+    Link* up = nullptr;      // Links to the evicted storages that it is computed from.
+    Link* down = nullptr;    // Links to the evicted storages that are computed from it.
+    std::uint64_t mark = 0;  // Number of the last walk that visited it (`Graph::new_mark`).
+    Nanoseconds cost = 0;    // `Storage::cost` while it is evicted.
+    StorageId id = 0;        // `Storage::id`.
     // Number of costs that were computed before the storage was evicted (`Exact::asked_`).
     std::int64_t since = 0;
     // Upper bound of the amount by which the cost of the storage, and the costs of storages that
@@ -102,6 +105,7 @@ private:
 
     void begin_walk();
     void walk_from(const Storage& storage);
+    void walk_to(Neighbor& member);
     Nanoseconds walk(Way way, Nanoseconds most = std::numeric_limits<Nanoseconds>::max());
     bool walk_down_within(std::size_t most);
     void walk_parents(Storage& storage);
@@ -125,6 +129,9 @@ private:
     Nanoseconds most_above_;  // Most that the ancestors of a storage count.
     std::int64_t n_evictions_ = 0;
     Nanoseconds evicted_cost_ = 0;  // Total cost of the evicted storages, one per eviction.
+    // Number of evicted storages that `cost_decreases` may visit beyond its limit: a quarter of
+    // those that `cost` has visited. If all decreases are known, fewer costs are computed again.
+    std::size_t credit_ = 0;
     Slab<Neighbor> neighbors_;
     Slab<Link> links_;
     std::vector<Returned> returned_;

@@ -19,8 +19,8 @@ constexpr double LEAST = 1e-9;
 // more would take memory without limit. Processing them early changes no choice.
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 
-// Largest number of evicted storages that are visited to find out whose cost decreased. If there
-// are more, `Spans` finds the candidates whose cost may have decreased. If there are more of these,
+// Number of evicted storages that may always be visited to find out whose cost decreased. If there
+// are many more, `Spans` finds the candidates whose cost may have decreased. If there are more of these,
 // all costs are assumed to have decreased.
 constexpr std::size_t FEW = 32;
 
