@@ -250,9 +250,10 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
 
 
 def recompute_all(problem: Problem) -> list[int]:
-    """Make a sequence that evicts each recomputed item right after its next reader.
+    """Return a sequence of operators that recomputes as much as possible.
 
-    Items are storages. Such a sequence needs little memory and is slow.
+    It evicts each recomputed storage right after the next operator that reads it. Such a sequence
+    needs little memory and is slow.
     """
     backward = backward_start(problem)
     steps = list(range(backward))

@@ -63,10 +63,11 @@ _SHARES = (1.5, 1.3, 1.15, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 @final
 @dataclass(frozen=True)
 class Rotor:
-    """Planner of the best persistent schedule of a program seen as a chain.
+    """Planner that treats a program as a chain of stages, each of which reads the one before it.
 
-    A stage of the chain is recomputed as a whole. Schedules that recompute single operators can be
-    better, so the plan has no lower bound.
+    It finds the fastest schedule of those that keep a saved value until its backward step. A stage
+    is recomputed as a whole. Schedules that recompute single operators can be faster, so the plan
+    has no lower bound.
 
     Args:
         slots: The number of units into which the budget is divided. None: count memory exactly,

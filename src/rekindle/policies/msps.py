@@ -1,6 +1,7 @@
-"""MSPS: (c0(s) + evicted ancestors) / m(s), from Capuchin (Peng et al., ASPLOS 2020).
+"""MSPS: memory saved per second of recomputation, from Capuchin (Peng et al., ASPLOS 2020).
 
-The name means memory saving per second of recomputation. The score ignores staleness and evicted
+The score is the inverse, because the candidate with the lowest score is evicted: the time to
+recompute a storage and its evicted ancestors, divided by its bytes. It ignores staleness and evicted
 descendants.
 """
 

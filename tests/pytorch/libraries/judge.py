@@ -1,4 +1,7 @@
-"""Train one program plainly, measured, and within budgets, and compare the bits."""
+"""Train one program in plain PyTorch, with its memory measured, and within budgets.
+
+The results of all runs are compared bit for bit.
+"""
 
 from __future__ import annotations
 

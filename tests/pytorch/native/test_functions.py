@@ -346,7 +346,7 @@ def test_function_that_reads_requires_grad_is_recomputed() -> None:
     assert units_recomputed(Asks.apply) > 0
 
 
-def test_function_called_without_gradients_is_not_recomputed() -> None:
+def test_autograd_function_under_no_grad_keeps_no_inputs() -> None:
     x, weight = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, WIDTH, requires_grad=True)
     with rekindle.budget("8MiB") as run, torch.no_grad():
         for _ in range(4 * DEPTH):

@@ -179,7 +179,7 @@ def test_nondeterminism_trial_without_memory_is_postponed() -> None:
     assert runs == [1 + 5 + 1]
 
 
-def test_error_in_nondeterminism_trial_does_not_reach_program() -> None:
+def test_error_in_second_run_of_trial_does_not_reach_program() -> None:
     def body(x: Tensor, runs: int) -> Tensor:
         if runs == 2:
             raise ValueError("not twice")

@@ -255,7 +255,7 @@ def test_out_of_budget_replaced_by_library_is_raised_again(
 
 
 def test_out_of_budget_in_pipeline_stage_is_raised_as_itself() -> None:
-    """`torch.distributed.pipelining` raises an error of its own, caused by the `OutOfBudget`."""
+    """`torch.distributed.pipelining` replaces an error in a stage by one of its own."""
     network = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
 
     def step(budget: int) -> None:

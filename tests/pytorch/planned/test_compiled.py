@@ -217,7 +217,9 @@ def test_compiled_plan_under_autocast_matches_pytorch(one_by_one: list[fx.Graph]
     same(Net, step)
 
 
-def test_compiled_plan_with_frozen_tied_weights_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
+def test_compiled_plan_with_tied_weights_and_frozen_layer_matches(
+    one_by_one: list[fx.Graph],
+) -> None:
     def build() -> nn.Module:
         model = Net()
         model.layers[2][1].weight = model.layers[0][1].weight  # type: ignore[index]

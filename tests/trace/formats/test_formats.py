@@ -70,7 +70,7 @@ def test_dtr_log_is_read_as_its_authors_define() -> None:
             15,
             '{"INSTRUCTION":"MUTATE","NAME":"x","ARGS":["v"],"MUTATE":[1],"TIME":"7"}',
             "MUTATE",
-            "positions below 1",
+            "positions of arguments, below 1",
         ),
         (15, '{"INSTRUCTION":"RELEASE","NAME":["b"]}', "NAME", "expected text"),
         (16, '{"INSTRUCTION":"CALL","NAME":"f","ARGS":[],"TIME":"1"}', "RESULT", "missing"),

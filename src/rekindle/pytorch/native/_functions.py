@@ -242,7 +242,8 @@ class _Session:
             with _lock:
                 if _made_so_far == _MOST_UNITS:
                     raise _NotRecomputable(
-                        f"Rekindle recomputes at most {_MOST_UNITS} autograd functions"
+                        f"{_MOST_UNITS} other autograd functions are recomputed in this process, "
+                        "the most that Rekindle allows"
                     )
                 _made_so_far += 1
                 found = _units[kind] = _Unit(self.core, kind, original, _made_so_far)

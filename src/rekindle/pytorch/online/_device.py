@@ -35,7 +35,8 @@ def device_of(device: str | torch.device | None) -> torch.device:
         raise _refused(device, "a device that PyTorch does not find on this machine")
     if is_accelerator(found) and (found.index or 0) >= accelerator.count():
         raise _refused(
-            device, f"a number that is too large, because this machine has {accelerator.count()}"
+            device,
+            f"a number that is too large: this machine has {accelerator.count()}, from number 0 on",
         )
     return found
 

@@ -349,7 +349,7 @@ class _End:
 
     def __call__(self, _: object = None) -> None:
         if all(job.future.done() for job in self._jobs):
-            # the last transfer of the other thread has already closed the file
+            # Another thread, whose transfer ended at the same time, may have closed the file.
             with suppress(IndexError):
                 os.close(self._files.pop())
             self._jobs = []

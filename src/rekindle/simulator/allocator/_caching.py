@@ -89,12 +89,12 @@ class CachingAllocator(ABC):
         return self.limit - self.reserved
 
     def cheapest(self, nbytes: Bytes, loss: Loss) -> list[Block]:
-        """Return the blocks whose eviction makes a request fit, with the least sum of losses.
+        """Return the blocks whose eviction makes a request fit, with the least sum of costs.
 
         Args:
             nbytes: The size of the request, which needs contiguous memory.
-            loss: A function from a block to the loss of evicting its storage, or to None if the
-                storage cannot be evicted.
+            loss: A function that returns the policy's cost of evicting a block's storage
+                (`Chooser.loss`), or None if the storage cannot be evicted.
 
         Returns:
             The blocks, or an empty list if no evictions make the request fit.

@@ -141,7 +141,9 @@ class _Reader:
         positions = line.amounts("MUTATE")
         for position in positions:
             if position >= len(arguments):
-                raise line.wrong("MUTATE", f"positions below {len(arguments)}", position)
+                raise line.wrong(
+                    "MUTATE", f"positions of arguments, below {len(arguments)}", position
+                )
         old = [arguments[position] for position in positions]
         outputs = self.builder.call(
             line.text("NAME"),

@@ -168,7 +168,7 @@ class _Reader:
         if value in self.values:
             raise line.wrong("out", "a value that is not made before", value)
         if nbytes and storage in self.storages:
-            raise line.wrong("out", "[value, storage] for a view, without bytes", item)
+            raise line.wrong("out", "[value, storage], without a size, for a view", item)
         if not nbytes and storage not in self.storages:
             raise line.wrong("out", "[value, storage, bytes] for a new storage", item)
         if nbytes:

@@ -1,4 +1,4 @@
-"""Blocks that switch modes, write without autograd, read with NumPy, or fail and continue."""
+"""Parts of random programs that switch modes, write without autograd, read with NumPy, or fail and continue."""
 
 from __future__ import annotations
 
