@@ -1,8 +1,8 @@
 """MSPS: memory saved per second of recomputation, from Capuchin (Peng et al., ASPLOS 2020).
 
 The score is the inverse, because the candidate with the lowest score is evicted: the time to
-recompute a storage and its evicted ancestors, divided by its bytes. It ignores staleness and evicted
-descendants.
+recompute a storage and its evicted ancestors, divided by its bytes. It ignores staleness and
+evicted descendants.
 """
 
 from __future__ import annotations

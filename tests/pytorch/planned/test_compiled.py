@@ -217,7 +217,7 @@ def test_compiled_plan_under_autocast_matches_pytorch(one_by_one: list[fx.Graph]
     same(Net, step)
 
 
-def test_compiled_plan_with_tied_weights_and_frozen_layer_matches(
+def test_compiled_plan_with_tied_weights_matches_pytorch(
     one_by_one: list[fx.Graph],
 ) -> None:
     def build() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Parts of random programs that switch modes, write without autograd, read with NumPy, or fail and continue."""
+"""Parts of random programs: modes, writes without autograd, reads by NumPy, caught errors."""
 
 from __future__ import annotations
 
