@@ -20,8 +20,8 @@ constexpr double LEAST = 1e-9;
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 
 // Number of evicted storages that may always be visited to find out whose cost decreased. If there
-// are many more, `Spans` finds the candidates whose cost may have decreased. If there are more of these,
-// all costs are assumed to have decreased.
+// are many more, `Spans` finds the candidates whose cost may have decreased. If there are more than
+// `FEW` of these, all costs are assumed to have decreased.
 constexpr std::size_t FEW = 32;
 
 // Fraction by which a stored cost bound (price) is lowered in advance when all costs decrease again
