@@ -78,16 +78,6 @@ class Ledger:
         if self.memory + nbytes > self.budget:
             raise NoRoom(nbytes, self.memory, int(self.budget), call)
 
-    def has_room(self, nbytes: Bytes) -> bool:
-        """Return True if `nbytes` more would fit after evicting all candidates. Evicts nothing."""
-        least = self.memory + nbytes - self.budget
-        for storage in self._storages if least > 0 else ():
-            if self.is_candidate(storage):
-                least -= storage.nbytes
-                if least <= 0:
-                    break
-        return least <= 0
-
     def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
         """Evict until at most `nbytes` are in use or nothing evictable is left."""
         while self.memory > nbytes:

@@ -72,11 +72,7 @@ void Ledger::dispose() noexcept {
 // -- for drivers ----------------------------------------------------------------------------------
 
 bool Ledger::has_room(Bytes nbytes) const noexcept {
-    Bytes least = memory - budget_beside(nbytes);
-    for (const Storage* each = first_; each != nullptr && least > 0; each = each->next) {
-        least -= is_candidate(*each) ? each->nbytes : 0;
-    }
-    return least <= 0;
+    return memory <= budget_beside(nbytes) || nbytes <= free_bytes();
 }
 
 void Ledger::make_room(Bytes nbytes, Call* call) {
@@ -136,16 +132,8 @@ double Ledger::loss(Storage& storage) {
     return chooser_->loss(storage, clock);
 }
 
-// Make the storages of `reserve_`, which are evicted only as a last resort, candidates for
-// eviction.
 void Ledger::give_up_reserve() {
-    const std::vector<Storage*> reserve = std::exchange(reserve_, {});
-    for (Storage* storage : reserve) {
-        storage->reserved = false;
-    }
-    for (Storage* storage : reserve) {
-        classify(*storage);
-    }
+    give_up(reserve_, &Storage::reserved);
 }
 
 void Ledger::keep_checkpoint(std::span<Storage* const> storages) {
@@ -159,11 +147,16 @@ void Ledger::keep_checkpoint(std::span<Storage* const> storages) {
 }
 
 void Ledger::give_up_checkpoints() {
-    const std::vector<Storage*> checkpoints = std::exchange(checkpoints_, {});
-    for (Storage* storage : checkpoints) {
-        storage->checkpoint = false;
+    give_up(checkpoints_, &Storage::checkpoint);
+}
+
+// Clear the list `kept` and the flag `mark` of its storages, so that they may be evicted.
+void Ledger::give_up(std::vector<Storage*>& kept, bool Storage::* mark) {
+    const std::vector<Storage*> storages = std::exchange(kept, {});
+    for (Storage* storage : storages) {
+        storage->*mark = false;
     }
-    for (Storage* storage : checkpoints) {
+    for (Storage* storage : storages) {
         classify(*storage);
     }
 }

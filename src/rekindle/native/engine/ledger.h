@@ -286,7 +286,10 @@ private:
         return host != nullptr && (storage.on_host || !host->refuses(storage));
     }
 
+    // Make the storages of `reserve_`, which are evicted only as a last resort, candidates for
+    // eviction.
     void give_up_reserve();
+    void give_up(std::vector<Storage*>& kept, bool Storage::* mark);
     void banish(Storage& start);
     bool needed_by_evicted(Storage& storage) const noexcept;
     // Remove `storage` from the graph. Add the storages that then may not be needed any more to
