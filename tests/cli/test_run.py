@@ -136,7 +136,7 @@ def test_run_of_failing_script_shows_its_traceback_and_report(script: Path) -> N
     assert "recomputations" in tight.stderr
 
 
-def test_traceback_of_script_in_folder_named_like_package() -> None:
+def test_traceback_shows_script_in_folder_named_like_package() -> None:
     package = str(Path(_main_program.__file__).parents[1])
     inner = compile("1 / 0", f"{package}-examples/train.py", "exec")
     outer = compile("exec(inner)", f"{package}/cli/run.py", "exec")

@@ -146,7 +146,7 @@ COUNTS: dict[str, Look] = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_function_reads_counts_from_evicted_integer_tensor(name: str) -> None:
+def test_function_reads_counts_from_tensor_after_evictions(name: str) -> None:
     base = torch.tensor([2, 2, 1])
     wanted = COUNTS[name](base)
     with rekindle.budget(1 << 30, evict="anything") as run:
