@@ -110,8 +110,10 @@ def may_take_over(
     if func is torch.ops.aten.add.Tensor:
         return _adds_gradients(args)
     entry = _ENTRIES.get((func._schema.name, func._schema.overload_name))
-    node = running() if entry is not None else None
-    if entry is None or node is None or node.name not in entry.nodes:
+    if entry is None:
+        return False
+    node = running()
+    if node is None or node.name not in entry.nodes:
         return False
     gradient = args[0]
     return (
