@@ -68,6 +68,12 @@ def test_random_program_that_makes_weights_matches_pytorch(seed: int) -> None:
     assert outcome.complaint == "", outcome
 
 
+def test_random_program_whose_kernel_drops_input_matches_pytorch() -> None:
+    """In forward mode only the call of an operator holds the zeros that it reads."""
+    outcome = judge(50069, only=("tight",))
+    assert outcome.complaint == "", outcome
+
+
 def test_random_programs_draw_from_30_kinds_and_60_layers() -> None:
     assert len(SCENES) >= 30
     assert len(LAYERS) >= 60

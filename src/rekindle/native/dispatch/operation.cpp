@@ -109,7 +109,7 @@ void Operation::run_with_inputs() {
     }
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
-    own_inputs();
+    hold_sources();
     look_for_effects();
     call();
     stand_trial();
@@ -461,9 +461,7 @@ void Operation::register_results() {
     }
     Nanoseconds cost = signature.cost;
     recording_ = recording_ && inputs_can_be_had();
-    // While the operator ran, the inputs may have lost their recipes. Then only a reference keeps
-    // them in memory.
-    own_inputs();
+    own_sources();
     if (!parsed_.written.empty()) {
         if (written_over(recording_, nbytes)) {
             cost = 0;  // `written_over` has reported the cost to the engine
@@ -495,9 +493,7 @@ void Operation::register_results() {
     } else if (cost != 0) {
         driver_.account(facts_, cost, signature.workspace);
     }
-    for (StorageRecord* record : owned_here_) {
-        driver_.disown(*record);
-    }
+    let_go_of_sources();
 }
 
 // Return true if every input is in memory or can be restored. An input is lost if, while the

@@ -72,6 +72,12 @@ private:
         c10::StorageImpl* storage_impl;
     };
 
+    // An input without a recipe. memory: set while the operator runs.
+    struct Source final {
+        Ref<Storage> record;
+        StoragePtr memory;
+    };
+
     // All results of an operator in newly allocated memory. nbytes: their total, as the budget
     // counts it. non_strided_result: some result is not a plain strided tensor. quantized: some
     // result is quantized.
@@ -133,7 +139,9 @@ private:
     void enforce_budget();
     void draw();
     c10::Device where() const;
-    void own_inputs();
+    void hold_sources();
+    void own_sources();
+    void let_go_of_sources();
     void call();
     bool may_be_refused() const;
     bool find_room_inside(Bytes nbytes);
@@ -177,8 +185,9 @@ private:
     c10::SmallVector<Ref<Storage>, 6> inputs_;
     // Storages without a recipe that the operator writes, and that recipes of other values read.
     c10::SmallVector<StorageRecord*, 1> fixed_;
-    // Inputs that this object keeps in memory until the recipe of the operator exists.
-    c10::SmallVector<StorageRecord*, 4> owned_here_;
+    // The inputs that are sources (values without a recipe). This object holds their memory until
+    // the recipe of the operator exists.
+    c10::SmallVector<Source, 4> sources_;
     c10::SmallVector<StoragePtr, 1> private_;  // private copies of inputs that other code may write
     StreamIndex stream_ = 0;                   // stream that the operator runs on
     bool begun_ = false;                       // this operation is registered as a `Reader`

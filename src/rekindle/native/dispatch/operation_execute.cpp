@@ -287,11 +287,7 @@ void Operation::interrupted(std::exception& error) {
             written_over(false, 0);
         }
     });
-    after(error, [&] {
-        for (StorageRecord* record : owned_here_) {
-            driver_.disown(*record);
-        }
-    });
+    after(error, [&] { let_go_of_sources(); });
 }
 
 }  // namespace rekindle

@@ -235,18 +235,44 @@ bool Operation::take_private_inputs() {
     return true;
 }
 
-// Hold references to those inputs that are sources (values without a recipe) while the operator
-// runs, because the program may free them meanwhile and the recipe needs them.
-void Operation::own_inputs() {
+// Hold the memory of those inputs that are sources (values without a recipe) while the operator
+// runs. The program may free its last reference meanwhile, or the kernel drops it with its
+// arguments, and the recipe needs these inputs.
+void Operation::hold_sources() {
     if (!recording_) {
         return;
     }
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-        StorageRecord& record = *input(i);
-        if (!record.keeper && (record.pinned || !record.replayable)) {
-            driver_.own(record);
-            owned_here_.push_back(&record);
+    for (const Ref<Storage>& each : inputs_) {
+        if (each->pinned || !each->replayable) {
+            StorageRecord& record = record_of(*each);
+            sources_.push_back({each, record.at()});
         }
+    }
+}
+
+// Give the runtime a reference to each input that is a source, now that a recipe is about to read
+// it. An input may have lost its own recipe while the operator ran.
+void Operation::own_sources() {
+    if (!recording_) {
+        return;
+    }
+    for (const Ref<Storage>& each : inputs_) {
+        if (each->pinned || !each->replayable) {
+            StorageRecord& record = record_of(*each);
+            driver_.own(record);
+            sources_.push_back({each, {}});
+            recording_ = recording_ && record.keeper;
+        }
+    }
+}
+
+// Let go of the memory of the sources. The runtime keeps a reference to what recipes read.
+void Operation::let_go_of_sources() {
+    for (Source& source : sources_) {
+        source.memory.reset();
+    }
+    for (const Source& source : sources_) {
+        driver_.disown(record_of(*source.record));
     }
 }
 
