@@ -1,4 +1,4 @@
-"""The online engine: events of a running program in, actions out.
+"""The online engine: it gets the events of a running program, and decides what to evict.
 
 `Engine` implements Dynamic Tensor Rematerialization (DTR). It imports no torch, reads no clock and
 does no I/O. The simulator drives it with recorded events, and `native/engine` does the same in C++,

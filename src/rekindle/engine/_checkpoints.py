@@ -57,7 +57,7 @@ def choose_checkpoints(
 def _lives(
     calls: Sequence[Call], is_candidate: Callable[[Storage], bool]
 ) -> dict[Storage, tuple[int, int]]:
-    """Return for each evictable storage: indices of the call that makes it and the last reader."""
+    """Return for each evictable storage two indices of `calls`: its maker and its last reader."""
     ids = [call.id for call in calls]
     lives: dict[Storage, tuple[int, int]] = {}
     for index, call in enumerate(calls):
@@ -73,7 +73,11 @@ def _lives(
 
 
 def _positions(calls: Sequence[Call], alive: Sequence[Bytes], spacing: Bytes) -> list[int]:
-    """Return indices of calls: between two of them, calls make at most about `spacing` bytes."""
+    """Return the indices of the calls after which to make checkpoints.
+
+    Between two checkpoints, calls make at most about `spacing` bytes. Each checkpoint is where few
+    bytes are alive.
+    """
     chosen: list[int] = []
     made = made_at_best = 0
     best = -1  # index with the fewest living bytes in the second half of this piece

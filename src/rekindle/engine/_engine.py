@@ -150,9 +150,9 @@ class Engine(Exchange):
         finally:
             for made in saved:
                 self._unlock(made)
-        # The saved values are sources (without a recipe) now. A source from which only values can
-        # be recomputed that the program holds anyway is useless: drop those recipes, so that it can
-        # be freed.
+        # The saved values are sources (without a recipe) now. A source is useless if recipes read
+        # it only to recompute values that the program holds anyway. Remove these recipes, so that
+        # the source can be freed.
         useless = [storage]
         while useless:
             known = len(self._unrecomputable)
@@ -458,7 +458,7 @@ class Engine(Exchange):
                     yield from self._swap_in(missing.storage)
                     continue
                 if missing is not None:
-                    # It was in memory when this recomputation began, and has been evicted since.
+                    # This input was in memory when the recomputation began, and was evicted since.
                     if missing.call in waiting.frames:
                         raise Cyclic
                     self._enqueue(waiting, missing.call, missing)

@@ -97,7 +97,10 @@ class Follower:
             yield from self._fetch_late()
 
     def about_to_access(self, storage: Storage, op: OpId) -> Iterator[Action]:
-        """Perform the plan up to `op` until `storage`, which the program uses, is resident."""
+        """Make the plan's moves that come before `op`, until `storage` is resident.
+
+        The program is about to use `storage`.
+        """
         stop = self.route.stops[op]
         while self.position < stop and not storage.resident:
             yield from self._move()
@@ -112,7 +115,10 @@ class Follower:
             yield from self._give_up(next(iter(self._kept)))
 
     def _move(self) -> Iterator[Action]:
-        """Perform the plan's next step: advise an eviction, begin a copy, or restore what fits."""
+        """Make the plan's next move: advise an eviction, begin a copy, or restore storages.
+
+        Storages are restored only if they fit.
+        """
         move = self.route.moves[self.position]
         self.position += 1
         if move < 0:
@@ -136,7 +142,7 @@ class Follower:
             yield from self._fetch_late()
 
     def _copy_of(self, move: int) -> int | None:
-        """Return the copy that `move` begins, an entry of `Route.copies`; None: it begins none."""
+        """Return the entry of `Route.copies` that `move` begins, or None if it begins no copy."""
         index = move - len(self.route.restores)
         return self.route.copies[index] if index >= 0 else None
 

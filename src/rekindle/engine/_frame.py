@@ -11,7 +11,7 @@ from rekindle.engine._graph import Call, Storage, Value
 
 @final
 class NoRoom(Exception):
-    """`needed` bytes do not fit into the budget, although all candidates have been evicted.
+    """`needed` bytes do not fit into the budget, although all that may be evicted has been.
 
     Drivers turn this error into `OutOfBudget`, which names the memory that is in use.
     """

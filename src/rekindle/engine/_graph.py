@@ -69,8 +69,8 @@ class Storage:
         self.resident = False
         #: the host has a copy of the storage, which can be swapped in instead of recomputing
         self.on_host = False
-        #: True if the program has freed this storage, which has no recipe, and may bring the same
-        #: contents back later. Until then nothing can be recomputed from it.
+        #: True if the program has freed this storage, which has no recipe, but may fill it with the
+        #: same contents again (FSDP does). Until then no value that needs it can be recomputed.
         self.absent = False
         self.replayable = True  #: all calls that made the storage can be recomputed
         #: the values in this storage: first the whole contents, then the views

@@ -1,4 +1,4 @@
-"""The account of swapped copies in host memory: which exist, and what another one costs."""
+"""Count the copies of swapped storages in host memory, and estimate what another copy costs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HostMemory:
         self.swapped_out: Bytes = 0  #: total bytes of all swap-outs so far
         self.swapped_in: Bytes = 0  #: total bytes of all swap-ins so far
         self.link = HostLink(swap)
-        #: time of the last operator of a forward pass, when the pass turned backward
+        #: the engine's clock (ns) after the last operator of the forward pass
         self.turn: Nanoseconds = 0
         self.copies: dict[Storage, None] = {}
         #: Storages being copied ahead of their eviction, with the end (ns) of the transfer.

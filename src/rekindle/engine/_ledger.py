@@ -141,7 +141,10 @@ class Ledger:
         return victim
 
     def listen(self) -> None:
-        """Keep the policy up to date from now on, instead of from the first eviction on."""
+        """Report all events to the policy from now on.
+
+        Without this call the policy gets no events before the first eviction, to save time.
+        """
         if isinstance(self._chooser, NullChooser):
             self._chooser = self._chooser.activate(self._storages)
 
@@ -189,7 +192,7 @@ class Ledger:
         return self._free(freed) if freed else ()
 
     def _prune(self, storage: Storage) -> list[Storage]:
-        """Remove `storage` from the graph if nothing needs it, then the storages only it needed.
+        """Remove `storage` from the graph if nothing needs it, and the inputs that only it needed.
 
         A storage is needed while the program or autograd refers to it, and while values computed
         from it are in the graph.

@@ -60,7 +60,8 @@ class Search:
         self.name = name
         self.swap = swap
         self.best: Timeline | None = None
-        self.best_ns: Nanoseconds = 0  #: end (ns) of the best sequence, if values may be swapped
+        #: if values may be swapped, the time (ns) at which the best sequence ends
+        self.best_ns: Nanoseconds = 0
         #: the fastest schedule with swapping so far, and its cost
         self.taken: tuple[Schedule, Cost] | None = None
         self.bound: Nanoseconds = problem.compute_ns
@@ -114,7 +115,7 @@ class Search:
         return line
 
     def time(self, line: Timeline, note: str = "") -> Nanoseconds:
-        """Keep a sequence as the best one, if it ends earliest so far (if values may be swapped).
+        """Keep a sequence with swap-ins as the best one, if it ends earliest so far.
 
         Args:
             line: The timeline of a sequence that fits the budget.

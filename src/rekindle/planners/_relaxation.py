@@ -236,12 +236,13 @@ class Relaxation:
     def _price(self, node: int) -> float:
         """Return the coefficient in the objective for recomputing `node`.
 
-        With swapping the coefficient is 0, because the rows (clock) contain the cost of the node.
+        With swapping the coefficient is 0, because the constraints that `_clock` adds contain the
+        cost of the node.
         """
         return 0.0 if self.bandwidth else self.problem.cost[node] / self.tick
 
     def _backs(self) -> None:
-        """Add columns and rows for swap-ins (B), and for complete copies on the host (W)."""
+        """Add variables and constraints for swap-ins (B), and for copies on the host (W)."""
         model = self.model
         for columns in self._resident:
             self._back.append({item: model.column(integer=True) for item in columns})
@@ -256,14 +257,16 @@ class Relaxation:
                     model.row([whole, *sources], [-1.0] + [1.0] * len(sources), lower=0.0)
 
     def _clock(self, bandwidth: Bandwidth) -> None:
-        """Add a column for the delay of each cut, and rows for the time that copies take.
+        """Add a variable (column) for the delay of each cut, and constraints (rows) for copies.
 
-        The delay of a cut is the time by which its step starts later than it would without copies.
+        A cut is the moment at which an operator (node) first runs. The delay of a cut is how much
+        later that run starts than it would without recomputing and waiting. The constraints say
+        that copies to and from the host take time.
         """
         problem, model, cuts = self.problem, self.model, self.cuts
         before = np.concatenate(([0.0], np.cumsum(problem.cost))) / self.tick
         begin = [float(before[cut]) for cut in (*cuts, len(problem))]
-        # for each cut, the time at which its node ends
+        # for each cut, the time at which the first run of its operator ends
         after = [float(before[cut + 1]) for cut in cuts]
         end = len(cuts)
         late = [model.column(upper=np.inf) for _ in cuts] + [model.column(1.0, upper=np.inf)]
@@ -271,10 +274,10 @@ class Relaxation:
         fetched = [self._fetched(k) for k in range(end)]
 
         def takes(lengths: list[tuple[int, float]], since: int, until: int) -> None:
-            """Add the row by which all copies in `lengths` must fit between two cuts.
+            """Add the constraint that all copies in `lengths` fit between two cuts.
 
-            The available time begins at cut `since`, or with the first node if `since` is -1. It
-            ends at cut `until`.
+            The time for the copies begins when the operator of cut `since` ends, or the program's
+            first operator if `since` is -1. It ends at cut `until`.
             """
             if not lengths:
                 return
@@ -309,12 +312,13 @@ class Relaxation:
         ]
 
     def _fetched(self, k: int) -> dict[int, int]:
-        """Add F[k,i] for each storage that is needed before interval k ends.
+        """Add the variable F[k,i] for each storage i that is read before interval k ends.
 
-        F[k,i] must be 1 if only a swap-in makes storage i available.
+        Interval k is the time from cut k to cut k+1. F[k,i] must be 1 if storage i is available in
+        this interval only because it is swapped in.
 
         Returns:
-            For each storage the column of F.
+            For each storage the number of its variable (column) F[k,i].
         """
         needed = set(self._needed(k))
         if k + 1 < len(self.cuts):
@@ -329,7 +333,10 @@ class Relaxation:
         return found
 
     def _memory(self, k: int, budget: Bytes) -> None:
-        """Add the row (memory) of cut k: the resident storages fit into the budget."""
+        """Add the constraint that the storages in memory at cut k fit into the budget.
+
+        Cut k is the moment at which its operator (node) first runs.
+        """
         problem, cut = self.problem, self.cuts[k]
         room = budget - problem.fixed - sum(problem.nbytes[item] for item in problem.makes[cut])
         room += sum(problem.nbytes[item] for item in problem.overwrites[cut])
@@ -341,14 +348,20 @@ class Relaxation:
         )
 
     def _available(self, k: int, item: int) -> list[int]:
-        """Return the columns of which one must be 1 if `item` is available in interval k."""
+        """Return the variables of which one must be 1 if `item` is available in interval k.
+
+        Variables are given by their column. Interval k is the time from cut k to cut k+1.
+        """
         columns = self._made(k, item)
         if self._back and item in self._back[k]:
             columns.append(self._back[k][item])
         return columns
 
     def _made(self, k: int, item: int) -> list[int]:
-        """Return the columns S and R that make `item` available in interval k, without swap-in."""
+        """Return the variables S and R that make `item` available in interval k, without swap-in.
+
+        S: the item is resident at cut k. R: its maker is recomputed in the interval.
+        """
         maker = self.problem.maker[item]
         columns = [self._resident[k][item]] if item in self._resident[k] else []
         if maker in self._again[k]:
@@ -356,7 +369,7 @@ class Relaxation:
         return columns
 
     def _recomputation(self, k: int) -> None:
-        """Add the rows (again) of interval k: recomputed operators need their inputs."""
+        """Add the constraints (again) of interval k: recomputed operators need their inputs."""
         for node, column in self._again[k].items():
             for item in self.problem.reads[node]:
                 there = self._available(k, item)
@@ -370,13 +383,17 @@ class Relaxation:
         return sorted(item for item in reads if self.problem.maker[item] < cut)
 
     def _first_computations(self, k: int) -> None:
-        """Add the rows (first) of interval k: operators that first run there need their inputs."""
+        """Add the constraints (first) of interval k: first runs of operators need their inputs."""
         for item in self._needed(k):
             there = self._available(k, item)
             self.model.row(there, [1.0] * len(there), lower=1.0)
 
     def _carry(self, k: int) -> None:
-        """Add the rows (carry): storages resident at cut k were so before or made in between."""
+        """Add the constraints (carry) for cut k.
+
+        A storage that is resident at cut k was resident at the cut before, or was recomputed or
+        swapped in between the two cuts.
+        """
         for item, column in self._resident[k].items():
             if self.problem.maker[item] < self.cuts[k - 1]:
                 there = self._available(k - 1, item)
@@ -387,7 +404,7 @@ class Relaxation:
         return int(np.searchsorted(self.cuts, before, side="left")) - 1
 
     def _while_again(self, k: int, node: int, budget: Bytes) -> None:
-        """Add a row that constrains memory while `node` is recomputed in interval k."""
+        """Add a constraint on memory while `node` is recomputed in interval k (cut k to k+1)."""
         if not 0 <= k < len(self.cuts) - 1 or node not in self._again[k]:
             return
         problem = self.problem
@@ -405,7 +422,7 @@ class Relaxation:
         )
 
     def _keep(self, k: int, item: int) -> int:
-        """Return a column that must be 1 if `item` is in memory throughout interval k.
+        """Return a variable that must be 1 if `item` is in memory throughout interval k.
 
         The storage is in memory throughout if it is resident at the next cut, and neither
         recomputed nor swapped in during interval k.

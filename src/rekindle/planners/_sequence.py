@@ -40,7 +40,10 @@ class Copy:
 @final
 @dataclass(frozen=True)
 class Timeline:
-    """A sequence, the lives of its storages, and the memory (bytes) while each step runs."""
+    """A sequence of nodes, with the periods in which each storage is in memory.
+
+    It also has the memory (bytes) while each step runs.
+    """
 
     problem: Problem
     steps: tuple[int, ...]

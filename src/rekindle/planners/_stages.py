@@ -1,7 +1,8 @@
 """Describe a program as a chain of stages, cut at the articulation points of its forward pass.
 
-Stage i runs from one articulation value (`_line.py`) to the next. The nodes after the last one, up
-to the first backward node that needs a stage, are the loss. The memory of a stage is measured as if
+Stage i runs from one articulation value to the next: a value through which all later ones depend on
+earlier ones (`_line.py`). The nodes after the last such value, up to the first backward node that
+needs a stage, are the loss. The memory of a stage is measured as if
 only its nodes ran. Programs that are not chains (skips over articulation points, gradients larger
 than values) are described approximately. So `rotor.py` computes the real peak of its result.
 """

@@ -55,7 +55,7 @@ class Mixer:
 
     Args:
         search: The state of the search.
-        alone: The planner that only recomputes.
+        alone: A function of (budget, seconds) that plans without swapping.
         gap: Stop when cost and bound are this close, as a share of the cost.
         seed: The seed of the random choices.
     """

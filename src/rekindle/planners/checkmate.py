@@ -244,7 +244,7 @@ class Stages:
         return found
 
     def _reads(self) -> None:
-        """Add the rows (1b) and (1c): nodes read, and stages keep, only existing storages."""
+        """Add the constraints (1b) and (1c): only storages in memory can be read or kept."""
         for (t, n), column in self.run.items():
             for i in self.problem.reads[n]:
                 there = [self.run[t, self.problem.maker[i]]]

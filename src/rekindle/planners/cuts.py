@@ -255,7 +255,9 @@ class _Rounds:
         return min(self.search.left, max(0.0, self.until - self.search.seconds))
 
     def _lean(self) -> None:
-        """Make plans from one cut, with several prices and shares of the budget.
+        """Make plans from the relaxation with one cut, and with a price on storages read late.
+
+        Several prices and several shares of the budget are tried.
 
         With some prices the solver takes very long. So all attempts get a short time first, and a
         longer one afterwards.
@@ -299,7 +301,10 @@ class _Rounds:
                 return
 
     def _add_cuts(self, line: Timeline) -> bool:
-        """Add cuts, or rows to `tight`, at the steps where `line` exceeds the budget most.
+        """Constrain memory at the steps where `line` exceeds the budget most.
+
+        Each of these steps adds a cut: the node that first runs at this step or next after it. If
+        the step recomputes a node, it adds a pair to `tight` as well.
 
         Returns:
             True if anything was added.

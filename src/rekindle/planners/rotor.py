@@ -136,7 +136,8 @@ def _exact_unit(chain: Chain) -> int:
 class Table:
     """Table of the dynamic program for persistent schedules.
 
-    `rows[i][l - i]` is the vector of C(i, l, m) for m = 0 .. room.
+    `rows[i][l - i]` is the vector of C(i, l, m) for m = 0 .. room. C(i, l, m) is the least time to
+    run the forward and backward steps of the stages i to l, in memory m (see the module).
     """
 
     def __init__(self, chain: Chain, limit: int) -> None:
@@ -156,7 +157,10 @@ class Table:
         return float(self.rows[0][-1, self.room]) if self.rows else float("inf")
 
     def _column(self, l: int) -> None:  # noqa: E741 - the papers' name
-        """Compute C(i, l, .) for all i, from i = l down."""
+        """Compute C(i, l, m) for all i and all m, from i = l down to i = 0.
+
+        C(i, l, m) is the least time for the stages i to l in memory m.
+        """
         chain, width = self.chain, self.room + 1
         # shifted[j] is C(j, l, m - x_j) + f_0 + .. + f_{j-1}: the part of the sum for keep that
         # does not depend on i.
@@ -240,7 +244,12 @@ class Table:
         return tuple(done)
 
     def _choice(self, i: int, l: int, m: int) -> int | None:  # noqa: E741
-        """Return the stage j whose input is kept, or None for the tape, which wins ties."""
+        """Return what the best schedule does first for the stages i to l in memory m.
+
+        Returns:
+            The stage j whose input is kept as the next checkpoint. None if stage i saves what its
+            backward step needs (a tape), also if both take equal time.
+        """
         tape, best, choice = self.chain.tape[i], float("inf"), None
         if m >= max(self.all_needs(i, l), tape):
             best = float(self.rows[i + 1][l - i - 1, m - tape]) + self.once(i)
@@ -266,10 +275,14 @@ def weakly_persistent(chain: Chain, limit: int) -> float:
 class _Weak:
     """Table of V(s, t, l, m), s <= t: the least time to reverse stages t..l from checkpoint x_s.
 
-    The memory m excludes x_s. Each V is the best of three moves. If s = t, a taped forward of stage
-    s. A new checkpoint x_s' with which the stages from t' on are reversed first. A slide, in which
-    x_r with s < r <= t replaces x_s. The input x_0 belongs to the caller and is never freed. The
-    case s = t = l is the base of the recurrence.
+    The memory m excludes x_s. Each V is the best of three moves:
+
+    - if s = t, stage s runs forward and saves what its backward step needs (a tape);
+    - x_s' becomes a new checkpoint, and the stages from t' on are reversed first;
+    - x_r with s < r <= t replaces x_s as the checkpoint (a slide).
+
+    The input x_0 belongs to the caller and is never freed. The case s = t = l is the base of the
+    recurrence.
     """
 
     def __init__(self, chain: Chain, limit: int) -> None:

@@ -34,7 +34,10 @@ Floats = npt.NDArray[np.float64]
 
 @final
 class Envelope:
-    """The benefits of candidates as lines in time, one per slot: finds the greatest one."""
+    """Finds the candidate whose eviction has the greatest benefit at a given time.
+
+    The benefit of a candidate is a line in time. Each line is stored in a slot, an index of arrays.
+    """
 
     def __init__(self, *, moving: bool, few: int = FEW) -> None:
         self._moving = moving  # False: the benefit is bytes / cost, without staleness

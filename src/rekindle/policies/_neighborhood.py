@@ -133,8 +133,8 @@ class Local(Neighborhood):
 _Graph = dict[Candidate, dict[Candidate, None]]
 
 #: The default policy counts the evicted ancestors of a storage up to the average cost of this many
-#: evicted storages. Visiting more would take longer than recomputing: a loop of 2,000 steps of an
-#: LSTM in 10 % of its memory chose for 55 s. Of 24 ordinary models none has so many.
+#: evicted storages. To visit more of them for each choice would take longer than recomputing: 55 s
+#: for a loop of 2,000 LSTM steps in 10 % of its memory. Of 24 ordinary models none has so many.
 MOST_ANCESTORS = 1000
 
 
@@ -170,9 +170,9 @@ class Exact(Neighborhood):
         # value of `_asked` at the time when each storage was evicted
         self._since: dict[Candidate, int] = {}
         self._evictions = 0  # number of evictions so far
-        self._evicted_cost: Nanoseconds = 0  # total cost of the evicted storages, one per eviction
-        # Most that the ancestors of a storage count with "capped". It only grows: if it fell, costs
-        # would fall that `cost_decreases` does not report.
+        self._evicted_cost: Nanoseconds = 0  # sum of the costs of the storages of all evictions
+        # With "capped", the most (ns) that the ancestors of a storage add to its cost. This limit
+        # only grows: if it fell, costs would fall that `cost_decreases` does not report.
         self._most_above: Nanoseconds = 0
 
     def cost(self, storage: Candidate) -> Nanoseconds:
@@ -242,14 +242,14 @@ class Exact(Neighborhood):
                 self._noticed.clear()
         elif self._expected:
             self._notice(storage)
-        # Otherwise no cost was computed while the storage was evicted, so no cost includes it.
+        # If no cost was computed while the storage was evicted, no computed cost includes it.
         if self._remove(storage) < self._asked:
             self._returned[storage] = tuple(storage.parents())
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
-        # The storages above may not reach the storages below any more without this inner node. How
-        # far their costs fall is unknown, so the bound is infinite.
+        # Without this storage, its evicted ancestors may not reach its evicted descendants any
+        # more. How far their costs fall is unknown, so the bound is infinite.
         if self._down[storage]:
             lost = math.inf
             for child in self._down[storage]:
@@ -336,7 +336,7 @@ class _Class:
 
     def __init__(self) -> None:
         self.up: _Class | None = None  # parent node; None: this is the root (representative)
-        self.sum: Nanoseconds = 0  # total cost of the class
+        self.sum: Nanoseconds = 0  # total cost (ns) of the storages in the class
         self.members = 0  # number of evicted storages
         self.fall: Nanoseconds = 0  # how far the sum fell since the last `cost_decreases`
         # resident neighbors of the class, and former neighbors

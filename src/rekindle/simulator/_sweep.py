@@ -38,7 +38,8 @@ class Case:
     budget: Bytes | None = None  #: budget in bytes, instead of `ratio`; both None: no limit
     dead: Literal["evict", "ignore", "banish"] = "evict"  #: treatment of unreferenced storages
     quirks: bool = False  #: make the same decisions as the simulator of the DTR paper's authors
-    limit: float | None = 2.0  #: a run longer than this multiple of the program's time thrashes
+    #: a run that takes longer than this multiple of the program's own time counts as thrashing
+    limit: float | None = 2.0
     count: bool = False  #: count the scores that the policy computes
     swap: Swap | None = None
     device: Device | None = None

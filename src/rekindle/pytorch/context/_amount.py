@@ -23,7 +23,7 @@ _LEAST_WITHOUT_UNIT: Final = 100
 @final
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """An amount of memory that was checked, but not measured yet.
+    """An amount of memory as the user wrote it, checked. `on` returns it in bytes.
 
     Args:
         written: The amount as the user wrote it: bytes, text with a unit, or "auto".

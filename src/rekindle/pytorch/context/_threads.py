@@ -29,8 +29,8 @@ def inherited(
     """
     start, begin = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     children: set[threading.Thread] = set()
-    # A list, so that it can be emptied when the budget ends: a thread that refers to it may live
-    # on.
+    # A list that is emptied when the budget ends. A thread that lives on may still refer to the
+    # list, but must not keep `within` and thus the budget alive.
     enter = [within]
     del within
 

@@ -54,8 +54,9 @@ def agree(
         limit: The largest budget that a vote can lead to. The smallest limit of all ranks counts.
         failed: The `OutOfBudget` that ended the step of this rank, if one did. All ranks should
             then repeat the step.
-        overhead: Recomputation time over compute time. A rank above it votes for a larger budget.
-        growth: The factor by which such a rank votes to raise its budget.
+        overhead: A rank votes for a larger budget if its time lost, divided by its compute time,
+            was above this in its last step.
+        growth: The factor by which that rank votes to raise its budget.
         group: The process group. Default: all ranks. A gloo group does not wait for the device.
 
     Returns:

@@ -2,8 +2,8 @@
 
 Inside a budget, replacements of these functions first make evicted memory resident, in every
 thread. Functions that return an address, or an object that has one (a NumPy array, a DLPack
-capsule, a storage), also pin the memory. Any other access to an evicted value raises an error,
-because it reads the value's placeholder storage.
+capsule, a storage), also pin the memory: from then on it is not evicted. Any other access to an
+evicted value raises an error, because it reads the empty storage that replaces the value.
 """
 
 from __future__ import annotations
@@ -102,10 +102,12 @@ def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[No
 
 @contextmanager
 def escapes_seen(keeper: Keeper) -> Iterator[None]:
-    """Inside the block, replace functions that access a tensor's memory: make it resident first.
+    """Inside the block, make a tensor resident before a function accesses its memory.
+
+    The functions are replaced by ones that call `keeper` first.
 
     Args:
-        keeper: Makes the memory resident.
+        keeper: Makes memory resident.
     """
 
     def give_away(original: Any) -> Any:
@@ -183,7 +185,7 @@ def escapes_seen(keeper: Keeper) -> Iterator[None]:
             for name in names:
                 if hasattr(module, name):
                     replace(stack, module, name, hand_out)
-        # Kernels of custom functions may read their tensors without any operator.
+        # Custom autograd functions may read the memory of their tensors without any operator.
         replace(stack, Function, "apply", look_on)
         for name in ("apply", "apply_boxed"):
             if hasattr(BackwardCFunction, name):

@@ -36,7 +36,10 @@ FORMAT: Final = "rekindle plan 6"
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20
 LESS: Final = 0.95
-"""Least budget of a stored plan to use, as a fraction of the budget, as budget="auto" varies."""
+"""A stored plan is used if its budget is at least this fraction of the present budget.
+
+It need not be equal, because budget="auto" differs a little from process to process.
+"""
 ENDING: Final = ".plan"
 
 
@@ -192,7 +195,10 @@ def _name_of(device: torch.device) -> str:
 
 
 def _name_of_host(swap: Swap | None) -> str:
-    """Return a text for the host memory, with rounded bandwidths, as each run measures others."""
+    """Return a text for the host memory and its bandwidths.
+
+    Bandwidths are rounded, because each run measures slightly different ones.
+    """
     if swap is None:
         return ""
     rates = (swap.out_bytes_per_s, swap.in_bytes_per_s)

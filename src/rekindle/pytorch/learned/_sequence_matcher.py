@@ -23,7 +23,7 @@ FAR: Final = 64
 
 @final
 class SequenceMatcher:
-    """A cursor over a recorded step that the operators of a running step move on.
+    """A position in a recorded step, which advances with each operator of a running step.
 
     Args:
         shape: The operators of the recorded step. The attribute `at` is the index of the operator
@@ -67,7 +67,10 @@ class SequenceMatcher:
         return at
 
     def _further(self, op_id: int, end: int, start: int | None = None) -> int:
-        """Find `op_id` in the recorded step between two indices, and move the cursor past it."""
+        """Find `op_id` in the recorded step between two indices, and move `at` past it.
+
+        Return its index. If it is not found: `UNMATCHED` without `start`, else `MISMATCH`.
+        """
         shape = self._shape
         for found in range(self.at if start is None else start, end):
             if shape[found] == op_id:

@@ -25,7 +25,10 @@ MOST_PLANS: Final = 8
 TRIES: Final = 4
 """Number of successive steps to record once recording begins."""
 LONGEST_PAUSE: Final = 1024
-"""Longest pause, in steps: of recording if no step repeats, of plans if steps deviate from them."""
+"""Longest pause, in steps.
+
+Recording pauses if no step repeats. Following plans pauses if steps deviate from their plans.
+"""
 PATIENCE: Final = 12
 """Number of steps of equal length before steps are recorded, if the user asked for no plans."""
 MOST_LENGTHS: Final = 64
@@ -204,7 +207,10 @@ class StepPlans:
         self._pause, self._next_pause = 0, TRIES
 
     def _waits(self, length: int) -> bool:
-        """Count a step of `length` operators. Return True if too few such steps have occurred."""
+        """Count a step of `length` operators. Return True if recording must wait.
+
+        It waits until steps of one length have occurred `PATIENCE` times.
+        """
         if self._lengths is None:
             return False
         self._lengths[length] += 1
@@ -217,7 +223,7 @@ class StepPlans:
     # -- searching for plans ----------------------------------------------------------------------
 
     def search(self, *, wait: bool) -> None:
-        """Use the plan that the running search has found, and start the next search.
+        """Use the best plan that the running search has found, or start the next search.
 
         Args:
             wait: If True, wait until all searches have ended.

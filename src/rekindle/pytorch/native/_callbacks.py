@@ -1,7 +1,7 @@
 """Callbacks that the native core calls: they make errors, and handle events in Python.
 
-The core passes the `number` of a driver (`Driver`). If that driver no longer exists, the
-callback does nothing.
+The argument `number` identifies a `Driver`, the Python object of one budget. If that driver no
+longer exists, the callback does nothing.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class PythonCallbacks:
         )
 
     def gone(self, number: int) -> None:
-        """Forget a driver that the native core freed, and free the leaf tensors saved for it."""
+        """Undo the replacement of `ctx.saved_tensors` (`Leaves`) for a driver that was freed."""
         leaves.deactivate()
 
     def owner_of_file(self, name: str) -> int:
@@ -170,7 +170,7 @@ class PythonCallbacks:
         return [array("q", chain.from_iterable(segment)).tobytes() for segment in found]
 
     def peak(self, number: int) -> None:
-        """Store a snapshot at a new peak of memory, while the places of operators are recorded."""
+        """Store a snapshot at a new peak of memory. Called while source lines are recorded."""
         driver = drivers.get(number)
         if driver is not None:
             driver.peak.look()

@@ -150,7 +150,7 @@ class PeakSnapshot:
                 self.look()
 
     def look(self) -> None:
-        """Store the present snapshot of a peak in place of the last stored one; keep the first."""
+        """Store the snapshot of the present peak in `looks`, in place of all but the first."""
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
@@ -332,7 +332,7 @@ class Driver:
         """Count the memory of `tensors` toward the budget from now on.
 
         Raises:
-            OutOfBudget: They do not fit together. None of them is counted.
+            OutOfBudget: The tensors do not fit together. None of them is counted.
         """
         self.core.register_tensors(self.handle, tensors)
 
@@ -375,7 +375,8 @@ class Driver:
     def begin_step(self, optimizer: torch.optim.Optimizer, *, saves: bool) -> tuple[bool, bytes]:
         """Prepare the step of `optimizer`: count what it reads, and pin what it writes.
 
-        What the step writes loses its recipe, because recomputing it would need all earlier steps.
+        Tensors that the step writes lose their recipes (how to recompute them), because recomputing
+        them would need all earlier steps.
 
         Args:
             optimizer: The optimizer.
@@ -398,7 +399,11 @@ class Driver:
         self.core.save_before_optimizer_step(self.handle, groups, state)
 
     def release_recompute_sources(self) -> bool:
-        """Free values kept only to recompute resident ones. Return True if there were any."""
+        """Free values that are kept only to recompute other values, all of which are in memory.
+
+        Returns:
+            True if there were such values.
+        """
         return self.core.release_recompute_sources(self.handle)
 
     def limit(self, budget: Bytes) -> None:
@@ -406,7 +411,7 @@ class Driver:
         self.engine.budget = budget
 
     def make_room(self, needed: Bytes, who: str) -> None:
-        """Evict until `needed` bytes fit, or raise `OutOfBudget` in the name of `who`."""
+        """Evict until `needed` bytes fit, or raise `OutOfBudget` that names the operator `who`."""
         self.core.make_room(self.handle, needed, who)
 
     def mark_externally_writable(self, home: torch.UntypedStorage) -> None:

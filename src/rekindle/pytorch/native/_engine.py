@@ -94,7 +94,10 @@ class EngineHandle:
         return self.now().unlisted
 
     def has_room(self, needed: Bytes) -> bool:
-        """Return True if `needed` bytes would fit after evicting all candidates. Evicts nothing."""
+        """Return True if `needed` more bytes would fit after evicting all that may be evicted.
+
+        This evicts nothing.
+        """
         return self._core.has_room(self._handle, needed)
 
     @property
@@ -103,7 +106,11 @@ class EngineHandle:
         return iter(range(self.now().storages))
 
     def take_samples(self) -> bytes:
-        """Return the samples since the last call: clock, memory and time lost, 8 bytes each."""
+        """Return the samples since the last call.
+
+        A sample is three 64-bit integers: the engine's clock (ns), memory in use (bytes) and time
+        lost (ns).
+        """
         return self._core.take_samples(self._handle)
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:

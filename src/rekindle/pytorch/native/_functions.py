@@ -112,7 +112,7 @@ def recomputable(function: F | str) -> F | None:
     if not (isinstance(function, type) and issubclass(function, Function)):
         raise InvalidArgument(
             f"rekindle.recomputable({function!r}): expected a class derived from "
-            "torch.autograd.Function, or a pattern of names; write "
+            "torch.autograd.Function, or a pattern of the names of such classes; write "
             'rekindle.recomputable(MyFunction) or rekindle.recomputable("my_kernels.*")'
         )
     _chosen.add(function)
@@ -291,7 +291,10 @@ _running = _Call()
 
 @final
 class _FirstRun:
-    """The program's own call of a function, whose kernel runs with the program's `ctx`."""
+    """The program's own call of a function, not a trial or a recomputation.
+
+    The forward pass then runs with the program's `ctx`.
+    """
 
     def __init__(
         self, variant: _CallVariant, ctx: Any, args: tuple[Any, ...], tensors: list[Tensor]
@@ -402,7 +405,7 @@ _made_so_far = 0
 
 @final
 class _Unit:
-    """The operator of the core that runs the forward pass of one function."""
+    """The operator that runs the forward pass of one custom function, registered for the core."""
 
     def __init__(
         self, core: Core, kind: type[Function], original: Callable[..., Any], number: int

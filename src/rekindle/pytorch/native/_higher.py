@@ -33,6 +33,7 @@ from rekindle.pytorch.operators import (
 )
 from rekindle.pytorch.tensors import sees
 
+#: namespace of operators that stand for compiled regions that may be recomputed
 AGAIN: Final = "rekindle_regions"
 #: namespace of operators that stand for forward passes of custom functions (`_functions`)
 UNITS: Final = "rekindle_units"
@@ -58,9 +59,9 @@ _key: list[torch._C.DispatchKey] = []
 
 
 def is_seen() -> bool:
-    """Return True if the core sees operators of this thread now.
+    """Return True if the core sees the operators that this thread calls now.
 
-    It does not outside of a budget, nor inside another operator.
+    The core does not see operators outside of a budget, nor those that another operator calls.
     """
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
@@ -140,7 +141,8 @@ def compiled_regions_seen() -> Iterator[None]:
 def _as_in_a_mode(output_code: Any) -> Iterator[None]:
     """Make regions that Inductor compiled run as one higher-order operator, which the core sees.
 
-    PyTorch runs them so inside a dispatch mode, and asks `is_in_torch_dispatch_mode`.
+    PyTorch does so only where `is_in_torch_dispatch_mode` returns True. Inside the block this
+    function returns True also where the core sees operators.
     """
     inside = output_code.is_in_torch_dispatch_mode
 

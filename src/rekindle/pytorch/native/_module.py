@@ -124,7 +124,9 @@ class Core(Protocol):
             assumed: True if the user did not name the device.
             learns: True if the run follows learned plans.
             evicts_held_last: Evict user-held values as a last resort.
-            score: The built-in policy: costs, by size, by staleness, root.
+            score: The built-in policy, as `policies._score.score_of` describes it: which costs the
+                score contains, if it contains the size and the staleness, and if the staleness is
+                under a root.
             chooser: A policy written in Python, used instead of `score`, or None.
         """
         ...
@@ -151,7 +153,7 @@ class Core(Protocol):
         ...
 
     def uses_arena(self, driver: Handle, on: bool, /) -> None:
-        """Let PyTorch's CPU allocations come from Rekindle's arena, or not (`on`)."""
+        """Let PyTorch's CPU allocations come from Rekindle's own allocator (arena), if `on`."""
         ...
 
     def keep_reserved(self, driver: Handle, /) -> None:
@@ -159,7 +161,11 @@ class Core(Protocol):
         ...
 
     def predict_in_place(self, driver: Handle, /) -> None:
-        """Let traces name results that PyTorch alone would write over a gradient."""
+        """Make recorded traces tell which results PyTorch would write over a gradient in place.
+
+        Without this, traces tell what happens under Rekindle's own dispatch mode, which prevents
+        that.
+        """
         ...
 
     def audit(self, driver: Handle, /) -> None:
@@ -209,7 +215,7 @@ class Core(Protocol):
         ...
 
     def has_room(self, driver: Handle, nbytes: Bytes, /) -> bool:
-        """Return True if `nbytes` more would fit after all possible evictions."""
+        """Return True if `nbytes` more bytes would fit after all possible evictions."""
         ...
 
     def register_tensors(self, driver: Handle, value: object, /) -> None:
@@ -312,7 +318,11 @@ class Core(Protocol):
         ...
 
     def release_recompute_sources(self, driver: Handle, /) -> bool:
-        """Free values kept only to recompute resident ones. Return True if there were any."""
+        """Free values that are kept only to recompute other values, all of which are in memory.
+
+        Returns:
+            True if there were such values.
+        """
         ...
 
     def stepping(self, driver: Handle, on: bool, /) -> None:
@@ -342,7 +352,7 @@ class Core(Protocol):
         ...
 
     def repeated_calls(self, driver: Handle, /) -> int:
-        """Return how often an operator ran again, because the budget refused memory to it."""
+        """Return how often an operator call was repeated after the budget refused memory to it."""
         ...
 
     def set_peak(self, driver: Handle, nbytes: Bytes, /) -> None:
@@ -370,11 +380,14 @@ class Core(Protocol):
         ...
 
     def last_unit(self) -> tuple[bool, str]:
-        """Return whether the last forward pass run as one operator is recomputed, or why not."""
+        """Return if the last custom forward pass that ran as one operator may be recomputed.
+
+        The second result is the reason if it may not.
+        """
         ...
 
     def take_samples(self, driver: Handle, /) -> bytes:
-        """Return the samples since the last call: clock, memory and time lost, 8 bytes each."""
+        """Return the samples since the last call, as `Counting.take_samples` describes them."""
         ...
 
     def space_samples(self, driver: Handle, due: Nanoseconds, every: Nanoseconds, /) -> None:
@@ -427,7 +440,8 @@ class Core(Protocol):
         """End the training step. Return key, complete, taken, length, reason, number, name.
 
         key: number of the plan. complete: the step followed the plan to its end. taken: it began to
-        follow the plan. reason, number and name: why it left the plan, and at which operator.
+        follow the plan. length: number of recorded operators. reason, number and name: why the step
+        deviated from the plan, and at which operator.
         """
         ...
 

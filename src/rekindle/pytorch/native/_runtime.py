@@ -95,9 +95,10 @@ def seen(driver: Driver) -> Iterator[None]:
 
 @contextmanager
 def seen_in_thread(driver: Driver) -> Iterator[None]:
-    """Inside the block, let the core see the operators of this thread, started in the budget.
+    """Inside the block, let the core see the operators of this thread of the program.
 
-    After the end of the budget, the core ignores operators of the thread.
+    The program started the thread inside the budget. After the end of the budget, the core ignores
+    operators of the thread.
     """
     core = driver.core
     core.bind_thread(driver.handle)

@@ -32,7 +32,10 @@ _REPLAYABLE: Final = 1
 
 
 class Transcript(NamedTuple):
-    """A journal as the core returns it: rows of 64-bit integers, and names of operators."""
+    """A journal (list of the engine's events) as the core returns it.
+
+    It consists of rows of 64-bit integers, and of names of operators.
+    """
 
     present: bytes
     """Storages in the graph at the start: id, bytes, references, 1 if it was user-held."""
@@ -78,7 +81,7 @@ class Transcript(NamedTuple):
         return reader.build(), starts, numbers
 
     def recorder(self) -> Recorder:
-        """Return a recorder with all actions of the engine in the journal.
+        """Return a recorder with all actions of the engine: computed, evicted, swapped.
 
         For each action, the recorder has the engine's clock and memory before the action.
         """
@@ -148,7 +151,7 @@ class Recording:
 
 @final
 class _Reader:
-    """A reader of a journal's entries that builds a trace."""
+    """Builds a trace from the entries of a journal (list of the engine's events)."""
 
     def __init__(self, words: Transcript) -> None:
         self.builder = TraceBuilder("captured", held=True)
@@ -201,7 +204,10 @@ class _Reader:
                 pass
 
     def _call(self, cost: int, replayable: bool) -> None:
-        """Add an operator call to the trace. The journal's entries before have described it."""
+        """Add an operator call to the trace.
+
+        The entries before it in the journal gave the storages that the call reads and makes.
+        """
         inputs = [self._values[storage] for storage in self._inputs]
         overwrites = [
             (position, self._values[self._overwrites[made]])

@@ -1,6 +1,7 @@
 """Keep measured workspaces of operators on the CPU in a file, for later processes.
 
-Without the file, a process knows the workspace of an operator only after its first call. If the
+The workspace of an operator is the memory that it uses internally while it runs. Without the file,
+a process knows the workspace of an operator only after the operator's first call. If the
 budget then refuses memory to that call, values are evicted and it runs again. With the file, room
 for the workspace is made before the first call.
 
@@ -72,7 +73,7 @@ def _path() -> Path | None:
 def _read(path: Path) -> dict[int, Bytes]:
     """Read a file of workspaces (bytes), by the number of the operator call's signature.
 
-    A damaged file has none.
+    Return an empty dict if the file is damaged.
     """
     with suppress(OSError, ValueError, TypeError, AttributeError, OverflowError):
         stored = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,7 @@
-"""Profile, estimate, verify, capture: observe a step and restore the program afterwards."""
+"""Observe a training step, for `rekindle.profile`, `estimate`, `verify` and `capture`.
+
+All of these except `capture` leave the state of the program as it was.
+"""
 
 from rekindle.pytorch.observed._bookkeeping import prices as prices
 from rekindle.pytorch.observed._compare import Failed as Failed

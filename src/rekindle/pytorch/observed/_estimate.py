@@ -65,7 +65,9 @@ class Comparison:
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated peak of a training step that finds optimizer state, for each phase.
+    """The estimated peak of a training step, for each phase.
+
+    It is a step after the first one, so the state of the optimizer exists already.
 
     Attributes:
         phases: Each phase with its name, its peak (bytes), and the bytes at the peak by category.

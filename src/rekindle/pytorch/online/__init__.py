@@ -1,7 +1,8 @@
-"""The Python side of one run within a budget: optimizers, owners, places, steps, errors.
+"""The Python side of one run within a budget.
 
 The native core (C++) handles operators, tensors and saved values. This package handles what happens
-around operators.
+around operators: steps of optimizers, which module owns which memory, source lines of the program,
+figures of each training step, and the texts of errors.
 """
 
 from rekindle._public import publish

@@ -55,7 +55,7 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, device: torch.device) -> Byt
 class _StandIn(Tensor):
     """A tensor without memory that reports the device of the tensor that it replaces.
 
-    A meta tensor holds its shape.
+    Its attribute `shape_of` is a meta tensor with the same sizes and strides.
     """
 
     shape_of: Tensor
@@ -80,7 +80,10 @@ class _StandIn(Tensor):
 
 @final
 class _DryRun(TorchDispatchMode):
-    """A dispatch mode that runs operators on stand-ins, and counts the memory they would need."""
+    """A dispatch mode that runs operators on stand-ins (tensors without memory).
+
+    It counts the memory that the same operators would need on real tensors.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -113,8 +116,8 @@ class _DryRun(TorchDispatchMode):
             self._meet(tensor, self._bytes(tensor))
         stood_in = any(issubclass(kind, _StandIn) for kind in types or ())
         if stood_in and facts.name in ("aten::_local_scalar_dense", "aten::is_nonzero"):
-            # Such a number, for example a norm, only scales the step. No size depends on it, so any
-            # will do.
+            # A number that the step reads from a tensor, for example a norm, only scales updates.
+            # No tensor's size depends on it, so return any number.
             return 1
         shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
         if not facts.view:
@@ -141,18 +144,24 @@ class _DryRun(TorchDispatchMode):
         return tree_map_only(Tensor, lambda each: _StandIn(each, device), result)
 
     def _bytes(self, tensor: Tensor) -> Bytes:
-        """Return the bytes that the storage of the real tensor would take on the device."""
+        """Return the bytes that the storage of the real tensor takes on the counted device.
+
+        0 if the tensor is on another device.
+        """
         on_it = tensor.layout is STRIDED and tensor.device.type == self._device.type
         return rounded(_home(tensor).nbytes(), self._device) if on_it else 0
 
     def _needed(self, facts: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bytes:
-        """Return the bytes that the runtime would free before it runs this operator."""
+        """Return the bytes for which the runtime would make room before it runs this operator."""
         invocation = Invocation(facts, args, dict(kwargs))
         signature = signature_of(facts, invocation.key, self._place)
         return signature.predict(invocation.extras)
 
     def _meet(self, tensor: Tensor, nbytes: Bytes) -> None:
-        """Count `nbytes` for the storage of `tensor`, unless counted already, until it is freed."""
+        """Add `nbytes` to the memory in use if the storage of `tensor` is not counted yet.
+
+        They are subtracted when the storage is freed.
+        """
         if tensor.layout is not STRIDED:
             return
         home = _home(tensor)
@@ -172,8 +181,9 @@ class _DryRun(TorchDispatchMode):
 def copy_of_number(tensor: Tensor) -> Tensor:
     """Copy a tensor of one element.
 
-    `clone` fails if the tensor is evicted: operators of the dry run do not pass through the native
-    core, so nothing recomputes the tensor. `tolist` is a method that Rekindle replaces; it does.
+    `clone` fails if the tensor is evicted, because operators of the dry run do not pass through the
+    native core, so nothing recomputes the tensor. `tolist` works, because Rekindle replaces this
+    method by one that makes the tensor resident first.
     """
     try:
         return tensor.detach().clone()
@@ -197,7 +207,7 @@ def _returned(func: Any, written: list[Tensor]) -> Any:
 
 
 def _shadow_of(optimizer: torch.optim.Optimizer, dry_run: _DryRun) -> Any:
-    """Return an optimizer with the type, state and settings of `optimizer`, but stand-ins."""
+    """Return a copy of `optimizer`, with stand-ins in place of all its tensors."""
     shadow = object.__new__(type(optimizer))
     vars(shadow).update(
         {
@@ -225,10 +235,10 @@ def _shadow_of(optimizer: torch.optim.Optimizer, dry_run: _DryRun) -> Any:
 
 
 def chosen_foreach(group: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the setting `foreach` that the step would choose.
+    """Return the setting `foreach` that `optimizer.step()` would choose for a parameter group.
 
-    The step chooses by the type of its parameters. The stand-ins have another type, so this
-    function chooses from the original parameters.
+    PyTorch chooses by the type of the parameters. Stand-ins have another type, so this function
+    chooses from the original parameters. If the step chooses nothing, return an empty dict.
     """
     # The optimizers Adafactor and Muon have no such setting to choose.
     chooses = "foreach" in group and "differentiable" in group

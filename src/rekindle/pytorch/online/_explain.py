@@ -26,7 +26,7 @@ PAST_MORE = (
     "The last suggested budget was also too small, this one leaves memory for later operators"
 )
 NOT_MEASURED = "The workspace of this operator was never measured, a budget that may suffice for it"
-#: The line of an error or a report on results that are kept.
+#: The line of an error or a report on results that are never evicted, because it is not safe.
 FOR_KEPT = (
     "If a custom autograd.Function made what is kept, Rekindle can recompute it: "
     "rekindle.recomputable(TheFunction)"

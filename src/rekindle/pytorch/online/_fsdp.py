@@ -1,12 +1,12 @@
-"""Tell when FSDP2 (`fully_shard`) frees gathered parameters, and reset it after `OutOfBudget`.
+"""Find out when FSDP2 (`fully_shard`) frees gathered parameters, and reset it after `OutOfBudget`.
 
-PyTorch has no public hook for the former. Nothing here imports FSDP: if its module is not loaded,
-the program does not use it. Where a private name of FSDP is missing, parameters count as freed for
-good, and nothing is reset.
+PyTorch has no public hook for freed parameters, so this file reads stack frames and private names
+of FSDP. If such a name is missing, parameters count as freed for good, and nothing is reset.
+Nothing here imports FSDP: if its module is not loaded, the program does not use it.
 
 An error during a forward or backward pass leaves parameters gathered. The next step then mixes them
-with sharded ones, and fails. A program that goes on after an error has to call PyTorch's
-`FSDPModule.reset_iter_state`. Programs that retry after `OutOfBudget` need not know about it.
+with sharded ones, and fails, unless the program calls PyTorch's `FSDPModule.reset_iter_state`. This
+file makes that call for programs that retry a step after `OutOfBudget`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MOST_FRAMES: Final = 10
 
 
 def gathered_after(frame: FrameType | None) -> int:
-    """Return after which autograd node FSDP2 gathers a storage again that it frees in `frame`.
+    """Return before which autograd node FSDP2 will gather a storage that it frees now, in `frame`.
 
     Returns:
         The sequence number of the newest node of the module's result, if the storage is freed after
-        the module's forward pass: FSDP gathers it by a hook before that node. `NEVER` if other code
-        frees the storage, or if FSDP may gather it too late.
+        the module's forward pass: FSDP gathers it again by a hook before that node. `NEVER` if
+        other code frees the storage, or if FSDP may gather it too late.
     """
     module = sys.modules.get(_GROUP)
     if module is None:
@@ -87,15 +87,16 @@ class InterruptedPasses:
     def expect(self) -> None:
         """Reset FSDP2 when the program next calls a root module, because `OutOfBudget` is raised.
 
-        Until then the pass may still be running: the program may catch the error inside. After the
-        budget nothing would remove the hook, so none is installed.
+        Until that call the forward or backward pass may still be running, because the program may
+        catch the error inside. After the end of the budget this does nothing, because nothing would
+        remove the hook.
         """
         if self._within and self._next_forward is None and any(_roots()):
             self._next_forward = register_module_forward_pre_hook(self._before_forward)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside the block, FSDP2 may be reset; at its end, remove the hooks that wait for it."""
+        """Inside the block, allow resets of FSDP2. At its end, remove the hook of a planned one."""
         self._within = True
         try:
             yield
@@ -117,7 +118,7 @@ class InterruptedPasses:
 
 
 def reset_interrupted() -> None:
-    """Let each root module forget a pass that an error has ended, and shard its parameters."""
+    """Reset each root module whose forward or backward pass an error ended, and shard it again."""
     for _, state in _roots():
         # `_reset_iter_state` exists from torch 2.13 on.
         if _is_interrupted(state) and hasattr(state, "_reset_iter_state"):

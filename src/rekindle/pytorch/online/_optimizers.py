@@ -43,7 +43,10 @@ PREDICTABLE: Final = KNOWN | {optim.Adafactor, optim.Muon}
 @final
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A measured step: its kind, and the most bytes it needed on top of those in use before."""
+    """A measured step of an optimizer: its kind (`_step_kind`), and the bytes that it needed.
+
+    The bytes are the most in use during the step, less those in use before it.
+    """
 
     kind: StepKind
     needed: Bytes
@@ -52,7 +55,13 @@ class _Seen:
 @final
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The running step: its kind, its undo, and the engine's numbers before the step."""
+    """The running step of an optimizer.
+
+    Attributes:
+        kind: The key of steps that need the same memory, or None.
+        undo: Restores the weights if the step fails; None if the step needs no undo.
+        before: The engine's numbers before the step.
+    """
 
     kind: StepKind | None
     undo: Undo | None
@@ -81,7 +90,7 @@ class OptimizerSteps:
         self._begun: _Begun | None = None
         #: nesting depth of optimizer steps: a step may call the step of another optimizer
         self._nested = 0
-        #: Handle of a pre-step hook that runs after the optimizer's own.
+        #: Handle of a pre-step hook that runs after the optimizer's own pre-step hooks.
         self._last: RemovableHandle | None = None
 
     @contextmanager
@@ -217,8 +226,8 @@ class OptimizerSteps:
             if seen is not None and seen.kind != kind:
                 seen = None
             if seen is not None and not predictable and not engine.has_room(seen.needed):
-                # The last measurement may include backup copies, so it must not be the reason to
-                # refuse a step.
+                # The last measurement may include backup copies, so a step must not fail because of
+                # it.
                 seen = None
             name = f"{type(optimizer).__name__}.step()"
             if seen is not None and not predictable and not driver.is_recorded:
@@ -237,8 +246,8 @@ class OptimizerSteps:
             if not predictable:
                 undo = Undo(self._runtime, optimizer, copies=seen is None)
                 self._runtime.undoes(undo)
-                # Read the counts after making backup copies, so that these do not count as memory
-                # of the step.
+                # Read the counts after making backup copies, so that the copies do not count as
+                # memory of the step.
                 now = engine.now()
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
             # Results of the step are weights and state. They are never evicted, so they need no
@@ -250,8 +259,9 @@ class OptimizerSteps:
     def _predict(self, optimizer: Optimizer, kind: StepKind) -> Bytes:
         """Return the bytes that the step will need, from a dry run now or of an equal step.
 
-        The first dry run of a kind is not used again: workspaces of its operators may not have been
-        measured before the step that follows it.
+        A dry run runs the step on tensors without memory (`_dry_run`). The result of the first one
+        of a kind is not used for later steps: workspaces of its operators may have been measured
+        only in the step that followed it.
         """
         needed = _predicted.get(kind)
         if needed is not None:
@@ -296,7 +306,7 @@ class OptimizerSteps:
 
 
 def _changes(numbers: Numbers) -> tuple[int, int]:
-    """Return two counts of a run, which change if anything is evicted or recomputed."""
+    """Return the numbers of evictions and recomputations, to see if a step caused any."""
     return numbers.evictions, numbers.recomputations
 
 
@@ -304,7 +314,7 @@ def _are_alone(optimizer: Optimizer) -> bool:
     """Return True if the optimizer has no step hooks except those of Rekindle."""
     before, after = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
     its_own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    # one hook after steps is that of this class, the other that of `_warm`
+    # of the two hooks after steps, one is that of `OptimizerSteps` and one is that of `_warm`
     return len(before) == 1 and len(after) == 2 and not its_own
 
 

@@ -1,8 +1,8 @@
 """Pin the results that a selective checkpoint of the program must save.
 
-If a checkpoint policy answers MUST_SAVE for an operator, the operator must run only once. The
-checkpoint's dispatch mode keeps the result like a variable of the program. Without this file, the
-runtime would evict the result and run the operator again.
+If a checkpoint policy answers MUST_SAVE for an operator, the operator must run only once. But to
+Rekindle, the checkpoint's reference to the result looks like a variable of the program. Without
+this file, the result could be evicted, and the operator would run again.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class EngineInterface(Counting, Protocol):
         ...
 
     def has_room(self, needed: Bytes) -> bool:
-        """Return True if `needed` more bytes would fit after evicting all candidates."""
+        """Return True if `needed` more bytes would fit after evicting all that may be evicted."""
         ...
 
 
@@ -75,7 +75,7 @@ class DriverInterface(Protocol):
         ...
 
     def make_room(self, needed: Bytes, who: str) -> None:
-        """Evict until `needed` bytes fit, or raise `OutOfBudget` in the name of `who`."""
+        """Evict until `needed` bytes fit, or raise `OutOfBudget` that names the operator `who`."""
         ...
 
     def tensors_within(self, value: object) -> list[Tensor]:
@@ -88,7 +88,8 @@ class DriverInterface(Protocol):
     def begin_step(self, optimizer: torch.optim.Optimizer, *, saves: bool) -> tuple[bool, bytes]:
         """Prepare the step of `optimizer`: count what it reads, and pin what it writes.
 
-        What the step writes loses its recipe, because recomputing it would need all earlier steps.
+        Tensors that the step writes lose their recipes (how to recompute them), because recomputing
+        them would need all earlier steps.
 
         Args:
             optimizer: The optimizer.
@@ -108,7 +109,11 @@ class DriverInterface(Protocol):
         ...
 
     def release_recompute_sources(self) -> bool:
-        """Free values kept only to recompute resident ones. Return True if there were any."""
+        """Free values that are kept only to recompute other values, all of which are in memory.
+
+        Returns:
+            True if there were such values.
+        """
         ...
 
 

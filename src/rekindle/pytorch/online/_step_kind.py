@@ -40,10 +40,11 @@ def _kind_of_setting(value: object) -> object:
 
 
 def _phases(optimizer: optim.Optimizer) -> list[bool]:
-    """Return for each parameter which operators the step will run, where numbers decide that.
+    """Return for each parameter if the next step of `RAdam` rectifies, or that of `ASGD` averages.
 
-    `RAdam` rectifies once enough steps are made, and `ASGD` averages from step `t0` on. Their
-    vectorized and capturable versions always run the same operators.
+    `RAdam` rectifies once enough steps are made, and `ASGD` averages from step `t0` on. The step
+    then runs other operators, so it may need other memory. The vectorized and capturable versions
+    of these optimizers always run the same operators: for them the list is empty.
     """
     is_late = _IS_LATE.get(type(optimizer))
     if is_late is None:

@@ -59,11 +59,18 @@ class Counting(Protocol):
         ...
 
     def take_samples(self) -> bytes:
-        """Return the samples since the last call: clock, memory and time lost, 8 bytes each."""
+        """Return the samples since the last call.
+
+        A sample is three 64-bit integers: the engine's clock (ns), memory in use (bytes) and time
+        lost (ns).
+        """
         ...
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """Sample the memory in use when the engine's clock is at `due`, then every `every` ns."""
+        """Sample the memory in use when the engine's clock is at `due`, then every `every` ns.
+
+        The engine's clock is the sum of the costs of all operators that ran.
+        """
         ...
 
 

@@ -72,8 +72,8 @@ INDEXING = {
 }
 
 #: Operators that make uninitialized memory. If an operator reads such memory and no other operator
-#: has written it, code outside the dispatcher must have written it. Then the memory is a source
-#: (R4, sources).
+#: has written it, code outside the dispatcher must have written it. Then the memory is a source: it
+#: cannot be recomputed (R4, sources).
 EMPTY = {
     "aten::empty",
     "aten::empty_like",

@@ -18,6 +18,9 @@ def kernels_in_words() -> str:
 
 
 def kernels_are_timed() -> bool:
-    """Return True if cuDNN times kernels and takes the fastest, so another call may differ."""
+    """Return True if cuDNN times several kernels and takes the fastest.
+
+    Another call of the operator may then take another kernel and give other bits.
+    """
     settled = _C._get_cudnn_deterministic() or _C._get_deterministic_algorithms()
     return _C._get_cudnn_benchmark() and not settled

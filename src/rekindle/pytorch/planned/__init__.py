@@ -1,4 +1,8 @@
-"""Plan ahead of time: split a model's forward-backward graph by a schedule; run or compile it."""
+"""Plan a model before training, by a graph of its forward and backward pass.
+
+The planned schedule says what to evict and recompute. The graph is split into a forward and a
+backward part that follow the schedule, and the parts run eagerly or are compiled.
+"""
 
 from rekindle._public import publish
 from rekindle.pytorch.planned._backend import Backend as Backend

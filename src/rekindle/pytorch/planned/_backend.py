@@ -179,8 +179,8 @@ class Backend:
                 put_channels_last(module, num_fwd_outputs)
             lay_out(module, self._price)
             joint = self._joint(module, num_fwd_outputs)
-            # With compiled segments, slices are copied for every budget: segments, and so the bits
-            # of results, must not depend on the budget.
+            # With compiled segments, late slices are copied whatever the budget: segments, and so
+            # the bits of results, must not depend on the budget.
             is_tight = self.inner == "inductor" or keep_all_peak(joint.trace) > self._budget_left()
             if is_tight and copy_late_slices(module):
                 joint = self._joint(module, num_fwd_outputs)

@@ -116,7 +116,7 @@ def _run_and_save(func: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, A
 
 
 def _run_with(state: torch.Tensor, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run `func` with its generator in `state`; then set the generator to its present state."""
+    """Run `func` with its random generator in `state`; then undo the change of the generator."""
     generator = _generator(args, kwargs)
     now = generator.get_state()
     generator.set_state(state)

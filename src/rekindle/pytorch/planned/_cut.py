@@ -115,7 +115,10 @@ class _Group:
 
 @final
 class Cut:
-    """Divides one joint graph into groups of operators, and writes it with segments."""
+    """Divides a joint graph (forward and backward pass) into groups of operators.
+
+    `write` replaces those groups that are worth compiling by calls of segments.
+    """
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
@@ -238,9 +241,9 @@ class Cut:
                 yield from self._of_size(part)
 
     def _ties(self, node: fx.Node) -> set[Place]:
-        """Return the tensors that connect `node` with other operators of a run.
+        """Return the tensors by which light operators around `node` are put into one group with it.
 
-        They are its results, and its inputs of at least half the size of the largest.
+        They are the results of `node`, and its inputs of at least half the size of its largest one.
         """
         read = [place for place in self._bases(node.all_input_nodes) if is_call(place[0])]
         largest = max((_bytes(place) for place in read), default=0)
@@ -248,11 +251,11 @@ class Cut:
         return ties | {(node, index) for index in range(len(_fakes(node)))}
 
     def _at_waists(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Split `nodes` where few bytes cross.
+        """Split `nodes` into successive parts where few bytes pass from one part to the next.
 
-        A split is made if all tensors that cross it are written to memory in any case, because
-        others read them. They must have at most half the bytes of the inputs that only the first
-        part reads.
+        A split is made if all tensors that pass it are also read by operators outside `nodes`: such
+        tensors are written to memory even without the split. They must have at most half the bytes
+        of the inputs that only the first part reads.
         """
         begun = 0
         for end in range(1, len(nodes)):

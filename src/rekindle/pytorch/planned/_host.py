@@ -42,7 +42,8 @@ def host_for(
         tensors: The parameters, buffers and inputs of the model.
         swap: An amount of host memory, or a `Swap` with its bandwidths.
         directory: The folder of the swap file, for a model on the CPU.
-        budget: The budget of the plan, which limits the probe of the bandwidth.
+        budget: The budget of the plan. The test transfers that measure the bandwidth use at most an
+            eighth of it.
 
     Raises:
         InvalidBudget: The amount is not valid.
@@ -81,7 +82,8 @@ class Host:
         self._freed: deque[StorageId] = deque()  # host copies to which no ticket refers any more
         # copies to the host that nothing has waited for yet, with their bytes
         self._out: dict[StorageId, Bytes] = {}
-        self._back: set[StorageId] = set()  # copies from the host that nothing has waited for yet
+        # copies from the host to the device that nothing has waited for yet
+        self._back: set[StorageId] = set()
         # storages that the graph evicted while their copy to the host still runs
         self._leaving: set[StorageId] = set()
         # copies to the host that failed, each with the reason
@@ -109,7 +111,7 @@ class Host:
             *tensors: Tensors in one storage, which `swap_in` restores.
 
         Returns:
-            The ticket of the copy.
+            The ticket of the copy: a tensor with one number, which identifies the copy.
 
         Raises:
             SwapFailed: The host has no room.
@@ -150,10 +152,11 @@ class Host:
                 self._finish_out(number)
 
     def swap_in(self, ticket: Tensor) -> Sequence[Tensor]:
-        """Begin to copy a storage back.
+        """Begin to copy a storage back from the host, into new memory of the device.
 
         Returns:
-            The tensors that `swap_out` got, in new memory. Nothing may read them before `arrive`.
+            Tensors in the new memory, with the geometry of those that `swap_out` was called with.
+            Nothing may read them before `arrive`.
 
         Raises:
             SwapFailed: The copy on the host does not exist.

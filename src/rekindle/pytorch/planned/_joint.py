@@ -31,7 +31,7 @@ CPU_STATE_BYTES = torch.default_generator.get_state().nbytes
 
 @final
 class Joint:
-    """A joint graph and its trace, with maps from nodes to operators and from tensors to values.
+    """A joint graph (forward and backward pass in one fx graph), and the trace that describes it.
 
     Attributes:
         module: The graph module.

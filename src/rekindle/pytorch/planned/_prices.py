@@ -127,7 +127,9 @@ class Prices:
         return _of_folder(cache_folder())
 
     def of(self, nodes: list[fx.Node], report: Report | None = None) -> dict[fx.Node, Price]:
-        """Return the price of each node, and measure operators whose price is not final.
+        """Return the price (measured cost, workspace and results) of each node.
+
+        Operators whose price is not final are measured first.
 
         Args:
             nodes: Operator calls. Their arguments have fake tensors in `meta["val"]`.

@@ -102,7 +102,7 @@ class HostMemory:
         """Open the store of swapped values, and measure its bandwidth if the user gave none.
 
         Args:
-            budget: The budget of the device, which limits the size of the test transfers.
+            budget: The budget of the device. Test transfers use at most an eighth of it.
 
         Returns:
             The object that copies values for the native core, and the settings for the engine.

@@ -157,7 +157,10 @@ def _in_slabs(limit: Bytes) -> Bytes:
 
 @final
 class _Copy(Transfer):
-    """A copy between two CUDA events. It keeps the device storage alive until `wait`."""
+    """A copy whose start and end are marked by CUDA events.
+
+    This object keeps the device storage alive until `wait`.
+    """
 
     def __init__(self, start: Any, end: Any, home: torch.UntypedStorage, streams: Streams) -> None:
         self._start = start

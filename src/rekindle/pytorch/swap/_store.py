@@ -96,4 +96,4 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End running transfers, and free all values of the store."""
+        """End all transfers, and free all values of the store."""

@@ -49,7 +49,10 @@ class Streams:
             stream.wait_event(event)
 
     def keep_until_read(self, home: torch.UntypedStorage) -> None:
-        """When the storage `home` is freed, make the allocator wait for all work queued before."""
+        """Make the allocator reuse the memory of `home` only after all work queued before its end.
+
+        Its end is the moment at which the storage `home` is freed.
+        """
         if len(self._seen) > 1 and home.device.type == self._device.type:
             with privately():
                 memory = whole(home)
