@@ -1,4 +1,4 @@
-"""Format the results of the benchmark `compiled` as rows of a table for the page of benchmarks."""
+"""Format the results of the benchmark `compiled` as rows of a table for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADS = (
 
 
 def table(rows: Iterable[dict[str, Any]]) -> list[list[str]]:
-    """Return the rows by model, each from the largest budget to the smallest."""
+    """Return the rows grouped by model, those of a model from the largest budget down."""
     points = [row for row in rows if row["model"] != "depth"]
     models = list(dict.fromkeys(row["model"] for row in points))
     points.sort(key=lambda row: (models.index(row["model"]), -row["fraction"]))
@@ -41,15 +41,16 @@ def _figures(row: dict[str, Any]) -> list[str]:
 
 
 def depths(rows: Iterable[dict[str, Any]]) -> str:
-    """Return a sentence on the cost of building plans of GPTs of several depths."""
+    """Return a sentence on the time to build plans of GPTs with few and with many blocks."""
     reported = [
-        f"{row['fraction']:.0f} blocks {row['build_seconds']:.0f} s"
-        f" ({row['phases']['compiling']:.0f} of them compiling)"
+        f"{row['build_seconds']:.0f} s for {row['fraction']:.0f} blocks"
+        f" ({row['phases']['compiling']:.0f} s of them compilation)"
         for row in rows
         if row["model"] == "depth" and "phases" in row
     ]
     return (
-        f"Building a plan at half of the activations takes, for GPTs: {', '.join(reported)}."
+        "Time to build a compiled plan of a GPT within half of the activations: "
+        f"{', '.join(reported)}."
         if reported
         else ""
     )

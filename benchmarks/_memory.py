@@ -1,4 +1,4 @@
-"""Sections of the page of benchmarks on the memory of a step and on the smallest budgets."""
+"""Write the sections of docs/benchmarks.md on start-up costs, smallest budgets and memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def breakdown() -> str:
         if "time" in row
     ]
     text = (
-        f"The table splits the time of a step within {found['fraction']:.0%} of the activations "
-        "into parts, each divided by the time of the step in plain PyTorch. *Bookkeeping* is the "
-        "time that a budget without a limit adds. *Choosing* is the time to select the values to "
-        "evict. *Other* is the rest, and can be negative because times vary."
+        "Why does a step take longer within a budget than in plain PyTorch? The table splits the "
+        f"time that a budget of {found['fraction']:.0%} of the activations adds into four parts. "
+        "Each is divided by the time of the step in plain PyTorch. *Bookkeeping* is the time that "
+        "a budget without a limit adds. *Recomputation* is the time of recomputed operators. "
+        "*Choosing* is the time to select the values to evict. *Other* is the rest; it can be "
+        "negative because times vary."
     )
     heads = ["model", "time over plain", *parts]
     return section("Where the time of a step goes", found, text, table_of(heads, rows))
@@ -52,9 +54,10 @@ def native() -> str:
     ]
     text = (
         "Inside a budget Rekindle records each operator, so that its results can be recomputed. "
-        "The table shows the microseconds that plain PyTorch takes for an operator, and those that "
-        "a budget adds, recomputation included. Recording takes the same time for small and large "
-        "operators, so it is a larger part of a step with small operators."
+        "*Operators* is their number in a step. *Plain* is the average time of an operator in "
+        "plain PyTorch. *Added* is the time that a budget adds to it, recomputation included. "
+        "Recording takes about the same time for small and large operators, so the relative cost "
+        "is higher in a model with small operators."
     )
     heads = ["model", "activations", "operators", "plain, us", "added, us", "time over plain"]
     books = [
@@ -62,8 +65,8 @@ def native() -> str:
         for row in found["bookkeeping"]
     ]
     after = (
-        "The next table shows the memory of these records at the end of a first forward pass, and "
-        "its share of the counted memory peak. Records of weights are included."
+        "The next table shows how much memory these records need at the end of a first forward "
+        "pass, and that memory divided by the peak of all tensors. Records of weights are included."
     )
     about = ["model", "operators", "bytes for each operator", "share of the peak"]
     parts = ["## What recording adds", "", said(found), "", text, "", *table_of(heads, rows)]
@@ -71,7 +74,7 @@ def native() -> str:
 
 
 def first_minute() -> str:
-    """Return the section on start-up costs, with the figures before they were improved."""
+    """Return the section on start-up costs, with figures of a commit before an improvement."""
     found = load("first_minute")
     if not found:
         return ""
@@ -85,22 +88,22 @@ def first_minute() -> str:
         ]
         rows.append([row["model"], row["modules"], cell(row["plain_ms"]["median"]), *cells])
     text = (
-        "What does a budget cost at the beginning of a run? The figures are times of a step, "
-        "divided by its time in plain PyTorch, within a budget of 4 GiB in which nothing is "
-        "evicted. *Around each* has a new budget around each step. *First* and *tenth* are steps "
-        "within one budget. *Empty* is the time to enter and leave a budget in which nothing "
-        "runs. *Modules* is the number of `nn.Module`s."
+        "What does a budget cost at the beginning of a run? The budget is 4 GiB, so nothing is "
+        "evicted. Three columns are the time of a step divided by its time in plain PyTorch: "
+        "*around each* has a new budget around each step; *first* and *tenth* are the first and "
+        "the tenth step within one budget. *Empty* is the time to enter and leave a budget in "
+        "which nothing runs. *Modules* is the number of `nn.Module`s of the model."
     )
     if before:
-        text += " Figures in parentheses are those of an earlier commit on the same machine."
+        text += " Figures in parentheses are of an earlier commit on the same machine."
     heads = ["model", "modules", "plain, ms", "around each", "first", "tenth", "empty, ms"]
     parts = [section("The first minute", found, text, table_of(heads, rows))]
     if "run" in found:
         run = found["run"]
         parts.append(
             "A script that only imports torch takes "
-            f"{cell(run['plain_s']['median'])} s of processor time, and under `rekindle run` "
-            f"{cell(run['run_s']['median'])} s."
+            f"{cell(run['plain_s']['median'])} s of processor time with `python`, and "
+            f"{cell(run['run_s']['median'])} s with `rekindle run`."
         )
     if "build" in found:
         parts.append(
@@ -129,7 +132,7 @@ def threads() -> str:
         "Several Python threads share one budget, and each trains its own model. The elapsed time "
         "and the processor time are divided by those of the same number of threads in plain "
         "PyTorch. *Peak* is the highest memory peak divided by the budget. On a CPU, autograd "
-        "starts no threads of its own."
+        "runs each backward pass in the thread that calls it, so there are no other threads."
     )
     heads = ["model", "threads", "activations", "elapsed time", "processor time", "peak"]
     return section("Several threads", found, text, table_of(heads, rows))
@@ -151,8 +154,9 @@ def cap() -> str:
     text = (
         "Is the budget ever exceeded? Each cell has up to three numbers, all divided by the "
         "budget: the memory peak of the first step, the peak of later steps, and, if measured, the "
-        "growth of the process's resident memory. Peaks are measured by the allocator's events. "
-        "Only *online* and *learned* limit the resident memory."
+        "growth of the process's resident memory. Peaks are those of the allocations and frees "
+        "that PyTorch's profiler reports. Only *online* and *learned* limit the resident memory. "
+        "Threads and libraries add a constant amount to it, so it exceeds small budgets."
     )
     heads = ["model", "activations", *(way.removeprefix("rekindle ") for way in ways)]
     return section("A cap that is a cap", found, text, table_of(heads, rows))
@@ -178,10 +182,10 @@ def floors() -> str:
     ]  # fmt: skip
     text = (
         "How small can a budget be? *Bound* is a proven lower bound: no schedule of the step needs "
-        "less. The next three columns are divided by that bound. *With variables* is the bound if "
-        "tensors that variables hold are not evicted. *Simulated* and *real* are the smallest "
-        "budgets of a simulated and of a real run. The last column names the operator that does "
-        "not fit into a smaller budget."
+        "less memory. The figures of the next three columns are divided by this bound. *With "
+        "variables* is a higher bound, for schedules that never evict tensors that variables hold. "
+        "*Simulated* and *real* are the smallest budgets of a simulated and of a real run. The "
+        "last column names the operator that does not fit into a smaller budget."
     )
     heads = ["model", "bound, MB", "with variables", "simulated", "real", "operator"]
     return section("The smallest budgets", found, text, table_of(heads, rows))
@@ -198,15 +202,16 @@ def functions() -> str:
         for row in found["rows"]
     ]  # fmt: skip
     text = (
-        "The figures are the smallest budget, as a share of the activations, of a LLaMA whose "
-        "parts are `autograd.Function`s in the style of a library. In the column *as they are*, "
-        "the functions are not recomputed. In *as units*, each function is recomputed as one "
-        "operator (`rekindle.recomputable`). *First steps* is the smallest budget of such "
-        "functions in the first steps of a new process, which must try each function before "
-        "recomputing it. *One backward pass* is the memory that the largest backward pass of a "
-        "function needs. The last two columns are for a budget of 35 %: the number of recomputed "
-        "functions, and if the bits equal plain PyTorch's. The functions were written for this "
-        "table, without the libraries."
+        "Can a model train in little memory if its parts are `autograd.Function`s? The model is a "
+        "LLaMA with functions in the style of a library. The functions were written for this "
+        "table; the libraries themselves were not used. The first three columns are the smallest "
+        "budget, as a share of the activations. *As they are*: the functions are not recomputed. "
+        "*As units*: each function is recomputed as one operator, by `rekindle.recomputable`. "
+        "*First steps*: the same in the first steps of a new process, in which Rekindle must try "
+        "each function before it may recompute it. *One backward pass* is the memory that the "
+        "largest backward pass of a function needs, as a share of the activations. The last two "
+        "columns are for functions as units within 35 % of the activations; *recomputed* is the "
+        "number of recomputed operators, functions included."
     )
     heads = ["style", "as they are", "as units", "first steps", "one backward pass", "recomputed",
              "same bits"]  # fmt: skip
@@ -226,17 +231,18 @@ def restarts() -> str:
         if " " not in row["model"] or row["restarts"] > 1
     ]  # fmt: skip
     zoo = Counter(row["restarts"] for row in measured if " " in row["model"])
-    of_zoo = ", ".join(f"{count} took {number}" for number, count in sorted(zoo.items()))
+    of_zoo = ", ".join(f"{count} needed {number}" for number, count in sorted(zoo.items()))
     text = (
-        "How often must a script be started until its budget suffices? A script starts with a "
+        "How often must a script be restarted until its budget suffices? A script starts with a "
         "budget that is too small. After each `OutOfBudget` it starts again with the budget that "
         "the error suggests. The table shows the number of restarts, the last budget, and the "
         "smallest budget with which the script runs. Budgets are shares of the activations. "
-        f"{len(measured) - len(again)} rows whose first budget sufficed are left out, and so are "
-        "architectures that took one restart."
+        f"{len(measured) - len(again)} rows whose first budget sufficed are left out. Models with "
+        "long names are architectures of transformers and diffusers; those that needed only one "
+        "restart are left out."
     )
     if zoo:
-        text += f" Restarts of {zoo.total()} architectures of transformers and diffusers: {of_zoo}."
+        text += f" Number of restarts of all {zoo.total()} such architectures: {of_zoo}."
     heads = ["model", "first budget", "restarts", "last budget", "smallest budget"]
     return section("Restarts after OutOfBudget", found, text, table_of(heads, rows))
 
@@ -253,26 +259,29 @@ def fragmentation() -> str:
     costly = [row for row in costs if set(row[3:]) != {row[2]}]
     text = (
         "PyTorch's CUDA allocator reserves more memory than tensors use, because it rounds sizes "
-        "and keeps free pieces. The figures are simulated, by models of the allocator that were "
-        "not compared with a device yet. Each cell of the first table has two figures, for the "
-        "default allocator and for `expandable_segments:True`: the peak of reserved memory, "
-        "divided by the peak of memory in use. The columns are budgets, as shares of the peak when "
-        f"everything is kept. Programs with a peak below {found['gigabytes']:.0f} GB were "
-        "enlarged. An x marks a program that fails or recomputes too long."
+        "and keeps free pieces. How much more? The figures are simulated, by models of the "
+        "allocator that were not compared with a device yet. In the first table, a cell has the "
+        "peak of reserved memory divided by the peak of the tensors' memory: first for the default "
+        "allocator, then with `expandable_segments:True`. The columns are budgets, as shares of "
+        "the peak when everything is kept. All tensors of a program with a peak below "
+        f"{found['gigabytes']:.0f} GB were enlarged until its peak was that large. An x marks a "
+        "program that fails within the budget, or recomputes for too long."
     )
     limited = (
-        "The second table shows recomputation time divided by computation time, on a device with "
-        "1.05 or 1.2 times the memory of the budget. If an allocation fails because no free piece "
-        "is large enough, the simulator evicts values one by one in the order of their score "
-        "(*score*), or the cheapest values at adjacent addresses (*window*). *By sums* ignores "
-        f"addresses. {len(costs) - len(costly)} of {len(costs)} rows are left out, because "
-        "addresses cost no time there."
+        "The second table shows what such free pieces cost: recomputation time divided by "
+        "computation time, on a device whose memory is 1.05 or 1.2 times the budget. *Native* is "
+        "the default allocator, and *expandable* is `expandable_segments:True`. If an allocation "
+        "fails because no free piece is large enough, the simulator evicts values: one by one in "
+        "the order of their score (*score*), or the cheapest values at adjacent addresses "
+        "(*window*). For comparison, in the column *by sums* an allocation succeeds if enough "
+        f"memory is free in total. {len(costs) - len(costly)} of {len(costs)} rows are left out, "
+        "because all their columns are equal."
     )
     count = (
-        "The third table counts cases (a program and a budget) by outcome: *window* has less or "
-        "more recomputation than *score*, one of them fails, or *window* has no more than if "
-        "addresses are ignored. *Better* and *worse* mean a difference of at least a thousandth of "
-        "the computation time."
+        "The third table counts the outcomes of all cases (a case is a program and a budget). "
+        "*Better* and *worse* mean that *window* recomputes less or more than *score*, with a "
+        "difference of more than a thousandth of the computation time. *As by sums* counts the "
+        "cases in which *window* recomputes no more than *by sums*."
     )
     ways = [" ".join(map(str, way)) for way in _WAYS]
     parts = ["## Memory that an allocator takes in addition", "", said(found), "", text, ""]
@@ -319,10 +328,11 @@ def in_place() -> str:
                  within["recomputed_operators"] if within else ""]
             )  # fmt: skip
     text = (
-        "Some backward operators write their result over their incoming gradient, if nothing else "
-        "reads that gradient. The table compares the memory peak and the number of recomputed "
-        "operators with and without such writes. Budgets are shares of the activations without "
-        "such writes. All bits are equal."
+        "Within a budget, some backward operators write their result into the memory of their "
+        "incoming gradient, if nothing else reads that gradient (*in place*). The table compares "
+        "the memory peak and the number of recomputed operators with those of operators that write "
+        "to *new memory*. Budgets are shares of the activations with new memory. All results equal "
+        "plain PyTorch's, bit for bit."
     )
     heads = ["model", "budget", "peak MB, new memory", "peak MB, in place",
              "recomputed, new memory", "recomputed, in place"]  # fmt: skip

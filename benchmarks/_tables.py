@@ -1,4 +1,4 @@
-"""Tables of the page of benchmarks, with the origin of each: command, machine, commit."""
+"""Format tables for docs/benchmarks.md, and the origin of each: command, machine, commit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def said(found: dict[str, Any]) -> str:
 
 
 def by_machine(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each processor, so that no table has rows of different machines."""
+    """Return the rows grouped by processor, so that each table has the rows of one machine."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["cpu"], []).append(row)
@@ -44,10 +44,11 @@ def by_machine(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 
 
 def several_runs(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Return a note with the commits of rows, if they differ."""
+    """Return a note that lists the commits of the rows, or [] if all have the same commit."""
     commits = dict.fromkeys(row["commit"][:10] for row in rows)
     reported = ", ".join(f"`{commit}`" for commit in commits)
-    return [f"Measured in several runs, at the commits {reported}."] if len(commits) > 1 else []
+    note = f"The rows were measured in several runs, at the commits {reported}."
+    return [note] if len(commits) > 1 else []
 
 
 def table_of(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -44,26 +44,29 @@ HEAD = """# Benchmarks
 ![Time of a step against activation memory: a small GPT, several tools](images/peers_gpt.png)
 
 The chart shows training steps of a small GPT on two CPU cores. Each point is one setting of one
-tool. Points further left take less memory, and points further down take less time. The star is
-plain PyTorch. Solid lines are Rekindle's methods, dashed lines are other tools
-([more models](#compared-with-other-tools)).
+tool. Points further left need less memory, and points further down take less time. The star is
+plain PyTorch, that is, PyTorch without Rekindle. Solid lines are Rekindle's methods, dashed lines
+are other tools ([more models](#compared-with-other-tools)).
 
 Each section begins with the command that measured its figures, the machine, the version of
 PyTorch and the commit of Rekindle. The files in `benchmarks/results/` contain all figures. Both
-sides of a ratio are measured in one run on one machine. The rows of one table come from one
+times of a ratio are measured in one run on one machine. The rows of one table come from one
 machine; the lines of a chart may come from several.
 `benchmarks/README.md` in the repository says what each script claims and how it measures.
 
 These terms occur in all sections:
 
 - *Online* is `rekindle.budget` before it has learned a plan.
-- *Learned* is `rekindle.budget` when it follows a learned plan.
+- *Learned* is `rekindle.budget` when it follows a plan that it made from earlier steps.
 - *Planned* is `rekindle.plan`, and *compiled* is `rekindle.plan(..., compile=True)`.
 - *Sequential* is `rekindle.sequential`.
-- *Activations* is the memory peak of plain PyTorch above parameters, gradients, optimizer state
-  and batches. A budget of 50 % allows half of it, in addition to those tensors.
-- *Time over plain* is the time of a training step divided by its time in plain PyTorch.
+- *Activations* is the memory peak of a step in plain PyTorch, minus the parameters, gradients,
+  optimizer state and batches. A budget of 50 % (in a column *budget* or *activations*) allows
+  half of the activations, in addition to these other tensors.
+- *Time over plain* is the time of a training step divided by its time in plain PyTorch: the
+  median of several measurements, in some tables with the minimum and the maximum.
 - *Recomputed operators* is how many operators ran again in one step.
+- *Same bits* says if gradients and other results equal those of plain PyTorch, bit for bit.
 """
 
 
@@ -86,31 +89,42 @@ def on_device() -> str:
 
 _ABOUT_DEVICE = [
     "`scripts/on_device` checks and measures Rekindle on a GPU. This section has one part for each",
-    "run of the script, the newest first. The first table of a part counts checks, such as",
-    "comparisons of bits with plain PyTorch, and how many of them hold. The other tables show the",
-    "throughput in rows (samples) per second, with these terms:",
+    "run of the script, the newest first. In each part, the first table counts the checks of each",
+    "group, and those that hold. The second table has the time of a step with so small a batch",
+    "that the GPU waits for the CPU. The other tables show throughput.",
     "",
-    "- *Plain* is plain PyTorch. *Watched* is `rekindle.budget(None)`, which only measures.",
-    "- *Over plain* is the throughput divided by that of plain PyTorch with the smaller batch.",
-    "  DTR published 94.3 % for BERT-base, 96.5 % for BERT-large, and 93.2 % for GPT-2.",
-    "- The budget of the larger batch is the memory peak of the plain run of the smaller batch.",
-    "- *In that device*: the device has only the memory that PyTorch's allocator reserved in that",
-    '  plain run. *Of reserved*: a budget with `of="reserved"` of that amount.',
-    "- *Beyond the memory*: plain PyTorch with the larger batch, which needs more memory.",
+    "The question of the throughput tables: how fast does a larger batch train within the memory",
+    "that plain PyTorch needs for a smaller batch? For each model, the row *plain* is this run of",
+    "plain PyTorch with the smaller batch, here called the *base run*. The rows are:",
     "",
-    "The groups of checks are: *bits*, *in place*, *triton* and *compiled* (equal results),",
-    "*captured* (CUDA graphs), *races* (two streams without a missing wait), *no_waiting* (the CPU",
-    "never waits for the GPU), *memory* (the peak is within the budget, for each setting of the",
-    "allocator), *swap*, *chosen kernels* (convolutions whose kernel cuDNN chooses by time),",
-    "*faults* (the step after an error is right), *world_of_one* (DDP and FSDP2 with one rank).",
+    "- *online*, *learned*: a budget equal to the base run's memory peak. *swap*: the same budget,",
+    "  and evicted values may be copied to the host and back instead of recomputed.",
+    "- *online, in that device*: the same budget, on a GPU whose usable memory is limited to what",
+    "  PyTorch's allocator reserved in the base run.",
+    '- *of reserved*: a budget with `of="reserved"`, which limits the memory that the allocator',
+    "  reserves, instead of the memory of tensors. The limit is what the base run reserved.",
+    "- *watched*: `rekindle.budget(None)` with the smaller batch, which only measures.",
+    "- *plain, beyond the memory*: plain PyTorch with the larger batch, without a memory limit.",
+    "",
+    "The columns: *rows* is the batch size, *rows/s* the number of samples per second, and *over",
+    "plain* the throughput divided by that of the base run. DTR published 94.3 % for BERT-base,",
+    "96.5 % for BERT-large, and 93.2 % for GPT-2.",
+    "",
+    "The groups of checks are: *bits*, *in place*, *triton* and *compiled* (results equal those of",
+    "plain PyTorch), *captured* (CUDA graphs), *races* (operators on two streams wait for each",
+    "other where they must), *no_waiting* (the CPU never waits for the GPU), *memory* (the peak is",
+    "within the budget, for each setting of the allocator), *swap*, *chosen kernels* (convolutions",
+    "whose kernel cuDNN chooses by time), *faults* (the step after an error is right),",
+    "*world_of_one* (DDP and FSDP2 with one rank). The stage *hosts* has no checks: it measures",
+    "the second table.",
 ]
 
 
 def _on_device(found: dict[str, Any]) -> str:
     """Return the tables of one run on a GPU.
 
-    They show which checks hold, the time of the host, and the throughput of larger batches within
-    the memory of a smaller one.
+    The tables show which checks hold, the CPU's time of a step, and the throughput of larger
+    batches within the memory of a smaller batch.
     """
     version, commit = found["versions"]["torch"], found["commit"][:9]
     said = f"`{found['command']}`, {found['device']}, torch {version}, commit `{commit}`."
@@ -133,7 +147,8 @@ def _on_device(found: dict[str, Any]) -> str:
     parts += ["", *table_of(heads, hosts)] if hosts else []
     optimizers = {line["optimizer"]: line["ms a step"] for line in lines if "optimizer" in line}
     if optimizers:
-        parts += ["", "Milliseconds of a step of fused AdamW with 300 small parameters: "
+        parts += ["", "Milliseconds of a step of fused AdamW with 300 small parameters (*within*: "
+                  "within 1 GiB, where nothing is evicted): "
                   + ", ".join(f"{name} {ms}" for name, ms in optimizers.items()) + "."]  # fmt: skip
     for bf16 in (False, True):
         rows = [line for line in lines if "rows/s" in line and line["bf16"] is bf16]
@@ -151,7 +166,7 @@ def _on_device(found: dict[str, Any]) -> str:
 
 
 def _over(row: dict[str, Any], base: dict[str, float]) -> str:
-    """Return throughput over that of the plain run, if there is one."""
+    """Return the throughput divided by that of the plain run, or "" if there is no plain run."""
     plain = base.get(row["model"])
     return f"{row['rows/s'] / plain:.1%}" if plain else ""
 
@@ -166,7 +181,7 @@ def _held(lines: Iterable[dict[str, Any]]) -> tuple[int, int]:
 
 
 def peers() -> str:
-    """Return the section on other tools: the fastest point of each within a memory."""
+    """Return the section on other tools: the fastest setting of each within shares of memory."""
     found = load("peers")
     if not found:
         return ""
@@ -175,13 +190,14 @@ def peers() -> str:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     parts = ["## Compared with other tools", "", said(found), ""]
     parts += [
-        "How much time does a step take if its activations must fit into a share of their memory?",
-        "Each tool was tried with several settings. A cell shows the time over plain of the",
-        "fastest setting whose measured activations stay within the share at the head of the",
-        "column. An empty cell means that no setting does. The last column is the least memory of",
-        "any setting. The memory of all tools is measured by the allocator's events. *Checkpoint*",
-        "is `torch.utils.checkpoint` around blocks, and *selective* is its selective variant.",
-        "The first cell of a table names the processor on which its rows were measured.",
+        "How much time does a step take if it may use only a share of its activation memory? Each",
+        "tool was tried with several settings. The column *within 51%* shows the time over plain",
+        "of the fastest setting whose measured activation memory is at most 51 % of that in plain",
+        "PyTorch. A cell is empty if no setting needs so little memory. The last column is the",
+        "share of the setting that needs the least memory. The memory of all tools is measured by",
+        "PyTorch's profiler, which reports each allocation and each free. *Checkpoint* is",
+        "`torch.utils.checkpoint` around blocks, and *selective* is its selective variant. The",
+        "first cell of a table names the processor on which its rows were measured.",
     ]
     parts += several_runs(found["rows"])
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -218,32 +234,34 @@ def compiled() -> str:
         depths(found["rows"]),
     ]
     parts += [
-        "The table compares plans whose cheap operators Inductor compiles in small groups",
-        "(segments) with the same plans without compilation and with `torch.compile` alone.",
-        "*Memory* is the measured share of the activations. The last column says if gradients",
-        "equal those of the same compiled code without a budget, bit for bit. The rows *rekindle",
-        "compiled* in the section above were measured with an earlier version.",
+        "The table compares three methods: *planned* is a plan that runs eagerly; *compiled plan*",
+        "is a plan in which Inductor compiles small groups of cheap operators; *torch.compile* is",
+        "the whole model compiled, without a budget. *Memory* is the measured memory as a share of",
+        "the activations, and *peak over budget* is the memory peak divided by the budget. *Same",
+        "bits* compares with the same compiled code without a budget, not with plain PyTorch. In",
+        "the section above, the rows *rekindle compiled* were measured with an earlier version.",
         "",
     ]
     return "\n".join([*parts, *table_of(HEADS, table(found["rows"]))]) + "\n"
 
 
 def largest_batch() -> str:
-    """Return the section on largest batches in the memory of the plain run."""
+    """Return the section on the largest batches within the memory of a smaller, plain batch."""
     found = load("largest_batch")
     if not found:
         return ""
     parts = ["## The largest batch in the memory of the plain run", "", said(found), ""]
     parts += [
-        "The memory limit is what plain PyTorch needs for a base batch. How much larger can the",
-        "batch be within it, and at which throughput? Throughput is samples per second, divided by",
-        "those of plain PyTorch with the base batch: median (least-most). The columns are one, two",
-        "and three times the base batch; the last column is the largest batch that fits. Only",
-        "*plain* may use more memory than the limit, for larger batches. Each plan was searched",
-        f"for {found['seconds_for_a_plan']:.0f} seconds.",
+        "How much larger can a batch be within the memory that plain PyTorch needs for a base",
+        "batch, and how fast does it train? Throughput is samples per second, divided by those of",
+        "plain PyTorch with the base batch: median (minimum-maximum). The columns *1x*, *2x* and",
+        "*3x* have batches of one, two and three times the base batch; the last column has the",
+        "largest batch that fits. The rows *plain* show plain PyTorch, whose larger batches use",
+        "more memory than the limit. Each plan was searched for",
+        f"{found['seconds_for_a_plan']:.0f} seconds.",
         "[Published for DTR on GPUs](https://marisa.moe/dtr.html): twice the batch at 94.3 %",
         "(BERT-base) and 96.5 % (BERT-large), three times the batch at 93.2 % (GPT-2). The first",
-        "cell of a table names the processor on which its rows were measured.",
+        "cell of a table names the model, and the processor on which its rows were measured.",
     ]
     parts += several_runs(found["rows"])
     for model in dict.fromkeys(row["model"] for row in found["rows"]):
@@ -288,8 +306,8 @@ def runtime() -> str:
         return ""
     parts = ["## What the online runtime costs", "", said(found), ""]
     parts += [
-        "The first table shows the cost of a budget so large that nothing is evicted: the",
-        "microseconds that it adds to each operator.",
+        "The first table shows what a budget costs if it is so large that nothing is evicted:",
+        "the microseconds that it adds to each operator. *Operators* is their number in a step.",
         "",
     ]
     rows = [
@@ -314,8 +332,9 @@ def runtime() -> str:
     ]
     parts += [
         "",
-        "The third table shows the smallest budget with which each model trains, and the share of",
-        "the activations that variables of the program hold or that operators need at once.",
+        "The third table shows the smallest budget with which each model trains. The last column",
+        "is the memory that variables of the program hold and that operators need at once. It is",
+        "measured as the peak of a forward pass for which autograd saves nothing.",
     ]
     heads = ["share of the activations", "smallest budget", "held by variables"]
     return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
@@ -328,14 +347,15 @@ def policies() -> str:
     parts = ["## Policies", "", said(found), ""]
     parts += [
         "A policy decides which values to evict. The table compares policies by simulation of",
-        "recorded training steps. *Over h_DTR* is the recomputation time of a policy divided by",
-        "that of h_DTR, the policy of the DTR paper, as a geometric mean over all cases. *Less*",
-        "and *more* count the cases with less and with more recomputation than h_DTR. A case is",
-        "a program and a budget. There are three budgets for each program: 50, 30 and 15 % of the",
-        "way from the smallest budget of any schedule to the peak when everything is kept.",
-        "*Within 1.5* counts the cases whose recomputation is at most 1.5 times the proven lower",
-        "bound. *No room* counts the cases that failed. The default policy was tuned on the",
-        "programs of the group *chosen on*, and on no others.",
+        "recorded training steps. A *case* is a program and a budget. There are three budgets for",
+        "each program. A budget of 0 % would be the smallest that any schedule needs, and 100 %",
+        "the peak when everything is kept; the three are at 50, 30 and 15 % between them.",
+        "*Over h_DTR* is the recomputation time of a policy divided by that of h_DTR, the policy",
+        "of the DTR paper, as a geometric mean over all cases. *Less* and *more* count the cases",
+        "with less and with more recomputation than h_DTR. *Within 1.5* counts the cases whose",
+        "recomputation is at most 1.5 times the proven lower bound, of those for which a bound is",
+        "known. *No room* counts the cases that failed. The default policy is *thrifty*. It was",
+        "tuned on the programs of the group *chosen on*, and on no others.",
     ]
     rows = [
         [
@@ -366,8 +386,9 @@ def learned() -> str:
     ]
     text = (
         "How much less is recomputed when `rekindle.budget` follows a plan that it has learned? "
-        "The figures are recomputation time divided by computation time. *Activations* is the "
-        "budget. No schedule recomputes less than the lower bound."
+        "The figures are the recomputation time divided by the computation time of a step. The "
+        "budget is a share of the activations, in the second column. No schedule recomputes less "
+        "than the lower bound."
     )
     heads = ["model", "activations", "online", "learned", "lower bound"]
     parts = ["## Learned schedules", "", said(found), "", text, ""]
@@ -387,7 +408,7 @@ def prediction() -> str:
     title = "## What `rekindle.profile` predicts"
     text = (
         "`rekindle.profile` predicts the time of a step within smaller budgets. The table compares "
-        "its predictions for the demo's GPT with measured steps."
+        "its predictions with measured steps of a small GPT, the one that `scripts/demo` trains."
     )
     return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
 
@@ -413,8 +434,8 @@ def accuracy() -> str:
     title = "## Planned models: predicted against measured"
     text = (
         "A plan predicts the memory peak and the time of its model. The table compares both with a "
-        "measured step. *Recomputation* is the time of recomputed operators, as a share of all "
-        "others."
+        "measured step. *Recomputation* is the time of recomputed operators, divided by the time "
+        "of all other operators."
     )
     return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
 
@@ -434,10 +455,11 @@ def anything() -> str:
     heads = ["model", 'evict="saved"', 'evict="anything"']
     title = '## `evict="anything"`'
     text = (
-        "How much smaller can a budget be if tensors that variables hold may be evicted at any "
-        "time? The figures are the smallest budget with which the program runs, as a share of the "
-        "activations. In parentheses is the recomputation time there, as a share of the "
-        "computation time."
+        '`evict="saved"` evicts only tensors that autograd saved for the backward pass; '
+        '`evict="anything"` also evicts tensors that variables hold. How much smaller can a budget '
+        "be with the latter? The figures are the smallest budget with which the program runs, as a "
+        "share of the activations. In parentheses is the recomputation time within that budget, as "
+        "a share of the computation time."
     )
     return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
 
@@ -448,13 +470,13 @@ def swap() -> str:
         return ""
     parts = ["## Swap or recompute, simulated", "", said(found), ""]
     parts += [
-        "An evicted value can be recomputed, or swapped: copied to the host and back. The table",
-        "compares three ways by simulation of the operator logs of the DTR paper: recompute only,",
-        "swap only, and *hybrid*, where the engine decides for each value. The figures are the",
-        "time of recomputing and of waiting for copies, divided by the computation time. The",
-        "budget is 40 % of the peak when everything is kept. The bandwidth is a share of the",
-        "bandwidth at which copies cost no time. The engine's decision is greedy, so with slow",
-        "links and small budgets it can be slower than the better of the other two.",
+        "An evicted value can be recomputed, or swapped: copied to the host's memory and back. The",
+        "table compares three ways by simulation of the operator logs of the DTR paper:",
+        "*recompute* only, *swap* only, and *hybrid*, where Rekindle decides for each value. The",
+        "figures are the time of recomputing and of waiting for copies, divided by the computation",
+        "time. The budget is 40 % of the peak when everything is kept. At a bandwidth of 100 %",
+        "copies would cost no time. *Hybrid* decides without knowing the rest of the step, so with",
+        "slow links and small budgets it can be slower than the better of the other two.",
     ]
     rows = [
         [row["log"], f"{row['share']:.0%}", *(outcome(row[way]) for way in WAYS)]
@@ -479,14 +501,14 @@ def mixtures() -> str:
     parts = ["## Swap and recompute, planned", "", said(found), ""]
     parts += [
         "A planner knows the whole step, so it can decide ahead which values to swap and which to",
-        "recompute. The table adds two columns to the times of the section above: a plan that was",
-        f"searched for {found['seconds']:.0f} seconds, and a lower bound that no run can beat.",
-        "The plan is faster than recomputing alone and swapping alone in",
-        f"{counts['planned better than both alone']} of {counts['cases']} cases, and slower in",
-        f"{counts['worse']}. It is faster than *hybrid* in",
+        "recompute. The table has the same figures as in the section above, and two more columns:",
+        f"*planned* is a plan that was searched for {found['seconds']:.0f} seconds, and no run can",
+        "be faster than the lower bound. The plan is faster than both *recompute* and *swap* in",
+        f"{counts['planned better than both alone']} of {counts['cases']} cases, and slower than",
+        f"one of them in {counts['worse']}. It is faster than *hybrid* in",
         f"{counts['better than the online choice']} cases, and slower in",
-        f"{counts['worse than the online choice']}. `oom` means that this way does not fit into",
-        "the budget.",
+        f"{counts['worse than the online choice']}. `oom` means that a step does not fit into the",
+        "budget in this way.",
         *several_runs(found["figures"]["rows"]),
     ]
     rows = [
@@ -530,19 +552,20 @@ def planners() -> str:
     about = found["about"]
     command = f"`{about['command']}`, {about['cpu']}, {about['cores']} cores."
     text = (
-        "A planner computes which values to keep and which to recompute before a step runs. The "
-        "figures are the recomputation time of each planner's plan, as a share of the computation "
+        "Before a step runs, a planner computes which values to keep and which to recompute. The "
+        "percentages are the recomputation time of each planner's plan, divided by the computation "
         "time. *Budget* is a share of the peak when everything is kept. *Cuts* is the default "
-        "planner, *lower bound* is its proof that no schedule is better, and *seconds* is its "
-        "search time. *DTR* is a simulated online run. An empty cell means that a planner found no "
-        "plan or was not tried."
+        "planner, and *seconds* is its search time. It also proves the *lower bound*: no schedule "
+        "recomputes less. *DTR* is no planner but a simulated online run with the policy of the "
+        "DTR paper, for comparison. An empty cell means that a planner found no plan or was not "
+        "tried."
     )
     parts = ["## Planners", "", command, "", text, ""]
     return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
 
 
 def scale() -> str:
-    """Return the section on the cost of an eviction by number of resident values."""
+    """Return the section on the time of an eviction, by the number of values in memory."""
     found = load("simulator_scale")
     if not found:
         return ""
@@ -553,7 +576,8 @@ def scale() -> str:
     heads = ["values in memory", "evictions", "us for each eviction"]
     text = (
         "Before each eviction the policy searches for the value with the lowest score. The table "
-        "shows the time of one eviction in the Python engine, by the number of values in memory."
+        "shows the time of one eviction by the number of values in memory. It is measured in the "
+        "simulator, with the engine written in Python."
     )
     parts = ["## Cost of an eviction", "", said(found), "", text, "", *table_of(heads, rows)]
     if (picture := PAGE.parent / "images" / "simulator_scale.png").exists():
@@ -568,11 +592,12 @@ def zoo() -> str:
     counts = found["counts"]
     parts = ["## Architectures", "", said(found), ""]
     parts += [
-        "One training step of each architecture of the libraries transformers and diffusers was",
-        "compared with plain PyTorch, with small random weights. The budget is 30 % of the",
-        "activations, or the smallest budget with which the architecture trains.",
-        f"{counts['equal']} of {counts['tried']} architectures give the same bits.",
-        f"For {', '.join(counts['unstable'])}, two runs in plain PyTorch differ already.",
+        f"One training step of each of {counts['tried']} architectures of the libraries",
+        "transformers and diffusers was compared with plain PyTorch, with small random weights.",
+        "The budget is 30 % of the activations, or the smallest budget with which the",
+        f"architecture trains, if that is larger. {counts['equal']} architectures give the same",
+        f"bits. {', '.join(counts['unstable'])} cannot be compared: already two runs in plain",
+        "PyTorch differ from each other.",
     ]
     return "\n".join([*parts, *zoo_planned()]) + "\n"
 
@@ -588,11 +613,12 @@ def zoo_planned() -> list[str]:
     parts = ["", "### The same architectures with `rekindle.plan`", "", said(found), ""]
     parts += [
         f"`rekindle.plan` was tried on {counts['tried']} architectures. With a large budget,",
-        f"{counts['roomy']} gave the same bits, and {counts['refused']} were refused with the",
-        f"reason. Of those with the same bits, {exact} were traced as in eager PyTorch, and the",
-        "others as for a compiler. At 40 % of the activations, or the smallest budget with a known",
-        f"plan, {counts['40%']} of {len(tried)} gave the same bits. Architectures with other bits",
-        f"or an error: {', '.join(counts['failed']) or 'none'}.",
+        f"{counts['roomy']} gave the same bits as plain PyTorch. For {counts['refused']},",
+        "`rekindle.plan` raised an error that says why it cannot plan them. Of those with the same",
+        f"bits, {exact} were traced as in eager PyTorch, and the others as for a compiler. Within",
+        "40 % of the activations, or the smallest budget with a known plan,",
+        f"{counts['40%']} of {len(tried)} gave the same bits. Architectures with other bits or an",
+        f"unexpected error: {', '.join(counts['failed']) or 'none'}.",
         *several_runs(rows),
     ]
     return parts
@@ -614,10 +640,11 @@ def sweeps() -> str:
     ]
     heads = ["what was run, and the command", "tried", "same bits", "excepted", "different"]
     text = (
-        "PyTorch's own test samples of operators (opinfo), modules and optimizers, and random "
-        "programs (fuzz), ran with everything evicted, or within a small budget. *Same bits* "
-        "counts results that equal those of plain PyTorch. *Excepted* counts known differences "
-        "that have a reason in PyTorch itself. *Different* counts all other differences."
+        "PyTorch's own test samples of operators (opinfo), modules and optimizers ran with "
+        "everything evicted after every operator; random programs (fuzz) ran within a small "
+        "budget. *Tried* counts samples or programs. *Same bits* counts those whose results equal "
+        "plain PyTorch's, bit for bit. *Excepted* counts known differences that have a reason in "
+        "PyTorch itself. *Different* counts all other differences."
     )
     parts = ["## Operators, modules, optimizers, random programs", "", text, ""]
     return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
