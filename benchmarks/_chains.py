@@ -1,6 +1,7 @@
-"""The networks of the comparison that are chains, in the form that `rekindle.sequential` takes.
+"""Rewrite networks of `_workloads.py` as `nn.Sequential`, which `rekindle.sequential` requires.
 
-Modules and parameters are the network's own; only the order of their calls is written again.
+Only networks whose modules run one after the other can be rewritten. The chain shares modules and
+parameters with the network.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Link(nn.Module):
-    """Runs a function as a module with the modules or parameters that the function uses."""
+    """Wraps a function as a module, and registers the modules or parameters that it uses."""
 
     def __init__(self, run: Callable[[Any], Any], *parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class Link(nn.Module):
 
 
 def chain(model: nn.Module) -> nn.Sequential:
-    """Return `model` as a chain. Raises `KeyError` if it is not a chain."""
+    """Return `model` as an `nn.Sequential`. Raises `KeyError` if its type is not known here."""
     return nn.Sequential(*_LINKS[type(model)](model)).train(model.training)
 
 

@@ -31,8 +31,8 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
 def conditions(threads: int = 1) -> dict[str, Any]:
     """Return the conditions of a measurement: command, machine, versions, commit.
 
-    Also set the number of threads of torch, here and in child processes. With one thread, other
-    programs on the machine disturb less, and sums are split the same way each time.
+    Also set torch's number of threads, here and in child processes. With one thread, other programs
+    on the machine disturb the times less, and sums are added up in the same order each time.
     """
     import torch
 
@@ -72,9 +72,9 @@ def write_table(
     columns: Sequence[str],
     figure: str,
 ) -> None:
-    """Write the results with their rows as JSON, and rows that have a `figure` as CSV too.
+    """Write the results and their rows as JSON; also write the rows that have `figure` as CSV.
 
-    The CSV has `columns` and the spread of the figure.
+    The CSV has `columns`, and the median, minimum and maximum of `figure`.
     """
     write(out.stem, results | {"rows": rows}, out)
     with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
@@ -87,7 +87,10 @@ def write_table(
 
 
 def earlier(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of the last run. Rows that are not measured again keep their commit."""
+    """Return the rows of the last run: those that are not measured again stay, with their commit.
+
+    The result is empty if there was no run.
+    """
     if not path.exists():
         return []
     results = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +99,7 @@ def earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def earlier_by(path: Path, key: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Return the rows of the last run, by their values of `keys`."""
+    """Return the rows of the last run as a dict, by their values of the columns `key`."""
     return {tuple(row[name] for name in key): row for row in earlier(path)}
 
 
@@ -111,7 +114,8 @@ def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, A
         said = False
         try:
             for line in process.stdout or ():
-                if line.startswith("{") and line.endswith("\n"):  # a killed process may cut it
+                # a killed process may have printed a part of a line
+                if line.startswith("{") and line.endswith("\n"):
                     said = True
                     yield json.loads(line)
             code = process.wait()

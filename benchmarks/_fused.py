@@ -1,7 +1,7 @@
-"""A LLaMA whose parts are `autograd.Function`s, as fused libraries write them.
+"""A LLaMA whose parts are `autograd.Function`s, written as in libraries of fused kernels.
 
-Their kernels are opaque: memory of `empty_like` that is filled by its address, where no dispatcher
-sees it, as a Triton kernel does.
+The functions imitate Triton kernels: they allocate results with `empty_like` and fill them through
+their addresses. So PyTorch's dispatcher, and Rekindle, do not see what is computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-#: Of each style, which parts are functions.
+#: For each style, the parts of the model that are `autograd.Function`s.
 STYLES: dict[str, tuple[str, ...]] = {
     "plain operators": (),
     "Liger": ("norm", "rope", "silu"),

@@ -1,8 +1,8 @@
 """A training step of a GPT as a trace, operator by operator, for any number of layers.
 
-Width 768, 12 heads, 8 sequences of 512 tokens, fp32. Costs (us) come from a roofline model of a
-V100. Bytes are multiples of 64 KiB. Views are merged with their bases. Gradients of parameters have
-no bytes, since they are a fixed cost. A layer has 45 operators.
+The GPT has width 768, 12 heads, 8 sequences of 512 tokens, fp32, and 45 operators in a layer. Costs
+(us) come from a roofline model of a V100. Sizes are multiples of 64 KiB. A view and its base are
+one value. Gradients of parameters have 0 bytes, because no schedule can evict them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def gpt(layers: int) -> Trace:
 
 
 def released(trace: Trace) -> Trace:
-    """Return the trace with every value released after its last reader."""
+    """Return the trace with an added event after each value's last use: the program frees it."""
     last = {value: op_id for op_id, op in enumerate(trace.ops) for value in op.outputs}
     for op_id, op in enumerate(trace.ops):
         last.update(dict.fromkeys(op.inputs, op_id))

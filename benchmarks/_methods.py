@@ -1,7 +1,8 @@
-"""The methods of training in less memory that are compared.
+"""Define the methods of training in less memory that the benchmarks compare.
 
-A method gives the points of its curve for a workload. A point prepares a model, and returns the
-context to wrap a step in. Names are those of the plots.
+Each method has several settings, such as budgets. A setting is a point of the method's curve in a
+plot of time against memory. It changes a model, and gives a context in which steps run. The methods
+have the names that plots show.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class Point:
     """One setting of one method.
 
     Attributes:
-        prepare: Changes the model, or returns another one with the same parameters.
-        around: The context for a block of steps; it gets constants and peak of the plain run.
-        warm_up: Steps before measuring, which compilers and learned plans need.
+        prepare: Changes the model, or returns another model with the same parameters.
+        around: Returns the context in which steps run, given the plain run's constants and peak.
+        warm_up: The number of steps before the measurement; compilers and learned plans need some.
     """
 
     method: str
@@ -49,7 +50,7 @@ class Point:
 def points(
     workload: Workload, fractions: Sequence[float] = FRACTIONS, *, quick: bool = False
 ) -> Iterator[Point]:
-    """Yield every point to measure for a workload; within a method, those of most memory first.
+    """Yield every point to measure for a workload, those of a method from the most memory down.
 
     Args:
         fractions: Budgets as fractions of the plain activation memory, for methods with a budget.

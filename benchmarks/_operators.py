@@ -26,7 +26,7 @@ class Count(TorchDispatchMode):
 
 
 def operators(case: Case, batch: int) -> int:
-    """Return the number of operators in a step on this batch, with existing optimizer state."""
+    """Return the number of operators in a step on this batch, after the optimizer has its state."""
     workload = case.build()
     workload.step(0)
     with Count() as count:

@@ -1,7 +1,8 @@
-"""Simulate the programs of the DTR paper's two theorems: the linear network, and the adversary.
+"""Simulate the programs of the DTR paper's two theorems: a linear network, and an adversary.
 
-The paper is Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendices A and B. The
-functions `revolve` and `chen` give known bounds for comparison.
+The adversary is a program that chooses its next operator so that the policy's past evictions cost
+the most. The paper is Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendices A and
+B. For comparison, `revolve` and `chen` return the recomputation of two planned schedules.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def linear_recomputations(
 @final
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """Result of an adversary: the numbers of operators that it called, and that were recomputed."""
+    """Result of an adversary: how many operators it called, and how many were recomputed."""
 
     asked: int
     recomputations: int
@@ -55,9 +56,9 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
 
     Theorem 2: for every deterministic policy there is a program of N operators that takes
     Omega(N / budget) times as long as with a schedule that knows the program. The program has a
-    pinned root, and as many chains of operators below the root as the budget has units. The root
-    takes one unit, so some chain has no resident storage. The next operator extends the shortest
-    such chain, which must first be recomputed.
+    pinned root value, and `budget` chains of operators that start from the root. Each value has
+    size 1. The root is always in memory, so at least one chain has no value in memory. The next
+    operator extends the shortest such chain, and the engine must first recompute the whole chain.
 
     Args:
         asked: N, the number of operators.
@@ -89,9 +90,10 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
 def revolve(layers: int, slots: int) -> int:
     """Return how many forward steps an optimal schedule recomputes with `slots` checkpoints.
 
-    Griewank and Walther 2000: let beta(s, t) = C(s + t, s), and t the least number with
-    beta(slots, t) >= layers. The schedule takes t * layers - beta(slots + 1, t - 1) forward steps.
-    Of these, layers - 1 are the first run and not recomputation.
+    Griewank and Walther 2000: let beta(s, t) be the binomial coefficient "s + t choose s", and t
+    the smallest number with beta(slots, t) >= layers. The schedule takes
+    t * layers - beta(slots + 1, t - 1) forward steps. Of these, layers - 1 belong to the first run
+    and are not recomputation.
     """
     t = 0
     while math.comb(slots + t, slots) < layers:
@@ -102,6 +104,6 @@ def revolve(layers: int, slots: int) -> int:
 def chen(layers: int) -> int:
     """Return how many forward steps are recomputed with segments of sqrt(layers) layers.
 
-    By Chen et al. 2016 these are all steps but the last of each segment.
+    According to Chen et al. 2016, each step runs again except the last one of each segment.
     """
     return layers - math.isqrt(layers)

@@ -1,4 +1,7 @@
-"""Train a plain model and a changed one in turn, to compare memory and time of their steps."""
+"""Train two copies of a model alternately, to compare the memory and the time of their steps.
+
+The *plain* copy trains in plain PyTorch, the *changed* copy with the method that is measured.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def activations(trainer: Trainer, device: str) -> int:
-    """Return the peak of a step (bytes) above the memory that remains at its end."""
+    """Return the bytes at the peak of a step, minus the bytes that remain at its end."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -109,7 +112,7 @@ def in_turn(
         around: The setting to measure, and the constants and the peak (bytes) of the plain model.
 
     Returns:
-        Seconds of a plain and of a changed step, for each pair of blocks.
+        For each pair of blocks: seconds of one plain step, and of one changed step.
     """
     point, constants, peak = around
     found: list[tuple[float, float]] = []

@@ -1,8 +1,8 @@
-"""Five programs that unroll a loop, and the loops that people write to save their memory.
+"""Five programs that unroll a loop, and three ways to run the loop and its backward pass.
 
-Each program is a step that maps a state to the next state. The loops are `plain`, `checkpointed`
-(`torch.utils.checkpoint` around pieces) and `revolved` (binomial checkpointing, Griewank and
-Walther, Algorithm 799, ACM TOMS 2000).
+Each program is a step that maps a state to the next state. The ways are `plain`, and two that save
+memory by hand: `checkpointed` (`torch.utils.checkpoint` around pieces of the loop) and `revolved`
+(binomial checkpointing: Griewank and Walther, Algorithm 799, ACM TOMS 2000).
 """
 
 from __future__ import annotations
@@ -318,9 +318,10 @@ class _Adjoint:
 def advance_by(length: int, slots: int) -> int:
     """Return after how many of `length` steps to store the next state (Griewank and Walther 2000).
 
-    With c stored states (`slots` and the first one), the backward pass of comb(c + r, c) steps is
-    possible so that no step runs forward more than r times. The steps after the next stored state
-    must do with c - 1 stored states, and the steps before it may run r - 1 times.
+    Let c = slots + 1, the number of stored states with the first one included. If no step may run
+    forward more than r times, a backward pass through at most comb(c + r, c) steps is possible.
+    The steps after the next stored state have only c - 1 stored states, and the steps before it
+    may run at most r - 1 times. The result follows from these two limits.
     """
     if not slots:
         return length - 1

@@ -1,7 +1,7 @@
-"""The networks of the comparison with other tools, in sizes for a CPU and for a large GPU.
+"""Define the eight networks that most benchmarks train, in sizes for a CPU and for a large GPU.
 
-They are ordinary eager models. `blocks` are the parts that a user of checkpointing would wrap:
-other tools need them, Rekindle does not.
+They are ordinary eager models. `blocks` lists the modules that a user of `torch.utils.checkpoint`
+would wrap. Other tools need this list; Rekindle does not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Workload:
 
     Attributes:
         blocks: Names of the modules that a user of `torch.utils.checkpoint` would wrap.
-        dynamic: True if control flow depends on data or on objects other than tensors, so that it
-            cannot be compiled.
+        dynamic: True if control flow depends on tensors' values or on objects that are no tensors,
+            so that the network cannot be compiled.
         is_chain: True if `_chains.chain` can write the network as a chain of modules.
     """
 

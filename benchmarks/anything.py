@@ -1,12 +1,12 @@
-"""Find the smallest budgets with and without `evict="anything"`.
+"""Find the smallest budgets with `evict="saved"` and with `evict="anything"`.
 
     scripts/bench anything [--only NAME ...] [--steps 2]
 
 For each of the tests' models, a bisection finds, to one percent, the smallest fraction of its
-activation memory within which training steps run. A row also has the peak there by an independent
-tracker. It says if losses, weights, gradients, buffers and random numbers equal plain PyTorch's,
-bit for bit. The last row is a pipeline without autograd that keeps all of its intermediates, in
-fractions of its plain peak.
+activation memory within which training steps run. A row also has the peak within that budget, as
+the tests' tracker counts it, and says if losses, weights, gradients, buffers and random numbers
+equal plain PyTorch's, bit for bit. The last row is a pipeline without autograd that keeps all its
+intermediate results; its fractions are of the peak in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Attempt = Callable[[int, Evict], "dict[str, Any] | None"]
 
 
 def bisected(evict: Evict, plain: Measured, attempt: Attempt) -> dict[str, Any]:
-    """Return the smallest feasible fraction, to one percent, and figures of the run there."""
+    """Return the smallest feasible fraction, to one percent, and figures of the run within it."""
     no, yes, found = 0, 100, attempt(plain.budget(1.01), evict)
     assert found is not None
     while yes - no > 1:

@@ -2,16 +2,17 @@
 
     scripts/bench breakdown [--models gpt bert ...] [--fraction 0.5] [--rounds 5]
 
-For each model, times over that of the plain step:
+For each model, these times, divided by the time of a step in plain PyTorch:
 
-`bookkeeping`: the additional time of a step with a budget without a limit.
+`bookkeeping`: the time that a budget without a limit adds to a step.
 `recomputation`: the time of recomputed operators, at their measured costs.
 `choosing`: the time in which the engine chooses evictions. It is the difference of two simulations
     of the same step, with the budget and without. A simulation runs the engine, but no operators.
 `other`: the remaining time: calls of recomputed operators, freeing memory, and cache misses.
 
-Plain, unlimited and limited steps alternate, block by block. Time is that of the processor, with
-one thread; each figure is the median of the rounds. Each point runs in its own process.
+Blocks of steps alternate: in plain PyTorch, in a budget without a limit, and within the budget.
+Times are processor times with one thread; each figure is the median of the rounds. Each model runs
+in its own process.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def seconds(run: Callable[[], object], count: int = 1) -> float:
 def timed(
     trainer: Trainer, within: Callable[[], AbstractContextManager[Any]], count: int
 ) -> tuple[float, float]:
-    """Return the seconds of a step, and of the recomputation in it."""
+    """Return the seconds of a step, and the seconds of recomputation in that step."""
     with within() as run:
         for _ in range(WARM_UP):
             trainer.step()

@@ -1,13 +1,14 @@
-"""Compare the allocator's peak with the budget: online, learned, planned, chains.
+"""Measure by how much steps exceed their budget: online, learned, planned, `rekindle.sequential`.
 
     scripts/bench cap [--models gpt bert ...] [--ways ...] [--fractions 0.7 ...]
 
-The budget is the constants of the plain model (weights, gradients, the optimizer's state) and a
-fraction of its activation memory, both by the allocator's own events. `over` is the peak of a step
-within the budget over that budget, constants included. `first` is the same for the first step, when
-no operator was measured before. `resident` is the growth of the process's resident memory up to the
-peak of a step, constants included, over the budget. Memory that the plain model used is returned to
-the operating system first. Each point runs in its own process. Time is not measured.
+The budget is the sum of the constants of the plain model (weights, gradients, the optimizer's
+state) and a fraction of its activation memory. Both are measured by the allocator's events. `over`
+is the peak of a later step, constants included, divided by the budget. `first` is the same for the
+first step, when Rekindle has not measured any operator. `resident` is the growth of the process's
+resident memory up to the peak of a step, divided by the budget; before, memory that the plain model
+used is returned to the operating system. Each point runs in its own process. The script measures no
+time.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def measure(workload: Workload, way: str, fraction: float) -> dict[str, Any]:
     with found.around(constants, peak):
         first = allocated(ours.step)
         reported["first"] = round((constants + first.peak - max(0, first.left)) / budget, 4)
-    give_back()  # what the profiler took
+    give_back()  # memory that the profiler used
     with warm(found, ours, constants, peak):
         forget_most()
         ours.step()

@@ -1,23 +1,25 @@
-"""Compare compiled segments with the eager plan and torch.compile: time, memory, compilation.
+"""Compare compiled plans with eager plans and with torch.compile: time, memory, compilation.
 
     scripts/bench compiled [--models gpt bert ...] [--ways ...] [--fractions 0.5 ...] [--rounds 5]
 
-Each point runs in its own process with an empty Inductor cache and no measured costs. So
-`build_seconds` is the wall-clock time to build a plan: tracing (including the first step),
-measuring, compiling and planning. `phases` has the time of each. `build_cpu_seconds` is the
-processor time of the build, including that of the C++ compiler.
+In a compiled plan, Inductor compiles small groups of cheap operators (segments). Each point runs in
+its own process with an empty Inductor cache and no stored operator costs. So `build_seconds`, the
+wall-clock time to build a plan, includes tracing (with the first step), measuring, compiling and
+planning. `phases` has the time of each. `build_cpu_seconds` is the processor time of the build,
+including that of the C++ compiler.
 
-Then the plain model and the changed one train in turn, block by block (A B A B). Time is that of
-the processor, with one thread, so that other programs disturb little. Memory is by allocator events
-as in `peers`; `over_budget` is the peak of a step over the budget.
+Then two copies of the model train alternately, in blocks of steps (A B A B): one in plain PyTorch,
+and one with the plan or torch.compile. Times are processor times with one thread, so that other
+programs disturb little. Memory is counted by the allocator's events, as in `peers`; `over_budget`
+is the peak of a step divided by the budget.
 
-`differs` is the largest difference of a gradient from the plain model's, over the largest gradient.
-For this comparison torch.compile draws random numbers as eager PyTorch does; the timed code does
-not. `equal_to_unlimited` is true if all gradients equal those of the same compiled code without a
-budget, bit for bit. A process that dies or takes too long has `failed` in its row, with the figures
-that it had printed.
+`differs` is the largest difference of a gradient from the plain model's, divided by the largest
+gradient. For this comparison torch.compile draws random numbers as eager PyTorch does; the timed
+code does not. `equal_to_unlimited` is true if all gradients equal those of the same compiled code
+without a budget, bit for bit. If a process dies or takes too long, its row has `failed`, and the
+figures that the process printed before.
 
-`--depths` measures the compilation of GPTs of 4 and of 48 blocks instead.
+`--depths` measures how long plans of GPTs of 4 and of 48 blocks take to build, and nothing else.
 """
 
 from __future__ import annotations
@@ -123,7 +125,7 @@ def processor_seconds() -> float:
 
 
 def changed(way: str, trainer: Trainer, budget: int, reserve: int) -> dict[str, Any]:
-    """Let `trainer` train by the method `way`. Return figures of its plan and of the build."""
+    """Let `trainer` train by the method `way`. Return figures of the plan and of its build."""
     began, used = time.perf_counter(), processor_seconds()
     reported: dict[str, Any] = {}
     if way == "torch.compile":
@@ -161,9 +163,9 @@ def gradients(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def make_alike(other: Trainer, one: Trainer) -> None:
-    """Copy the weights and the state of `one` to `other`, so that both make equal steps."""
+    """Copy the weights and the state of `one` to `other`, so that both compute equal steps."""
     other.model.load_state_dict(one.model.state_dict())
-    if hasattr(one.called, "state"):  # state that a batch takes over from the batch before it
+    if hasattr(one.called, "state"):  # a recurrent state, passed from batch to batch
         other.called.state = copy.deepcopy(one.called.state)
 
 
@@ -231,7 +233,11 @@ def worker(name: str, way: str, fraction: float, rounds: int) -> dict[str, Any]:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """Return the cost of building a compiled plan for a GPT, within half of its activations."""
+    """Return how long it takes to build a compiled plan of a GPT, within half of the activations.
+
+    Args:
+        layers: The number of the GPT's blocks.
+    """
     from dataclasses import replace
 
     sizes = {**WORKLOADS["gpt"].cpu, "batch": 2, "time": 64, "width": 64, "layers": layers}

@@ -1,16 +1,18 @@
-"""Compare the allocator's peak of the very first step in a new process with the budget.
+"""Compare the memory peak of the very first step in a new process with the budget.
 
     scripts/bench first_calls [--programs mnist gpt ...] [--fractions 0.7 ...] [--later]
 
-Each start is a new process. Its cache has only what the starts before it stored: the budgets that
-were too small, and the workspaces of the operators that ran. The programs are those of `_public`
-and the eight models. The budget is what the program has before the first step (weights, batches)
-and a fraction of what the plain step allocates. If that is too small, the budget that `OutOfBudget`
-names is used instead, until the step runs; `starts` counts them. `first` is the peak of the first
-step over the budget, by the allocator's events. `repeated` counts the calls that ran twice because
-the budget refused memory to the first attempt. With `--later` the program is started once more in
-the budget that sufficed; `later_first` and `later_repeated` are the figures of that process. Time
-is not measured.
+The programs are those of `_public` and the eight models. The budget is the memory that the program
+uses before its first step (weights, batches), and a fraction of what the step allocates in plain
+PyTorch. If the budget is too small, the program is started again with the budget that `OutOfBudget`
+names, until the step runs. Each start is a new process. It knows only what earlier starts stored in
+the cache: the budgets that were too small, and the workspaces of the operators that ran.
+
+`starts` counts the starts. `first` is the peak of the first step, by the allocator's events,
+divided by the budget. `repeated` counts the operator calls that ran twice, because they exceeded
+the budget at the first attempt. With `--later` the program is started once more within the budget
+that sufficed; `later_first` and `later_repeated` are the figures of that process. The script
+measures no time.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
-    """Time three uses of budgets: one around each step, one around many steps, and an empty one.
+    """Time three uses: a budget around each step, a budget around many steps, an empty budget.
 
-    Around many steps, the first and the tenth step are timed.
+    Within the budget around many steps, the first and the tenth step are timed.
     """
     step, modules = training(workload)
 

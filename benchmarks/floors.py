@@ -2,17 +2,17 @@
 
     scripts/bench floors [--models gpt bert ...]
 
-From a trace of a whole training step with existing optimizer state:
+The step is a whole training step after the optimizer has its state. For each model:
 
-`bound`: the most that an operator needs in addition to weights, gradients, state and batches. No
-    schedule of this step needs less, whatever it evicts and recomputes.
-`held`: the same, with the memory that the program's variables hold at that moment, which stays with
-    `evict="saved"`.
+`bound`: the most memory that one operator of the step needs, in addition to weights, gradients,
+    optimizer state and batches. No schedule of this step needs less.
+`held`: the same, but also with the tensors that variables of the program hold while the operator
+    runs. `evict="saved"` does not evict these tensors.
 `simulated`: the smallest budget that suffices in a simulation of the online engine.
 `real`: the smallest budget within which a new process takes two steps, by bisection to 1 %.
-    `short_of_room` is the operator that did not fit just below it.
+    `short_of_room` is the operator that did not fit into the largest budget that failed.
 
-All in bytes, and over `bound`. Time is not measured.
+All are given in bytes, and divided by `bound`. The script measures no time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def traced(name: str) -> Trace:
 
 
 def need_of_what_is_held(trace: Trace) -> tuple[int, str]:
-    """Return the most bytes that an operator needs, and its name. User-held memory counts."""
+    """Return the most bytes that an operator needs, user-held memory included, and its name."""
     held: set[int] = set()
     most, operator = 0, ""
     for event in trace.events:
@@ -81,7 +81,13 @@ def bounds(name: str) -> dict[str, Any]:
 
 
 def real(name: str, low: int, high: int) -> tuple[int, str]:
-    """Return the smallest budget, and the operator that does not fit just below it."""
+    """Return the smallest budget that suffices, and the operator that fails just below it.
+
+    Args:
+        name: The model.
+        low: A budget (bytes) that is too small.
+        high: A budget that suffices.
+    """
     os.environ["REKINDLE_CACHE"] = "off"
     short = ""
     while high - low > high // 100:

@@ -2,21 +2,21 @@
 
     scripts/bench fragmentation [--logs FOLDER] [--models NAME ...] [--gigabytes 8]
 
-Replays the DTR paper's logs in FOLDER, if given, and one step of each network of `_workloads.py`.
-If keeping everything takes less than 8 GB, all sizes are multiplied: blocks and segments of an
-allocator have fixed sizes, which would dominate in small programs. The allocators are the
-simulator's models of PyTorch's for CUDA. Budgets are fractions of keeping everything. For each
-budget:
+Simulates the DTR paper's logs in FOLDER, if given, and one step of each network of `_workloads.py`,
+with models of PyTorch's CUDA allocator. If the peak of a program is below 8 GB when everything is
+kept, all sizes are multiplied, because blocks and segments of an allocator have fixed sizes that
+would dominate in small programs. Budgets are fractions of that peak. For each budget:
 
-`sums`: recomputation over computation if an allocation fits whenever enough bytes are free.
-`native`, `expandable`: for each allocator, `reserved` is the peak of reserved memory without a
-    limit over the peak in use.
-`score`, `window`: recomputation over computation on a device with 1.05 or 1.2 times the budget. If
-    an allocation fails, storages are evicted: by the policy's score, one after another; or those in
-    the range of addresses (window) that costs the least to evict.
+`sums`: recomputation time divided by computation time, if an allocation succeeds whenever enough
+    bytes are free in total.
+`native`, `expandable`: the allocator by default, and with expandable segments. `reserved` is the
+    peak of reserved memory divided by the peak of memory in use, on a device that is large enough.
+`score`, `window`: recomputation time divided by computation time, on a device with 1.05 or 1.2
+    times the memory of the budget. If an allocation fails there, storages are evicted: one after
+    another by the policy's score; or those in the range of addresses (window) that costs least.
 
-None means that it fails, or recomputes for more than five times the computation. Prints a table and
-writes results/fragmentation.json.
+A figure is None if the run fails, or if recomputation takes more than five times the computation.
+Prints a table and writes results/fragmentation.json.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RATIOS = (1.0, 0.9, 0.7, 0.5, 0.4, 0.3)
 SHARES = (1.05, 1.2)
 LIMIT = 5  # longer recomputation, in multiples of the computation, counts as a failure
 WARM_UP = 3  # steps until operators have measured costs
-LIKE = 0.001  # of the computation: a smaller difference counts as equal
+LIKE = 0.001  # a smaller difference counts as equal; a share of the computation time
 
 
 def programs(logs: Path | None, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:
@@ -68,7 +68,7 @@ def captured(step: Any) -> Trace:
 
 
 def enlarged(trace: Trace, nbytes: int) -> Trace:
-    """Return the same step with sizes multiplied so that keeping everything takes `nbytes`."""
+    """Return the step with multiplied sizes: its peak is `nbytes` when everything is kept."""
     factor = max(1.0, nbytes / keep_all_peak(trace))
     return replace(
         trace,

@@ -1,18 +1,19 @@
-"""Measure the smallest budget of a GPT under `fully_shard` (FSDP2), by what happens after forward.
+"""Measure the smallest budget of a GPT with `fully_shard` (FSDP2) and without it.
 
     scripts/bench fsdp [--ranks 1 2 4] [--parameters none stays freed]
 
-Each block is a unit, and the model is the root unit. The ranks meet by gloo on this machine. Rows:
+Each block of the GPT is an FSDP unit, and the model is the root unit. The ranks are processes of
+this machine, connected by gloo. The rows differ in when a unit's gathered parameters are freed:
 
 `none`: the same model without FSDP, each rank alone.
-`stays`: `reshard_after_forward=False`.
-`freed`: `reshard_after_forward=True`, FSDP's default for all units but the root.
+`stays`: after the backward pass (`reshard_after_forward=False`).
+`freed`: after the forward pass too (`reshard_after_forward=True`, FSDP's default for all units but
+    the root).
 
-`constants` are this rank's parameters and gradients, `peak` the peak without a limit. `smallest` is
+`constants` are rank 0's parameters and gradients, `peak` is its peak without a limit. `smallest` is
 the smallest budget within which all ranks take two steps, by bisection to 1 % of the activations.
 `share` = (smallest - constants) / (peak - constants). `recomputed` counts the operators that rank 0
-recomputed there.
-Time is not measured.
+recomputed within `smallest`. The script measures no time.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Measure the smallest budgets of models made of `autograd.Function`s, plain and recomputable.
+"""Measure the smallest budgets of models made of `autograd.Function`s, recomputed and not.
 
     scripts/bench functions [--styles Liger Unsloth ...]
 
-The model is a LLaMA of 8 blocks (`_fused.py`) in the styles of fused libraries. It trains on a CPU
-by plain SGD, on batches of four rows of 256 words. The rows `kept` have the functions unchanged, so
-their results stay in memory. For the rows `units`, each function was passed to
-`rekindle.recomputable`. The smallest budget is found by bisection to 1 % of the activations, in
-steps of one process. It is given as a share of the activations: the bytes above weights, gradients
-and tables of sines and cosines.
+The model is a LLaMA of 8 blocks (`_fused.py`) in the styles of libraries of fused kernels. It
+trains on a CPU by SGD without momentum, on batches of four rows of 256 words. The figures `kept`
+have the functions unchanged, so their results stay in memory. For the figures `units`, each
+function was passed to `rekindle.recomputable`. `smallest` is the smallest budget by bisection, in a
+process that has taken steps before. It is given as a share of the activations: the bytes above
+weights, gradients and tables of sines and cosines.
 
-`first` is the smallest share within which a new process makes its first two steps. At that time no
-workspace is known, and every function must be tried. The search raises the share by hundredths.
-`equal` is true if the gradients within 0.35 of the activations equal those without a budget, bit
-for bit. `recomputed` counts the operators that ran again for these gradients. `backward_alone` is
-the most memory that the backward pass of one function needs at once in addition to its arguments,
-as a share of the activations. Variables of the function hold this memory, so no budget can be
-smaller. Time is not measured.
+`first` is the smallest share within which a new process takes its first two steps. At that time no
+workspace is known, and Rekindle must try every function before it may recompute it. The search
+raises the share by hundredths. `equal` is true if the gradients within 0.35 of the activations
+equal those without a budget, bit for bit. `recomputed` counts the operators that ran again for
+these gradients. `backward_alone` is the most memory that the backward pass of one function
+allocates at once, as a share of the activations. Variables of the function hold this memory, so it
+cannot be evicted. The script measures no time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def choose(*, units: bool) -> None:
 def begins(style: str, share: float, activations: int, *, units: bool) -> dict[str, Any]:
     """Return {"fits": True} if the first two steps fit within `share` of the activations.
 
-    Runs in a new process, in which no workspace is known.
+    The caller runs this function in a new process, in which no workspace is known.
     """
     choose(units=units)
     training = Training(style)

@@ -1,9 +1,10 @@
-"""Count what a budget costs the CPU: instructions per operator call, and calls of device functions.
+"""Measure how much CPU work a budget adds: instructions and device queries per operator call.
 
-BERT-base with tiny tensors in bfloat16 (autocast, fused AdamW) trains plainly, within a budget
-without a limit, and within half of its activations. On a CPU, callgrind counts the instructions of
-each pass if valgrind is installed; else the least processor time counts. The tests' stand-in device
-counts calls of device functions. benchmarks/README.md has the claims.
+BERT-base with tiny tensors in bfloat16 (autocast, fused AdamW) trains in three ways: in plain
+PyTorch, in a budget without a limit, and within half of its activations. On a CPU, callgrind counts
+the instructions of each pass if valgrind is installed; otherwise the smallest processor time of
+several steps is measured. The tests' stand-in for a CUDA device counts calls of device functions.
+benchmarks/README.md has the claims.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Any, Literal
 from _common import answers, conditions, write
 
 Device = Literal["cpu", "stand-in"]
-#: The passes of a step by name, and the number of tensors of its optimizer.
+#: The passes of a step (forward, backward, optimizer), and the number of the optimizer's tensors.
 Program = tuple[tuple[tuple[str, Callable[[], object]], ...], int]
-_WARM_STEPS = 6  # costs are measured in three calls of each kind; caches of Python need more
+_WARM_STEPS = 6  # Rekindle times three calls of each operator; Python's caches need more steps
 _WEIGHTS = 300
 _UNIT = ("instructions", "nanoseconds of processor time")
 
@@ -75,7 +76,7 @@ def _rows(device: Device, steps: int, timed: bool) -> list[dict[str, Any]]:
 
 
 def _instructions(folder: Path) -> list[int]:
-    """Return the instructions of each part that was dumped, in order."""
+    """Return the number of instructions in each dump that callgrind wrote to the folder."""
     parts = sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:]))
     found = []
     for part in parts:
@@ -85,7 +86,7 @@ def _instructions(folder: Path) -> list[int]:
 
 
 def _with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each row the cost of its mode per operator call, above that of a plain step."""
+    """Add to each row what its mode costs more than a plain step, per operator call."""
     plain = {row["program"]: row for row in rows if row.get("mode") == "plain"}
     for row in rows:
         base = plain.get(row.get("program", ""))
@@ -158,7 +159,7 @@ def _context(mode: str, where: str, half: int | None) -> AbstractContextManager[
 
 
 def _counted(mode: str, program: Program, steps: int, standin: Any) -> dict[str, Any]:
-    """Count each pass, and calls of device functions, in a first step and in later ones."""
+    """Return the cost of each pass, and the device queries of the first and of a later step."""
     import torch
 
     passes, weights = program
@@ -203,7 +204,7 @@ def _counted(mode: str, program: Program, steps: int, standin: Any) -> dict[str,
             with _Count() as count:
                 act()
             row["calls"][name] = count.calls
-    if standin is not None:  # worker threads do much of its work, so passes are meaningless
+    if standin is not None:  # its worker threads do much of the work, so times mean nothing
         del row["passes"]
         row["asked"] = asked
     return row

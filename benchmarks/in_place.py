@@ -1,12 +1,12 @@
-"""Measure the memory saved by backward operators that write their result over their gradient.
+"""Measure the memory saved by backward operators that write their result over incoming gradients.
 
     scripts/bench in_place [--only NAME ...] [--steps 2]
 
 The programs are three language models. Their attention is written out with softmax and dropout, or
 is `nn.MultiheadAttention`, or scaled dot product attention. The last two use PyTorch's math
-kernels. Each model trains twice within the same budgets: once with results written over gradients,
-and once with that disabled. Budgets are fractions of the activation memory with it disabled. A row
-also says if losses, weights and gradients equal plain PyTorch's, bit for bit.
+kernels. Each model trains twice within the same budgets: once with results written over gradients
+(in place), and once with results in new memory. Budgets are fractions of the activation memory with
+new memory. A row also says if losses, weights and gradients equal plain PyTorch's, bit for bit.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Trained:
-    """The final state of a training, and its `Run`; the run is None without a budget."""
+    """The results of a training, and its `Run` (None without a budget)."""
 
     outcome: dict[str, Any]
     run: Run | None
@@ -142,7 +142,7 @@ def row(
     attention: Callable[[], nn.Module], steps: int, wanted: dict[str, Any], fraction: float | None,
     budget: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return figures within one budget, with and without results written over gradients."""
+    """Return figures of one budget: with results written over gradients, and with new memory."""
     found: dict[str, Any] = {"fraction": fraction, "budget": budget}
     for takes_over in (False, True):
         limit = rekindle.budget.unlimited() if budget is None else rekindle.budget(budget)

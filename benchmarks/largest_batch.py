@@ -1,17 +1,17 @@
-"""Find the largest batch that fits a given memory, and its throughput, by method.
+"""Find the largest batch that each method trains within a memory limit, and its throughput.
 
     scripts/bench largest_batch [--models gpt ...] [--methods checkpoint ...] [--quick]
                                 [--seconds 5] [--device cuda]
 
-The memory is that of the plain program at its base batch, constants and inputs included, by the
-same tracker as in `peers`. Each batch is tried with a new model: at one, two and three times the
-base batch, then by doubling and bisection for the largest. A batch fits a method if the measured
-peak of one of its settings is within the memory. Settings are tried from the one that saves least,
-or from the one that smaller batches needed.
+The limit is the peak of plain PyTorch at a base batch, constants and inputs included, measured as
+in `peers`. The script tries one, two and three times the base batch, then finds the largest batch
+by doubling and bisection. Each batch is tried with a new model. A batch fits if the measured peak
+of one of the method's settings is within the limit. Settings are tried from the one that saves the
+least memory, or from the one that a smaller batch needed.
 
-Throughput (samples a second) is over that of the plain program at its base batch, its largest. The
-two train in turn, block by block (A B A B). The plain program is also timed beyond its
-memory, to show the effect of larger batches alone. Published for DTR, on GPUs: 2x at 94.3 %
+Throughput (samples per second) is divided by that of plain PyTorch at the base batch. Both train
+alternately, in blocks of steps (A B A B). Plain PyTorch is also timed at batches that exceed the
+limit, to show the effect of larger batches alone. Published for DTR, on GPUs: 2x at 94.3 %
 (BERT-base) and 96.5 % (BERT-large), 3x at 93.2 % (GPT-2): marisa.moe/dtr.html, in the compiler Raf.
 
 Writes results/largest_batch.json, .csv and one plot into docs/images/.
@@ -46,7 +46,7 @@ KEY = ("model", "method", "at")  #: columns that identify a row of the results
 COLUMNS = (*KEY, "batch", "multiple", "setting")
 LARGEST = "largest"
 
-#: Changes of the sizes of `peers` for a CPU, so that it takes a quarter of an hour.
+#: Smaller sizes than those of `peers` for a CPU, so that the script takes a quarter of an hour.
 SMALL = {
     "gpt": {"batch": 4, "width": 128, "layers": 4},
     "bert": {"batch": 4, "width": 128, "layers": 4},
@@ -77,7 +77,10 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the plain program at its base batch; `state` is the optimizer's, in `constants`."""
+    """Bytes that plain PyTorch needs at the base batch.
+
+    `state` is the memory of the optimizer's state, which is also part of `constants`.
+    """
 
     constants: int
     inputs: int
@@ -107,7 +110,7 @@ class Tried:
 
 
 class Search:
-    """The batches of one model and one method; models of attempts are freed after each."""
+    """Tries batches of one model with one method. Each attempt has a new model, freed after it."""
 
     def __init__(self, workload: Workload, method: str, device: str, tell: Tell) -> None:
         self.workload, self.device, self._tell = workload, device, tell
@@ -205,7 +208,7 @@ class Search:
     def _throughput(
         self, point: Point, changed: Trainer, beside: tuple[int, int], rounds: int
     ) -> dict[str, Any]:
-        """Return samples a second, absolute and over those of the plain program."""
+        """Return the samples per second, and their ratio to those of plain PyTorch."""
         batch = changed.workload.sizes(self.device)["batch"]
         count = max(2, int(SECONDS / block(self.plain.step, 1, self.device)))
         pairs = in_turn(
@@ -227,7 +230,7 @@ def _first_line(error: Exception) -> str:
 
 
 def settings(workload: Workload, method: str) -> list[Point]:
-    """Return the settings of a method, those of most memory first."""
+    """Return the settings of a method, from the one that needs the most memory down."""
     if method == "plain":
         return [Point("plain", "")]
     return [point for point in points(workload, SHARES) if point.method == method]
@@ -240,7 +243,7 @@ def measure(
     tell: Tell,
     quick: bool,
 ) -> None:
-    """Report each attempt, and rows for the multiples of the base batch and the largest batch."""
+    """Measure one method at one model. Pass to `tell` each attempt and each row of the results."""
     search = Search(workload, method, device, tell)
     base, rounds = search.base, 1 if quick else 3
     unit = base if quick else max(1, base // 2)

@@ -1,12 +1,12 @@
-"""Compare recomputation along learned plans with the online policy and the proven least.
+"""Compare how much is recomputed with a learned plan, online without one, and at least.
 
     scripts/bench learned [--seconds 60] [--only NAME ...]
 
-Trains each model within its constants and a fraction of its activation memory, or within the
-smallest feasible budget if that fails: online, and with a plan that it waits for. Shares are of the
-time in operators. No schedule of the same step can recompute less than the bound
-(`planners/cuts.py`). `promised` is the recomputation of the plan in its trace, `learned` the real
-one along the plan.
+Each model trains twice: without learning, and with a plan that the run waits for. The budget is the
+model's constants and a fraction of its activation memory, or the smallest feasible budget if that
+is too small. All figures are the time of recomputed operators divided by the time of operators.
+`online` is without a plan. `promised` is what the plan predicts, `learned` what was recomputed
+while the run followed the plan. `bound` is a proven minimum for the step (`planners/cuts.py`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,12 @@ def measure(case: Case, fraction: float) -> dict[str, Any]:
 
 
 def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
-    """Return recomputation as a share of operator time, in the steps for which a plan may exist."""
+    """Take a few steps that may teach a plan, then measure recomputation in a few more.
+
+    Returns:
+        `share`, the time of recomputed operators divided by the time of operators in the measured
+        steps, and further figures.
+    """
     _step_plans.forget_plans()
     workload = case.build()
     with rekindle.budget(budget, learn="wait" if learn else False) as run:

@@ -2,10 +2,10 @@
 
     python benchmarks/loops.py [--rounds 3] [--steps 10000 20000]
 
-The loop is `x = normalize(c @ x)`, again and again, and the gradient of a weight in `c`
-(pytorch/pytorch#125591). It runs plainly, within a budget that is a share of its activations, and
-with `torch.utils.checkpoint` around pieces of sqrt(n) steps. All alternate in one process;
-processor time counts.
+The program repeats `x = normalize(c @ x)` n times, and computes the gradient of a weight in `c`
+(pytorch/pytorch#125591). It runs in plain PyTorch, within a budget that is a share of its
+activations, and with `torch.utils.checkpoint` around pieces of sqrt(n) steps. The three alternate
+in one process. Times are processor times.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Measure the time of a budget over plain PyTorch. benchmarks/README.md has the claims.
+"""Measure the time that a budget adds to plain PyTorch, and the memory of Rekindle's records.
 
-Plain PyTorch and the native core alternate, block by block, in one process. A block is some
-training steps after two that are not timed; ratios are taken within a round. Time is that of the
-process, on one thread.
+Blocks of training steps alternate in one process: in plain PyTorch, and within a budget with the
+native (C++) core. The first two steps of a block are not timed. Each ratio compares two neighboring
+blocks. Times are processor times with one thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DEEP = Case("gpt of 48 blocks", lambda: gpt(48))  # many operators, so many reco
 
 
 def budget_of(case: Case, fraction: float) -> int:
-    """Return the constants and a fraction of the activations, as a budget counts them."""
+    """Return a budget in bytes: the constants and a fraction of the activations."""
     workload = case.build()
     with rekindle.budget.unlimited() as run:
         for _ in range(2):
@@ -73,7 +73,7 @@ def budget_of(case: Case, fraction: float) -> int:
 
 
 def context(budget: int | None) -> rekindle.budget:
-    """Return a budget of so many bytes, or one without a limit."""
+    """Return a budget of `budget` bytes, or a budget without a limit if it is None."""
     if budget is None:
         return rekindle.budget.unlimited()
     return rekindle.budget(budget, learn=False)
@@ -101,9 +101,9 @@ class Clock:
 
 
 def bookkeeping(case: Case) -> dict[str, Any]:
-    """Return the memory of Rekindle's own records after a forward pass, in bytes.
+    """Return the memory of Rekindle's own records after a forward pass.
 
-    The figures are bytes per operator and bytes per weight.
+    The figures are in bytes, in bytes per operator, and as a share of the memory peak.
     """
     workload = case.build()
     (phase,) = workload.phases

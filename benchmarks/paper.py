@@ -122,7 +122,11 @@ def _theory(folder: Path) -> None:
 
 
 def switch(layers: int) -> dict[str, list[tuple[float, float]]]:
-    """Count recomputed operators of a linear network, for budgets from log2(layers) to `layers`."""
+    """Return curves of the operators recomputed in a linear network, against the budget.
+
+    Budgets are from log2(layers) to `layers`. The curves are those of h_DTR and of Revolve, and for
+    comparison `layers` and layers * log2(layers).
+    """
     least = math.ceil(math.log2(layers)) + 2
     budgets = sorted({*(round(least * (layers / least) ** (i / 15)) for i in range(16)), layers})
     ours = [(b, linear_recomputations(layers, b, DTR()) + 1) for b in budgets]

@@ -2,12 +2,13 @@
 
     scripts/bench peers [--models gpt bert ...] [--methods checkpoint ...] [--quick] [--device cuda]
 
-Each point runs in its own process. The plain model and the changed one train in turn, block by
-block (A B A B), so a ratio of times is taken between neighbours. Memory is the sum of allocator
-events (the profiler's on a CPU, the allocator's own peak on CUDA) for every method, compiled ones
-too. It is the peak of a step above what remains at its end, plus the constants of the plain run.
-Seeds are the same everywhere. Prints a table, writes results/peers.json and .csv and one plot a
-model into docs/images/. A tool that is not installed (pip install torch-remat) is reported.
+Each point (a tool with one setting) runs in its own process. Two copies of the model train
+alternately, in blocks of steps (A B A B): one in plain PyTorch, one with the tool. A ratio compares
+the times of neighboring blocks. The memory of all tools is counted by the allocator's events: the
+profiler's events on a CPU, the allocator's own peak on CUDA. It is the constants of the plain run,
+plus the peak of a step above the memory that remains at the step's end. All runs have the same
+seeds. Prints a table, writes results/peers.json and .csv and one plot for each model into
+docs/images/. A tool that is not installed (pip install torch-remat) is reported.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     scripts/bench plan_accuracy
 
-The loss is inside the model, so that all memory of the step is planned. The peak is measured by the
-tests' tracker, which is independent of Rekindle. The time is the least of several steps, forward
-and backward, in process time. It is compared with the sum of the operators' costs, measured before
-in the same process.
+The loss is computed inside the model, so that the plan covers all memory of the step. The peak is
+measured by the tests' tracker, which is independent of Rekindle. The measured time is the processor
+time of the fastest of several steps, forward and backward. The predicted time is the sum of the
+operators' costs, measured before in the same process.
 """
 
 from __future__ import annotations

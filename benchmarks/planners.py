@@ -1,10 +1,11 @@
-"""Measure the quality and solve time of planners, by graph and budget, compared with DTR.
+"""Measure how good the plans of each planner are, and how long the planner searches.
 
     scripts/bench planners --graphs FOLDER [--only NAME ...] [--time-limit 60] [--large]
 
-FOLDER holds graphs in Checkmate's format, and next to it `static_reference.json` with budgets, best
-known costs and bounds. `--large` adds GPTs of 5,000 and 10,000 operators (`_gpt.py`). Prints a
-table and writes benchmarks/results/planners.json.
+FOLDER has graphs in Checkmate's format. The file `static_reference.json`, next to FOLDER, has
+budgets, best known costs and bounds. For comparison, DTR's policy is simulated. `--large` adds GPTs
+of 5,000 and 10,000 operators (`_gpt.py`). Prints a table and writes
+benchmarks/results/planners.json.
 """
 
 from __future__ import annotations

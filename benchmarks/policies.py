@@ -1,13 +1,15 @@
-"""Compare the recomputation of policies with the proven least, in simulated real programs.
+"""Compare how much each policy recomputes, in simulations of recorded training steps.
 
     scripts/bench policies [--seconds 10] [--every 10]
 
-Captures one training step of each network of `_workloads.py` and of every tenth architecture of the
-zoo. Replays it within budgets between the least that any schedule needs and keeping everything.
-The parameters of `Thrifty`, the default policy, were tuned on these networks and on the DTR paper's
-logs. Nothing was tuned on the zoo.
-Overheads are recomputation over computation at measured costs; `bound` is what no schedule of the
-same step can be below (Cuts). Prints a table, writes results/policies.json.
+Records one training step of each network of `_workloads.py` and of every tenth architecture of the
+zoo (transformers and diffusers). Simulates it within budgets between the smallest that any schedule
+needs and the peak when everything is kept. The parameters of `Thrifty`, the default policy, were
+tuned on these networks and on the DTR paper's logs. Nothing was tuned on the zoo.
+
+An overhead is the recomputation time divided by the computation time, at measured costs. No
+schedule of the same step has a lower overhead than `bound`, which the planner Cuts proves. Prints a
+table, writes results/policies.json.
 """
 
 from __future__ import annotations
@@ -70,11 +72,11 @@ def measure(trace: Trace, fraction: float, seconds: float) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare a policy with h_DTR, on rows where both pass and something is recomputed.
+    """Compare each policy with h_DTR, on rows where both pass and something is recomputed.
 
     Returns:
-        The geometric mean of recomputation over h_DTR's, and how often it is less, more, and
-        within 1.5 of the bound.
+        For each policy: its recomputation divided by h_DTR's (geometric mean), and how often it
+        recomputes less than h_DTR, more than h_DTR, and at most 1.5 times the bound.
     """
     found: dict[str, Any] = {}
     for name in POLICIES:

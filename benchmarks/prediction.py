@@ -1,9 +1,9 @@
 """Compare the time that `rekindle.profile` predicts with that of real steps, on the demo's GPT.
 
-The profile is taken once. Then, for each fraction of the activation memory, steps with and without
-the budget take turns, and the median of their ratios is compared with the prediction. The peak is
-compared with the tests' tracker, which is independent of Rekindle. All runs use one thread and
-process time, because the machine is shared.
+The profile is made once. Then, for each fraction of the activation memory, steps with and without
+the budget alternate, and the median ratio of their times is compared with the prediction. The
+profile's peak is compared with the one that the tests' tracker counts independently of Rekindle.
+Times are processor times with one thread, because other programs use the machine too.
 """
 
 from __future__ import annotations

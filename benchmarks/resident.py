@@ -3,14 +3,16 @@
     scripts/bench resident [--programs gpt lstm_80 ...] [--ways plain malloc arena]
                            [--fractions 0.7 ...] [--threads 1 2] [--preload LIBRARY]
 
-Each point runs in its own process. It measures processor time of the steps, and the growth of
-resident memory since before the model was built. So weights, gradients, optimizer state and batches
-count. `malloc` is a budget with `arena=False`, `arena` the default, `plain` no budget.
+Each point runs in its own process. It measures the processor time of the steps, and the growth of
+resident memory after the moment before the model is built, so that the memory of weights,
+gradients, optimizer state and batches is included. The ways are `plain` (no budget), `malloc` (a
+budget with `arena=False`) and `arena` (a budget with Rekindle's CPU allocator, the default).
 
 The budget of a model is its constants and a fraction of its activation memory. `lstm_80` is an
-unrolled LSTM cell within 80 MiB; `loop_100` and `loop_25` are the 2,000 products of pytorch#125591.
-With `--cap` a watchdog kills each process whose anonymous memory (as control groups charge it)
-exceeds 1.2 times its budget plus 250 MiB, Python and PyTorch included.
+unrolled LSTM cell within 80 MiB. `loop_100` and `loop_25` are the loop of 2,000 matrix products of
+pytorch#125591 within 100 and 25 MiB. With `--cap` a watchdog kills each process whose anonymous
+memory (memory that is no file's, as control groups charge it) exceeds 1.2 times its budget plus
+250 MiB. The memory of Python and PyTorch is included.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def resident() -> int:
 
 
 def most_resident() -> int:
-    """Return the peak of resident bytes since `forget_most`, by the system's count."""
+    """Return the peak of resident bytes since `forget_most`, as the operating system counts it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
@@ -65,7 +67,7 @@ def forget_most() -> None:
 
 
 def load_libraries() -> None:
-    """Load what the first budget of a process loads, so that its memory is not measured."""
+    """Load the libraries that the first budget of a process loads, to exclude their memory."""
     with rekindle.budget("1MiB", learn=False):
         (torch.ones(3, requires_grad=True) * 2).sum().backward()
 
@@ -174,7 +176,7 @@ def worker(name: str, way: str, budget: int) -> dict[str, Any]:
 
 
 def point(command: list[str], most: int | None, preload: str) -> dict[str, Any]:
-    """Run a worker; kill it when its own memory exceeds `most` bytes."""
+    """Run a worker, and return its row. Kill it if its anonymous memory exceeds `most` bytes."""
     environment = os.environ | ({"LD_PRELOAD": preload} if preload else {})
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -204,7 +206,7 @@ def point(command: list[str], most: int | None, preload: str) -> dict[str, Any]:
 
 
 def watch(process: subprocess.Popen[str], limit: int) -> None:
-    """Kill the process when its own memory exceeds `limit` bytes."""
+    """Kill the process when its anonymous memory (memory of no file) exceeds `limit` bytes."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         try:
@@ -226,7 +228,7 @@ def main() -> None:
     parser.add_argument("--fractions", nargs="+", type=float, default=[*FRACTIONS])
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--preload", default="", help="a library for LD_PRELOAD")
-    parser.add_argument("--cap", action="store_true", help="kill what takes more than it should")
+    parser.add_argument("--cap", action="store_true", help="kill processes far above the budget")
     parser.add_argument("--out", type=Path, default=RESULTS / "resident.json")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--measure-budget", help=argparse.SUPPRESS)

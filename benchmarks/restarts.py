@@ -1,12 +1,13 @@
-"""Count restarts of a script that uses each budget that `OutOfBudget` names, until it succeeds.
+"""Count how often a script must be restarted with the budget that `OutOfBudget` names.
 
     scripts/bench restarts [--models gpt bert ...] [--zoo] [--fractions 0.1 0.3]
 
-The first budget is the model's constants (weights, gradients, the optimizer's state) and too small
-a fraction of its activation memory. Each start is a new process that knows only the cache of
-earlier ones, and takes two training steps: in the second the optimizer has its state. `last` is the
-budget that succeeded; `floor`, in the same fraction, is the smallest one by bisection. Time is not
-measured.
+The first budget is the model's constants (weights, gradients, the optimizer's state) and a fraction
+of its activation memory that is too small. Each start is a new process that knows only what earlier
+processes stored in the cache. It takes two training steps; the optimizer has its state only in the
+second. `last` is the budget of the start that succeeded, and `floor` the smallest budget that
+succeeds, by bisection. Both are given as fractions of the activation memory, above the constants.
+The script measures no time.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def program(name: str) -> Callable[[], object]:
 
 
 def sizes(name: str) -> dict[str, Any]:
-    """Return constants and activation memory of the plain step, in bytes of allocator events."""
+    """Return the bytes of constants and activations in plain PyTorch, by the allocator's events."""
     if name in WORKLOADS:
         trainer = Trainer(WORKLOADS[name], "cpu")
         trainer.step()
@@ -83,7 +84,11 @@ def sizes(name: str) -> dict[str, Any]:
 
 
 def start(name: str, budget: int) -> dict[str, Any]:
-    """Run two steps within `budget`. Return if they succeeded, or what to try next."""
+    """Run two steps within `budget`.
+
+    Returns:
+        {} if the steps succeed. Otherwise `next`, the budget to try, or `failed`, the reason.
+    """
     step = program(name)
     try:
         with rekindle.budget(budget, learn=False):
@@ -110,7 +115,14 @@ def follow(name: str, budget: int) -> dict[str, Any]:
 
 
 def floor(name: str, low: int, high: int, close: int) -> int:
-    """Return a sufficient budget that is at most `close` above an insufficient one."""
+    """Return the smallest budget that suffices, by bisection to `close` bytes.
+
+    Args:
+        name: The program.
+        low: A budget (bytes) that is too small.
+        high: A budget that suffices.
+        close: The precision of the result.
+    """
     os.environ["REKINDLE_CACHE"] = "off"
     while high - low > close:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
 """Measure the overhead of the online runtime, and the smallest budgets.
 
-benchmarks/README.md has the claims. Plain PyTorch and Rekindle alternate, block by block, in one
-process: A B A B. A block is some training steps after one that is not timed; ratios are taken
-between neighbours.
+benchmarks/README.md has the claims. Blocks of training steps alternate in one process, in plain
+PyTorch (A) and within a budget (B): A B A B. The first step of a block is not timed. Each ratio
+compares two neighboring blocks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ class Clock:
 
 
 def side_by_side(case: Case, budget: str | int, rounds: int, steps: int) -> dict[str, Any]:
-    """Time blocks of A (plain) and B (within the budget, raised if infeasible) in turn."""
+    """Time blocks of steps alternately: in plain PyTorch, and within the budget.
+
+    If the budget is too small, the one that `OutOfBudget` names is used instead.
+    """
     clock = Clock(case, steps)
     free: list[float] = []
     tight: list[float] = []
@@ -144,7 +147,7 @@ def overhead(rounds: int) -> dict[str, Any]:
 
 
 def step_time(rounds: int) -> dict[str, Any]:
-    """Measure the overhead of half, and of a third, of the activation memory."""
+    """Measure the overhead within half, and within a third, of the activation memory."""
     found: dict[str, Any] = {}
     for case in TIMED:
         memory = plain(case)
@@ -159,7 +162,7 @@ def step_time(rounds: int) -> dict[str, Any]:
 
 
 def smallest() -> dict[str, Any]:
-    """Find the smallest fraction, to one percent, and the memory that the program holds."""
+    """Find the smallest fraction of the activations that suffices, and `program_holds`."""
     found: dict[str, Any] = {}
     for case in ALL_CASES:
         memory = plain(case)
@@ -193,9 +196,10 @@ def feasible(case: Case, budget: int) -> bool:
 
 
 def program_holds(case: Case) -> int:
-    """Return the peak of a forward pass under no_grad, above the memory in use before it.
+    """Return the memory that the program's variables hold and that operators need, in bytes.
 
-    This is the memory that variables of the program hold, and the operands of operators.
+    It is measured as the peak of a forward pass for which autograd saves nothing, above the memory
+    in use before.
     """
     workload = case.build()
     batch = workload.data(0)

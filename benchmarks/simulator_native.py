@@ -1,9 +1,10 @@
-"""Compare the speed of the simulator on the native engine with the Python engine.
+"""Compare the speed of the simulator's two engines: the native one (C++) and the one in Python.
 
 python benchmarks/simulator_native.py LOGS [--ratio 0.5] [--repeat 5]
 
-Both make the same runs in turn in one process. The seconds are those of `run_case`, after the log
-was read. Converting a trace for the native engine (once for all its runs) is measured separately.
+Both simulate the same runs alternately in one process. The times are those of `run_case`, without
+the time to read the log. A log is converted once for all runs of the native engine; this time is
+measured separately.
 """
 
 from __future__ import annotations

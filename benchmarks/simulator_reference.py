@@ -1,10 +1,11 @@
-"""Compare every deterministic run of the authors' simulator with ours: verdict and overhead.
+"""Compare Rekindle's simulator with that of the DTR paper's authors: results and speed.
 
 python benchmarks/simulator_reference.py LOGS REFERENCE.json [--speed SPEED.json]
 
-REFERENCE.json is a table of the authors' results (log, heuristic, dealloc_policy, ratio, result,
-overhead), SPEED.json of their times in seconds (`run_s`) at ratio 0.5. Our times are measured here,
-so the ratio is fair only on the machine on which theirs were measured.
+All runs whose policy is deterministic are compared. REFERENCE.json is a table of the results of the
+authors' simulator (log, heuristic, dealloc_policy, ratio, result, overhead). SPEED.json has its
+times in seconds (`run_s`) at ratio 0.5. Rekindle's times are measured by this script, so the
+comparison of times is fair only on the machine on which SPEED.json was measured.
 """
 
 from __future__ import annotations

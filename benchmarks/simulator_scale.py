@@ -1,10 +1,11 @@
-"""Measure the cost of an eviction by number of resident values.
+"""Measure how the time of an eviction grows with the number of values in memory.
 
 python benchmarks/simulator_scale.py writes results/simulator_scale.json and
-docs/images/simulator_scale.png; with `--draw` only the latter, from existing results.
+docs/images/simulator_scale.png; with `--draw` only the picture, from existing results.
 
-A synthetic program makes n values, each from an earlier one chosen at random nearby, with random
-sizes and costs; all fit. Then it makes 2000 more, each of which causes an eviction. Policy h_DTR.
+A synthetic program first computes n values that all fit into the budget, with random sizes and
+costs. Each is computed from a random one of the values just before it. Then the program computes
+2000 more values, each of which causes an eviction. The policy is h_DTR.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def measure(resident: int) -> dict[str, float]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plot microseconds over resident values, with a line of proportional growth."""
+    """Plot the time of an eviction against the number of values, with a line of linear growth."""
     resident = [row["resident_values"] for row in rows]
     cost = [row["microseconds_per_eviction"] for row in rows]
     figure, (axes,) = _plot.grid(1, width=6, height=4)

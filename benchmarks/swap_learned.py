@@ -1,13 +1,19 @@
-"""Follow plans with copies online, and compare the time with what the plans predict.
+"""Simulate runs that follow a plan with swapping, and compare their time with the plan's.
 
     scripts/bench swap_learned --traces FOLDER [--only NAME ...] [--rates 50] [--seconds 60]
 
 FOLDER has traces NAME-LARGER-KIND.jsonl.gz and NAME-SMALLER-KIND.jsonl.gz of training steps with a
-larger and a smaller batch. The budget of the larger one is the peak of the smaller one without a
-budget. `recompute`: the default policy. `online`: it may also swap. `planned`: the time that the
-plan predicts. `followed`: the engine runs the trace along that plan, as in a run that has learned
-it. `bound`: no run that recomputes and swaps is faster. Overhead is recomputation and waiting over
-computation. Prints a table, writes results/swap_learned.json after each trace.
+larger and a smaller batch. The larger batch is simulated within a budget that equals the peak of
+the smaller batch. An overhead is the time of recomputing and of waiting for copies, divided by the
+computation time. The overheads of a row:
+
+`recompute`: the default policy, which only recomputes.
+`online`: the engine decides for each evicted value whether to swap or to recompute it.
+`planned`: the overhead that a plan predicts.
+`followed`: the engine follows this plan, as in a real run that has learned it.
+`bound`: a lower bound; no run that recomputes and swaps is faster.
+
+Prints a table, writes results/swap_learned.json after each trace.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ COLUMNS = ("recompute", "online", "planned", "followed", "bound")
 
 
 def lost(record: Record) -> float:
-    """Return recomputation and waiting over computation."""
+    """Return the overhead: recomputing and waiting for copies, divided by the computation time."""
     return (record.recompute_ns + record.waiting_ns) / record.compute_ns
 
 
@@ -63,8 +69,8 @@ def pairs(folder: Path) -> list[tuple[str, Path, Path]]:
     """Return the traces to compare.
 
     Returns:
-        For each model and kind: its name, and the files with the traces of the larger and of the
-        smaller batch.
+        For each model and kind: the name, the file with the trace of the larger batch, and the file
+        with that of the smaller batch.
     """
     found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
     for path in folder.glob("*.jsonl.gz"):

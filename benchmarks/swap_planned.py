@@ -1,10 +1,11 @@
-"""Compare a planned mixture of recomputation and swapping with the better of the two.
+"""Compare plans that both swap and recompute with runs that do only one, or decide online.
 
     scripts/bench swap_planned --logs FOLDER [--only NAME ...] [--seconds 60]
 
-Uses the DTR paper's logs. Budgets, bandwidths and overheads are those of `swap_simulated.py`. Its
-three runs are the starting points of the plan: `recompute`, `swap`, and `hybrid`, the engine's
-online choice. `planned` is timed on the same timeline. `bound`: no run of any kind is faster.
+Simulates the DTR paper's logs. Budgets, bandwidths and overheads are those of `swap_simulated.py`,
+and so are three of the columns: `recompute` (only recomputing), `swap` (only swapping) and `hybrid`
+(the engine decides online). The planner starts its search from these three runs. `planned` is the
+overhead of its plan, simulated with the same bandwidth. `bound` is a lower bound of all runs.
 Prints a table, writes results/swap_planned.json after each log. Rows of logs that are not measured
 again stay, each with its commit.
 """
@@ -63,7 +64,7 @@ def measure(name: str, trace: Trace, seconds: float) -> list[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare the plan with the better of the two, and with the online choice."""
+    """Count the cases in which the plan is faster or slower than the other runs."""
     pairs = [
         (overhead(row["planned"]), min(overhead(row["recompute"]), overhead(row["swap"])))
         for row in rows

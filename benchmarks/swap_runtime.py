@@ -1,8 +1,8 @@
 """Compare swapping with recomputation in real training steps. benchmarks/README.md has the claims.
 
-On a CPU values are swapped to a file, on CUDA (`--device cuda`) to page-locked memory. On CUDA
-`torch.autograd.graph.save_on_cpu` is measured as well; on a CPU it moves nothing. Each way and the
-plain model alternate, block by block, in one process: A B A B.
+On a CPU values are swapped to a file, on CUDA (`--device cuda`) to page-locked host memory. On CUDA
+`torch.autograd.graph.save_on_cpu` is measured as well; on a CPU it moves nothing. Each way
+alternates with plain PyTorch, in blocks of steps in one process: A B A B.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Trainer:
         self.optimizer.step()
 
     def seconds(self, count: int) -> tuple[float, float]:
-        """Return the seconds of a step by the wall clock and of this process.
+        """Return the elapsed time and the processor time of a step, in seconds.
 
-        The wall clock shows if swapping hides its transfers. The time of this process, its threads
-        included, is not disturbed by other programs.
+        The elapsed time shows whether transfers run during computation. The processor time, all
+        threads included, is hardly changed by other programs on the machine.
         """
         gc.collect()
         start, process = time.perf_counter(), time.process_time()
@@ -125,7 +125,7 @@ def measure(
 def one(
     workload: Workload, around: Around, plain: Trainer, rounds: int, steps: int
 ) -> dict[str, Any]:
-    """Measure one way. Return its peak, its time over plain, and figures of the last block."""
+    """Measure one way: its peak, its time divided by plain PyTorch's, and figures of its run."""
     device = plain.device
     reference, trained = Trainer(workload, device), Trainer(workload, device)
     reference.memory(nullcontext())

@@ -1,13 +1,15 @@
-"""Compare recomputation, swapping and the cheaper of both, simulated on the DTR paper's logs.
+"""Compare only recomputing, only swapping, and the cheaper of both, on the DTR paper's logs.
 
     scripts/bench swap_simulated --logs FOLDER [--only NAME ...]
 
-Budgets are fractions of keeping everything. Bandwidths (the same in both directions) are fractions
-of the bandwidth at which copies cost no time: it copies all values out during a third of the
-computation, about a forward pass. `recompute`: no host memory. `swap`: never recompute. `hybrid`:
-the engine decides online. `chosen`: the best of those three, for users who simulate first. Overhead
-is recomputation and waiting over computation. Prints a table, writes results/swap_simulated.json
-and .png.
+Simulates the logs. Budgets are fractions of the peak when everything is kept. Bandwidths (the same
+in both directions) are fractions of the bandwidth at which copies cost no time. At that bandwidth,
+all values can be copied out during a third of the computation, about a forward pass.
+
+`recompute`: only recomputing. `swap`: only swapping. `hybrid`: the engine decides for each evicted
+value. `chosen`: the best of the three, which a user can choose after a simulation. An overhead is
+the time of recomputing and of waiting for copies, divided by the computation time. Prints a table,
+writes results/swap_simulated.json and .png.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def overhead(outcome: dict[str, Any]) -> float:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare the online hybrid with the better of the two."""
+    """Count the cases in which `hybrid` is faster or slower than the better of the other two."""
     pairs = [
         (overhead(row["hybrid"]), min(overhead(row["recompute"]), overhead(row["swap"])))
         for row in rows

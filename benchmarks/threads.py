@@ -1,9 +1,9 @@
-"""Measure the native core when several threads train at once. benchmarks/README.md has more.
+"""Measure several threads that train at the same time within one budget.
 
-Each Python thread trains a model of its own, all within one budget. Plain PyTorch and the budget
-alternate, block by block, in one process. Ratios are of wall-clock time, which shows waits of
-threads for each other, and of processor time. On a CPU autograd's backward pass runs in the thread
-that calls it: there are no other threads of autograd.
+Each Python thread trains its own model. Blocks of steps alternate in one process, in plain PyTorch
+and within the budget. Two ratios are measured: of elapsed times, which include the time that
+threads wait for each other, and of processor times. On a CPU, autograd runs each backward pass in
+the thread that calls it, so there are no other threads. benchmarks/README.md has more.
 """
 
 from __future__ import annotations

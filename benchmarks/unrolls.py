@@ -4,8 +4,9 @@
 
 The programs are in _unrolls.py. Each runs in its own process: in plain PyTorch, within budgets,
 with `torch.utils.checkpoint` around pieces of the loop, and with binomial checkpointing written by
-hand. All alternate; a ratio of processor times is taken within a round. Memory is the sum of the
-allocator's events (the profiler's) for every method. Draws docs/images/unrolls.png.
+hand. In each round every method runs once, and its processor time is divided by that of plain
+PyTorch in the same round. The memory of every method is counted by the allocator's events, as the
+profiler reports them. Draws docs/images/unrolls.png.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Method:
 
     Attributes:
         name: The name of the method in the plot.
-        setting: The budget, the steps of a piece or the number of stored states.
+        setting: The budget, the number of steps in a piece, or the number of stored states.
         budget: The most bytes that a run may allocate, or None.
     """
 
@@ -62,7 +63,7 @@ class Method:
 
 
 def methods(program: Unroll, constants: int, activations: int) -> Iterator[Method]:
-    """Yield all methods but plain PyTorch, those of most memory first."""
+    """Yield all methods but plain PyTorch, from the one that needs the most memory down."""
     run = partial(plain, program)
     for share in SHARES:
         budget = constants + int(share * activations)
@@ -79,7 +80,7 @@ def methods(program: Unroll, constants: int, activations: int) -> Iterator[Metho
 
 
 def profiled(program: Unroll, run: Callable[[], Tensor]) -> tuple[list[Tensor], int]:
-    """Return the loss and the gradients of a run, and the most bytes that it allocated."""
+    """Return the loss and the gradients of a run, and its memory peak in bytes without them."""
     for leaf in program.leaves:
         leaf.grad = None
     losses: list[Tensor] = []
@@ -91,7 +92,10 @@ def profiled(program: Unroll, run: Callable[[], Tensor]) -> tuple[list[Tensor], 
 
 
 def difference(found: list[Tensor], wanted: list[Tensor]) -> float:
-    """Return the largest difference of a tensor, divided by its largest value; 0: equal bits."""
+    """Return the largest difference of any tensor, divided by that tensor's largest value.
+
+    0.0 means that all bits are equal.
+    """
     if all(map(torch.equal, found, wanted)):
         return 0.0
     pairs = zip(found, wanted, strict=True)
