@@ -105,7 +105,7 @@ def test_profile_with_wrong_command_line_exits_2_with_hint(
 
 
 @pytest.mark.parametrize("content", [b"a song", b"{}", b"\xff\xfe\x00"])
-def test_report_of_file_without_report_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_report_command_refuses_file_that_is_not_a_report(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "song.json"
     path.write_bytes(content)
     result = run("report", path)

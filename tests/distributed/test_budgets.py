@@ -1,4 +1,7 @@
-"""Tests of budgets under `torchrun`: one for each rank; "auto" is a share of the machine."""
+"""Tests of budgets under `torchrun`: each rank has its own budget.
+
+The budget "auto" gives each rank an equal share of the free memory of the machine or device.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def found(folder: Path, *extension: str) -> list[dict[str, Any]]:
 
 
 def check(ranks: list[dict[str, Any]]) -> None:
-    """Check that no rank exceeds its budget, and that weights equal those without a budget."""
+    """Check that no rank exceeds its own budget, and that weights equal those without a budget."""
     assert len({rank["own"] for rank in ranks}) == RANKS
     for rank in ranks:
         assert rank["equal"]

@@ -1,4 +1,8 @@
-"""Replay a journal (event log) of the native engine on the Python engine, and compare actions."""
+"""Replay a journal of the native engine on the Python engine, and compare what both do.
+
+A journal is the engine's log: events (such as an operator call) and the actions that followed
+(such as freeing a storage).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ KINDS = (
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")
-# entries that may also occur within another event
+# events that may also occur while the engine handles another event
 NESTED = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")
 
 
@@ -45,8 +49,9 @@ class Replay:
     Args:
         budget: The budget in bytes.
         policy: The policy of both engines.
-        advised: True if a learned plan advised the native engine.
-        driven: True if a driver ran the native engine; it changes some storages directly.
+        advised: True if a learned plan told the native engine what to evict.
+        driven: True if the journal comes from a real training. The driver (the runtime's caller of
+            the engine) then also changed some storages without an event.
         swap: The swap settings of both engines.
     """
 
@@ -62,19 +67,23 @@ class Replay:
         self.engine = Engine(budget, Advised(policy) if advised else policy, swap=swap)
         self.driven = driven
         self.storages: dict[int, Storage] = {}
-        self.reported: list[Entry] = []  # arguments of the next call
+        self.reported: list[Entry] = []  # inputs and outputs of the next operator call
         self.going_on: Iterator[Action] = iter(())  # remaining actions of the last event
-        self.instead: list[Action] = []  # actions of the driver after a failed copy
+        self.instead: list[Action] = []  # what the driver does in place of a failed copy
 
     def compare(self, words: Iterable[int]) -> int:
-        """Assert that all actions, clocks and memory sizes are equal; return how many were."""
+        """Assert that both engines take equal actions, with equal clocks and memory sizes.
+
+        Returns:
+            The number of compared actions.
+        """
         compared = 0
         for entry in entries(words):
             if entry.kind in ACTIONS:
                 assert entry == self.action(), "the engine in Python does something else"
                 compared += 1
             elif entry.kind in NESTED:
-                if not entry.flags:  # an entry that is not nested in an event
+                if not entry.flags:  # the entry is not nested in another event
                     self.end()
                 self.copied(entry)
             else:
@@ -197,7 +206,7 @@ class Replay:
             self.perform([Free(storage.id) for storage in freed])
 
     def prepare(self, call: Call) -> None:
-        """Do what the caller of an engine does before it lets an operator run."""
+        """Change the call's storages as the driver does before an operator runs."""
         for value in call.inputs:
             value.storage.last_access = self.engine.clock
         for output, source in call.overwrites:  # handles now refer to the new version

@@ -1,6 +1,6 @@
-"""Count and tune the native drivers that tests create.
+"""Count and configure the native drivers that tests create.
 
-A driver is the object of the native core that implements one budget.
+A driver is the object of the native core (Rekindle's C++ code) that implements one budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _tunings: list[Callable[[Driver], None]] = []
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Count recomputed operators of native drivers, and tune the drivers, while it is open."""
+    """While open, make each new driver list the operators that it recomputes, and `tune` it."""
     with pytest.MonkeyPatch.context() as patch:
         make = Driver.__init__
 
@@ -47,7 +47,10 @@ def count_drivers() -> int:
 
 
 def ran_again(since: int) -> Counter[str]:
-    """Return the operators that drivers made since `count` recomputed, with counts by name."""
+    """Return how often each operator was recomputed, by name.
+
+    `since` is the number of drivers that existed before (`count_drivers`); they are not counted.
+    """
     return Counter(
         name.removeprefix("aten::")
         for reference in _made[since:]
@@ -57,7 +60,7 @@ def ran_again(since: int) -> Counter[str]:
 
 
 def tune(how: Callable[[Driver], None]) -> None:
-    """Apply `change` to every native driver made from now on, to the end of the test."""
+    """Apply `how` to every native driver made from now on, to the end of the test."""
     _tunings.append(how)
 
 
@@ -67,9 +70,9 @@ def tune_no_more() -> None:
 
 @contextmanager
 def fixed_prices() -> Iterator[None]:
-    """Forget all operators, and give each the same cost.
+    """Forget all measured times of operators, and give each operator the same cost.
 
-    Evictions then do not depend on measured times, which differ from run to run.
+    Measured times differ from run to run. With fixed costs, evictions do not.
     """
     forget_signatures()
     _core().fix_costs(1_000)
@@ -85,7 +88,11 @@ def forget_signatures() -> None:
 
 
 def bytes_of_positions() -> int:
-    """Return the bytes of all generator positions that recipes keep, each object counted once."""
+    """Return the bytes of all stored states of random generators.
+
+    Recipes store them to draw the same random numbers again. A state in several recipes is counted
+    once.
+    """
     gc.collect()
     return _core().bytes_of_positions()
 

@@ -255,7 +255,11 @@ def test_fsdp_with_learned_plans_matches_pytorch() -> None:
 
 
 def units(number: int = 4, *, gathered_before: bool = True) -> Any:
-    """Return a new model, whose gathered parameters FSDP allocates in its first step."""
+    """Return a new FSDP model.
+
+    FSDP allocates the memory of gathered parameters in a model's first step. If `gathered_before`
+    is True, that step has already run.
+    """
     torch.manual_seed(7)
     model = sharded([Unit() for _ in range(number)])
     if gathered_before:

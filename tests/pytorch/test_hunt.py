@@ -1,4 +1,8 @@
-"""Tests of random training loops, of those that once failed, and of the search for them."""
+"""Tests with randomly generated training loops, also with generated loops that once failed.
+
+They compare each loop within budgets with plain PyTorch. The search for loops that fail (`hunt`)
+has tests here, too.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +53,14 @@ LONG = Loop(
 )
 
 
-#: Ten loops for each seed; `scripts/sweep tests` runs one hundred.
+#: The next test runs ten loops for each of these numbers: 40 loops, or 100 with `scripts/sweep`.
 TENS = range(10 if WHOLE else 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tens", TENS)
 def test_random_training_loop_matches_pytorch(tens: int) -> None:
-    """The test runs a few loops; `scripts/sweep hunt` runs any number of loops."""
+    """`scripts/sweep hunt` runs any number of loops."""
     for seed in range(10 * tens, 10 * tens + 10):
         outcome = hunted(seed, 1)
         if outcome.kind == "different":
@@ -84,7 +88,7 @@ def test_long_training_loop_in_every_mode_matches_pytorch() -> None:
 
 
 def _is_found() -> bool:
-    """Return True if one of the first loops differs."""
+    """Return True if the results of one of the first 40 loops differ from plain PyTorch."""
     outcomes = (hunted(seed, 1, [EVERYTHING.name]) for seed in range(40))
     return any(outcome.kind == "different" for outcome in outcomes)
 
@@ -114,9 +118,10 @@ def test_hunt_reports_loop_with_memory_above_budget(monkeypatch: pytest.MonkeyPa
 def test_loop_that_copies_weights_each_step_grows_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Weights are copies of those of the last step, and no optimizer writes them.
+    """Each step replaces the weights by copies of the last step's weights; no optimizer runs.
 
-    With a large chain limit, the growth is found.
+    Without the limit on the length of recomputation chains, bookkeeping grows, and the test
+    function `growth` reports that.
     """
     loop, mode = Loop((), habits=("state assigned",)), MODES["unlimited"]
     assert growth(loop, mode) is None
@@ -167,10 +172,10 @@ with budget():
 
 
 def test_hunt_ignores_loop_that_any_dispatch_mode_changes() -> None:
-    """Some programs give other bits while any dispatch mode is active.
+    """Some programs give other bits within any dispatch mode, also within one that does nothing.
 
-    On some machines these are matrix products in inference mode. A change by a budget alone is a
-    complaint.
+    On some machines, matrix products in inference mode do so. If only a budget changes the bits,
+    the hunt complains.
     """
     source = ASKS.format("_get_current_dispatch_mode() is None")
     found = complaint(source, Plain(source), EVERYTHING, 1.0)

@@ -143,7 +143,10 @@ class Tracker(TorchDispatchMode):
 
 
 def _bytes_in(storage: torch.UntypedStorage) -> int:
-    """Return the bytes of a storage; an evicted storage keeps its size and raises if read."""
+    """Return the bytes that a storage occupies: 0 if it is evicted.
+
+    An evicted storage still reports its old size, but reading its address raises.
+    """
     try:
         storage.data_ptr()
     except RuntimeError:

@@ -1,13 +1,16 @@
-"""Random training loops that run plainly and within budgets: equal bits, and memory within bounds.
+"""The hunt: a search for random training loops that fail within a budget.
 
-`tests.pytorch.fuzz` draws single lines; this draws whole programs as people write them: a network
-of blocks, a kind of loop around it (a GAN, a rollout, LBFGS, truncated backpropagation), habits
-that go with any loop (averages of weights, hooks, evaluation in between), the place where the
-budget is entered, and an interruption.
+Each random loop runs in plain PyTorch and within budgets. The results must be equal bit for bit,
+and the memory must stay within the budget.
 
-`blocks`, `drivers` and `habits` are the tables that loops are drawn from; a new row is a new kind.
-`kit` has the names that programs use. `loop` is a drawn loop and its text, `modes` are the settings
-of the budget, `judge` compares, and `shrink` shortens a wrong loop. `known` lists known defects, so
-that other ones are found. `pinned` has programs that once failed. `python -m tests.pytorch.hunt
---loops 2000 --seed 0` runs many loops (`scripts/sweep hunt`).
+`tests.pytorch.fuzz` draws programs of single lines. The hunt draws programs as people write them: a
+network of blocks, a kind of loop around it (a GAN, a rollout, LBFGS, truncated backpropagation),
+habits that fit any loop (averages of weights, hooks, evaluation between steps), the place where
+the budget is entered, and an interruption.
+
+`blocks`, `drivers` and `habits` are the tables that loops are drawn from; each row is one block,
+kind of loop or habit. `kit` defines the names that programs use. `loop` is a drawn loop and its
+source, `modes` are the settings of the budget, `judge` compares, and `shrink` shortens a loop that
+fails. `known` lists known defects, which are not reported again. `pinned` has programs that once
+failed. `python -m tests.pytorch.hunt --loops 2000 --seed 0` runs many loops (`scripts/sweep hunt`).
 """

@@ -37,7 +37,10 @@ def main(
     save: bool,
     log: Path | None,
 ) -> None:
-    """Run random training loops plainly and within budgets; print a short loop per difference."""
+    """Run random training loops in plain PyTorch and within budgets, and compare the results.
+
+    For each loop that differs, print a shorter loop that differs, too.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     collect_little()

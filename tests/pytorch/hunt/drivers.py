@@ -1,8 +1,8 @@
-"""Kinds of training loops: each defines one step. `loop` fills in the lines that begin with @.
+"""Kinds of training loops for random programs: each defines one step.
 
-@batch assigns `x` and `target`. @forward is `y = net(x)`. @loss assigns `loss`. @backward is
-`loss.backward()`. @after has lines between the gradients and @update. @update is `optimizer.step()`
-and the lines after it.
+The module `loop` replaces the lines that begin with @. @batch assigns `x` and `target`. @forward is
+`y = net(x)`. @loss assigns `loss`. @backward is `loss.backward()`. @after is what a habit does with
+the gradients before @update. @update is `optimizer.step()` and the lines after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Custom autograd functions as people write them."""
+"""Custom autograd functions as people write them, for random programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw a loop and its modes from one seed, and return the first complaint about it."""
+"""Draw a training loop and budget settings from one seed, and return the first complaint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.pytorch.hunt.loop import Loop, random_loop
 from tests.pytorch.hunt.modes import MODES, Mode
 
 MOST_DRAWN = 20
-LOOKED_AT_FOR_GROWTH = 20  #: one loop in so many is checked for growing bookkeeping
+LOOKED_AT_FOR_GROWTH = 20  #: one loop in so many is checked for bookkeeping that grows each step
 
 
 @dataclass
@@ -31,10 +31,17 @@ class Outcome:
 
 
 def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = False) -> Outcome:
-    """Draw a loop by `seed` and judge it. If `known` is True, known defects are complaints too."""
+    """Draw a loop by `seed`, and compare it with plain PyTorch in several modes of a budget.
+
+    Args:
+        seed: Determines the loop and the modes.
+        modes: The number of modes to draw.
+        only: Names of the modes to draw from; empty for all.
+        known: True to report known defects as well.
+    """
     rng = Random(seed)
     drawn = 0
-    for drawn in range(MOST_DRAWN):  # noqa: B007 - how many were wasted
+    for drawn in range(MOST_DRAWN):  # noqa: B007 - the number of loops that were discarded
         loop = chosen(random_loop(rng))
         plain = Plain(loop.source())
         if not plain.error:  # with few steps there is little to compare

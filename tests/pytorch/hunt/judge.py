@@ -1,4 +1,7 @@
-"""Compare a program in plain PyTorch with the same program in a mode."""
+"""Compare a program in plain PyTorch with the same program within a budget.
+
+A mode is the settings of the budget (`modes`).
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ from tests.pytorch.hunt.modes import ROOMY, Contexts, Mode, TooLong
 MOST_ATTEMPTS = 100
 MOST_AGAIN = 6
 PERIOD = 6
-#: Operators that are not interrupted: they allocate nothing, or a program may catch their
-#: OutOfBudget.
+#: Operators that are not interrupted, because they allocate nothing, or because the program may
+#: catch the OutOfBudget that they raise.
 NEVER_FAIL = (
     "aten.detach.default",
     "aten.view.default",
@@ -39,7 +42,7 @@ NEVER_FAIL = (
 
 @dataclass
 class Left:
-    """Copies of the results of a run of a program."""
+    """Copies of the results that a run of a program left behind."""
 
     found: dict[str, Any]
     error: BaseException | None
@@ -52,7 +55,7 @@ class Left:
 
 def collect_little() -> None:
     """Collect garbage after every run, except objects that existed before."""
-    import_module("torch._dynamo")  # as creating the first optimizer does
+    import_module("torch._dynamo")  # creating the first optimizer would import it later
     gc.collect()
     gc.freeze()
 
@@ -61,8 +64,9 @@ def collect_little() -> None:
 def _own_dispatch_keys() -> Iterator[None]:
     """Free the exceptions raised inside, so that the thread's dispatch keys are unchanged.
 
-    PyTorch prints a tensor under a guard, which the frame of a traceback keeps. If that guard ends
-    later than a `torch.inference_mode()` around it, the thread has no autograd from then on.
+    While PyTorch prints a tensor, it holds a dispatch-key guard. After an error, the frames of the
+    traceback keep that guard alive. If the guard ends later than a `torch.inference_mode()` around
+    it, the thread has no autograd from then on.
     """
     sets = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(*sets):
@@ -74,9 +78,15 @@ def _own_dispatch_keys() -> Iterator[None]:
 
 
 def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Left:
-    """Run `source` with the names that `contexts` defines; `tracked`: within a memory tracker.
+    """Run the program `source` and return its results, also if it raises an error.
 
-    It raises `OutOfBudget`, which the caller handles.
+    Args:
+        source: The text of the program.
+        contexts: Defines the names `budget`, `planned` and `mark` for the program.
+        tracked: True to measure memory by a dispatch mode around the program.
+
+    Raises:
+        OutOfBudget: The budget of the program is too small.
     """
     log: list[Any] = []
 
@@ -160,7 +170,11 @@ def _start(error: BaseException) -> str:
 
 
 class Plain:
-    """The results of two runs in PyTorch alone, which show if the loop is deterministic."""
+    """The results of two or three runs in plain PyTorch.
+
+    `first` ran without, `below` within a dispatch mode that only measures memory. `determined` is
+    True if the program gives equal results each time.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -178,9 +192,10 @@ class Plain:
         return self.first.found["error"]
 
     def differing(self, got: Left) -> tuple[list[str], bool]:
-        """Return the names of the results that differ.
+        """Return the names of the results in `got` that plain PyTorch does not give.
 
-        Also return True if `got` equals the results of a run in a mode that does nothing.
+        The second value is True if the results equal those of plain PyTorch only within a dispatch
+        mode that does nothing. Then no names are returned.
         """
         names = differing(got.found, self.first.found)
         if names and not differing(got.found, self.below.found):
@@ -198,8 +213,8 @@ class Plain:
 class Complaint:
     """A failure of a program in a mode.
 
-    It is `excepted`, and no complaint, if PyTorch gives the same results within a mode that does
-    nothing, if the run took too long, or if there is no plan.
+    If `excepted` is True, it is not reported: PyTorch gives the same results within a dispatch mode
+    that does nothing, or the run took too long, or the network cannot be planned.
     """
 
     mode: str
@@ -209,9 +224,11 @@ class Complaint:
 
 
 def complaint(source: str, plain: Plain, mode: Mode, tightness: float) -> Complaint | None:
-    """Return the complaint about `source` in `mode`, or None.
+    """Run the program `source` in `mode`. Return the complaint about the run, or None.
 
-    `tightness` 1.0: the smallest budget that works; 0.0: the plain peak.
+    `tightness` sets the budget of a tight mode: 0.0 is the memory peak of plain PyTorch, 1.0 is the
+    memory that the program keeps at its end. If that is too small, the smallest budget that works
+    is used.
     """
     amount = ROOMY
     if mode.amount == "tight":
@@ -267,10 +284,11 @@ def _compared(got: Left, plain: Plain, mode: Mode, amount: int) -> Complaint | N
 
 
 def growth(loop: Loop, mode: Mode) -> Complaint | None:
-    """Return a complaint if the bookkeeping grows with every step, but plain memory does not.
+    """Return a complaint if bookkeeping grows with each step, and plain PyTorch's memory does not.
 
-    Steps of the same size are compared: sizes repeat after one, two or three steps. Values that a
-    program carries from step to step may depend on the step before for a short while.
+    Each step is compared with the step `PERIOD` steps earlier, which has inputs of the same size:
+    sizes repeat after one, two or three steps. Chains of values that a program carries from step
+    to step may be `PERIOD` calls long.
     """
     source = replace(loop, steps=PERIOD * 3).source()
     plain = [run_program(replace(loop, steps=n).source(), Contexts(None), tracked=True).alive

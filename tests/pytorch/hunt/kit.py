@@ -1,6 +1,6 @@
-"""Provide the names that programs of the hunt may use: `from tests.pytorch.hunt.kit import *`."""
+"""Provide the names that random programs may use: `from tests.pytorch.hunt.kit import *`."""
 
-# ruff: noqa: F401 - programs name what is imported
+# ruff: noqa: F401 - the imports are used by the programs
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""List known defects, each by a part of a loop and the complaint, so that other defects are found.
+"""List known defects, which the hunt (a search for failing random loops) does not report again.
 
-A row is removed when its defect is fixed: `python -m tests.pytorch.hunt --known` also reports the
-listed defects.
+Each row names a part of a loop and the complaint that it causes. Remove the row when the defect is
+fixed: `python -m tests.pytorch.hunt --known` also reports the listed defects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A drawn training loop and its text: the printed program is the one that runs."""
+"""A randomly drawn training loop, and its source: the printed program is the one that runs."""
 
 from __future__ import annotations
 

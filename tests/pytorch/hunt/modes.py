@@ -1,4 +1,4 @@
-"""List the settings of a budget under which a loop runs. A new row is a new mode."""
+"""List the modes of the hunt: settings of the budget within which a random loop runs."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ class Mode:
 
     Attributes:
         arguments: Arguments of `rekindle.budget`.
-        amount: Enough to evict nothing, or as little as works.
-        everything: True to evict all candidates before each operator and before each unpacking.
-        planned: True to plan the network with as little memory as works, without a budget.
+        amount: The size of the budget: "roomy" evicts nothing, "tight" is as little as works.
+        everything: True to evict all that may be evicted before each operator, and before autograd
+            unpacks each saved tensor.
+        planned: True to use `rekindle.plan`, with as little memory as works, in place of a budget.
         weight: How often the mode is drawn, relative to the others.
     """
 
@@ -58,7 +59,10 @@ class Mode:
 
     @property
     def resized(self) -> bool:
-        """Return True if user-held values may be evicted, so that all are compared again."""
+        """Return True if user-held values may be evicted.
+
+        The memory tracker must then check the size of every storage after each operator.
+        """
         return self.arguments.get("evict") != "saved" and "swap" not in self.arguments
 
     @contextmanager
@@ -99,7 +103,8 @@ MODES = {
 class Contexts:
     """The meaning of the names `budget` and `planned` in a program that runs in a mode.
 
-    below: `budget` is a dispatch mode that does nothing, for a plain run.
+    If `mode` is None, the program runs in plain PyTorch. If `below` is True as well, its `budget`
+    is a dispatch mode that does nothing.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class Contexts:
 
     @contextmanager
     def budget(self) -> Iterator[None]:
-        """Return the budget that the program enters at any place."""
+        """Return the context that the program enters as its budget."""
         if self.mode is None or self.mode.planned:
             with Tracker() if self.below else nullcontext():
                 yield

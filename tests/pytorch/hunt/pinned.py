@@ -1,4 +1,7 @@
-"""List programs that once failed, as the hunt printed them; they must pass from now on."""
+"""List programs that once failed, as the random search (`hunt`) printed their source.
+
+They are regression tests: each must pass.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find a shorter loop that fails like a given one."""
+"""Find a shorter training loop that fails like a given one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_TRIES = 150
 
 
 def shrunk(loop: Loop, wrong: Callable[[Loop], bool]) -> Loop:
-    """Return `loop` without all parts that are not needed for it to be `wrong`."""
+    """Return `loop` without the parts that it can lack and still be `wrong`."""
     tries = 0
     while True:
         for simpler in loop.without:
@@ -28,13 +28,13 @@ def shrunk(loop: Loop, wrong: Callable[[Loop], bool]) -> Loop:
 
 
 def complaint_of(loop: Loop, mode: Mode, tightness: float) -> Complaint | None:
-    """Return the complaint about `loop` in `mode`; None if PyTorch is not deterministic."""
+    """Return the complaint about `loop` in `mode`; None if the loop is not deterministic."""
     plain = Plain(loop.source())
     return complaint(loop.source(), plain, mode, tightness) if plain.determined else None
 
 
 def report(loop: Loop, mode: Mode, tightness: float, *, grows: bool = False) -> str:
-    """Return a shorter loop that is wrong too, as a program, and the complaint about it."""
+    """Return the source of a shorter loop that fails, too, and the complaint about it."""
 
     def judged(candidate: Loop) -> Complaint | None:
         # In a shorter program the interrupted operator has another number.
@@ -48,7 +48,7 @@ def report(loop: Loop, mode: Mode, tightness: float, *, grows: bool = False) -> 
 
 
 def script(source: str, mode: Mode, found: Complaint | None) -> str:
-    """Return the program with its header, to be pinned or run."""
+    """Return a runnable script: the program, and a header that imports and defines its names."""
     amount = found.amount if found is not None else 0
     return "\n".join(
         [

@@ -1,4 +1,8 @@
-"""Parse tables of code: `# name`, then places with lines of Python for each."""
+"""Parse a text of named pieces of Python, from which random programs are built.
+
+Each piece begins with a line `# name`. A line `place:` follows, then indented lines of Python for
+that place of the program; a piece may have several places.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from textwrap import dedent
 
 
 def table(text: str) -> dict[str, dict[str, str]]:
-    """Return the lines by name and place."""
+    """Return the lines of Python, by name of the piece and by place."""
     found: dict[str, dict[str, list[str]]] = {}
     slot = ""
     for line in text.strip("\n").splitlines():

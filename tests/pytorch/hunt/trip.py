@@ -19,9 +19,9 @@ class Interrupted(Exception):
 
 
 class _Trip(TorchDispatchMode):
-    """A dispatch mode that counts the program's operators and raises instead of a chosen one.
+    """A dispatch mode that counts the program's operators, and raises in place of a chosen one.
 
-    Recomputations run below every mode, so they are not counted.
+    Recomputations are not counted, because dispatch modes do not see them.
     """
 
     supports_higher_order_operators = True
@@ -40,7 +40,7 @@ class _Trip(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _meets(self, func: Any) -> bool:
-        """Count an operator of the program; return True if it is the chosen one."""
+        """Count an operator of the program. Return True if it is the chosen one."""
         if get_ident() != self.thread:
             return False
         name = str(func)
@@ -51,7 +51,7 @@ class _Trip(TorchDispatchMode):
 
 @contextmanager
 def interrupts(name: str = "", nth: int = 0) -> Iterator[_Trip]:
-    """Raise `Interrupted` at the `nth` call of operator `name`; without a name, never."""
+    """Raise `Interrupted` at the `nth` call of operator `name`. Never raise without a name."""
     trip = _Trip(name, nth)
     with _apart(trip), trip:
         yield trip
@@ -59,7 +59,7 @@ def interrupts(name: str = "", nth: int = 0) -> Iterator[_Trip]:
 
 @contextmanager
 def _apart(trip: _Trip) -> Iterator[None]:
-    """Exclude operators that Rekindle itself runs from the count."""
+    """Make `trip` ignore the operators that Rekindle itself runs."""
 
     def apart(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

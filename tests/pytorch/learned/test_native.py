@@ -78,7 +78,7 @@ def _recorded(run: rekindle.Run) -> list[StepPlan]:
     return plans
 
 
-def test_simulation_of_recorded_step_recomputes_about_as_much() -> None:
+def test_simulated_step_recomputes_about_as_much_as_real_step() -> None:
     training = Training()
     with cores.fixed_prices(), rekindle.budget(budget_of(0.6), learn="wait") as run:
         plans = _recorded(run)

@@ -155,7 +155,7 @@ def test_other_threads_run_while_custom_policy_chooses() -> None:
     assert run.recomputations > 0
 
 
-def test_candidates_of_custom_policy_are_readable_in_any_thread() -> None:
+def test_storages_given_to_custom_policy_are_readable_in_threads() -> None:
     kept: list[Candidate] = []
     read: list[int] = []
 

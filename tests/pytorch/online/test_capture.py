@@ -28,13 +28,13 @@ def warmed_up(case: Case) -> Workload:
 
 
 def count_state(tracker: Tracker, workload: Workload) -> None:
-    """Show the tracker an optimizer's existing state, which only `step()` would show it."""
+    """Make the tracker count the optimizer's state, which no operator reads before `step()`."""
     for phase in workload.phases:
         tracker.count([list(state.values()) for state in phase.optimizer.state.values()])
 
 
 def know_workspaces(case: Case) -> None:
-    """Call operators until their workspaces are measured."""
+    """Run steps until the workspace (internal memory) of each operator is measured."""
     workload = warmed_up(case)
     with rekindle.budget(None):
         for _ in range(3):
@@ -51,7 +51,7 @@ def count_models(tracker: Tracker, workload: Workload) -> None:
 
 @functools.cache
 def captured(case: Case) -> tuple[Trace, int]:
-    """Return the trace of the second step, and its peak as a tracker measured it."""
+    """Return the trace of the second step, and the memory peak that a tracker measured."""
     with cores.fixed_prices():
         know_workspaces(case)
         workload = warmed_up(case)
@@ -78,14 +78,15 @@ def test_captured_step_is_valid_trace_with_tracked_peak(case: Case) -> None:
         count_state(plain, workload)
         count_models(plain, workload)
         workload.step(1)
-    # Recipes keep constants that operators read a little longer than plain PyTorch does.
+    # Recipes hold constants, such as scalars, a little longer than plain PyTorch does.
     assert peak - plain.peak <= 64
 
 
 @some_cases
 def test_simulated_time_lost_is_within_50_percent_of_real_run(case: Case) -> None:
     _, peak = captured(case)
-    # Without the memory tracker: under its dispatch mode, no result is written over a gradient.
+    # No memory tracker: within its dispatch mode, no backward operator would write its result over
+    # a gradient, as it does in a real run.
     with cores.fixed_prices():
         know_workspaces(case)
         workload = warmed_up(case)
@@ -106,10 +107,10 @@ def test_simulated_time_lost_is_within_50_percent_of_real_run(case: Case) -> Non
         else:
             break
     assert record.recomputations > 0
-    # A real run finds out only when it needs memory which storages the program has freed. The
-    # program also frees some storages at other moments than in a run without a budget (three in the
-    # GAN's double backward pass). So evictions differ in two of these eight models, which have 30
-    # and 811 recomputations. A simulation of the trace of the real run itself makes equal
+    # A real run notices that the program freed a storage only when it needs memory. Within a
+    # budget, the program also frees some storages at other moments than without (three in the GAN's
+    # double backward pass). So the recomputations of two of these eight models differ by the
+    # numbers below, of 30 and 811. A simulation of the trace of the real run itself makes equal
     # evictions; see test_simulation_of_runs.
     others = {"gan": 3, "tree_lstm": 12}
     allowed = others.get(case.name, 0)

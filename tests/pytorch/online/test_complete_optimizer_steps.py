@@ -139,9 +139,9 @@ def _nothing_is_left_behind() -> None:
 def test_optimizer_step_that_raises_out_of_budget_keeps_weights(
     kind: Any, options: dict[str, Any], evict: Evict
 ) -> None:
-    """The budget is raised in small amounts until the optimizer's step fits, at each of four steps.
+    """Each of four steps is tried within larger and larger budgets, until it fits.
 
-    Training then continues with the same bits as plain PyTorch.
+    A step that raises changes nothing. A step that fits gives the bits of plain PyTorch.
     """
     plain, ours = Program(kind, **options), Program(kind, **options)
     failures = 0
@@ -152,7 +152,7 @@ def test_optimizer_step_that_raises_out_of_budget_keeps_weights(
         before = ours.state()
         with rekindle.budget("1GiB") as run:
             for each in [*ours.model.parameters(), *ours.batches]:
-                each.sum()  # from here on the weight counts
+                each.sum()  # a tensor counts from the first operator that reads it
             budget = run.memory
         while True:
             try:
@@ -173,7 +173,7 @@ def test_optimizer_step_that_raises_out_of_budget_keeps_weights(
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize("kind", [optim.SGD, optim.LBFGS, Mine])
 def test_optimizer_step_repeated_with_more_memory_succeeds(kind: Any, evict: Evict) -> None:
-    """The first step fails because the program holds memory, and succeeds without it."""
+    """The step fails while the program holds a large tensor. It succeeds after that is deleted."""
     plain, ours = Program(kind), Program(kind)
     plain.backward(0)
     plain.optimizer.step(*plain.closure(0))
@@ -181,14 +181,14 @@ def test_optimizer_step_repeated_with_more_memory_succeeds(kind: Any, evict: Evi
         ours.backward(0)
         before = ours.state()
         hoard = torch.frombuffer(bytearray(200_000 - run.memory - 300), dtype=torch.uint8)
-        hoard[0]  # from here on the weight counts
+        hoard[0]  # a tensor counts from the first operator that reads it
         failed = False
         try:
             ours.optimizer.step(*ours.closure(0))
         except rekindle.OutOfBudget:
             failed = True
         del hoard
-        assert failed == (kind is not optim.SGD)  # a step that needs no memory
+        assert failed == (kind is not optim.SGD)  # a step of SGD needs no memory
         if failed:
             assert differing(ours.state(), before) == []
             ours.optimizer.step(*ours.closure(0))
@@ -199,7 +199,10 @@ def test_optimizer_step_repeated_with_more_memory_succeeds(kind: Any, evict: Evi
 @pytest.mark.parametrize("evict", MODES)
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Adagrad])
 def test_optimizer_step_with_closure_updates_all_or_nothing(kind: Any, evict: Evict) -> None:
-    """The step calls the closure first. Only afterwards it needs the memory for its own writes."""
+    """The step first calls the closure, and then needs memory to update the weights.
+
+    `OutOfBudget` in either part leaves weights and state unchanged.
+    """
     options = {"momentum": 0.9} if kind is optim.SGD else {}
     plain, ours = Program(kind, **options), Program(kind, **options)
     operators: set[str] = set()
@@ -222,7 +225,7 @@ def test_optimizer_step_with_closure_updates_all_or_nothing(kind: Any, evict: Ev
 
 @pytest.mark.parametrize("evict", MODES)
 def test_optimizer_step_hooks_run_before_memory_is_checked(evict: Evict) -> None:
-    """A hook that runs before the step allocates memory; the rest must suffice for the step."""
+    """The hook allocates memory, so the step may lack it, and then changes nothing."""
     plain, ours = Program(optim.AdamW), Program(optim.AdamW)
     kept: list[Tensor] = []
     ours.optimizer.register_step_pre_hook(lambda *_: kept.append(torch.ones(500)))

@@ -1,7 +1,7 @@
 """Tests of tensors made by `empty` that a program fills by writes to slices (R4, sources).
 
-The result of `empty` may be evicted once operators have written all of it. Until then code outside
-the dispatcher may have written the rest, so the memory stays.
+The result of `empty` may be evicted once operators have written all of it. Until then it is pinned
+(stays in memory), because code that PyTorch does not see may have written the rest.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def test_slices_of_empty_memory_match_if_all_is_evicted(
     run._driver.engine.check()
 
 
-# -- memory that must stay -------------------------------------------------------------------------
+# -- contents that no operator wrote, so they cannot be recomputed ---------------------------------
 
 
 def ramp(length: int) -> Tensor:
@@ -188,7 +188,7 @@ def ramp(length: int) -> Tensor:
 
 
 def by_address(there: Tensor) -> None:
-    """Write as C++ code does that takes the address, which Rekindle cannot observe."""
+    """Write as C++ code does that takes the address: Rekindle cannot observe the write."""
     values = ramp(there.numel())
     ctypes.memmove(ADDRESS(there), ADDRESS(values), there.nbytes)
 
@@ -230,7 +230,7 @@ def gradient_of(program: Callable[[], Tensor], evict: Evict | None = None) -> Te
 
 @writes
 @evicting
-def test_half_that_no_operator_wrote_stays(write: Write, evict: Evict) -> None:
+def test_empty_tensor_half_written_outside_torch_keeps_contents(write: Write, evict: Evict) -> None:
     def program() -> Tensor:
         out = torch.empty(8)
         out[4:].copy_(torch.ones(4))
@@ -243,8 +243,8 @@ def test_half_that_no_operator_wrote_stays(write: Write, evict: Evict) -> None:
 
 @writes
 @evicting
-def test_half_written_unseen_and_copied_stays(write: Write, evict: Evict) -> None:
-    """The copy makes written bytes unwritten again."""
+def test_copy_of_half_written_outside_torch_keeps_contents(write: Write, evict: Evict) -> None:
+    """A half that operators wrote then contains a copy of bytes that no operator wrote."""
 
     def program() -> Tensor:
         out = torch.empty(8)
@@ -259,7 +259,7 @@ def test_half_written_unseen_and_copied_stays(write: Write, evict: Evict) -> Non
 
 @writes
 @evicting
-def test_half_written_unseen_is_read_before_it_is_written(write: Write, evict: Evict) -> None:
+def test_half_written_outside_torch_is_read_and_then_filled(write: Write, evict: Evict) -> None:
     def program() -> Tensor:
         out = torch.empty(8)
         out[4:].copy_(torch.ones(4))
@@ -274,7 +274,7 @@ def test_half_written_unseen_is_read_before_it_is_written(write: Write, evict: E
 
 @pytest.mark.parametrize("evict", ["auto", "anything"])
 @pytest.mark.parametrize("early", [False, True])
-def test_slices_written_again_by_address_stay(early: bool, evict: Evict) -> None:
+def test_slices_of_empty_rewritten_by_address_keep_contents(early: bool, evict: Evict) -> None:
     def program() -> Tensor:
         values, out = (ctypes.c_float * 4)(1, 2, 3, 4), torch.empty(8)
         address = out.data_ptr() if early else 0
@@ -288,7 +288,7 @@ def test_slices_written_again_by_address_stay(early: bool, evict: Evict) -> None
 
 
 @evicting
-def test_slices_written_again_by_numpy_stay(evict: Evict) -> None:
+def test_slices_of_empty_rewritten_by_numpy_keep_contents(evict: Evict) -> None:
     def program() -> Tensor:
         out = torch.empty(8)
         out[:4].copy_(torch.ones(4))
@@ -329,7 +329,7 @@ def _without_grad(out: Tensor, x: Tensor) -> None:
 
 
 def _scattered(out: Tensor, x: Tensor) -> None:
-    """Leave more than 64 pieces unwritten in between."""
+    """Write single elements, so that more than 64 separate pieces are unwritten meanwhile."""
     flat = x.reshape(-1)
     for i in [*range(0, flat.numel(), 3), *range(1, flat.numel(), 3), *range(2, flat.numel(), 3)]:
         out.view(-1)[i] = flat[i]
@@ -372,7 +372,7 @@ def test_only_memory_that_operators_filled_is_evicted(
     assert not differing({"": weight.grad}, {"": copied})
 
 
-def test_partly_written_memory_that_autograd_saves_stays() -> None:
+def test_saved_tensor_half_written_by_address_keeps_contents() -> None:
     def program() -> Tensor:
         out = torch.empty(8)
         out[:4] = 2
@@ -421,8 +421,8 @@ def test_resized_empty_memory_matches_pytorch() -> None:
     assert torch.equal(gradient_of(program, "saved"), wanted)
 
 
-def test_value_of_written_half_is_recomputed_after_drop() -> None:
-    """The program reads a half, and frees the tensor before it is full."""
+def test_result_from_half_filled_empty_tensor_is_recomputed() -> None:
+    """The program reads the first half, and deletes the tensor before all of it is written."""
 
     def program() -> Tensor:
         x = torch.rand(8)
@@ -437,7 +437,7 @@ def test_value_of_written_half_is_recomputed_after_drop() -> None:
     assert torch.equal(gradient_of(program, "saved"), wanted)
 
 
-def test_older_value_is_recomputed_after_memory_is_full() -> None:
+def test_result_from_half_is_recomputed_after_tensor_was_filled() -> None:
     def program() -> Tensor:
         x = torch.rand(8)
         out = torch.empty(16)
@@ -473,7 +473,10 @@ def _(out: Tensor, x: Tensor) -> None:
 def test_halves_written_by_two_threads_at_once_match(
     make: Callable[[Tensor], Tensor], evict: Literal["saved", "auto", "anything"]
 ) -> None:
-    """Both writes begin before either is recorded, so that no recipe has both."""
+    """Each thread fills one half. Both begin before Rekindle has recorded one of the writes.
+
+    So no recipe (the operators that recompute a value) contains both writes.
+    """
     x, weight = torch.rand(64), torch.rand(64).requires_grad_()
     with rekindle.budget("1GiB", evict=evict, learn=False) as run:
         out = make(x)

@@ -68,9 +68,9 @@ ERRORS = (Fault, KeyboardInterrupt, MemoryError)
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_step_after_failure_of_any_operator_matches_pytorch(after: bool) -> None:
-    """Covers forward pass, backward pass and recomputations.
+    """One operator at a time fails: in the forward pass, the backward pass or a recomputation.
 
-    Fails if an error leaves a lock or a count of memory behind.
+    The test fails if an error leaves a storage locked or memory counted that was freed.
     """
     batch = torch.rand(100, 8)
     wanted = _gradients(_network(), batch)
@@ -124,7 +124,7 @@ def _harsh_enough(batch: Tensor) -> int:
             with rekindle.budget(budget) as run:
                 _gradients(_network(), batch)
         except rekindle.OutOfBudget as error:
-            # includes a copy of the weights to continue from
+            # 2,000 bytes more, for the copy of the weights from which the test continues
             budget = error.smallest_budget + 2_000
             continue
         assert run.recomputations > 5

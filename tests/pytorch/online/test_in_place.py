@@ -42,7 +42,7 @@ def leaf(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def same(
     program: Callable[[], Iterable[Tensor | None]], budget: str = "1GiB", **options: Any
 ) -> Run:
-    """Run `program` plainly and within a budget, and assert that its results have equal bits."""
+    """Run `program` without and within a budget, and assert that the results have equal bits."""
     torch.manual_seed(2)
     wanted = dict(enumerate(program()))
     torch.manual_seed(2)
@@ -53,7 +53,7 @@ def same(
 
 
 def between(forward: Forward, x: Tensor) -> Tensor:
-    """Return `forward` between two layers, which make a new gradient tensor for it."""
+    """Call `forward` between two other operators, so that its gradient is an unshared tensor."""
     return torch.exp(forward(torch.exp(x)) * torch.ones(x.shape, dtype=x.dtype))
 
 
@@ -76,10 +76,10 @@ def test_backward_operator_overwrites_unshared_gradient(entry: InPlace, node: st
 
 @pytest.mark.parametrize(("entry", "node"), NODES, ids=[node for _, node in NODES])
 def test_unshared_gradient_has_two_references_in_its_node(entry: InPlace, node: str) -> None:
-    """The references are the node's `grads` and the boxed argument.
+    """PyTorch itself holds the gradient twice while the node runs: in `grads` and as an argument.
 
-    If there were fewer, the two that the core requires could belong to other code. Then change
-    `REFERENCES` in native/dispatch/in_place.cpp.
+    The core overwrites a gradient only if it has exactly these references. If the test fails
+    because PyTorch holds fewer, change `REFERENCES` in native/dispatch/in_place.cpp.
     """
     run = same(lambda: trained(FORWARD[node], leaf(8, 16)))
     assert fewest_references(run) == 2
@@ -87,7 +87,7 @@ def test_unshared_gradient_has_two_references_in_its_node(entry: InPlace, node: 
 
 @pytest.mark.parametrize("entry", IN_PLACE, ids=lambda entry: entry.name)
 def test_gradient_is_read_only_by_its_in_place_operator(entry: InPlace) -> None:
-    """In PyTorch's table of derivatives, this operator is the only reader of the gradient."""
+    """In PyTorch's formulas of derivatives, no other operator reads the gradient as well."""
     packaged = importlib.resources.files(torchgen) / "packaged/autograd/derivatives.yaml"
     formulas = [
         line.strip().removeprefix("self: ").removeprefix("input: ").strip('"')
@@ -99,7 +99,7 @@ def test_gradient_is_read_only_by_its_in_place_operator(entry: InPlace) -> None:
     of_it = [each.split(" : ")[-1] for each in formulas if f" {called}(" in f" {each}"]
     of_it = [
         each for each in of_it if "grads[" not in each
-    ]  # drop the formulas of foreach operators
+    ]  # without the formulas of foreach operators
     assert of_it
     assert all(each.startswith(f"{called}(grad, ") for each in of_it)
     assert all(each.count("grad,") == 1 for each in of_it)
@@ -179,11 +179,11 @@ def test_writing_over_gradient_lowers_peak_by_its_bytes() -> None:
 
 
 def test_result_written_over_gradient_is_recomputed() -> None:
-    """The gradient of a leaf is evicted, because another leaf's hook needs most of the budget."""
+    """The overwritten gradient of `x` is evicted, because a hook needs most of the budget."""
     size = 100_000
 
     def filled(_: Tensor) -> None:
-        """Return a hook that allocates memory and returns the gradient unchanged."""
+        """Do nothing with the memory that the hook allocated for the argument."""
 
     def step(most: float = 0.0) -> list[Tensor | None]:
         x, z = leaf(size), leaf(size)
@@ -271,7 +271,7 @@ def _given(x: Tensor) -> list[Tensor | None]:
 
 
 def _shared(x: Tensor) -> list[Tensor | None]:
-    """Return a program in which a gradient reaches two nodes; the first must not change it."""
+    """Send one gradient to two nodes: the first must not overwrite it."""
     z = torch.exp(x) + F.gelu(x)
     torch.exp(z).backward(torch.ones_like(z))
     return [x.grad]
@@ -308,7 +308,7 @@ def _in_a_mode(x: Tensor) -> list[Tensor | None]:
 
 
 def _with_a_tangent(x: Tensor) -> list[Tensor | None]:
-    """Return a program that computes a forward-mode tangent from the gradient after the result."""
+    """Compute a tangent (forward mode), which reads the gradient after the backward operator."""
     with forward_ad.dual_level():
         y = F.gelu(torch.exp(forward_ad.make_dual(x, torch.ones_like(x))))
         (gradient,) = torch.autograd.grad(torch.exp(y), x, torch.ones_like(y))
@@ -329,7 +329,7 @@ def _saved_by_others(x: Tensor) -> list[Tensor | None]:
 
 
 def _kept_by_a_function(x: Tensor) -> list[Tensor | None]:
-    """Return a program whose custom function keeps the gradient that it passes on."""
+    """Keep, in a custom function, the gradient that its backward pass returns."""
     kept: list[Tensor] = []
 
     class Keeps(torch.autograd.Function):
@@ -348,7 +348,7 @@ def _kept_by_a_function(x: Tensor) -> list[Tensor | None]:
 
 
 def _seen_weakly(x: Tensor) -> list[Tensor | None]:
-    """Return a program with a hook that reads the gradient of another node."""
+    """Hold the gradient of a node by a weak reference, made in a hook of another node."""
     seen: list[weakref.ref[Tensor]] = []
     y = F.gelu(torch.exp(x)) + 1.0
     y.register_hook(lambda gradient: seen.append(weakref.ref(gradient)))
@@ -357,7 +357,7 @@ def _seen_weakly(x: Tensor) -> list[Tensor | None]:
 
 
 def _viewed_twice(x: Tensor) -> list[Tensor | None]:
-    """Return a program in which two nodes have views of one gradient, which nothing else holds."""
+    """Send views of one gradient to two nodes; nothing else holds the gradient."""
     other = leaf(8, 16)
     y = torch.exp(other)
     z = F.gelu(torch.exp(x))

@@ -37,7 +37,7 @@ class Shift(torch.autograd.Function):
 def test_storage_that_program_frees_and_restores_matches_pytorch(
     evict: Literal["saved", "anything"],
 ) -> None:
-    """Values computed from the storage before are recomputed from its old contents.
+    """Values computed before the free are recomputed from the old contents of the storage.
 
     Rules R3, in-place writes; R4, sources.
     """

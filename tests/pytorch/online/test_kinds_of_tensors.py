@@ -120,7 +120,7 @@ def test_quantized_network_matches_pytorch(evict: Evict) -> None:
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("write", ["mul_", "add_"])
 def test_in_place_write_to_sparse_tensor_happens_once(evict: Evict, write: str) -> None:
-    """The memory of the write is not measured by a second run of the operator."""
+    """Rekindle measures the memory of some operators by a second run, but not of this write."""
 
     def sparse() -> Tensor:
         return torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,)).coalesce()

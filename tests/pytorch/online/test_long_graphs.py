@@ -1,7 +1,7 @@
 """Tests that recording a step creates no Python object for each autograd node.
 
-PyTorch frees a graph whose nodes have Python objects by recursion, so the stack of a thread
-overflows. Each program therefore runs in a process of its own, in a thread with a small stack.
+PyTorch frees a graph whose nodes have Python objects by recursion. In a long graph that overflows
+the thread's stack. Each program runs in a process of its own, in a thread with a small stack.
 """
 
 from __future__ import annotations

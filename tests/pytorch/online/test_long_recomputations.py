@@ -1,6 +1,8 @@
-"""Tests of loops with two states, whose recomputation needs both, in memory for a few steps.
+"""Tests that an LSTM of many steps trains within the memory of a few steps.
 
-Depth first, such a recomputation locks a value of each step. In the program's order it does not.
+Each step needs two states (`hidden` and `cell`) of the step before. A depth-first recomputation of
+one state would lock a value of each step in memory until it reaches the other. So recomputation
+runs in the program's order.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ STEPS = 120
 
 
 class LSTM:
-    """An LSTM cell of elementary operators, and the loss of its last output."""
+    """An LSTM of elementary operators, unrolled over `STEPS` inputs, with a loss at its end."""
 
     def __init__(self, batch: int = 16, hidden: int = 32) -> None:
         torch.manual_seed(0)
@@ -50,7 +52,7 @@ class LSTM:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    """Return a trace of the LSTM in which an operator with n inputs takes n + 1 ns."""
+    """Return a trace of the LSTM with fixed times: an operator with n inputs takes n + 1 ns."""
     captured = rekindle.capture(LSTM().step)
     ops = tuple(replace(op, cost=len(op.inputs) + 1) for op in captured.ops)
     return check_trace(replace(captured, ops=ops))

@@ -1,4 +1,8 @@
-"""Tests of values made under no_grad: only their bytes count until a recipe reads them."""
+"""Tests of values made under no_grad: their bytes count in the budget, but they have no recipe.
+
+Rekindle cannot recompute such a value. It starts to track the value, as a source, when the recipe
+of another value reads it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ VECTOR = 4 * WIDTH
 
 
 def _priced(*operators: Callable[[], object]) -> None:
-    """Run the call until its cost is known. Before, its results always have a recipe."""
+    """Call each operator until its cost is known: until then, its results always have a recipe."""
     with torch.no_grad():
         for operator in operators:
             for _ in range(4):
@@ -46,7 +50,7 @@ def test_no_grad_results_count_in_budget_but_have_no_recipe() -> None:
 
 
 def test_no_grad_operator_evicts_before_it_runs() -> None:
-    """The test fails if only recorded operators free memory before they run."""
+    """The core does not record such an operator, but must make room for its result."""
     weight, batch = vector(True), vector()
     with rekindle.budget(14 * VECTOR) as run:
         _priced(batch.sin)
@@ -63,7 +67,7 @@ def test_no_grad_operator_evicts_before_it_runs() -> None:
 
 
 def test_no_grad_value_that_recomputation_reads_is_kept() -> None:
-    """The program deletes the value, but the recipe of another value reads it."""
+    """The program deletes the mask, but the recipe of `x` reads it."""
     weight, batch = vector(True), vector()
 
     def loss_of(weight: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Program:
 
 @pytest.fixture
 def dry_runs(monkeypatch: pytest.MonkeyPatch) -> list[optim.Optimizer]:
-    """Collect the optimizers whose steps were run on shapes to predict their memory."""
+    """Collect the optimizers whose memory was predicted by a dry run (a step on shapes only)."""
     found: list[optim.Optimizer] = []
     find_out = _optimizers.bytes_of_step
     monkeypatch.setattr(_optimizers, "_predicted", {})
@@ -138,8 +138,8 @@ def _numbers(program: Program) -> dict[str, Any]:
 
 
 CHANGING: list[tuple[type[optim.Optimizer], dict[str, Any], Callable[[Program], None] | None]] = [
-    (optim.RAdam, {"depth": 1}, None),  # from the sixth step on a step is rectified
-    (optim.ASGD, {"depth": 1, "t0": 3, "lambd": 0.1}, None),  # from then on it averages
+    (optim.RAdam, {"depth": 1}, None),  # rectifies from the sixth step on
+    (optim.ASGD, {"depth": 1, "t0": 3, "lambd": 0.1}, None),  # averages from a later step on
     (optim.SGD, {"weight_decay": 0.1}, _widen),
 ]
 
@@ -148,7 +148,10 @@ CHANGING: list[tuple[type[optim.Optimizer], dict[str, Any], Callable[[Program], 
 def test_optimizer_step_of_growing_need_runs_whole_or_not(
     kind: type[optim.Optimizer], options: dict[str, Any], change: Callable[[Program], None] | None
 ) -> None:
-    """Memory that was measured in earlier steps does not suffice for the sixth step."""
+    """The sixth step needs more memory than the steps before, from which memory was predicted.
+
+    A step that does not fit raises `OutOfBudget` and changes nothing.
+    """
     refused: list[int] = []
 
     def trained(steps: int) -> Program:
@@ -183,7 +186,7 @@ def test_optimizer_step_of_growing_need_runs_whole_or_not(
 
 
 def test_memory_of_optimizer_step_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
-    """The memory is not measured again if the program keeps a loss that nothing else reads."""
+    """The program keeps the loss of the last step, which is no reason to measure again."""
     cell = nn.LSTMCell(8, 8)
     optimizer = optim.SGD(cell.parameters(), lr=0.1)
     with rekindle.budget("1GiB"):
@@ -276,7 +279,7 @@ def test_memory_of_equal_new_optimizer_is_not_measured_again(
 def test_step_after_failed_optimizer_step_stays_within_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the failed step, saved tensors are packed again and the budget is kept."""
+    """After the failed step, Rekindle observes operators and saved tensors again."""
     ours = Program()
     with rekindle.budget("1GiB") as run:
         for _ in range(3):

@@ -20,9 +20,10 @@ NONE = b"\xff" * 4
 
 
 def _evicted() -> tuple[bytes, bytes, bool]:
-    """Return the bytes at a value's address before and after eviction, and if gradients agree.
+    """Return the bytes at a value's address before and after eviction.
 
-    Nothing is allocated between eviction and reading, so no other value is at the address.
+    The third result is True if the gradients equal plain PyTorch's. Nothing is allocated between
+    eviction and reading, so no other value is at the address.
     """
     weight = torch.linspace(0.1, 1.0, N, requires_grad=True)
     (expected,) = torch.autograd.grad(weight.sin().exp().square().sum(), [weight])

@@ -128,7 +128,7 @@ def test_second_derivative_matches_pytorch() -> None:
 def test_second_derivative_of_batch_norm_matches_pytorch(
     evict: Literal["saved", "anything"],
 ) -> None:
-    """A backward pass saves an unpacked tensor again, which the program has deleted.
+    """The first backward pass unpacks a saved tensor, and saves it again for the second one.
 
     Both saved tensors have the same version (R7, version check).
     """

@@ -40,7 +40,7 @@ EMPTY: dict[str, Callable[[], Tensor]] = {
 def test_memory_filled_outside_pytorch_is_pinned(
     name: str, filled: Callable[[Tensor], None]
 ) -> None:
-    """The test fails without `look_twice`, which detects that no operator wrote the memory."""
+    """Rekindle must notice that the contents are not those that the operator in EMPTY made."""
 
     def program() -> Step:
         weight = vector(True)
@@ -109,7 +109,7 @@ def test_saved_memory_that_numpy_filled_is_pinned() -> None:
 
 
 def test_weights_and_sources_are_never_evicted() -> None:
-    """Fails if `Storage.replayable` is ignored: weights, batches, values made without grad.
+    """Sources are weights, batches, and values made without grad, such as the mask.
 
     Only autograd and recipes hold the batch and the mask when the chain needs memory.
     """
@@ -156,7 +156,7 @@ UPDATES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_overwriting_weight_recomputes_values_that_need_it(name: str) -> None:
-    """Values made only from the old weight are recomputed first (`Engine.forget`).
+    """Evicted values whose recipes read the weight are recomputed before it is overwritten.
 
     PyTorch raises no error, because `weight + batch` saves nothing of the weight.
     """
@@ -312,7 +312,7 @@ def test_after_backward_pass_only_sources_are_in_memory() -> None:
 
 
 def test_value_whose_source_was_overwritten_is_pinned() -> None:
-    """The value lost its recipe. Other values can still be recomputed from it."""
+    """The value can no longer be recomputed, but other values are recomputed from it."""
 
     def program() -> Step:
         weight = vector(True)

@@ -1,4 +1,7 @@
-"""Tests of a budget on a device that has less memory than the budget, simulated on the CPU."""
+"""Tests of a budget that is larger than the free memory of the device, simulated on the CPU.
+
+If the device runs out of memory, Rekindle lowers the budget to the memory that fitted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def _fitted(run: Any, nbytes: int) -> None:
-    """Simulate that an allocation failed and that `nbytes` in use fit afterwards."""
+    """Simulate that an allocation of the device failed, and that it then fitted `nbytes` in all."""
     run._driver.core.fitted(run._driver.handle, nbytes)
 
 

@@ -120,7 +120,7 @@ FAILURES = {
 def test_training_after_failure_of_any_operator_matches_pytorch(
     fail: Callable[..., Callable[[], None]], inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if an error leaves a lock, a record, a mode or a count behind."""
+    """The test fails if an error leaves a locked storage, a record, a mode or a count behind."""
     budget = 42_000
     plain = Trainer()
     for _ in range(3):

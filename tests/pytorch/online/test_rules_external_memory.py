@@ -38,7 +38,7 @@ def evict_all(run: Run | None) -> None:
 
 
 def same(step: Callable[[Run | None], Tensor], weight: Tensor, setting: str) -> Run:
-    """Check that `step` gives a loss with the gradient of plain PyTorch, and return the run."""
+    """Assert that the loss of `step` has the gradient of plain PyTorch, and return the run."""
     (wanted,) = torch.autograd.grad(step(None), [weight])
     with rekindle.budget("1GiB", **SETTINGS[setting]) as run:
         for _ in range(3):
@@ -237,12 +237,16 @@ def test_earlier_results_of_numpy_written_source_match_pytorch(setting: str) -> 
 
 
 def test_smaller_of_numpy_source_and_its_results_is_kept() -> None:
-    """A copy of the source is kept if it is smaller than the results; otherwise the results are."""
+    """NumPy may overwrite the source later, so results cannot be recomputed from it.
+
+    If the source is smaller than its results, Rekindle keeps a copy of the source, and evicts the
+    results. If it is larger, the results stay in memory.
+    """
     weight = vector(requires_grad=True)
     small, large = torch.from_numpy(np.ones(WIDTH, np.uint8)), torch.from_numpy(np.ones(50 * WIDTH))
     with rekindle.budget("1GiB", evict="saved") as run:
         x = small * 0.5
-        # operators share one copy of the buffer
+        # both operators that read the buffer share one copy of it
         kept = [x.sin() * weight, (small * 0.25).sin() * weight]
         del x
         assert run.memory == small.nbytes * 2 + weight.nbytes + 4 * BYTES
@@ -262,7 +266,7 @@ def _parameter(array: Any) -> nn.Parameter:
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_weights_in_memory_mapped_file_match_pytorch(evict: Any) -> None:
-    """Weights that are mapped from a file or exported to NumPy can be recomputed from."""
+    """Recomputations may read weights, also if a file is mapped to them or NumPy shares them."""
     arrays = [np.full(WIDTH, 0.5, np.float32) for _ in range(3)]
     weights = [_parameter(array) for array in arrays]
 
@@ -279,7 +283,7 @@ def test_weights_in_memory_mapped_file_match_pytorch(evict: Any) -> None:
             evict_all(run)
             for gradient, its in zip(torch.autograd.grad(result, weights), wanted, strict=True):
                 assert torch.equal(gradient, its)
-            # between steps any code may write
+            # between steps any code may write to weights
             for array, weight in zip(arrays, weights, strict=True):
                 array[:] += 1
                 array[:] -= 1
@@ -292,7 +296,7 @@ def test_weights_in_memory_mapped_file_match_pytorch(evict: Any) -> None:
 def test_recomputation_may_read_weights_from_torch_load(
     mmap: bool, evict: Any, tmp_path: Path
 ) -> None:
-    """PyTorch's storages from `torch.load` look like memory of other code."""
+    """Storages from `torch.load` look like memory of other code, but nothing else writes them."""
     torch.manual_seed(0)
     layers = [part for _ in range(6) for part in (nn.Linear(32, 32), nn.Tanh())]
     ours, batch = nn.Sequential(*layers), torch.randn(64, 32)
@@ -314,7 +318,7 @@ def test_recomputation_may_read_weights_from_torch_load(
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_recomputation_from_weights_written_by_numpy_raises(evict: Any) -> None:
-    """The end of the budget could not recompute user-held values either, so the error is raised."""
+    """The end of the budget raises as well, because it cannot recompute user-held values."""
     array = np.full(WIDTH, 0.5, np.float32)
     weight = _parameter(array)
 

@@ -40,7 +40,7 @@ class Bang(Exception):
 
 def entries(run: Run) -> tuple[int, int, int]:
     """Return the sizes of the engine's graph, native records and list of user-held storages."""
-    torch.zeros(())  # an event, at which freed storages are noticed
+    torch.zeros(())  # Rekindle notices freed storages at the next operator
     now = run._driver.engine.now()
     return now.storages, now.alive, run.memory
 
@@ -125,7 +125,7 @@ def test_each_kind_of_training_step_leaves_no_bookkeeping(
 
 
 def test_native_core_is_freed_after_end_of_budget(no_collector: None) -> None:
-    """The driver and its graph are freed with the budget, the loss and `run`."""
+    """The core's object for a budget (driver) is freed once budget, loss and `run` are deleted."""
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         plain_step(weight)
@@ -135,7 +135,7 @@ def test_native_core_is_freed_after_end_of_budget(no_collector: None) -> None:
 
 
 def test_deleting_the_loss_last_frees_memory_of_its_graph(no_collector: None) -> None:
-    """The loss is deleted last; memory that only the runtime kept is freed with it."""
+    """Memory of an activation that only autograd and Rekindle hold is freed with the loss."""
     weight = vector(True)
     with rekindle.budget(1_000 * TIGHT) as run:
         x = weight.sin()
@@ -152,7 +152,7 @@ def test_deleting_the_loss_last_frees_memory_of_its_graph(no_collector: None) ->
 def test_memory_of_graph_is_freed_after_exception(layers: int, no_collector: None) -> None:
     """Memory that only the graph held is freed with it, although `run` still exists.
 
-    Fails if freed storages are noticed only at the next event: after the budget there is none.
+    Rekindle usually notices freed storages at the next operator. After the budget there is none.
     """
     weight = vector(True)
     watched: list[weakref.ref[torch.UntypedStorage]] = []
@@ -241,7 +241,7 @@ class Recurrent(nn.Module):
 
 
 def train(model: Recurrent, after: Callable[[], None] = lambda: None) -> list[Tensor]:
-    """Train without an optimizer's step, which would invalidate recipes."""
+    """Train without an optimizer, whose steps would end the chain of recipes from step to step."""
     for number in range(40):
         batch = torch.randn(4, WIDTH // 4, generator=torch.Generator().manual_seed(number))
         model(batch).backward()
@@ -274,14 +274,17 @@ def test_recurrent_state_does_not_keep_old_batches_alive(
     with rekindle.budget(TIGHT, **setting) as run:
         found = train(model, count)
     assert run.evictions > 100
-    # a chain and the values made from it, until the next check
+    # the longest allowed chain and the values made from it, until the core checks the length again
     assert max(known) < 4 * short_memory
     assert len(found) == 3
     assert all(map(torch.equal, found, wanted))
 
 
 def test_recurrent_state_without_chain_limit_keeps_batches_alive() -> None:
-    """Without a limit, the chain keeps all batches. So the test with a chain limit can fail."""
+    """The state could be recomputed from all earlier batches, so these stay in memory.
+
+    This shows that the test before this one can fail.
+    """
     model = Recurrent()
     with cores.short_memory(1_000_000), rekindle.budget(TIGHT) as run:
         train(model)
@@ -289,7 +292,7 @@ def test_recurrent_state_without_chain_limit_keeps_batches_alive() -> None:
 
 
 def test_record_of_run_with_chain_limit_passes_verifier(short_memory: int) -> None:
-    """The chain limit makes values unrecomputable, which a trace cannot express."""
+    """The chain limit takes the recipes of some values away, which a trace cannot express."""
     with rekindle.budget(TIGHT, record=True) as run:
         train(Recurrent())
     trace, record = run.trace, run.record
@@ -333,7 +336,7 @@ KINDS_OF_LOSS = [nn.functional.mse_loss, nn.functional.smooth_l1_loss, _squares]
 def test_running_mean_of_losses_does_not_keep_batches_alive(
     loss: Any, setting: dict[str, Any]
 ) -> None:
-    """The model is built inside the budget, and keeps nothing of each step either."""
+    """The model, which is built inside the budget, does not keep batches alive either."""
     plain = Loop(loss, dropout=0.1)
     for _ in range(60):
         plain.step()
@@ -351,7 +354,10 @@ def test_running_mean_of_losses_does_not_keep_batches_alive(
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_running_mean_without_optimizer_keeps_no_batch_alive(evict: Any) -> None:
-    """An allocation that would not fit frees batches that only recomputation of the mean needs."""
+    """Batches that are kept only to recompute the mean are freed when memory is needed.
+
+    The mean itself is then kept in memory.
+    """
     mean = torch.zeros(())
     with rekindle.budget(600_000, evict=evict) as run:
         for _ in range(100):

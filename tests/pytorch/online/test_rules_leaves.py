@@ -1,4 +1,4 @@
-"""Tests of leaves that a custom function saves: they are unpacked as the same objects."""
+"""Tests that leaves which a custom function saves are the same objects when it reads them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_leaf_unpacks_as_changed_by_saved_tensor_hooks_of_user() -> None:
 
 
 def test_view_made_under_no_grad_unpacks_with_equal_contents() -> None:
-    """The view requires a gradient and has no graph, but no node accumulates its gradient."""
+    """The view is a leaf that requires a gradient, but no autograd node accumulates one for it."""
     weight = vector(requires_grad=True)
 
     def step() -> None:
@@ -132,7 +132,7 @@ def test_view_made_under_no_grad_unpacks_with_equal_contents() -> None:
 
     with rekindle.budget("1MiB") as run:
         step()
-        # as long as the graph lives, leaves unpack to the same objects
+        # Rekindle returns leaves as the same objects while a graph that saved them exists
         unreachable = Saving.apply(weight * 1, weight)
     step()
     assert run.evictions == 0

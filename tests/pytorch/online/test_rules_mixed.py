@@ -15,7 +15,7 @@ Step = Callable[[], object]
 
 
 def test_training_under_autocast_matches_pytorch() -> None:
-    """Recomputation runs below autocast, so it repeats no casts."""
+    """Recomputation runs without autocast: the casts are among the recorded operators."""
 
     def program() -> Step:
         network = nn.Sequential(
@@ -58,7 +58,7 @@ def test_backward_under_autocast_matches_pytorch() -> None:
 
 
 def test_recomputation_inside_autocast_ignores_autocast() -> None:
-    """Fails if recomputation leaves autocast on, because products would be rounded."""
+    """If autocast were on, recomputed matrix products would be rounded to bfloat16."""
 
     def program() -> Step:
         weight = torch.rand(40, 40, requires_grad=True)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 import rekindle
 from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
-#: PyTorch itself makes an alias of each unpacked tensor.
+#: PyTorch itself calls this operator whenever autograd unpacks a saved tensor. It is not counted.
 OF_PYTORCH = "detach"
 
 evict_modes = pytest.mark.parametrize("evict", ["saved", "anything"])
@@ -91,7 +91,7 @@ class Lists(TorchDispatchMode):
 
 
 def test_dispatch_mode_inside_budget_sees_no_alias_operators() -> None:
-    """Autograd uses a new leaf directly only if no alias shares its version counter."""
+    """An alias that Rekindle made would be seen, and would change how autograd treats a leaf."""
 
     def seen() -> list[str]:
         with Lists() as mode:
@@ -106,7 +106,7 @@ def test_dispatch_mode_inside_budget_sees_no_alias_operators() -> None:
 
 @evict_modes
 def test_dispatch_mode_around_budget_acts_on_recomputations(evict: Evict) -> None:
-    """The mode acts even if it has ended before the backward pass recomputes."""
+    """The mode also changes recomputed operators, even if it has ended before the backward pass."""
 
     torch.manual_seed(0)
     weight = vector(requires_grad=True)
@@ -129,10 +129,10 @@ def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any
     return create_selective_checkpoint_contexts(_policy)
 
 
-# since torch 2.14, an alias for any hooks
+# torch 2.14 warns about any saved-tensor hooks here
 @pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")
 def test_recomputation_uses_no_cache_of_selective_checkpoint() -> None:
-    """The checkpoint's modes return cached results in order, so recomputation must not use one."""
+    """A checkpoint returns its cached results in order, each once. Recomputation must take none."""
 
     def program() -> Callable[[], Any]:
         weight = vector(requires_grad=True)

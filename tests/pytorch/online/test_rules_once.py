@@ -63,9 +63,9 @@ def _lstm(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_recomputed_random_operators_match_pytorch(name: str) -> None:
-    """Fails if `Recipe.random` is not replayed, or if replay moves the generator.
+    """Recomputation draws the same numbers again, and does not advance the program's generators.
 
-    The harness compares the global generator; the program's own generator is among the results.
+    `harshest` compares the state of the global generator. The program's own is among the results.
 
     Rule R5, randomness.
     """
@@ -178,7 +178,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", NORMS)
 def test_batch_norm_updates_its_statistics_once(name: str) -> None:
-    """Fails if `Recipe.dropped` is empty, because recomputations would update the statistics again.
+    """Recomputed batch norms must not update the running statistics again.
 
     Rule R6, hidden writes.
     """
@@ -207,7 +207,7 @@ def test_batch_norm_updates_its_statistics_once(name: str) -> None:
 
 
 def test_batch_norm_in_train_and_eval_mode_matches_pytorch() -> None:
-    """Values that read the old statistics are recomputed before the update.
+    """Evicted values whose recipes read the old statistics are recomputed before the update.
 
     Rules R4, sources; R6, hidden writes.
     """
@@ -255,7 +255,7 @@ DISPATCHED = {
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_indices_from_topk_and_sort_are_never_recomputed(name: str) -> None:
-    """Fails if `ROUTING` results are not pinned. The watch counts every executed operator.
+    """Indices stay in memory, because with ties a second run could choose other elements.
 
     Rule R8, routing.
     """
@@ -286,7 +286,7 @@ def test_indices_from_topk_and_sort_are_never_recomputed(name: str) -> None:
 
 
 def test_python_code_and_hooks_of_user_run_once() -> None:
-    """The code has side effects and all kinds of hooks. Fails if recomputation runs modules again.
+    """The program has side effects and all kinds of hooks. Recomputation runs no Python code again.
 
     Rule R9, everything else runs once.
     """

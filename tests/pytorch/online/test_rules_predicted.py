@@ -1,4 +1,7 @@
-"""Tests that memory for an operator's results is freed before its first run."""
+"""Tests that Rekindle predicts the size of results, and frees memory before an operator runs.
+
+This holds also for the first run of an operator.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,7 @@ def _met_for_the_first_time() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_result_size_of_loss_is_predicted(name: str, reduction: str) -> None:
-    """Some losses allocate an element for each input, although they return one number.
-
-    Their workspace is unknown before the first run.
-    """
+    """Some losses return one number, but first allocate a result with an element for each input."""
     x, y = torch.rand(10, 30), torch.rand(10, 30)
     amount = x.nbytes + y.nbytes + 100
     with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount):
@@ -64,7 +64,7 @@ OF_TWO_KERNELS = {
 @pytest.mark.parametrize("grad_mode", [True, False])
 @pytest.mark.parametrize("name", OF_TWO_KERNELS)
 def test_result_of_composite_operator_with_kernel_counts_once(name: str, grad_mode: bool) -> None:
-    """The operator has a kernel, which runs instead of its parts."""
+    """PyTorch can compute the operator from others, but has a kernel for it on the CPU."""
     x = torch.rand(1, 4, 10, 30)
     with rekindle.budget("1MiB") as run, torch.set_grad_enabled(grad_mode):
         x.sin()
@@ -108,9 +108,9 @@ CHOOSING = {
 @pytest.mark.parametrize("more", [0, 40, 4_000])
 @pytest.mark.parametrize("name", CHOOSING)
 def test_data_dependent_result_size_above_budget_is_reported(name: str, more: int) -> None:
-    """Before the call only bounds are known, which refuse no operator.
+    """Before the call, only bounds of the size are known; they are no reason to raise.
 
-    A result that exceeds the budget raises an error immediately.
+    Either the result fits, or `OutOfBudget` is raised right after the call.
     """
     x = torch.rand(10, 30, generator=torch.Generator().manual_seed(0))
     amount = x.nbytes + more

@@ -1,4 +1,7 @@
-"""Tests of rule R11 (refuse loudly): a program that cannot work is refused at once, with advice."""
+"""Tests of rule R11 (refuse loudly): a program that cannot work raises at once, with advice.
+
+Programs with `torch.func` that can work have tests here, too.
+"""
 
 from __future__ import annotations
 

@@ -163,9 +163,10 @@ def test_smallest_budget_that_error_names_suffices() -> None:
 
 
 def test_out_of_budget_of_held_chain_suggests_about_plain_peak() -> None:
-    """Each iteration of the loop needs one vector more.
+    """The program holds all values of a loop, so each iteration needs one vector more.
 
-    The first suggestion is at most the plain peak; later ones may be 1/`SLACK` above it.
+    The first budget that an error suggests is at most the memory peak without a budget. Later ones
+    may exceed that peak by its fraction 1/`SLACK`.
     """
     weight = vector(True)
 
@@ -197,7 +198,7 @@ def test_out_of_budget_of_held_chain_suggests_about_plain_peak() -> None:
 
 
 def test_repeated_out_of_budget_suggests_larger_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that tries smaller budgets instead gets the same suggestion."""
+    """The suggestion adds half of the last increase. After a smaller budget it adds nothing."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried, plenty = BudgetHistory(), 1_000_000
     assert tried.suggest_after(1_000, 1_100, plenty) == 1_100
@@ -214,7 +215,7 @@ def test_budget_that_error_suggests_is_at_most_plain_peak(monkeypatch: pytest.Mo
 
 
 def test_budget_suggested_after_failed_one_exceeds_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the exact need, each retry of this program would succeed for one more tensor only."""
+    """If errors suggested the exact need, each new run would get only one tensor further."""
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried = BudgetHistory()
     assert tried.suggest_after(6_400, 6_404, 6_404) == 6_404
@@ -306,7 +307,7 @@ def test_recorded_run_has_trace_and_valid_schedule() -> None:
 
 
 def test_tensors_passed_to_run_keep_are_not_evicted() -> None:
-    """Fails if `Run.keep` does not pin. The watch counts executions of the operator."""
+    """An operator whose result is passed to `run.keep` runs once, and otherwise twice."""
 
     def made(*, keep: bool) -> int:
         weight = vector(True)
@@ -359,7 +360,7 @@ def test_never_recompute_ends_if_its_block_raises() -> None:
 
 
 def test_workspace_of_lstm_is_not_reported_as_user_held() -> None:
-    """The running operator holds the workspace, and autograd holds it afterwards."""
+    """While the operator runs it holds its workspace; afterwards autograd holds that memory."""
     model, batch = nn.LSTM(32, 32, 1), torch.rand(60, 8, 32)
     with rekindle.budget(None) as run:
         output = model(batch)[0]

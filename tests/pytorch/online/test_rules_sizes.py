@@ -1,4 +1,7 @@
-"""Tests that a budget is not exceeded silently if result sizes depend on values or are unknown."""
+"""Tests that a result too large for the budget raises, also if its size is hard to predict.
+
+The size depends on values of the inputs (KNOWN), or cannot be predicted at all (UNKNOWN).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ UNKNOWN: dict[str, tuple[Callable[[], object], int]] = {
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_data_dependent_result_is_refused_before_operator_runs(name: str, evict: Evict) -> None:
+def test_too_large_data_dependent_result_raises_before_op_runs(name: str, evict: Evict) -> None:
     program, budget = KNOWN[name]
     tracker = Tracker()
     with pytest.raises(rekindle.OutOfBudget), tracker, rekindle.budget(budget, evict=evict):
@@ -84,7 +87,7 @@ def test_data_dependent_result_size_is_not_overestimated(name: str, evict: Evict
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unpredictable_result_size_counts_after_operator_ran(name: str, evict: Evict) -> None:
+def test_too_large_result_of_unknown_size_raises_after_op_ran(name: str, evict: Evict) -> None:
     program, budget = UNKNOWN[name]
     with pytest.raises(rekindle.OutOfBudget), rekindle.budget(budget, evict=evict):
         program()

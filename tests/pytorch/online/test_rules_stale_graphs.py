@@ -33,7 +33,9 @@ def _program(
     model = nn.Sequential(*layers, nn.Linear(24, 1))
     optimizer = kind(model.parameters())
     batch = torch.randn(64, 24)
-    for _ in range(warm):  # a second step, because a budget measures the first step of an optimizer
+    for _ in range(
+        warm
+    ):  # so that the budget does not see, and measure, the optimizer's first step
         model(batch).sum().backward()
         optimizer.step()
 

@@ -33,7 +33,7 @@ def all_put_back() -> Iterator[None]:
 
 @contextmanager
 def _set(name: str, value: Any) -> Iterator[None]:
-    """Return a pair of PyTorch functions `get_...` and `set_...` as one setting."""
+    """Set PyTorch's flag `name` to `value` while the context is open."""
     before = getattr(torch, f"get_{name}")()
     getattr(torch, f"set_{name}")(value)
     try:

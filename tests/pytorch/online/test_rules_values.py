@@ -20,9 +20,7 @@ Step = Callable[[], object]
 
 
 def test_user_held_values_are_readable_after_evictions() -> None:
-    """User-held values are read after everything else was evicted.
-
-    Fails if `Driver.poll` evicts values that `Table.is_held` reports as held.
+    """Values in variables keep their contents while other values are evicted.
 
     Rule R1, ownership.
     """
@@ -69,9 +67,9 @@ def test_user_held_values_count_in_budget() -> None:
 
 
 def test_memory_of_evicted_storage_is_freed() -> None:
-    """Autograd holds handles only. Fails if a handle keeps the packed tensor.
+    """Within a budget, autograd saves handles (small objects) that hold no memory.
 
-    `harshest` asserts that the tracker, which measures real memory, stays below the budget.
+    `harshest` asserts that the measured memory stays within the budget.
 
     Rule R1, ownership.
     """
@@ -91,9 +89,7 @@ def test_memory_of_evicted_storage_is_freed() -> None:
 
 
 def test_saved_view_of_evicted_value_matches_pytorch() -> None:
-    """Views have no recipes; a saved view is made again from the recomputed storage.
-
-    Fails if `Handle.geometry` loses offset or stride.
+    """A saved view is made again, with its offset and strides, from the recomputed storage.
 
     Rule R2, recipes.
     """
@@ -182,10 +178,9 @@ def _without_grad(x: Tensor) -> None:
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_values_written_in_place_match_pytorch(name: str) -> None:
-    """A write makes a new version; the old version is recomputed in a private copy.
+    """An in-place write makes a new version of the value, with a recipe of its own.
 
-    Fails if `run_again` writes the memory of its inputs (`recipe.written` ignored), or if a write
-    keeps the old recipe (`written_over` returns nothing).
+    A recomputation of the write runs on a copy, so that it does not change its inputs.
 
     Rule R3, in-place writes.
     """
@@ -239,7 +234,7 @@ def test_chain_of_in_place_writes_matches_pytorch() -> None:
 
 
 def test_recomputation_does_not_write_user_held_values() -> None:
-    """A variable holds the first version, and the chain after it is recomputed.
+    """`second` is recomputed from `first`, which a variable holds. `first` must not change.
 
     Rule R3, in-place writes.
     """
@@ -265,7 +260,7 @@ def test_recomputation_does_not_write_user_held_values() -> None:
 
 @pytest.mark.parametrize("held", [False, True], ids=["dropped", "held"])
 def test_values_before_and_after_in_place_write_are_recomputed(held: bool) -> None:
-    """Each of these values is recomputed, in any order of reading.
+    """A storage has three versions: before, between and after two in-place writes.
 
     If a variable holds the last version, earlier versions are recomputed in other memory.
 
@@ -301,9 +296,9 @@ def test_values_before_and_after_in_place_write_are_recomputed(held: bool) -> No
 
 
 def test_in_place_write_of_used_value_is_recomputed_on_copy() -> None:
-    """Autograd saved the first version, and other values are computed from it.
+    """Autograd saved the version before the write, and other values are computed from it.
 
-    Fails if both versions share memory.
+    So the write must not be recomputed in the memory of that version.
 
     Rule R3, in-place writes.
     """
@@ -417,7 +412,7 @@ def _product(z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", MARKED)
 def test_conjugate_and_negative_views_match_pytorch(name: str) -> None:
-    """Conjugation and sign may be a bit of the view, which memory does not contain.
+    """A lazy conjugate or negative is only a flag of the tensor; its storage is unchanged.
 
     Rule R2, recipes.
     """
@@ -439,7 +434,7 @@ def test_conjugate_and_negative_views_match_pytorch(name: str) -> None:
 
 
 def test_zero_tensor_without_memory_matches_pytorch() -> None:
-    """Autograd's zero tensors have a size but no memory, so an alias must not be read.
+    """Autograd uses zero tensors that have a size but no memory, so their data cannot be read.
 
     Rule R2, recipes.
     """
@@ -461,10 +456,10 @@ def test_zero_tensor_without_memory_matches_pytorch() -> None:
 
 @pytest.mark.parametrize("watched", [False, True], ids=["alone", "within_a_mode"])
 def test_pseudoinverse_of_complex_matrix_matches_pytorch(watched: bool) -> None:
-    """A budget gives the result of plain PyTorch, with a mode or with a dispatch key.
+    """A budget gives the result of plain PyTorch, also with a dispatch mode inside the budget.
 
-    PyTorch's own result is wrong while a dispatch mode is active (2.13): its kernel calls other
-    kernels on lazy conjugates, which are not resolved then.
+    With a dispatch mode alone, PyTorch's own result is wrong (2.13): its kernel then calls other
+    kernels on lazy conjugates that were not resolved.
     """
     torch.manual_seed(0)
     matrix = torch.randn(12, 8, dtype=torch.complex128)

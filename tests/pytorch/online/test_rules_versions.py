@@ -1,8 +1,8 @@
 """Tests of rule R7 (version check): a write to a saved tensor raises where plain PyTorch raises.
 
-Each case runs plainly and within a budget. Either both raise the same error, or both compute the
-same gradient. If PyTorch does not notice a write (through `.data`), the budget uses the new
-contents as well.
+Each case runs in plain PyTorch and within a budget. Either both raise the same error, or both
+compute the same gradient. PyTorch does not notice a write through `.data`, and uses the new
+contents. A budget then does so, too.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def intermediate(use: Use) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def result(use: Use) -> tuple[Tensor, Tensor, Tensor]:
-    """Save a value as the result of its operator and as an input of another one."""
+    """Save a value twice: as the result of its operator, and as an input of another operator."""
     weight = vector(True)
     x = weight.exp()
     return use(x).sum() + _load(), weight, x
 
 
 def batch(use: Use) -> tuple[Tensor, Tensor, Tensor]:
-    """Use a tensor that needs no gradient, first read through an alias that is freed at once."""
+    """Use a tensor that needs no gradient. Its first use is by an alias, which dies at once."""
     weight, data = vector(True), vector()
     data.detach().sum()
     loss = (use(data) * use(weight)).sum() + _load() + (data * weight).sum()
@@ -110,7 +110,7 @@ def outcome(
     scenario: Scenario, write: Write, use: Use, context: AbstractContextManager[Run | None],
     *, written_outside: bool = False, backward_outside: bool = False,
 ) -> tuple[str | Tensor, Run | None]:  # fmt: skip
-    """Return the gradient, or the error."""
+    """Return the gradient or the text of the error, and the run."""
     torch.manual_seed(20)
     run = None
     try:
@@ -133,7 +133,7 @@ def outcome(
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", WRITES)
 def test_write_to_saved_tensor_raises_where_pytorch_does(name: str, scenario: Scenario) -> None:
-    """Fails without `Runtime._check_version`, and if that also counts writes to `.data`."""
+    """The write may be seen by PyTorch (`detach`, `out=`, foreach) or not (`.data`, NumPy)."""
     write = WRITES[name]
     budgets = (ROOMY,) if name in UNSEEN else (ROOMY, TIGHT)
     for used, use in USES.items():
@@ -149,9 +149,9 @@ def test_write_to_saved_tensor_raises_where_pytorch_does(name: str, scenario: Sc
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", WRITES)
 def test_write_after_budget_matches_pytorch_or_raises_error(name: str, scenario: Scenario) -> None:
-    """If PyTorch accepts the write but a value must be recomputed from it, an error is raised.
+    """PyTorch accepts some of these writes.
 
-    Fails if `_replay._home` does not compare versions.
+    If an evicted value must be recomputed from the old contents, a budget raises an error instead.
     """
     write = WRITES[name]
     places = {"written_outside": True, "backward_outside": True}
@@ -165,7 +165,10 @@ def test_write_after_budget_matches_pytorch_or_raises_error(name: str, scenario:
 
 
 def test_recomputation_from_weight_written_after_budget_raises() -> None:
-    """Fails if `_replay._home` does not compare versions, because the gradient would be wrong."""
+    """PyTorch accepts the write, because autograd saved nothing of the weight.
+
+    But an evicted value must be recomputed from the old weight, so the gradient would be wrong.
+    """
     weight, batch = vector(True), vector()
     with rekindle.budget(TIGHT, policy=LRU()) as run:
         loss = (weight + batch).sin().square().sum() + _load()
@@ -341,7 +344,7 @@ class _Exponential(torch.autograd.Function):
 def test_data_assigned_to_saved_result_is_ignored_by_its_node(
     make: Callable[[Tensor], Tensor], evict: Literal["saved", "anything"]
 ) -> None:
-    """In plain PyTorch a node saves its result as a tensor of its own, not the variable."""
+    """In plain PyTorch a node saves its result as a tensor of its own, apart from `h`."""
 
     def program() -> Callable[[], dict[str, Tensor]]:
         x, other = vector(True), vector()
@@ -419,7 +422,10 @@ class _Writes(_Reads):
 def test_write_in_backward_to_tensor_of_other_node_raises(
     kept: str, evict: Literal["saved", "anything"]
 ) -> None:
-    """PyTorch unpacks the saved tensor itself; a budget's tensor shares its version counter."""
+    """One function's backward pass writes to a tensor that the other function saved as well.
+
+    Within a budget, the tensor that a function unpacks shares the version counter of the original.
+    """
 
     def step() -> Tensor:
         weight = vector(True)
@@ -447,7 +453,7 @@ def test_write_in_backward_to_tensor_of_other_node_raises(
 
 
 def test_version_bump_of_alias_of_deleted_result_raises() -> None:
-    """After the original tensor has died, an alias that is read has the version of the value."""
+    """The alias is the only tensor left, so its version counter shows writes to the value."""
     weight = vector(requires_grad=True)
     with evicting_before_every_operator(), rekindle.budget("1GiB"):
         alias = torch.rand(WIDTH).detach()

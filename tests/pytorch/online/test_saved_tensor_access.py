@@ -1,4 +1,7 @@
-"""Tests that a program in a budget sees the same saved tensors as with hooks that do nothing."""
+"""Tests of programs that read a node's saved tensors, such as `grad_fn._saved_self`.
+
+Within a budget they get the same as with saved-tensor hooks that do nothing.
+"""
 
 from __future__ import annotations
 

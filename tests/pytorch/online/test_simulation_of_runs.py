@@ -35,10 +35,12 @@ def test_simulation_of_recorded_run_takes_same_actions(
     case: Case, policy: Policy, request: pytest.FixtureRequest
 ) -> None:
     if case.name == "mixture_of_experts" and policy == LRU():
-        # One operator was the last to read both an index tensor and a product. `LRU` evicts first
-        # the one that became a candidate earlier. That order differs between run and simulation.
+        # One operator was the last to read both an index tensor and a product, so their times of
+        # last use are equal. `LRU` then evicts the one that became evictable first, which is not
+        # the same one in the run and in the simulation.
         request.node.add_marker(pytest.mark.xfail(strict=True, reason="a tie is broken otherwise"))
-    # Before an operator's first call its workspace is estimated. A trace has only measured ones.
+    # Run once, so that workspaces are known: a budget would otherwise estimate some of them, but a
+    # trace has only measured ones.
     with rekindle.budget.unlimited():
         train(case.build())
     budget, run = _feasible(case, plainly(case).measured.budget(0.5), policy)

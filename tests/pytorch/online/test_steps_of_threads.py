@@ -18,7 +18,7 @@ STEPS = 500
 
 @dataclass
 class Counted:
-    """An engine whose clock advances on every read."""
+    """A stand-in for the engine, whose clock advances whenever it is read."""
 
     peak: int = 8
     ticks: Iterator[int] = field(default_factory=itertools.count)

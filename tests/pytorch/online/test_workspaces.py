@@ -1,4 +1,7 @@
-"""Tests of operators' workspace: it is measured, and memory for it is freed before the call."""
+"""Tests of the workspace of operators: memory that an operator allocates and frees internally.
+
+Rekindle measures it in the first calls, and later frees memory for it before the operator runs.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,7 @@ def test_input_freed_by_operator_is_not_workspace() -> None:
 
 
 def test_memory_from_before_budget_is_subtracted_when_freed() -> None:
-    """Frees of memory from before and from after the allocator was wrapped are counted."""
+    """Rekindle wraps the allocator when a budget begins, but also counts frees of older memory."""
     tensors = [torch.rand(SIZE) for _ in range(2)]
     with rekindle.budget(None) as run, torch.no_grad():
         tensors.append(tensors[0] + tensors[1])

@@ -282,7 +282,10 @@ def test_compiled_plan_with_unused_result_matches_pytorch(one_by_one: list[fx.Gr
 
 
 def test_compiled_plan_with_strided_gradient_matches_pytorch(one_by_one: list[fx.Graph]) -> None:
-    """Segments are compiled for one layout, so the gradient is copied."""
+    """A compiled segment (part of a plan) expects gradients in one memory layout.
+
+    A gradient with other strides is first copied into that layout.
+    """
     scale = torch.arange(WIDTH * ROWS).view(WIDTH, ROWS) / 1000
     step = given_to(lambda found: (found[1].t() * scale).sum() + found[2].square().sum())
     wanted = outcome(Several, step, None)

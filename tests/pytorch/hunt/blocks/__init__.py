@@ -1,7 +1,8 @@
-"""Blocks of networks: each reads `x` of the shape (batch, time, 8) and assigns one of that shape.
+"""Blocks: parts of the networks of random programs.
 
-`M` stands for the block's own name: `M = ...` becomes an attribute of the network, and `M_a = ...`
-becomes another one. Other names are variables of its `forward`, shared with the other blocks.
+Each block reads `x` of the shape (batch, time, 8), and assigns a new `x` of that shape. `M` stands
+for the block's own name: `M = ...` becomes an attribute of the network, and `M_a = ...` becomes
+another one. Other names are variables of the network's `forward`, shared with the other blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Parts of random programs: modes, writes without autograd, reads by NumPy, caught errors."""
+"""Blocks of random networks that autograd sees only in part.
+
+They change modes (such as `no_grad`), write past autograd, read by NumPy, or catch errors.
+"""
 
 from __future__ import annotations
 

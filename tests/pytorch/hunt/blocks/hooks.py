@@ -1,4 +1,4 @@
-"""Blocks with custom functions, checkpoints, hooks and state."""
+"""Blocks of random networks with custom functions, checkpoints, hooks and state."""
 
 from __future__ import annotations
 

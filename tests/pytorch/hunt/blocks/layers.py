@@ -1,4 +1,4 @@
-"""Parts of random programs that have weights: layers, cells, attention, mixtures of experts."""
+"""Blocks of random networks with weights: layers, cells, attention, mixtures of experts."""
 
 from __future__ import annotations
 

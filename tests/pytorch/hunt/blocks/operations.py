@@ -1,4 +1,7 @@
-"""Blocks without weights: random numbers, writes, indices, sums over time, algebra."""
+"""Blocks of random networks without weights.
+
+They draw random numbers, write in place, index, sum over time, or do linear algebra.
+"""
 
 from __future__ import annotations
 

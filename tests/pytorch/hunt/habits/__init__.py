@@ -1,10 +1,11 @@
-"""Habits that go with any loop: lines for each place of a step.
+"""Habits: things that a training script does in addition, whatever its loop is.
 
-The places are: setup (before the loop), before (the start of a step), batch (`x` and `target` are
-assigned), around (a context of the forward pass), call (the forward pass itself), loss (after the
-loss), backward (replaces `loss.backward()`), after (gradients are computed), between (the optimizer
-has made its step), zero (replaces `optimizer.zero_grad()`), last (the end of a step). A loop has at
-most one habit with a `call`, `backward` or `zero`.
+Each habit is lines of code for some places of a training step. The places are: setup (before the
+loop), before (the start of a step), batch (after `x` and `target` are assigned), around (a context
+of the forward pass), call (replaces the forward pass), loss (after the loss), backward (replaces
+`loss.backward()`), after (after the gradients are computed), between (after the optimizer's step),
+zero (replaces `optimizer.zero_grad()`), last (the end of a step). A loop has at most one habit with
+a `call`, `backward` or `zero`.
 """
 
 from __future__ import annotations

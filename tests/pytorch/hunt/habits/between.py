@@ -1,4 +1,7 @@
-"""Habits between steps: weight averages, evaluation, files, and weights that the program writes."""
+"""Things that training scripts do between steps, as lines for random programs.
+
+They average weights, evaluate, save and load checkpoints, and overwrite weights in place.
+"""
 
 from __future__ import annotations
 

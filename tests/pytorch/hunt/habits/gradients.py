@@ -1,4 +1,7 @@
-"""Habits around gradients and the backward pass."""
+"""Things that training scripts do to gradients and in the backward pass, for random programs.
+
+They clip, scale, collect or check gradients.
+"""
 
 from __future__ import annotations
 

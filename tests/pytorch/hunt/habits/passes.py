@@ -1,4 +1,7 @@
-"""Habits around the forward pass: its input, its context and its loss."""
+"""Things that training scripts do around the forward pass, as lines for random programs.
+
+They change its input, its context (such as autocast) and its loss.
+"""
 
 from __future__ import annotations
 
