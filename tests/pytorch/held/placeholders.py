@@ -1,4 +1,4 @@
-"""Look at evicted values without recomputing these values."""
+"""Find out which tensors are evicted, without recomputing them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rekindle.pytorch.native._higher import hidden
 
-#: The original methods of torch.Tensor. The replaced methods would pin the memory whose address or
-#: storage they return.
+#: The original methods of torch.Tensor. Within a budget they are replaced by methods that pin (keep
+#: in memory) the tensor whose address or storage they return.
 ADDRESS: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
 HOME: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 #: Message of the error when evicted memory is read.

@@ -1,7 +1,7 @@
-"""Tests of user-held values that become unreferenced during a recomputation.
+"""Tests of tensors that the program deletes while another value is recomputed.
 
-A garbage collection or another thread may delete a value at any time. Here the recomputed operator
-deletes it, so that it happens at the same moment each time.
+A garbage collection or another thread may delete a tensor at any time. Here the recomputed operator
+`dropping` deletes it, so that it happens at the same moment each time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ variables: list[Tensor] = []
 
 @pytest.fixture(autouse=True)
 def _prices() -> Iterator[None]:
-    """Fix the costs of operators, which decide about evictions."""
+    """Fix the costs of operators, so that each run evicts the same values."""
     with cores.fixed_prices():
         yield
     variables.clear()
@@ -62,7 +62,7 @@ def vector() -> Tensor:
 
 
 def test_operand_deleted_before_its_operator_runs_is_recomputed() -> None:
-    """A variable holds one operand. The other one is recomputed just before the operator."""
+    """The recomputation of one operand deletes the variable that holds the other one."""
 
     def step() -> Tensor:
         weight = vector()
@@ -84,7 +84,7 @@ def test_operand_deleted_before_its_operator_runs_is_recomputed() -> None:
 
 
 def test_operand_deleted_during_recomputation_matches_pytorch() -> None:
-    """The second operand is deleted while the inputs of the first one are recomputed."""
+    """While one operand is recomputed, the last variable of the other one's input is deleted."""
 
     def step() -> Tensor:
         weight = vector()
@@ -107,7 +107,7 @@ def test_operand_deleted_during_recomputation_matches_pytorch() -> None:
 
 
 def test_end_of_budget_does_not_recompute_deleted_value() -> None:
-    """The value loses its last reference before the end of the budget would recompute it."""
+    """At its end, the budget recomputes one value, and that deletes the variable of the other."""
     weight = vector()
     with rekindle.budget(4 * NBYTES, record=True) as run:
         first = dropping(weight)
@@ -120,11 +120,11 @@ def test_end_of_budget_does_not_recompute_deleted_value() -> None:
 
 
 def test_value_deleted_during_its_own_recomputation_is_freed() -> None:
-    """The source of the value, which was in memory, is freed together with the value."""
+    """The value's input is freed together with the value."""
     weight = vector()
     with rekindle.budget(5 * NBYTES):
         variables.append(weight.sin())
-        variables[0].untyped_storage()  # resident from now on
+        variables[0].untyped_storage()  # pinned (not evicted) from now on
         variables.append(variables[0] + dropping(weight))
         torch.empty(3 * WIDTH)
         _Drops.wanted = _Drops.all = True

@@ -34,7 +34,7 @@ STEPS, NBYTES = 40, 4 * NUMBERS
 
 
 def pipeline(steps: int = 20) -> list[Tensor]:
-    """Run inference whose intermediate results are all held by the program."""
+    """Run inference, and return all intermediate results in a list."""
     torch.manual_seed(20)
     x, kept = torch.randn(NUMBERS), []
     with torch.no_grad():
@@ -185,7 +185,10 @@ def unrolled() -> list[Tensor]:
 
 
 def test_gradients_are_evicted_after_other_user_held_values() -> None:
-    """The accumulated gradient is large and long unused, but recomputing it needs many values."""
+    """Policies would evict the gradient first, because it is large and was not used for long.
+
+    But a recomputation of it needs many values, so it stays.
+    """
     plain = measure(unrolled)
     wanted = unrolled()
     with _everything.counted() as again, rekindle.budget(plain.budget(0.7), evict="anything"):
@@ -193,7 +196,7 @@ def test_gradients_are_evicted_after_other_user_held_values() -> None:
     assert again.total() > 20
     backward = [name for name in again if "backward" in name or name in ("add", "add_", "mul")]
     assert backward == [], "a gradient was computed again"
-    # the gradient of the weight is one of them
+    # `mm` computes hidden states, and gradients of the weight: only the former are recomputed
     assert again["mm"] <= max(again["native_layer_norm"], STEPS)
     assert all(map(torch.equal, got, wanted))
 
@@ -313,12 +316,15 @@ def test_backward_after_budget_of_evict_anything_matches_pytorch() -> None:
     assert torch.equal(weight.grad, plain.grad)
 
 
-# -- long chains of recomputation ------------------------------------------------------------------
+# -- values that only a long chain of operators could recompute ------------------------------------
 
 
 @contextmanager
 def longest_chain(calls: int) -> Iterator[None]:
-    """Limit recomputation chains without autograd to so many calls while the context is open."""
+    """While the context is open, let no value depend on a chain of more than `calls` operators.
+
+    A value at the end of such a chain loses its recipe, and stays in memory.
+    """
     cores.tune(lambda driver: driver.core.longest_chain(driver.handle, calls))
     yield
     cores.tune_no_more()
@@ -347,7 +353,7 @@ def test_long_chain_without_autograd_pins_every_eleventh_value() -> None:
 
 
 def test_batches_that_only_a_running_mean_needs_are_freed() -> None:
-    """The running mean was computed from all batches, which do not fit into the budget together."""
+    """Only the recipe of the mean holds the batches. Together they do not fit into the budget."""
     with rekindle.budget(24 * NBYTES, evict="anything") as run, torch.no_grad():
         mean = torch.zeros(NUMBERS)
         for number in range(60):
@@ -380,7 +386,7 @@ def test_thread_started_inside_reads_evicted_value() -> None:
 
 
 def test_user_held_values_are_pinned_while_other_thread_runs() -> None:
-    """The other thread has no dispatch mode, so it would read memory that was freed."""
+    """Rekindle does not see the operators of the other thread, which could read freed memory."""
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(200, NUMBERS) * 3
         wrong: list[float] = []
@@ -403,7 +409,7 @@ def test_user_held_values_are_pinned_while_other_thread_runs() -> None:
 
 @pytest.mark.parametrize("earlier", [False, True])
 def test_user_held_values_are_pinned_while_outside_thread_lives(earlier: bool) -> None:
-    """With `earlier`, the thread belongs to an ended budget, so it is outside the next one."""
+    """With `earlier`, the thread was started within another budget, which has ended."""
     stop = threading.Event()
     thread = threading.Thread(target=lambda: stop.wait(60))
     with rekindle.budget(1 << 30) if earlier else nullcontext():
@@ -456,7 +462,7 @@ def test_user_held_values_are_evicted_despite_compiler_threads(
         with rekindle.budget(1 << 30, evict="anything") as run:
             x = torch.ones(NUMBERS) * 3
             _everything.evict_all(run)
-            assert not is_empty(x)  # entering the budget did not start Inductor's pool
+            assert not is_empty(x)  # the thread is not known as Inductor's before `pool()` below
             torch.ones(1)
         assert async_compile.AsyncCompile.pool() is pool
         with rekindle.budget(1 << 30, evict="anything") as run:

@@ -1,4 +1,4 @@
-"""Tests of `evict="auto"`: user-held values are evicted after all other candidates."""
+"""Tests of `evict="auto"`: tensors in variables are evicted only if nothing else can be."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def only_counted(late: nn.Linear, x: Tensor) -> Tensor:
 def test_first_use_of_model_evicts_values_held_in_list(
     first_access: Callable[[nn.Linear, Tensor], Tensor],
 ) -> None:
-    """The model counts from its first operator on, with its gradients and optimizer state."""
+    """At its first use, the model counts in the budget, with gradients and optimizer state."""
     torch.manual_seed(20)
     late = nn.Linear(128, 128, bias=False)
     optimizer = torch.optim.AdamW(late.parameters())
@@ -101,11 +101,11 @@ def test_first_use_of_model_evicts_values_held_in_list(
     assert run.peak <= run.budget
 
 
-# -- programs that need it -------------------------------------------------------------------------
+# -- programs that fit only if user-held values are evicted ----------------------------------------
 
 
 def states() -> Callable[[], Any]:
-    """Return a step whose hidden states are read once more after the loss."""
+    """Return a step that holds its hidden states in a list, and reads them again after the loss."""
     torch.manual_seed(20)
     weight = torch.randn(ROWS, 20, requires_grad=True)
 
@@ -133,7 +133,7 @@ def test_list_of_hidden_states_is_evicted_after_saved_values() -> None:
 
 
 def test_evict_auto_needs_less_memory_for_held_skip_connections() -> None:
-    """The gradients of the skips stay in memory until the backward pass needs them."""
+    """With "auto", skip connections in variables are evicted. Their gradients are not."""
     with cores.fixed_prices():
         smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "auto")}
     assert smallest["auto"] <= smallest["saved"] - NBYTES
@@ -209,7 +209,7 @@ def test_recomputed_user_held_value_is_evicted_again() -> None:
 
 
 def test_tensor_set_from_evicted_tensor_reads_recomputed_bytes() -> None:
-    """`Tensor.set_` takes over a storage without reading the storage, unlike other operators."""
+    """`Tensor.set_` lets a tensor use another tensor's storage, here an evicted one."""
     wanted = layers()[0]()
     with evicting_held(1 << 30) as run:
         kept = layers()[0]()
@@ -483,7 +483,7 @@ def test_recorded_run_with_evict_auto_is_valid_schedule() -> None:
 
 
 def test_learned_plan_with_evict_auto_matches_pytorch() -> None:
-    # includes gradients of the step before
+    # 10 % more than the smallest budget of one step, for the gradients of the step before
     budget = int(1.1 * harshest(skips, evict="auto").budget)
     torch.manual_seed(1)
     step = skips()

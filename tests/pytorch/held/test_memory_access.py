@@ -1,7 +1,8 @@
-"""Tests of every access to an evicted value's memory that bypasses the dispatcher.
+"""Tests of every way to access an evicted tensor's memory without an operator.
 
-Each access is made three times: in plain PyTorch; within a budget, where the result must be the
-same, also after another eviction; and on an unprotected placeholder, where it must fail.
+Each access is made three times. In plain PyTorch it gives the wanted result. Within a budget the
+result must be the same, also if all is evicted again. On a bare placeholder (the storage of an
+evicted tensor, without Rekindle's replaced methods) it must raise.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def recurrent(sizes: Tensor) -> Any:
     return torch.nn.GRU(2, 3)(packed(sizes))[1].tolist()
 
 
-#: Composite functions that read lengths and indices before any operator runs, so these are pinned.
+#: Functions that read lengths or indices from a tensor before any operator runs. Such tensors are
+#: pinned (not evicted).
 COUNTS: dict[str, Look] = {
     "tensor_split": lambda n: [part.tolist() for part in torch.arange(4).tensor_split(n)],
     "torch.tensor_split": lambda n: torch.tensor_split(torch.arange(4), n)[0].tolist(),
@@ -201,7 +203,7 @@ def test_tensor_whose_address_the_program_has_is_pinned(name: str) -> None:
 
 
 class Doubled(Function):
-    """A function whose kernel overwrites the input unobserved, between two reads."""
+    """A function that overwrites its input by address (unseen by Rekindle) between two reads."""
 
     seen: ClassVar[list[Tensor]] = []
 
@@ -219,8 +221,8 @@ class Doubled(Function):
         return gradient * 4, None
 
 
-def test_custom_function_that_writes_by_numpy_matches_pytorch() -> None:
-    """The version counter of the written tensor moves once when the function ends."""
+def test_custom_function_that_writes_by_address_matches_pytorch() -> None:
+    """Both reads inside the function see the contents that they see in plain PyTorch."""
     x, weight = torch.rand(4), torch.rand(4, requires_grad=True)
     wanted = [x.exp(), (4 * x).exp()]
     Doubled.seen.clear()
@@ -262,7 +264,7 @@ def test_tensor_methods_on_evicted_value_match_pytorch(part: int) -> None:
     assert differing == {}
 
 
-#: Accesses whose results differ from call to call, or that end the interpreter anyway.
+#: Methods that the test leaves out, and why their results differ.
 _DIFFER = {
     "__dlpack_c_exchange_api__": "hidden within a budget, so that `__dlpack__` is used instead",
     "__weakref__": "whether there is one",
@@ -283,7 +285,7 @@ def _called(x: Tensor, name: str) -> str:
 
 
 def _husk_of_nothing() -> torch.UntypedStorage:
-    """Return a placeholder (storage of an evicted value) of no bytes that raises when read."""
+    """Return an empty storage that raises when it is read, as that of an evicted tensor does."""
     home = torch.UntypedStorage(0)
     ctypes.memset(home._cdata + _placeholders.flag_of_reading(), 1, 1)
     return home
@@ -291,10 +293,7 @@ def _husk_of_nothing() -> torch.UntypedStorage:
 
 @pytest.mark.parametrize("name", [*LOOKS, *KEEPS])
 def test_direct_access_to_evicted_storage_raises(name: str) -> None:
-    """Nearly all ways of direct access raise an error, including those that no test lists.
-
-    Access that uses only the size of a storage reads nothing, or the contents of shared memory.
-    """
+    """All ways of access but three raise an error. These three never return the old contents."""
     look = {**LOOKS, **KEEPS}[name]
     wanted = plain(look(torch.ones(4) * 3))
     x = torch.ones(4) * 3
@@ -327,7 +326,7 @@ def test_kernel_that_reads_evicted_storage_raises() -> None:
 
 
 def test_reading_evicted_storage_without_raise_flag_crashes() -> None:
-    """Freeing the memory of an evicted value is not enough, because kernels do not check for it."""
+    """PyTorch's flag that makes reading raise is needed: kernels do not check for freed memory."""
     program = (
         "import torch; x = torch.ones(4); "
         "x.untyped_storage()._swap_data_ptr_(torch.UntypedStorage(0)); x + 1"
@@ -340,7 +339,10 @@ def test_reading_evicted_storage_without_raise_flag_crashes() -> None:
 def test_access_to_evicted_tensor_raises_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without patched methods, access raises. So the tests of patched methods can fail."""
+    """Rekindle patches methods of tensors, so that access recomputes an evicted tensor.
+
+    Without the patches, access raises. So the tests of access can fail.
+    """
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
@@ -353,7 +355,10 @@ def test_access_to_evicted_tensor_raises_without_patched_methods(
 def test_exported_memory_is_evicted_without_patched_methods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without patched methods, no memory is pinned. So the tests of pinned memory can fail."""
+    """Rekindle patches methods of tensors, so that exported memory is pinned (not evicted).
+
+    Without the patches it is evicted. So the tests of exported memory can fail.
+    """
     monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     monkeypatch.setattr(_handed_out, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:

@@ -1,4 +1,4 @@
-"""Tests that all operands of an operator are resident and pinned until it has run."""
+"""Tests that all operands of an operator are in memory, and not evicted, until it has run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[[], object]
 
 
 def test_spectral_norm_with_evict_anything_matches_pytorch() -> None:
-    """The power iteration reads a normalized vector and the vector it was computed from."""
+    """Spectral norm has an operator that reads a vector and also the input of that vector."""
 
     def program() -> Step:
         layer = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
@@ -40,9 +40,9 @@ def test_spectral_norm_with_evict_anything_matches_pytorch() -> None:
 
 
 def test_recomputed_operand_is_pinned_while_other_is_recomputed() -> None:
-    """The budget has room for three vectors.
+    """The operator `c + a` needs both operands, which are evicted. The budget holds three vectors.
 
-    The operand `a` is recomputed to compute `c`. It must not be evicted again to recompute `c`.
+    `a` is recomputed first. It must not be evicted while `c` is recomputed.
     """
     nbytes = 4 * 1_000
     with torch.no_grad(), rekindle.budget(3 * nbytes, evict="anything") as run:
@@ -62,7 +62,7 @@ _pools: list[ThreadPoolExecutor] = []  # the operator below uses the last pool
 def doubled_elsewhere(x: Tensor) -> Tensor:
     pool = _pools[-1]
     doubled = pool.submit(lambda: x * 2).result(timeout=60)
-    pool.submit(int).result()  # the thread has released its reference to the result
+    pool.submit(int).result()  # then the thread no longer has a reference to `doubled`
     return doubled
 
 
@@ -84,9 +84,9 @@ def _pools_end() -> Iterator[None]:
 def test_operator_that_waits_for_thread_matches_pytorch(
     evict: Literal["saved", "anything"], started: str
 ) -> None:
-    """The operator waits in its first run and in its recomputation.
+    """An operator waits for a thread that runs operators, in its first run and when recomputed.
 
-    The thread may be within the budget as well, so it must not wait for the operator.
+    The thread's operators must not wait for that operator, because both would wait for ever.
     """
 
     # Each case has its own size, because workspaces are measured once per size and process.
@@ -107,8 +107,8 @@ def test_operator_that_waits_for_thread_matches_pytorch(
         return step
 
     again = harshest(program, evict=evict, policy=rekindle.policies.LRU()).again
-    # The operators of a thread that started earlier have recipes, so `mul` is recomputed. Those of
-    # a thread that the waiting operator started have none, so that operator is recomputed.
+    # If the thread started earlier, Rekindle records the operators that it runs, and recomputes
+    # `mul`. If the waiting operator started the thread, Rekindle recomputes that operator instead.
     assert again["mul" if started == "before" else "rekindle_tests::doubled_elsewhere"] > 0
 
 
@@ -116,7 +116,7 @@ def test_operator_that_waits_for_thread_matches_pytorch(
 def test_graph_of_earlier_budget_runs_within_later_one(
     first: Literal["saved", "anything"],
 ) -> None:
-    """The later budget does not evict values that the earlier one recomputes."""
+    """A graph was recorded in a budget that has ended. Another budget runs its backward pass."""
 
     def program() -> Step:
         weight = torch.rand(1_000, requires_grad=True)
@@ -135,7 +135,7 @@ def test_graph_of_earlier_budget_runs_within_later_one(
 
 
 def test_write_through_data_of_inference_tensor_matches_pytorch() -> None:
-    """Neither of the two tensors has a version counter that it could share with the other one."""
+    """Inference tensors have no version counters, so `y` and `y.data` cannot share one."""
     x = torch.rand(1_000)
     with rekindle.budget(4 * x.nbytes, evict="anything") as run, torch.inference_mode():
         y = x + 1

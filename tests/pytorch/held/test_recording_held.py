@@ -1,4 +1,7 @@
-"""Tests of `record=True` with `evict="anything"`: verified records, traces of parts, plans."""
+"""Tests of `record=True` with `evict="anything"`.
+
+A record lists all evictions and recomputations of a run. Plans may be learned from it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def test_recorded_run_with_evict_anything_is_valid_schedule() -> None:
 
 
 def test_recorded_no_grad_run_may_exceed_budget_at_its_end() -> None:
-    """The recomputations at the end of the budget exceed its amount."""
+    """At its end, a budget recomputes all user-held values, which may need more memory than it has.
+
+    The record does not include these recomputations.
+    """
     wanted = pipeline()
     with within(8 * NBYTES, record=True) as run:
         kept = pipeline()

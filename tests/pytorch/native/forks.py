@@ -6,8 +6,8 @@ trains within a budget of its own, and ends. The program prints how many childre
 PyTorch has a lock that `fork` does not handle (`GlobalCallbackManager` in record_function.cpp).
 Each backward pass of another thread takes the lock for a moment, and a child forked in that moment
 waits for ever. This happens to about one child in 1,000, so the test permits one in a hundred. A
-budget does not hold that lock more often: a thread had it 8 times in 10,000 in plain PyTorch, and 3
-times in 10,000 within a budget.
+budget does not make it more frequent: of 10,000 checks, a thread held the lock in 8 in plain
+PyTorch, and in 3 within a budget.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def evict(over: threading.Event, within: rekindle.budget) -> None:
 
 
 def child(number: int, loss: torch.Tensor) -> None:
-    loss.backward()  # values of the parent's graph
+    loss.backward()  # the parent recorded this graph
     torch.rand(100).sum()
     if number % WITHIN_EVERY == 0:
         w = torch.rand(1_000, requires_grad=True)

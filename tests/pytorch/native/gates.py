@@ -28,7 +28,7 @@ def filled(value: Tensor) -> Tensor:
 
 @rekindle.recomputable
 class Gate(Function):
-    """A function that saves its arguments and an intermediate value that no operator made."""
+    """A gate that saves its arguments, and a value written by address, as by a Triton kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float) -> Tensor:
@@ -53,7 +53,7 @@ def gate(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def trained(layer: Layer, depth: int = DEPTH) -> list[Tensor]:
-    """Return the loss and the gradients of a chain of `layer`."""
+    """Return the loss and the gradients of a chain of `depth` calls of `layer`."""
     torch.manual_seed(0)
     weights = [torch.randn(WIDTH, WIDTH).div(4).requires_grad_() for _ in range(depth)]
     x = torch.randn(ROWS, WIDTH)
@@ -65,7 +65,13 @@ def trained(layer: Layer, depth: int = DEPTH) -> list[Tensor]:
 
 
 def compared(layer: Layer, share: float = 0.5) -> Run:
-    """Assert equal bits in plain PyTorch, without a limit, and within `share` of the plain peak."""
+    """Train in plain PyTorch and within budgets, and assert equal bits.
+
+    One budget has no limit, one has `share` of the peak, and one evicts all before each operator.
+
+    Returns:
+        The run within `share` of the peak.
+    """
     wanted = {str(i): each for i, each in enumerate(trained(layer))}
     with rekindle.budget(None, learn=False) as roomy:
         got = {str(i): each for i, each in enumerate(trained(layer))}
@@ -83,7 +89,7 @@ def compared(layer: Layer, share: float = 0.5) -> Run:
 
 
 def kept(layer: Layer) -> str:
-    """Train within an ample budget, and return the reason why the function is not recomputed."""
+    """Train without a limit, and return the reason why the function `layer` is not recomputed."""
     wanted = {str(i): each for i, each in enumerate(trained(layer))}
     with rekindle.budget(None, learn=False) as run:
         got = {str(i): each for i, each in enumerate(trained(layer))}
@@ -94,7 +100,7 @@ def kept(layer: Layer) -> str:
 
 
 def units_recomputed(layer: Layer, share: float = 0.5) -> int:
-    """Return how many functions were recomputed within `share` of the peak."""
+    """Return how often a function was recomputed as one operator, within `share` of the peak."""
     run = compared(layer, share)
     assert run._driver.functions_kept == {}
     return run.recomputations

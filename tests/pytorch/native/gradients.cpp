@@ -1,4 +1,6 @@
-// A function in C++ that refers to a gradient as autograd's own nodes do, and reads it afterwards.
+// An autograd function in C++ that calls backward operators on a tensor. It has as few references
+// to the tensor as an autograd node to its gradient, but reads the tensor afterwards. So Rekindle
+// must not write an operator's result over the tensor.
 #include <ATen/ops/add.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/mul.h>

@@ -1,4 +1,4 @@
-"""Policies as a user of Rekindle may write them."""
+"""Eviction policies as a user of Rekindle may write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.policies import Candidate, Chooser, Policy
 
 
 class CheapestChooser(Chooser):
-    """The policy of `docs/how-to/extend.md`, which also reads the neighbors of a candidate."""
+    """The chooser of `docs/how-to/extend.md`, here with the parents and children of a storage."""
 
     def __init__(self) -> None:
         self.candidates: dict[Candidate, None] = {}
@@ -51,7 +51,7 @@ class Cheapest(Policy):
 
 
 class With(Policy):
-    """A policy whose chooser `make` creates."""
+    """A policy whose chooser is created by the function `make`."""
 
     def __init__(self, make: Callable[[], Chooser]) -> None:
         self._make = make

@@ -20,7 +20,7 @@ ROWS = 8
 
 
 class Program:
-    """A program of phases that run one after the other; a phase that failed is run again.
+    """A program of phases that run one after the other. The test repeats a phase that failed.
 
     Attributes:
         phases: Functions that train and return a loss to compare.
@@ -47,7 +47,7 @@ class Program:
         return copy.deepcopy(found)
 
     def rest(self) -> dict[str, Tensor]:
-        """Return the state that a forward pass changes: buffers and the generator."""
+        """Return the state that a forward pass changes: buffers and the random generator."""
         buffers = {name: each.clone() for name, each in self.modules.named_buffers()}
         return {**buffers, "generator": torch.get_rng_state()}
 
@@ -248,8 +248,8 @@ def _two_players() -> Program:
         return loss.detach()
 
     def make() -> Tensor:
-        # Set the gradients of the critic to zero too: a backward pass of this function adds to
-        # them, also one that fails halfway.
+        # The backward pass below also adds to the critic's gradients. If it failed halfway, they
+        # must be zero before it is repeated.
         model.zero_grad()
         loss = -model.critic(model.generator(torch.randn(2, 4))).mean()
         loss.backward()

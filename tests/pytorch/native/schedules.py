@@ -1,9 +1,9 @@
-"""Programs of two to four threads within one budget, interleaved as a seed decides.
+"""Programs of two to four threads within one budget, in a random order that a seed decides.
 
 `python -m tests.pytorch.native.schedules EVICT FIRST COUNT`: one thread runs at a time. Another
-thread may continue before each operator, inside the kernels of some, and where the core asks Python
-about threads. Each program runs plainly first; within the budget it has the same bits, or
-`OutOfBudget` is raised. The outcome is printed as JSON.
+thread may take over before each operator, inside the kernels of some operators, and where the core
+asks Python about threads. Each program runs first in plain PyTorch, then within a budget, which
+gives the same bits or raises `OutOfBudget`. The outcomes are printed as JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Stopped(BaseException):
 
 @final
 class Turns:
-    """Let one thread run at a time, in an order drawn from a seed."""
+    """Let one thread run at a time, in a random order that a seed decides."""
 
     now: Turns | None = None
 
@@ -116,7 +116,7 @@ class Turns:
 
 
 class Switching(TorchDispatchMode):
-    """A mode that may switch threads at each operator of this thread."""
+    """A dispatch mode that may let another thread run before each operator of this thread."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         Turns.switch()
@@ -124,7 +124,7 @@ class Switching(TorchDispatchMode):
 
 
 def switching_kernels() -> torch.library.Library:
-    """Replace kernels of PyTorch by kernels in which another thread may continue."""
+    """Replace some kernels of PyTorch by kernels in which another thread may take over."""
     library = torch.library.Library("aten", "IMPL")
 
     def sin(x: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ class Program:
             self.turns.stop()
             for thread in threads:
                 thread.join()
-            Turns.now = None  # recomputations at the end of the budget do not switch threads
+            Turns.now = None  # no switch in the recomputations at the end of the budget
         for thread in threads:
             for failure in thread.failures:  # type: ignore[attr-defined]
                 raise failure

@@ -1,4 +1,7 @@
-"""Tests of the CPU arena, which returns freed memory to the operating system."""
+"""Tests of the arena: a budget's own CPU allocator.
+
+It gives freed memory back to the operating system, so that the process stays near the budget.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ def cached() -> int:
 
 
 def most(budget: int) -> int:
-    """Return the bytes that may be mapped within `budget`: a sixteenth more, and 4 MiB."""
+    """Return the most bytes that the arena may map: the budget, a sixteenth of it, and 4 MiB."""
     return budget * 17 // 16 + 4 * MIB
 
 
 def room(budget: int) -> int:
-    """Return the bytes that may be mapped but free within `budget`."""
+    """Return how many free bytes the arena may keep mapped within `budget`."""
     return max(0, most(budget) - live())
 
 
@@ -121,7 +124,7 @@ def test_free_memory_of_arena_is_limited_by_budget() -> None:
 def test_memory_outside_of_arena_lowers_limit_of_arena() -> None:
     weight, before = torch.zeros(1_000_000, requires_grad=True), live()
     with rekindle.budget("8MiB"):
-        weight.sum()  # the budget counts these 4 MB from here on
+        weight.sum()  # these 4 MB count from the first operator that reads them
         torch.empty(900_000)
         (weight[:10] * 2).sum()
         torch.empty(200_000)
@@ -130,7 +133,7 @@ def test_memory_outside_of_arena_lowers_limit_of_arena() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
 def test_arena_in_full_small_budget_reuses_its_mapped_pages() -> None:
-    """Most requests are served from freed memory, although the budget is full."""
+    """New tensors use memory that is still mapped, so the system maps few pages anew."""
     torch.manual_seed(0)
     cell = nn.LSTMCell(64, 64)
     batch = torch.randn(40, 8, 64)

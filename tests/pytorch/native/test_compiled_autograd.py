@@ -1,4 +1,4 @@
-"""Tests of compiled autograd within a budget, which unpacks saved tensors from Python."""
+"""Tests of compiled autograd within a budget. It unpacks saved tensors from Python."""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ def numbers(run: Any) -> Any:
 
 
 def test_memory_snapshot_in_several_threads_reads_no_gradients() -> None:
-    """The snapshot has only a total, as PyTorch may free a gradient while a thread reads it."""
+    """A thread takes the snapshot while others run. PyTorch may free a gradient meanwhile.
+
+    So the snapshot has only the total of memory, and no categories.
+    """
 
     def train() -> None:
         layer = nn.Linear(32, 32)
@@ -60,7 +63,10 @@ def test_memory_snapshot_in_several_threads_reads_no_gradients() -> None:
 
 
 def test_counted_memory_equals_allocator_events() -> None:
-    """The allocator's own events show the true sum; other allocations of the step are small."""
+    """The memory that the allocator reports to the profiler does not exceed the budget either.
+
+    It includes small allocations that Rekindle does not count.
+    """
     weight = vector(True)
     deeper(weight, 30).sum().backward()  # PyTorch itself allocates memory on first use
     weight.grad = None
@@ -84,10 +90,10 @@ def test_run_measures_compute_and_recompute_times() -> None:
 
 
 def test_bookkeeping_is_small_per_operator_and_ends_with_step() -> None:
-    """Bytes are counted per recorded operator; several steps leave nothing behind."""
+    """The core's records take at most 2,000 bytes for each operator, and end with the step."""
     weight = vector(True)
     with unlimited() as run:
-        others = numbers(run).bookkeeping  # records of graphs that other tests left
+        others = numbers(run).bookkeeping  # bytes of records that other tests left behind
         loss = deeper(weight, 500).sum()
         assert numbers(run).bookkeeping - others <= 428 * 2_000
         del loss
@@ -115,16 +121,16 @@ def test_two_runs_with_same_costs_have_equal_engine_journals() -> None:
         return found
 
     with cores.fixed_prices():
-        journal()  # after this run all signatures are known
+        journal()  # the first call of an operator is recorded in another way than later ones
         first = journal()
         assert len(first) > 500
         assert journal() == first
 
 
 class _Garbage:
-    """An object in a reference cycle whose finalizer notes if the core's lock is held.
+    """An object in a reference cycle. Its finalizer notes if the core's lock is held.
 
-    The finalizer makes another such object.
+    The finalizer makes another such object, so that each garbage collection finds one.
     """
 
     def __init__(self, core: Any, found: list[bool]) -> None:
@@ -138,10 +144,13 @@ class _Garbage:
 
 
 def _where_garbage_is_collected(core: Any, call: Callable[[], object]) -> list[bool]:
-    """Call `call` while nearly each new container triggers the garbage collector.
+    """Call `call`, while nearly each new list or tuple of Python triggers a garbage collection.
 
-    Return where a finalizer ran with the core's lock held. Free lists of Python are used up first,
-    because taking a container from them triggers no collection.
+    Python's stock of unused lists and tuples is used up first, because taking one from it triggers
+    no collection.
+
+    Returns:
+        For each finalizer that ran: True if the core's lock was held.
     """
     kept: list[Any] = [[[] for _ in range(100)]]
     kept += [[(0,) * n for _ in range(2_100)] for n in range(2, 14)]
@@ -225,7 +234,7 @@ def test_out_of_budget_raised_in_thread_has_the_public_class() -> None:
     with within(TIGHT), pytest.raises(rekindle.OutOfBudget) as raised:
         Wide.apply(weight).sum().backward()
     assert raised.value.needed == 30 * VECTOR
-    with within(TIGHT):  # no memory is left
+    with within(TIGHT):  # the failed backward pass left no memory in use
         deeper(weight).sum().backward()
 
 
@@ -247,7 +256,7 @@ def test_recomputation_with_result_of_other_size_raises() -> None:
 
 
 def test_numpy_buffer_is_copied_before_recomputation_needs_it() -> None:
-    """The program refills a buffer; results of its first contents must stay recomputable."""
+    """The program refills a buffer. Results of its old contents are recomputed from a copy."""
 
     def gradient() -> Tensor:
         torch.manual_seed(20)

@@ -131,7 +131,7 @@ def test_operators_of_custom_policy_do_not_count_in_budget() -> None:
 
 
 def test_other_threads_run_while_custom_policy_chooses() -> None:
-    """The policy releases the GIL while it works; threads that run operators wait for it."""
+    """A policy in Python may release the GIL. Other threads' operators then wait until it chose."""
     seen = threading.Event()
 
     class Slow(CheapestChooser):
@@ -207,7 +207,7 @@ def test_budget_with_custom_policy_makes_no_automatic_plan() -> None:
 
 
 class Waits(CheapestChooser):
-    """A chooser that waits for a computing thread in each addition and in each choice."""
+    """A chooser whose methods `add` and `choose` wait for a thread that runs operators."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         super().__init__()

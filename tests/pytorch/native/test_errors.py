@@ -167,7 +167,7 @@ def test_error_at_end_of_budget_does_not_hide_error_of_program() -> None:
         kept = [torch.ops.rekindle_end.sin(weight * n) for n in range(3)]
         cores.evict_all(run._driver)
         again = True
-        # raises no error of its own, so the program's error propagates
+        # `__exit__` raises no error, so that the error of the program propagates
         within.__exit__(KeyError, error, None)
         del kept
     assert any("cannot run again" in note for note in error.__notes__)

@@ -1,4 +1,7 @@
-"""Tests of operators whose result size is estimated: an estimate never refuses an operator."""
+"""Tests of operators whose result size can only be estimated before they run.
+
+An estimate above the budget is no reason to raise `OutOfBudget`; the real size is.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def test_result_larger_than_budget_is_refused_with_real_size() -> None:
 
 @torch.library.custom_op("rekindle_tests::counted_and_repeated", mutates_args={"count"})
 def counted_and_repeated(x: Tensor, count: Tensor) -> Tensor:
-    """Return 16 times as many bytes as given, which cannot be predicted."""
+    """Write `count`, and return 16 times the bytes of `x`. No fake kernel predicts that size."""
     count += 1
     return x.repeat(16)
 
@@ -94,7 +97,7 @@ def test_operator_after_in_place_result_above_budget_is_refused() -> None:
 
 
 def test_operator_with_sparse_result_evicts_after_it_ran() -> None:
-    """The step of SparseAdam has such results of unknown size."""
+    """As in steps of SparseAdam, the size of a sparse result is unknown before the operator ran."""
     state = torch.linspace(-1, 1, 1_000).reshape(100, 10)
     indices, values = torch.arange(50).reshape(1, 50), torch.ones(50, 10)
     mask = torch.sparse_coo_tensor(indices, values, (100, 10), check_invariants=True).coalesce()

@@ -1,4 +1,7 @@
-"""Tests of first calls: an operator of unknown workspace stays within the budget as well."""
+"""Tests of an operator's first call, before its workspace (internal memory) was measured.
+
+The call stays within the budget, or raises `OutOfBudget`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,11 @@ pytestmark = pytest.mark.usefixtures("workspaces_unknown")
 def within(
     budget: int, step: Callable[[], object], **options: Any
 ) -> tuple[int, Run, rekindle.OutOfBudget | None]:
-    """Return the largest number of bytes allocated at once, the run, and its error."""
+    """Run `step` within a budget.
+
+    Returns:
+        The most bytes that were allocated at once, the run, and the `OutOfBudget` raised, or None.
+    """
     runs: list[Run] = []
     errors: list[rekindle.OutOfBudget] = []
 
@@ -107,7 +114,7 @@ def follow(
     fraction: float,
     suggested: Callable[[rekindle.OutOfBudget], int],
 ) -> tuple[int, float]:
-    """Start a program within a fraction of its plain peak, then within suggested budgets.
+    """Start a program within a fraction of its plain peak, then within budgets that errors suggest.
 
     Returns:
         The number of starts, and the budget in which it ran, as a fraction of the plain peak.
@@ -157,7 +164,7 @@ def test_following_rehearsed_budgets_takes_at_most_3_starts(
 
 
 def test_refused_first_operator_call_runs_after_evictions() -> None:
-    """The operator has no estimated workspace, so nothing is evicted before it is refused."""
+    """The core refuses memory to the operator while it runs, evicts, and runs it again."""
     weight = torch.rand(SIZE, requires_grad=True)
     plain = saved_values(weight).logsumexp(0)
     (expected,) = torch.autograd.grad(plain, weight)

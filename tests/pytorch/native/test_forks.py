@@ -1,4 +1,4 @@
-"""Tests of a process that forks while other threads use the core: the child continues alone."""
+"""Tests of a process that forks while other threads use the core: the child does not hang."""
 
 from __future__ import annotations
 

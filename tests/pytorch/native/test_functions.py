@@ -52,7 +52,9 @@ def test_recomputable_function_runs_twice_on_first_call() -> None:
             return Gate.__dict__["forward"].__func__(ctx, x, weight, scale)
 
     layer: Layer = lambda x, w: Counted.apply(x, w, 1.5)  # noqa: E731
-    for runs in (DEPTH + 2, DEPTH):  # in the first run, the first call's argument needs no gradient
+    # Each new kind of call runs twice. The first budget sees two kinds: the argument of the chain's
+    # first call needs no gradient, but those of the others do.
+    for runs in (DEPTH + 2, DEPTH):
         ran.clear()
         with rekindle.budget(None):
             trained(layer)
@@ -60,7 +62,7 @@ def test_recomputable_function_runs_twice_on_first_call() -> None:
 
 
 def test_function_that_saves_view_of_argument_is_recomputed() -> None:
-    """Liger's norm saves such a view, `X.view(-1, dim)`."""
+    """The norm of the Liger kernels saves such a view: `X.view(-1, dim)`."""
 
     @rekindle.recomputable
     class Flat(Function):
@@ -298,7 +300,7 @@ def test_recomputable_function_under_vmap_matches_pytorch() -> None:
 
 @pytest.mark.parametrize("cast", [None, torch.float32])
 def test_recomputable_function_under_autocast_matches_pytorch(cast: torch.dtype | None) -> None:
-    """The function has the decorators of `torch.amp`, and is recomputed after autocast ended."""
+    """The function uses `torch.amp.custom_fwd`, and is recomputed after autocast has ended."""
 
     @rekindle.recomputable
     class Product(Function):
@@ -472,7 +474,7 @@ def test_dispatch_mode_sees_operators_of_recomputable_function() -> None:
         got = trained(gate)
     assert all(map(torch.equal, got, wanted))
     assert run.recomputations > 0
-    # references to unpacked tensors
+    # without the aliases that PyTorch makes when it unpacks saved tensors
     seen = [name for name in within.names if name != "aten::detach"]
     assert seen == [name for name in plain.names if name != "aten::detach"]
 
@@ -486,7 +488,7 @@ def test_steps_with_recomputable_functions_leak_no_memory() -> None:
             for steps in (3, 20):
                 for _ in range(steps):
                     trained(gate)
-                torch.zeros(())  # an event, at which freed storages are noticed
+                torch.zeros(())  # Rekindle notices freed storages at the next operator
                 now = run._driver.engine.now()
                 found.append((now.storages, now.alive, run.memory))
     finally:

@@ -1,4 +1,4 @@
-"""Tests of selected functions that are not recomputed nevertheless, and of the stated reasons."""
+"""Tests of `recomputable` functions that Rekindle does not recompute, and of the stated reasons."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ def test_function_that_calls_mark_dirty_is_not_recomputed() -> None:
 
 
 def test_function_that_writes_its_argument_is_not_recomputed() -> None:
-    """An operator of the function writes the argument.
-
-    Values that need the old contents stay right.
-    """
+    """If it ran again, it would write to its argument again."""
     layer = straight(lambda _, x, w: x.mul_(0.5) @ w)
     assert (
         kept(lambda x, w: layer((x * 2).detach(), w))
@@ -67,9 +64,9 @@ def test_function_that_writes_by_address_is_not_recomputed() -> None:
 
 
 def test_function_that_writes_source_first_recomputes_readers() -> None:
-    """Evicted values that need the old contents are recomputed and pinned before the write.
+    """The function overwrites `buffer`, from which an evicted value would be recomputed.
 
-    Rule R4, sources.
+    Rekindle recomputes that value before the function runs, and keeps it in memory (R4, sources).
     """
     layer = straight(lambda _, x, w: (x.add_(1) @ w).tanh())
 

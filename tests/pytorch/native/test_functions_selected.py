@@ -34,7 +34,10 @@ def _defined_in(module: ModuleType) -> Any:
 
 
 def test_recomputable_pattern_selects_functions_by_name(library: ModuleType) -> None:
-    """The pattern also selects functions defined inside a script that `rekindle run` runs."""
+    """A pattern such as `library.*` selects functions by the names of their module and class.
+
+    It also selects functions defined inside a script that `rekindle run` runs.
+    """
     before = _defined_in(library)
     rekindle.recomputable("rekindle_test_kernels.*")
     with rekindle.budget(None):

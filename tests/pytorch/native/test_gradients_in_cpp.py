@@ -1,4 +1,8 @@
-"""Test of a function in C++ that holds as many references to a tensor as autograd to a gradient."""
+"""Test that a tensor in use by a C++ function is not mistaken for a gradient that nobody else uses.
+
+Rekindle may write the result of a backward operator over its gradient, if it has as few references
+as a gradient in an autograd node. The tensor of this function has as few.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("outer", [F.gelu, lambda x: x * x.detach(), lambda x: x * 3.0])
 def test_tensor_saved_by_cpp_function_is_not_written_over(curve: Any, outer: Any) -> None:
-    """Checkpointing runs the function again while autograd executes a node of the same operator."""
+    """Checkpointing runs the C++ function within a node whose own gradient may be written over."""
 
     def train() -> list[Tensor | None]:
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -1,6 +1,7 @@
-"""Tests that the native core and the Python engine act alike on real programs.
+"""Tests that the native engine and the Python engine take the same actions on real programs.
 
-Given the same events and costs, both take the same actions with equal clock and memory.
+The native engine writes a journal (log of events and actions) of a run. The Python engine gets the
+same events, and must take the same actions with equal clock and memory.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _without_grad() -> Step:
 
 
 def _journal(step: Step, budget: int | None, **options: Any) -> tuple[list[int], rekindle.Run]:
-    """Return the journal (event log) of two steps in the native core, as numbers."""
+    """Return the journal (log) of two steps in the native engine, as numbers, and the run."""
     with rekindle.budget(budget, **options) as run:
         driver: Any = run._driver
         driver.core.open_journal(driver.handle, MOST)
@@ -156,7 +157,7 @@ def test_python_engine_takes_same_actions_as_native_run(
     assert part is None or run.recomputations > 0
 
 
-#: Policies that the core implements, and policies that it calls in Python.
+#: Policies that the native core implements in C++, and policies in Python that it calls.
 POLICIES: list[Policy] = [
     DTR(), DTR("local"), LRU(), Largest(), MSPS(), Ablation(True, False, "exact"),
     DTR("classes"), Random(3), Unoptimized(), Cheapest(),
@@ -204,7 +205,7 @@ def test_python_engine_takes_same_actions_with_evict_anything(
 def test_python_engine_takes_same_actions_with_swap(
     program: Callable[[], Step], only: bool, tmp_path: Path
 ) -> None:
-    """Cases: every evicted value is copied, or copying takes about as long as recomputing."""
+    """With `only`, every evicted value is copied to the host. Otherwise some are recomputed."""
     torch.manual_seed(20)
     step = program()
     _, roomy = _journal(step, None)

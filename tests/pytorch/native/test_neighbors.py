@@ -1,4 +1,7 @@
-"""Tests of the native search for adjacent blocks to evict, against the same search in Python."""
+"""Tests of the search for adjacent blocks of device memory to evict, so that a request fits.
+
+The search in C++ must find the same blocks as the one in Python (`simulator`).
+"""
 
 from __future__ import annotations
 

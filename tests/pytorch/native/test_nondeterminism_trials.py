@@ -1,4 +1,7 @@
-"""Tests of trials: an operator that may be nondeterministic runs twice, and is trusted if equal."""
+"""Tests of trials: an operator that may be nondeterministic runs twice in its first call.
+
+If both results have equal bits, the operator may be recomputed later.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ ATOMICS = 8192  # the flag in `_traits.py` of operators that sum by atomics
 
 
 class Doubtful:
-    """An operator that the core tries twice before it trusts its recomputation.
+    """An operator that runs twice in its first call, to find out if it may be recomputed.
 
     Attributes:
         runs: Number of executions.
-        drift: Number added to its results at each further execution.
+        drift: Number added to its results at each later execution; 0 gives equal bits.
     """
 
     def __init__(self, number: int, traits: int) -> None:
@@ -141,7 +144,7 @@ def test_nondeterminism_trial_is_repeated_for_other_shape(made: Callable[..., Do
 
 
 def test_sum_by_atomics_needs_three_nondeterminism_trials(made: Callable[..., Doubtful]) -> None:
-    """Atomics may add in the same order by chance, so one trial is not enough."""
+    """Atomic additions may be in the same order by chance, so one trial is not enough."""
     doubtful = made(TRIED | ATOMICS)
     with rekindle.budget(None):
         doubtful.step()
@@ -149,7 +152,10 @@ def test_sum_by_atomics_needs_three_nondeterminism_trials(made: Callable[..., Do
 
 
 def _called(body: Callable[[Tensor, int], Tensor]) -> tuple[Any, list[int]]:
-    """Return a tried operator that computes `body` of its argument and its number of executions."""
+    """Return an operator that is tried in its first call, and a list with its number of executions.
+
+    The operator computes `body` of its argument and of that number.
+    """
     name, runs = f"rekindle_tests::tried_{next(_numbers)}", [0]
 
     def run(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Tests of calls that the body of an operator makes, on its first run and on recomputation.
+"""Tests of custom operators whose body, in Python, does more than call operators.
 
-A body may read addresses and arrays, call autograd functions, start threads and wait for them. The
-core's lock is not held while the body runs.
+A body may read addresses and arrays, call autograd functions, start threads and wait for them, in
+its first run and when it is recomputed. The core's lock is not held while the body runs.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_operator_that_exports_view_of_operand_is_recomputed(
 
 @pytest.fixture
 def pool() -> Iterator[list[ThreadPoolExecutor]]:
-    """Return a thread pool of the test, whose thread belongs to the budget in which it starts."""
+    """Return the thread pools of the test. A pool's thread belongs to the budget it starts in."""
     pools: list[ThreadPoolExecutor] = []
     yield pools
     for each in pools:
@@ -194,7 +194,10 @@ def test_backward_pass_during_recomputation_matches_pytorch(
 def test_operator_that_exports_its_operand_each_time_raises(
     pool: list[ThreadPoolExecutor],
 ) -> None:
-    """On each run, the operand becomes memory that code outside of PyTorch may write."""
+    """The operator exports its operand to NumPy, which may overwrite it, in each recomputation too.
+
+    A value whose operand may have changed cannot be recomputed, so the budget raises an error.
+    """
     operator = _pooled(pool, lambda x: (x.detach().numpy(), x * 2)[1], "handed_out")
 
     def step() -> Tensor:
@@ -227,7 +230,7 @@ def test_operator_that_exports_its_operand_each_time_raises(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_two_threads_that_recompute_alternately_match_pytorch(seed: int) -> None:
-    """At each operator the other thread may continue. A seed decides which thread runs."""
+    """One thread runs at a time. At each operator, a seed decides which thread continues."""
     schedule = _Schedule(seed, 2)
     turn = torch.library.custom_op(
         f"rekindle_amid::turn_{seed}",

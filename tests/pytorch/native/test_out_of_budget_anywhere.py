@@ -1,6 +1,6 @@
 """Tests that raise `OutOfBudget` at each operator in turn, after which the step is repeated.
 
-SQLite tests its allocator in the same way: it fails at the first request, at the second, and so on.
+SQLite's tests do the same with memory: the first allocation fails, then the second, and so on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ UNDONE = ("lbfgs", "sparse")
 
 
 class Run:
-    """One run of a program within a budget, in which one operator raises `OutOfBudget`."""
+    """One run of a program within a budget, in which the operator `refuse_at` raises `OutOfBudget`.
+
+    The phase of the program that failed is then repeated.
+    """
 
     def __init__(self, name: str, budget: int, refuse_at: int, **how: Any) -> None:
         torch.manual_seed(0)
@@ -65,7 +68,7 @@ class Run:
             with privately():
                 assert differing(program.trained(), trained) == [], "half a step"
             program.put_back(rest)
-            del rest  # the budget counts these copies since they were read
+            del rest  # `put_back` read these copies, so they count in the budget until deleted
             loss = phase()
         self.losses.append(loss)
 
@@ -83,7 +86,13 @@ def tight(name: str, **how: Any) -> int:
 
 
 def runs_as_if_nothing_was(name: str, budget: int, step: int, **how: Any) -> int:
-    """Make every `step`-th operator raise `OutOfBudget`; return the number of raised errors."""
+    """Run the program many times; in each run, another of every `step`-th operator raises.
+
+    Assert that results and memory equal those of a run without an error.
+
+    Returns:
+        The number of runs in which `OutOfBudget` was raised.
+    """
     whole = Run(name, budget, NEVER, **how)
     assert whole.peak <= budget
     gc.freeze()  # makes the garbage collections at the end of each of thousands of runs fast
@@ -119,6 +128,6 @@ def test_step_repeated_after_any_out_of_budget_matches_pytorch(name: str, evict:
 @pytest.mark.parametrize("evict", ["auto", "anything"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tight_step_repeated_after_out_of_budget_matches_pytorch(name: str, evict: Any) -> None:
-    """Values are evicted and recomputed, and allocations of recomputations are refused as well."""
+    """The budget is small, so that `OutOfBudget` is also raised in recomputations."""
     with cores.fixed_prices():
         runs_as_if_nothing_was(name, tight(name, evict=evict), 3 * STEP, evict=evict)

@@ -1,4 +1,4 @@
-"""Tests that saved states of random generators count in the budget."""
+"""Tests that copies of random generator states (`torch.get_rng_state()`) count in the budget."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_generator_states_held_by_program_count_in_budget() -> None:
     plain.load_state_dict(model.state_dict())
     torch.manual_seed(1)
     wanted = step(plain)
-    within(model)  # objects that are made once exist from here on
+    within(model)  # PyTorch and Rekindle allocate some objects once, at first use
     model.zero_grad()
     torch.manual_seed(1)
     runs: list[Run] = []
@@ -152,7 +152,7 @@ def test_generator_states_of_checkpoints_count_in_budget() -> None:
             x.sum().backward()
         runs.append(run)
 
-    blocks()  # objects that are made once exist from here on
+    blocks()  # PyTorch and Rekindle allocate some objects once, at first use
     assert allocated(blocks).peak <= budget
     assert runs[-1].recomputations > 0
     assert runs[-1].peak <= budget
@@ -187,7 +187,7 @@ def set_back_before_each() -> list[Tensor]:
 
 @pytest.mark.parametrize("draws", [seeded_before_each, from_three_generators, set_back_before_each])
 def test_operators_share_copies_of_equal_generator_states(draws: Draws) -> None:
-    """A recipe stores only the position of the generator; a whole state takes 2,496 bytes."""
+    """A recipe stores how far the generator had advanced. A copy of its state takes 2,496 bytes."""
     torch.manual_seed(1)
     wanted = draws()
     torch.manual_seed(1)

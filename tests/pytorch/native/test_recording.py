@@ -1,4 +1,7 @@
-"""Tests of `record=True`: a valid trace of the program, and a schedule that verifies against it."""
+"""Tests of `record=True`: it gives a trace of the program and a schedule of what the budget did.
+
+The schedule must be valid for the trace.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +73,9 @@ def test_recorded_step_of_program_is_valid_trace(program: Callable[[], Step], be
 
 
 def test_trace_of_part_of_recorded_run_is_valid_trace() -> None:
-    """Both the part and the whole run are recorded.
+    """The whole run is recorded, and a part of it once more by `begin_trace` and `end_trace`.
 
-    The whole recording continues after the part.
+    The recording of the whole run continues after the part.
     """
     weight = vector(True)
     with rekindle.budget("1GiB", record=True) as run:

@@ -1,4 +1,7 @@
-"""Tests of operators that return a result and write an argument: recomputation counts both."""
+"""Tests of operators that return a result and also write an argument.
+
+A recomputation needs memory for both: for the result, and for a copy of the argument.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from torch import Tensor
 import rekindle
 from tests.pytorch.allocations import allocated
 
-#: Bytes that the peak may exceed the budget by. PyTorch allocates scalars, such as the factor of
-#: `mul` by a number, without an operator that Rekindle observes.
+#: Bytes by which the allocated memory may exceed the budget. PyTorch allocates scalars, such as the
+#: factor of `mul` by a number, without an operator that Rekindle observes.
 SCALARS = 64
 
 
 def _batch_norm(budget: int, *, made: bool) -> Any:
-    """Train a batch norm whose running statistics an operator made, as in MAML."""
+    """Train a batch norm. If `made`, an operator made its running statistics, as in MAML."""
     torch.manual_seed(0)
     x = torch.randn(256, 32)
     a, b = (torch.randn(64, n).mul_(0.1).requires_grad_() for n in (32, 64))

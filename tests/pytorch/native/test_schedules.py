@@ -1,4 +1,4 @@
-"""Tests of several threads within one budget, interleaved in many random orders."""
+"""Tests of several threads within one budget, which take turns in many random orders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_random_thread_interleavings_match_pytorch(evict: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [254, 422, 609])
 def test_operand_deleted_by_other_thread_matches_pytorch(seed: int) -> None:
-    """Another thread deletes the tensor before a recomputation reads it. No operator deletes it."""
+    """With these seeds, another thread deletes a tensor just before a recomputation reads it."""
     assert outcomes("anything", seed, 1) == {"evicted": 1}
 
 

@@ -1,6 +1,7 @@
 """Tests of data structures of the native core that threads and forked children share.
 
-They run without Python. `scripts/sanitize --threads` runs the same program under ThreadSanitizer.
+The C++ program `threads.cpp` uses them without Python. `scripts/sanitize --threads` runs it under
+ThreadSanitizer as well.
 """
 
 from __future__ import annotations

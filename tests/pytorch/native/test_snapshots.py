@@ -1,4 +1,4 @@
-"""Tests of the snapshot that the native core takes of memory at its peak, by category."""
+"""Tests of the snapshot: what was in memory at its peak, by category such as parameters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_new_memory_peak_runs_no_python_code() -> None:
 
     weight = vector(True)
     with unlimited() as run:
-        weight.sin()  # on first use, Python finds the model and the owner of this file's code
+        weight.sin()  # at the first operator, Rekindle's Python code looks for the model
         kept: list[Tensor] = []
         sys.setprofile(note)
         try:
@@ -118,7 +118,7 @@ def test_report_counts_tensors_in_lists_of_optimizer_state() -> None:
 
 
 def test_report_ignores_optimizer_state_made_after_the_peak() -> None:
-    """The optimizer's state has the address of a tensor that was freed after the peak."""
+    """The state reuses the address of a tensor that was in memory at the peak and freed later."""
     weight = vector(True)
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     with unlimited() as run:

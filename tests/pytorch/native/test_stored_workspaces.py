@@ -1,4 +1,4 @@
-"""Tests that measured workspaces of operators are stored in a file for later processes."""
+"""Tests that measured workspaces (internal memory of operators) are stored for later processes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_workspaces_are_not_stored_if_cache_is_off(
 
 
 def other_numbers(make: Callable[[str], int]) -> Callable[[str], str]:
-    """Return a function that replaces each workspace in the text of a file."""
+    """Return a function that replaces each number of bytes in the text of a file."""
     return lambda text: json.dumps({number: make(number) for number in json.loads(text)})
 
 

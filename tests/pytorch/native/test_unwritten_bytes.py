@@ -1,4 +1,8 @@
-"""Tests of the list of unwritten bytes, against a tensor with one flag per byte."""
+"""Tests of the list of bytes of an `empty` tensor that no operator has written yet.
+
+The native core keeps a compact list. The tests compare it with one flag for each byte: 1 if the
+byte is unwritten.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ Write = tuple[Tensor, Tensor | None]
 
 
 def unwritten(base: Tensor, writes: list[Write]) -> list[int] | None:
-    """Return the flags of the native core; None if it gave up."""
+    """Return a flag for each byte of `base`: 1 if the core counts it as unwritten.
+
+    Return None if the core's list would be too long.
+    """
     module: Any = core()
     found = module.unwritten_bytes(base.nbytes, writes)
     return None if found is None else list(found)
@@ -46,12 +53,12 @@ def _bytes_of(value: Tensor) -> list[int]:
 
 
 def _number(set_: bool, dtype: torch.dtype) -> int:
-    """Return the number all of whose bytes are 1, or 0."""
+    """Return a number of type `dtype` whose bytes are all 1, or 0 if `set_` is False."""
     return int.from_bytes([1] * dtype.itemsize, "little") if set_ else 0
 
 
 @given(st.data())
-def test_writes_of_slices_are_known_exactly(data: st.DataObject) -> None:
+def test_unwritten_bytes_after_writes_of_slices_are_exact(data: st.DataObject) -> None:
     shape, dtype = data.draw(SHAPES), data.draw(DTYPES)
     order = data.draw(st.permutations(range(len(shape))))
     base = torch.full(shape, _number(True, dtype), dtype=dtype)
@@ -68,8 +75,11 @@ def test_writes_of_slices_are_known_exactly(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_no_unwritten_byte_counts_as_written(data: st.DataObject) -> None:
-    """Views of any kind: steps, other shapes, other dtypes, copies within the storage."""
+def test_unwritten_byte_is_never_counted_as_written(data: st.DataObject) -> None:
+    """The core may count a written byte as unwritten, but not the other way round.
+
+    The writes use views with steps, other shapes and dtypes, and copies within the storage.
+    """
     shape, dtype = data.draw(SHAPES), data.draw(DTYPES)
     base = torch.full(shape, _number(True, dtype), dtype=dtype)
     expected = base.clone()
@@ -93,7 +103,7 @@ def test_no_unwritten_byte_counts_as_written(data: st.DataObject) -> None:
                 try:
                     found = unwritten(base, [*writes, (one[part], one[source])])
                 except RuntimeError:
-                    continue  # Rekindle cannot describe such unwritten bytes, and drops the recipe
+                    continue  # Rekindle cannot list bytes after such a copy, and never evicts them
                 writes.append((one[part], one[source]))
                 other[part] = other[source].clone()
         else:
@@ -112,7 +122,7 @@ def _disjoint(one: Tensor, part: tuple[slice, ...], source: tuple[slice, ...]) -
 
 
 def test_copies_within_storage_move_unwritten_bytes() -> None:
-    """Circular padding makes such copies: it reads corners before it writes them."""
+    """Circular padding copies parts of its result, and reads corners that are not written yet."""
     base = torch.empty(10, 12, dtype=torch.uint8)
     writes: list[Write] = [
         (base[2:-2, 3:-3], None),
@@ -126,20 +136,20 @@ def test_copies_within_storage_move_unwritten_bytes() -> None:
     assert unwritten(base, writes) == [0] * base.nbytes
 
 
-def test_steps_with_ragged_end_are_known_exactly() -> None:
+def test_unwritten_bytes_after_strided_writes_are_exact() -> None:
     base = torch.empty(5, 3)
     writes: list[Write] = [(base[::2], None), (base[1::2, :2], None), (base[1::2, 2:], None)]
     assert unwritten(base, writes) == [0] * base.nbytes
     assert unwritten(base, writes[:2]) == ([0] * 20 + [1] * 4) * 2 + [0] * 12
 
 
-def test_overlapping_and_transposed_copies_are_not_described() -> None:
+def test_writes_of_overlapping_views_leave_bytes_unwritten() -> None:
     base = torch.empty(6, 6, dtype=torch.uint8)
     writes: list[Write] = [(base.unfold(0, 3, 1), None), (base.as_strided((4, 4), (3, 2)), None)]
     assert unwritten(base, writes) == [1] * 36
 
 
-def test_many_pieces_end_the_list() -> None:
+def test_list_of_too_many_unwritten_pieces_is_given_up() -> None:
     base = torch.empty(1000, dtype=torch.uint8)
     assert unwritten(base, [(base[i], None) for i in range(0, 120, 2)]) is not None
     assert unwritten(base, [(base[i], None) for i in range(0, 140, 2)]) is None

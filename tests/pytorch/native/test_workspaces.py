@@ -1,4 +1,4 @@
-"""Tests that a workspace measured within one budget is known to later budgets."""
+"""Tests that a workspace (internal memory of an operator) measured in a budget is known later."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def within(budget: int, step: Callable[[], object]) -> tuple[int, Run]:
 
 
 def test_measured_workspace_is_known_to_next_budget() -> None:
-    """The second budget calls the operator with a new size, and evicts values for the workspace."""
+    """The second budget predicts the workspace for another size, and evicts values for it."""
     first, second = torch.rand(SIZE + 100), torch.rand(SIZE, requires_grad=True)
     within(20 * VECTOR, lambda: _wide(first))
 
@@ -62,7 +62,7 @@ def test_measured_workspace_is_known_to_next_budget() -> None:
 
 
 def test_measured_convolution_workspace_is_known_to_next_budget() -> None:
-    """The same call in the next budget stays within the budget, or is refused before it runs."""
+    """A smaller budget raises before the operator runs, and names the measured need exactly."""
     x, weight = torch.rand(8, 16, 32, 32), torch.rand(16, 16, 3, 3)
     there, result = x.nbytes + weight.nbytes, x.nbytes
     peak, _ = within(1 << 30, lambda: F.conv2d(x, weight, padding=1))

@@ -1,7 +1,8 @@
-// Threads use the parts of the native core that they share, without Python: the queue of freed
-// storages, the counting allocator, and the lock. Programs: `threads` uses all of them at once, for
-// ThreadSanitizer. `locks` uses the lock. `readers` read and evict storages. `arena` allocates and
-// frees in the arena. `forks` forks while other threads use these parts.
+// Programs in which several threads use shared parts of the native core at once, without Python:
+// the queue of freed storages, the counting allocator, and the lock. The argument chooses the
+// program: `threads` uses all these parts, for ThreadSanitizer. `locks` uses the lock. `readers`
+// reads and evicts storages. `arena` allocates and frees in the arena. `forks` forks while other
+// threads use these parts.
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <sys/wait.h>
@@ -58,7 +59,7 @@ void allocate_and_free(std::atomic<long>& watched) {
     for (std::size_t i = 0; i < STORAGES; ++i) {
         StoragePtr storage_impl = make(64 + i % 512);
         watched += rekindle::hook_deleter(*storage_impl) ? 1 : 0;
-        if (i % 100 == 0) {  // it dies in another thread
+        if (i % 100 == 0) {  // free this storage in another thread
             std::thread([given = std::move(storage_impl)]() mutable { given.reset(); }).join();
         }
     }
@@ -110,7 +111,7 @@ long threads() {
     return watched - static_cast<long>(heard.size());
 }
 
-// How many turns were lost, for two threads had the lock at once.
+// Return the number of turns that were lost because two threads had the lock at once.
 long locks() {
     constexpr long TURNS = 50'000;
     rekindle::Mutex& mutex = rekindle::the_mutex();
@@ -143,7 +144,8 @@ private:
     const c10::StorageImpl* home_;
 };
 
-// How often something was evicted that another thread read, which gives the lock back meanwhile.
+// Return how often a thread evicted a storage that another thread was reading. The reading thread
+// has announced the read, and releases the lock while it reads.
 long readers() {
     constexpr long TURNS = 20'000;
     constexpr std::size_t PIECES = 4;
@@ -162,7 +164,7 @@ long readers() {
                 rekindle::Locked lock;
                 Reads reads(storages[piece]);
                 all.add(reads);
-                if (evicted[piece]) {  // else another one may be reading it
+                if (evicted[piece]) {  // if not, another thread may read the flag now: do not write
                     evicted[piece] = false;
                 }
                 {
@@ -191,7 +193,7 @@ long readers() {
     return wrong;
 }
 
-// Memory from the allocator, each end of it marked by who took it.
+// A block from the allocator. The thread that allocated it writes its mark to both ends.
 class Piece final {
 public:
     Piece(std::size_t nbytes, std::uint32_t mark)
@@ -217,7 +219,7 @@ private:
     std::uint32_t mark_;
 };
 
-// How many pieces of memory were not sound, or remained when all was freed.
+// Return the number of blocks that were not sound, plus one if memory is left after all was freed.
 long arena() {
     constexpr std::uint32_t TURNS = 20'000;
     constexpr std::size_t KEPT = 60;
@@ -267,14 +269,14 @@ long arena() {
     return wrong + (arena.live() == 0 && arena.cached() == 0 ? 0 : 1);
 }
 
-// Takes every leaf lock for a moment.
+// Lock and unlock each leaf lock (a lock under which no other lock is taken).
 void take_each_leaf() {
     for (std::size_t i = 0; i < rekindle::LEAVES; ++i) {
         const std::scoped_lock guard(rekindle::leaf(static_cast<rekindle::Leaf>(i)));
     }
 }
 
-// How many children ended otherwise than well.
+// Return the number of forked children that failed or hung.
 long forks() {
     std::atomic<bool> over{false};
     rekindle::FreeQueue all;

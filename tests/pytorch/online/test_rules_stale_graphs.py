@@ -33,9 +33,7 @@ def _program(
     model = nn.Sequential(*layers, nn.Linear(24, 1))
     optimizer = kind(model.parameters())
     batch = torch.randn(64, 24)
-    for _ in range(
-        warm
-    ):  # so that the budget does not see, and measure, the optimizer's first step
+    for _ in range(warm):  # so that the optimizer's first step is outside of the budget
         model(batch).sum().backward()
         optimizer.step()
 
