@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Gate(nn.Module):
-    """A module whose graph changes: random depth, a branch on its own buffer, and a skip."""
+    """A module whose operators change from call to call: random depth, and a branch on a buffer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tests of arguments of `rekindle.budget`, `plan`, `profile` and `max_batch`: used or refused."""
+"""Tests of which arguments `rekindle.budget`, `plan`, `profile` and `max_batch` accept."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def test_report_of_program_on_other_device_suggests_argument() -> None:
 
 
 def test_budget_with_swap_does_not_evict_user_held_values() -> None:
-    """An evicted user-held value could only be restored from a copy on the host."""
+    """With `swap`, some values can only be restored from a copy on the host.
+
+    So no tensor in a variable is evicted then.
+    """
     with rekindle.budget("1GiB", evict="auto", swap="1MiB") as run:
         assert run._driver.held is None
 
@@ -303,7 +306,7 @@ def test_history_of_refused_budgets_is_kept_per_program(monkeypatch: pytest.Monk
 def test_errors_of_restarted_script_suggest_growing_budgets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The program gets past one more operator with each larger budget, 50 times."""
+    """With the exact need, each start of the script would get only one operator further."""
     monkeypatch.setattr("rekindle.pytorch.online._budget_history._program", lambda: "train.py")
     budget, starts = 1000, 1
     while budget < 1500:

@@ -239,7 +239,7 @@ def test_simulated_max_batch_is_close_to_measured_max_batch() -> None:
 
 @pytest.mark.slow
 def test_simulated_max_batch_is_equal_in_new_process() -> None:
-    """A new process has no measured operators, and the optimizer's state has another order."""
+    """A new process has measured no operators yet, and its optimizer state has another order."""
     found = rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)
     program = (
         "import rekindle; from tests.pytorch.context.test_auto import BUDGET, Trainer; "

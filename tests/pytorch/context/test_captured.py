@@ -1,4 +1,7 @@
-"""Tests of PyTorch functions that a budget replaces, and to which a program keeps a reference."""
+"""Tests of programs that keep a reference to a PyTorch function that a budget had replaced.
+
+The function must work after that budget, and must not keep the budget alive.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ MODES: list[Evict] = ["saved", "auto", "anything"]
 
 
 class Doubled(torch.autograd.Function):
-    """A custom function whose `apply` a program may replace."""
+    """A custom function. A budget replaces its `apply`."""
 
     @staticmethod
     def forward(ctx, x):

@@ -29,7 +29,7 @@ def test_time_lost_without_evictions_is_zero() -> None:
 
 
 def test_time_lost_exceeds_measured_time_of_recomputed_operators() -> None:
-    """Time between recomputed operators is lost as well, even if the operators cost nothing."""
+    """The time between recomputed operators is lost as well, such as time of bookkeeping."""
     weight = torch.ones(WIDTH, requires_grad=True)
     optimizer = torch.optim.SGD([weight])
     with cores.fixed_prices(), rekindle.budget(12 * VECTOR, learn=False) as run:

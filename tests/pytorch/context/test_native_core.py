@@ -32,7 +32,7 @@ for step in range(2):
     except rekindle.Unsupported as error:
         print(error)
 """
-#: The remedies, as an error suggests them.
+#: The ways to get a native core that an error suggests.
 WAYS = (
     "a wheel of Rekindle that contains the native core",
     "apt install g++",
@@ -87,7 +87,7 @@ def test_native_core_is_built_only_when_budget_is_entered(monkeypatch: pytest.Mo
 
 
 def _told(environment: Mapping[str, str], program: str = PROGRAM, *, compiles: bool = False) -> str:
-    """Run a program whose two budgets are refused, and return the two messages.
+    """Run a program in which entering a budget fails twice, and return the two messages.
 
     If the program compiles the core, it must say so on standard error exactly once.
     """

@@ -1,4 +1,7 @@
-"""Tests of errors in each part of `rekindle.budget`, when the budget is entered or left."""
+"""Tests of errors in each part of `rekindle.budget`, when the budget is entered or left.
+
+A part is one of the inner contexts, such as the one that replaces methods of tensors.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,11 @@ def _fails(part: Any) -> Iterator[None]:
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, number: int, *, late: bool) -> list[int]:
-    """Make the part with this number of each budget raise, and return the list of entered parts."""
+    """Make part `number` of each budget raise when it is entered, or left if `late`.
+
+    Returns:
+        A list that gets the numbers of the parts that were entered.
+    """
     parts, entered = budget._parts, list[int]()
 
     def with_failure(self: budget, *args: Any) -> Iterator[Any]:

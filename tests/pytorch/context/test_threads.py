@@ -146,7 +146,7 @@ def test_thread_started_by_thread_of_budget_is_inside_budget(evict: Evict) -> No
 
 @pytest.mark.parametrize("evict", MODES)
 def test_thread_that_outlives_budget_is_not_limited_afterwards(evict: Evict) -> None:
-    """The thread keeps no part of the budget alive, and tensors that it saved stay readable."""
+    """The thread does not keep the budget alive. Autograd can read what the thread saved before."""
     plain, ours = Program(), Program()
     plain.steps()
     losses: list[Tensor] = []
@@ -217,7 +217,7 @@ def test_threading_thread_class_is_restored_after_any_error() -> None:
 
 @pytest.mark.parametrize("evict", MODES)
 def test_ended_dispatch_mode_is_inactive_despite_running_thread(evict: Evict) -> None:
-    """If PyTorch's flag of an active mode stayed set, torch.compile would compile every call."""
+    """If PyTorch's flag of an active mode stayed set, torch.compile would compile at every call."""
     go_on, began = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -237,7 +237,10 @@ def test_ended_dispatch_mode_is_inactive_despite_running_thread(evict: Evict) ->
 
 @pytest.mark.parametrize("works", [False, True])
 def test_report_with_second_thread_lists_memory_by_category(works: bool) -> None:
-    """One other thread shows a progress bar, and another one prepares batches. Neither trains."""
+    """The report has categories, because the other threads do not train.
+
+    One shows a progress bar, and the other prepares batches.
+    """
     over = threading.Event()
 
     def beside() -> None:
@@ -273,7 +276,7 @@ def test_out_of_budget_with_second_thread_lists_categories() -> None:
 
 
 def test_report_after_training_in_thread_lists_no_categories() -> None:
-    """No categories are listed, because another thread may free gradients while they are read."""
+    """While Rekindle reads gradients, the thread that trains may free them. So it reads none."""
     inside, outside = Program(), Program()
     with rekindle.budget(None) as run:
         assert in_a_thread(inside.steps) == []

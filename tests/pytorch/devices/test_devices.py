@@ -1,4 +1,4 @@
-"""Tests of the functions that query an accelerator, with replaced queries of `torch.cuda`."""
+"""Tests of the functions that ask for the memory of an accelerator. `torch.cuda` is simulated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def test_eight_ranks_are_divided_among_visible_devices(
 def test_page_locked_memory_check_runs_no_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If PyTorch has a usable device, each storage made elsewhere may be page-locked memory."""
+    """If PyTorch has a usable device, Rekindle asks if memory made by other code is page-locked.
+
+    PyTorch's own function for that runs an operator, which a dispatch mode would see.
+    """
     monkeypatch.setattr(accelerator, "IS_BUILT", True)
     weight = torch.rand(8, requires_grad=True)
 

@@ -1,7 +1,8 @@
 """Make the tests of learned plans deterministic.
 
-Tests wait until planning has finished. Except in a few tests, a plan is the record of another
-policy, which is ready at once. Plans of earlier processes are not loaded.
+A learned plan says which values the next training step evicts and recomputes. Tests wait until
+planning has finished. Except in a few tests, a simulated run of a simple policy stands in for the
+slow search for a plan. Plans of earlier processes are not loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.helpers import own_cache
 
 
 class AtOnce:
-    """Planning in this process: the plan is the schedule of another policy, which may swap."""
+    """Planning in this process, at once: the plan is a simulated run of the policy `Thrifty`."""
 
     running = False
     made: ClassVar = 0
@@ -51,8 +52,7 @@ class AtOnce:
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
     monkeypatch.setattr(_step_plans, "Planning", AtOnce)
-    # `AtOnce` makes a plan from the evictions of a policy, possibly not the one of the budget. Such
-    # a plan may be slower than the budget's policy, but these tests must follow it nevertheless.
+    # A plan of `AtOnce` may be slower than the budget without a plan. Tests follow it nevertheless.
     monkeypatch.setattr(_step_plans, "DEARER", float("inf"))
     monkeypatch.setattr(AtOnce, "made", 0)
     forget_plans()
@@ -62,6 +62,6 @@ def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make plans by the real planning process, with a short time limit."""
+    """Make plans by the real search in another process, with a short time limit."""
     monkeypatch.setattr(_step_plans, "Planning", Planning)
     monkeypatch.setattr(_step_plans, "SECONDS", 1.0)

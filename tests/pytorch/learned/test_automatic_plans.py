@@ -94,7 +94,7 @@ def test_learning_without_highspy_makes_no_plan(monkeypatch: pytest.MonkeyPatch)
     assert run._learner is None
 
 
-# -- plans that are slower than their policy ------------------------------------------------------
+# -- plans with which steps are slower than without ------------------------------------------------
 
 MET = [GRAPH, 4 | GRAPH, 8 | GRAPH]
 
@@ -105,7 +105,7 @@ def planned(plans: StepPlans) -> StepPlan:
     return plan
 
 
-def test_learned_plan_slower_than_its_policy_is_abandoned(
+def test_learned_plan_that_slows_steps_down_is_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_step_plans, "DEARER", 1.1)
@@ -121,7 +121,7 @@ def test_learned_plan_slower_than_its_policy_is_abandoned(
     assert "given up" in plans.note
 
 
-def test_plan_is_not_abandoned_if_policy_time_is_unknown() -> None:
+def test_plan_is_kept_if_time_without_plan_is_unknown() -> None:
     plans = plans_for(1, torch.device("cpu"))
     plan = planned(plans)
     plans.over(MET, None, None)
@@ -130,8 +130,11 @@ def test_plan_is_not_abandoned_if_policy_time_is_unknown() -> None:
     assert plan.route is not None
 
 
-def test_cached_plan_keeps_recompute_share_of_unplanned_steps() -> None:
-    """The cache has the share of time that steps without a plan spent on recomputation."""
+def test_cached_plan_has_time_lost_by_steps_without_plan() -> None:
+    """The plan's file has the share of time that steps without the plan lost to recomputation.
+
+    A later process compares it with the share that steps with the plan lose.
+    """
     plans = plans_for(1, torch.device("cpu"))
     plan = planned(plans)
     plans.over(MET, None, 0.1)
@@ -155,7 +158,7 @@ def test_learning_pauses_longer_after_repeatedly_abandoned_plans() -> None:
     assert plans.resting
 
 
-def test_automatic_planning_waits_until_step_length_repeats() -> None:
+def test_automatic_planning_waits_until_steps_have_equal_length() -> None:
     plans = plans_for(1, torch.device("cpu"), patient=True)
     for number in range(50 * MOST_LENGTHS):
         plans.over(MET * (number + 1), None)
@@ -167,7 +170,7 @@ def test_automatic_planning_waits_until_step_length_repeats() -> None:
 
 
 def test_learn_true_and_automatic_planning_share_plans() -> None:
-    """With separate plans, it would wait forever for a search that automatic planning began."""
+    """If each had its own plans, `learn=True` could wait forever for the other one's search."""
     plans = plans_for(1, torch.device("cpu"), patient=True)
     assert plans_for(1, torch.device("cpu"), patient=True) is plans
     assert plans.patient

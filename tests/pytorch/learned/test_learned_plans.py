@@ -1,7 +1,7 @@
-"""Tests of learned plans: they change when values are computed, but no results.
+"""Tests of learned plans, which a budget makes from earlier training steps that repeat.
 
-Tests wait until planning has finished. Except in a few tests, a plan is the record of another
-policy, which needs no search.
+A plan decides which values are evicted and recomputed, and changes no results. Tests wait until
+planning has finished. In most tests a simulated run stands in for the search for a plan.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def budget_of(fraction: float = 0.5, steps: Steps = six) -> int:
 
 
 def assert_alike(steps: Steps, budget: int, **options: Any) -> Run:
-    """Assert that steps with learned plans leave the same state as plain steps."""
+    """Assert that `steps` with learned plans leave the same state as in plain PyTorch."""
     plain = Training()
     steps(plain)
     expected = [value.clone() for value in plain.left_behind()]
@@ -124,7 +124,7 @@ def test_learned_plan_is_made_in_another_process() -> None:
 
 @pytest.mark.usefixtures("for_real")
 def test_plan_is_followed_if_step_holds_values_past_its_end() -> None:
-    """The batch and the loss are still in memory after the optimizer's step, which ends a step."""
+    """The program still holds the batch and the loss when the optimizer's step ends the step."""
     training = Training()
     training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=True)
 
@@ -164,13 +164,13 @@ def test_step_with_plan_recomputes_at_most_planned_values() -> None:
     with rekindle.budget(budget_of(), learn="wait") as run:
         for number in range(3):
             training.step(number)
-            training.losses.clear()  # kept losses take memory that the plan does not include
+            training.losses.clear()  # the plan does not include memory of losses of earlier steps
         before = run.recomputations
         training.step(3)
         (shape,) = learned(run).shapes
         assert shape.route is not None
         assert run.steps_followed == 1
-        # Compare numbers of recomputations, not times: costs are still measured in the first steps.
+        # Numbers of recomputations are compared, because times are still inexact in first steps.
         assert run.recomputations - before <= len(shape.route.restores)
 
 
@@ -375,7 +375,7 @@ def test_learning_for_many_steps_does_not_grow_bookkeeping() -> None:
         counts = []
         for number in range(30):
             training.step(number)
-            training.losses.clear()  # each loss would keep the values it was computed from
+            training.losses.clear()  # bookkeeping of a loss grows with the values it depends on
             counts.append(entries(run))
         assert run.steps_followed == 27
     assert len(set(counts[6:])) == 1

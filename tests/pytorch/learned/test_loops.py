@@ -92,7 +92,7 @@ def evaluates_amid_an_epoch(loop: Loop, out: Tensor, loss: Tensor) -> None:
 
 
 def evaluates_with_grad_mode_on(loop: Loop, out: Tensor, loss: Tensor) -> None:
-    """Evaluate without `torch.no_grad()`, so that the evaluation looks like the start of a step."""
+    """Evaluate without `torch.no_grad()`: the forward pass looks like the start of a step."""
     if loop.number % 3 == 0:
         x, y = next(iter(loop.loader))
         loop.reported.append(F.cross_entropy(loop.model(x), y).item())
@@ -161,7 +161,7 @@ def test_learned_plan_is_followed_with_operators_before_step(before: After) -> N
 
 
 def test_loop_with_two_optimizers_has_plan_for_each() -> None:
-    """Adversarial training has two such optimizers."""
+    """Adversarial training has two such optimizers, whose steps alternate."""
     torch.manual_seed(0)
     one, other = Loop().model, Loop().model
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (one, other)]

@@ -1,4 +1,4 @@
-"""Tests of the parts of learning that run in the native core."""
+"""Tests of the parts of learned plans that run in the native core (C++)."""
 
 from __future__ import annotations
 
@@ -98,17 +98,17 @@ def test_simulated_step_recomputes_about_as_much_as_real_step() -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_failed_early_recomputation_is_retried_on_use(before: bool) -> None:
-    """The failed step abandons its plan, and the next step follows the plan again.
+    """A plan lets some recomputations run early. If one fails, no error is raised.
 
-    The plan decides which recomputations run early. An early recomputation that fails raises no
-    error. A recomputation on use raises its error.
+    The value is recomputed when it is used, and an error is raised only if that fails. The step
+    with the failure abandons its plan, and the next step follows the plan again.
     """
     early = sum(_survives(replays, before=before) for replays in range(12))
     assert early > 0
 
 
 def _survives(replays: int, *, before: bool) -> bool:
-    """Return True if a step continues although a recomputation fails; check its results then."""
+    """Let one recomputation of a step fail. Return True if the step continues with equal bits."""
     budget = budget_of()  # `budget_of` runs a training once
     plain = Training()
     six(plain)
@@ -136,7 +136,7 @@ def _survives(replays: int, *, before: bool) -> bool:
 
 
 def test_steps_with_learned_plans_in_two_threads_match_pytorch() -> None:
-    """Operators of both threads are interleaved, so no plan fits for long. That is harmless."""
+    """The threads' operators mix in another order in each step, so steps abandon their plans."""
     plain, ours = ([Training(), Training()] for _ in range(2))
     for training in (*plain, *ours):
         training.model.eval()  # no dropout: threads draw from one generator in any order

@@ -1,4 +1,4 @@
-"""Tests of the cache of learned plans: files that later and parallel processes read."""
+"""Tests of the cache of learned plans: files that later processes and parallel processes read."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_plan_cache_keeps_plan_of_each_batch_shape() -> None:
 
 
 def test_slightly_larger_budget_uses_cached_plan() -> None:
-    """The amount of "auto" differs a little in each run.
+    """A budget of "auto" differs a little from run to run.
 
-    A smaller or much larger budget uses no cached plan.
+    A smaller or much larger budget does not use the cached plan.
     """
     budget = budget_of()
     another_process(budget)

@@ -1,4 +1,4 @@
-"""Tests of `SequenceMatcher`, which compares a running step with a recorded one."""
+"""Tests of `SequenceMatcher`, which compares a running step with a recorded one, by operators."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rekindle.pytorch.learned._sequence_matcher import (
 
 
 def steps(words: str) -> list[int]:
-    """Return an operator for each letter; capital letters need gradients.
+    """Return the sequence of operators in which each letter is one operator.
 
-    Operators after "|" belong to the backward pass.
+    Operators with capital letters need gradients. Those after "|" belong to the backward pass.
     """
     forward, _, backward = words.partition("|")
     op_ids = [ord(word) << 2 | GRAPH * word.isupper() for word in forward]
@@ -69,7 +69,7 @@ def test_sequence_matcher_ignores_operators_after_backward() -> None:
     assert is_of(shape, step)
 
 
-def test_align_returns_positions_or_none_if_steps_do_not_match() -> None:
+def test_sequence_matcher_finds_positions_in_recorded_step() -> None:
     assert places(steps("AmnB|C"), steps("xAnyB|C")) == [UNMATCHED, 0, 2, UNMATCHED, 3, 4]
     assert places(steps("AB|C"), steps("AX")) is None
 

@@ -1,7 +1,7 @@
-"""Tests of learned plans that swap, on a CPU with a file: the same bits within the budget.
+"""Tests of learned plans that swap values to the host (here to a file): the bits must be equal.
 
-The given bandwidth decides what plans copy. It is never corrected, so the tests do not depend on
-the speed of this machine's disk.
+The tests give a bandwidth, which decides what plans copy. Rekindle does not correct a given
+bandwidth, so the tests do not depend on the speed of this machine's disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLOW = Swap(out_bytes_per_s=10**3, in_bytes_per_s=10**3)
 
 
 def _alike(swap: Swap, folder: Path, budget: int | None = None) -> Run:
-    """Train with learned plans that may swap, and assert that the bits equal plain training."""
+    """Train with learned plans that may swap, and assert that the bits equal plain PyTorch's."""
     plain = Training()
     six(plain)
     expected = [value.clone() for value in plain.left_behind()]
@@ -80,7 +80,7 @@ def test_learned_plan_on_slow_link_does_not_swap(tmp_path: Path) -> None:
 def test_operator_waits_for_swap_in_that_has_not_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step continues during the swap-in, and the operator that needs the value waits for it."""
+    """Only the operator that needs the value waits. Other operators run during the swap-in."""
     plain = os.preadv
 
     def late(*arguments: Any) -> int:
@@ -159,7 +159,7 @@ class CopyOverwritten(AtOnce):
 
 
 def _scaled(model: Deep, x: Tensor, depth: int | None = None) -> Tensor:
-    """A custom function that overwrites values which only recomputation reads again."""
+    """Overwrite values by a custom function; only recomputations read the old contents again."""
     for layer in model.layers:
         y = layer[0](x)
         y.mul_(3)

@@ -1,4 +1,4 @@
-"""Tests of `rekindle.profile`: correct figures, and a program that stays unchanged."""
+"""Tests of `rekindle.profile`: its figures are correct, and it does not change the program."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def gpt(layers: int) -> Callable[[], None]:
 
 
 def check(profile: Profile, peak: int) -> None:
-    """Check that the tables add up to the peak, within 1 % of the tracker's peak.
+    """Check that the tables add up to the peak, within 1 % of the peak that a tracker measured.
 
-    Workspaces of operators are excluded, because the tracker does not see them.
+    Memory inside operators (workspace) is excluded, because the tracker does not see it.
     """
     at_peak = profile.at_peak
     inside = max(op.workspace for op in profile.trace.ops)
@@ -263,7 +263,7 @@ def test_state_comparison_detects_profile_without_restore() -> None:
 
 @pytest.mark.parametrize(("plain_ns", "reported"), [(3_000, True), (1_000, False)])
 def test_profile_says_if_predicted_speedup_is_within_noise(plain_ns: int, reported: bool) -> None:
-    """Other programs run while the step without a budget is timed, but not afterwards."""
+    """Steps with budgets measured as faster than one without: other programs had disturbed that."""
     choices = tuple(Choice(100 - n, 2_000 + n, (2_000 + n) / plain_ns, n, n) for n in range(3))
     advice = _on_noise(choices, 0.4)
     assert ("such as 0.67 x, comes from noise" in "".join(advice)) is reported
@@ -271,7 +271,7 @@ def test_profile_says_if_predicted_speedup_is_within_noise(plain_ns: int, report
 
 
 def test_profile_on_busy_machine_times_until_two_steps_agree() -> None:
-    """Bookkeeping takes 9 % of the time. The first four samples are disturbed by other programs."""
+    """A budget costs 9 % of the time here. Other programs disturb the first four measurements."""
     within = [2_200, 3_000, 2_600, 1_800, 1_100, 1_090]
     durations = iter([each for kept in within for each in (kept, 1_000)])
     now = 0

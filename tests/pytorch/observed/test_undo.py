@@ -1,4 +1,4 @@
-"""Tests of undoing the effects of a step that is run only to measure it."""
+"""Tests of undoing a training step that Rekindle runs only to measure it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of `rekindle.verify`: it names the cause of a difference, and changes nothing."""
+"""Tests of `rekindle.verify`, which compares a step within a budget with plain PyTorch.
+
+It names the cause of a difference, and leaves the program unchanged.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _inside = nn.Identity()
 
 
 def _scaled(x: Tensor) -> Tensor:
-    _scale[0] += 1.0  # a global that the caller of the operator restores
+    _scale[0] += 1.0  # the step resets this global
     return x * _scale[0]
 
 
@@ -121,7 +124,7 @@ def test_verify_restores_accumulated_gradients() -> None:
 
 
 def test_verify_names_operator_that_depends_on_global_state() -> None:
-    """The step sets the state, so plain runs are equal, but a recomputation reads another."""
+    """The step resets the state, so plain runs are equal. A recomputation reads a later state."""
     program = Program(torch.ops.rekindle_verify.scaled)
 
     def step() -> Tensor:
@@ -165,7 +168,7 @@ def _drawing(x: Tensor) -> Tensor:
 
 
 def test_verify_of_random_operator_in_never_recompute_passes() -> None:
-    """The message of `verify` suggests `never_recompute`."""
+    """This is the remedy that `verify` suggests for such an operator."""
 
     def kept(x: Tensor) -> Tensor:
         with rekindle.never_recompute():
@@ -185,7 +188,7 @@ def test_verify_names_operator_with_random_results() -> None:
 
 
 def test_verify_names_line_of_nondeterministic_plain_step() -> None:
-    """A counter that cannot be restored makes plain PyTorch differ; the report has the line."""
+    """A counter that `verify` cannot restore makes even two plain runs differ."""
     program, count = Program(), [0]
 
     def step() -> Tensor:
@@ -204,7 +207,10 @@ def test_verify_names_line_of_nondeterministic_plain_step() -> None:
 
 
 def test_verify_compares_numbers_of_hook_calls() -> None:
-    """Hooks run as often as in plain PyTorch; counters in attributes of modules are restored."""
+    """Hooks must run as often as in plain PyTorch. They count in attributes of modules.
+
+    `verify` restores these attributes.
+    """
     program = Program()
 
     def count(module: nn.Module, *_: Any) -> None:
@@ -228,7 +234,7 @@ def test_verify_reports_module_calls_made_by_recomputation() -> None:
 
 
 def test_verify_names_result_that_depends_on_active_budget() -> None:
-    """The program itself checks if a budget is active; no recomputation is involved."""
+    """The program itself asks if a budget is active, and then computes something else."""
     program = Program(lambda x: x + float(rekindle.budget._active is not None))
     found = rekindle.verify(program.step, budget="1GiB")
     assert found.recomputed_differently == ()
@@ -268,7 +274,7 @@ def test_verify_restores_custom_random_generator() -> None:
 
 
 def test_verify_ignores_uninitialized_memory() -> None:
-    """`empty` has other contents each time, but the program writes them before reading."""
+    """The contents of `empty` differ each time, but the program overwrites them before it reads."""
 
     def filled(x: Tensor) -> Tensor:
         return torch.empty_like(x).copy_(x).mul_(2)

@@ -1,4 +1,4 @@
-"""Tests of collectives, which write memory that their schemas do not mention.
+"""Tests of collectives, which write to arguments that their schemas declare as only read.
 
 Rules R3, in-place writes; R9, everything else runs once.
 """
@@ -48,7 +48,7 @@ def test_collective_without_known_writes_is_refused() -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
 def test_gathered_value_is_not_recomputed() -> None:
-    """The gathered contents are kept, although a recomputable value had the same memory.
+    """A collective overwrites a value that could be recomputed. The new contents stay in memory.
 
     Rule R3, in-place writes.
     """

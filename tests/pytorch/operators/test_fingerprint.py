@@ -1,4 +1,7 @@
-"""Tests of checksums of tensors: every byte counts, even if a device adds bytes in any order."""
+"""Tests of checksums (fingerprints) of tensors: each byte and the order of bytes count.
+
+One kind of checksum is computed on a device, which may add in any order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests that recorded positions of random generators are exact and take little memory."""
+"""Tests of generator positions: how far a random generator had advanced before an operator.
+
+A recomputation draws the same numbers from there. Positions must be exact and take little memory.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def test_thousand_dropouts_fit_into_budget() -> None:
     """Whole generator states of 5,056 bytes would take four times the budget."""
     torch.manual_seed(0)
     gc.collect()
-    before = cores.bytes_of_positions()  # drivers of other tests
+    before = cores.bytes_of_positions()  # bytes that other tests left behind
     width = 1_000
     x = torch.ones(width, requires_grad=True)
     budget = 4 * width * 300

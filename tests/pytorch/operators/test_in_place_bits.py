@@ -1,8 +1,9 @@
-"""Tests that each operator of `IN_PLACE` gives the same bits if it writes over the gradient.
+"""Tests that backward operators give the same bits if they write their result over the gradient.
 
-Inputs are those of PyTorch's own tests, in all floating-point types that the operator is
-differentiated in on a CPU (but not complex gradients, whose quotients differ), gradients that are
-not finite or negative zero, and a tensor whose size is no multiple of vector instructions.
+`IN_PLACE` lists these operators. Inputs are those of PyTorch's own tests, in all floating-point
+types that support gradients on a CPU. Complex gradients are left out, because quotients differ.
+More inputs have gradients that are infinite, NaN or negative zero, and a size that is no multiple
+of the processor's vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.pytorch.in_place import Twins
 # The import of `op_db` forbids all later tests to set flags such as `cudnn.benchmark`.
 torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
-#: By operator of `IN_PLACE`: the function, named as in `op_db`, whose derivative is that operator.
+#: For each operator of `IN_PLACE`: the function (name in `op_db`) whose backward pass calls it.
 FORWARD = {
     "_softmax_backward_data": "softmax",
     "_log_softmax_backward_data": "log_softmax",

@@ -1,4 +1,7 @@
-"""Tests of which operators may be nondeterministic on a device, so that their results are kept."""
+"""Tests of the list of operators that may be nondeterministic on a device.
+
+Their results are not recomputed, because the bits could differ.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ def test_rnn_counts_as_nondeterministic_with_dropout_in_training() -> None:
 
 @torch.library.custom_op("rekindle_tests::masked_by_own_state", mutates_args=())
 def masked(x: Tensor, dropout: float, train: bool, dropout_state: Tensor) -> Tensor:
-    """An operator that draws a mask from a state like cuDNN, and advances the state undeclared."""
+    """Drop elements as cuDNN does: draw from a state, and advance it, which the schema hides."""
     moved = dropout_state.numpy()
     moved += 1
     return x * (torch.arange(x.numel()) % (2 + int(moved[0]))).ne(0)

@@ -1,4 +1,7 @@
-"""Tests of operator signatures, under which properties of equal calls are cached."""
+"""Tests of operator signatures: calls with the same signature have results of the same size.
+
+So Rekindle computes the size once and caches it.
+"""
 
 from __future__ import annotations
 

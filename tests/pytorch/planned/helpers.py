@@ -1,4 +1,4 @@
-"""Helpers for tests of planned models: a memory tracker for compiled code, and a training step."""
+"""Helpers for tests of planned models: a memory tracker for compiled code, and training steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLENTY = 1 << 40
 
 
 class Onlooker(Watch):
-    """A memory tracker that torch.compile ignores."""
+    """A memory tracker, which is a dispatch mode but does not keep torch.compile from compiling."""
 
     @classmethod
     def is_infra_mode(cls) -> bool:

@@ -25,7 +25,7 @@ pytestmark = [
 
 
 class Broken(nn.Module):
-    """A model with a graph break, after which data decide how to continue."""
+    """A model with a branch on data, at which torch.compile breaks the graph in two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def batch() -> Tensor:
 
 
 def outcome(compile_with: Any, model: nn.Module | None = None) -> tuple[Any, int]:
-    """Return the results of two steps, and their peak memory."""
+    """Return the results of two training steps, and the peak memory of both."""
     torch.manual_seed(20)
     model = model or Broken()
     runs = model if compile_with is None else torch.compile(model, backend=compile_with)
@@ -73,7 +73,7 @@ def test_backend_with_inner_eager_matches_pytorch(planner: Any) -> None:
 
 
 def test_graphs_of_one_backend_share_budget() -> None:
-    """Each graph gets the memory that earlier graphs leave, also when one is compiled again."""
+    """The plan of each graph gets the memory that the plans of earlier graphs leave."""
     backend = rekindle.backend("1GB", planner=KeepAll(), inner="eager")
     left: list[int] = []
 
@@ -121,7 +121,10 @@ def test_backend_with_wrong_option_suggests_line_to_write(wrong: dict[str, Any])
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_backend_with_inductor_matches_compile_within_rounding() -> None:
-    """Compared with plain torch.compile, to 1e-4 of the largest number: sums are reordered."""
+    """Results differ from plain torch.compile by at most 1e-4 of the largest number.
+
+    The reason is another order of sums.
+    """
 
     class Whole(nn.Module):
         def __init__(self) -> None:
@@ -186,7 +189,7 @@ class Residual(nn.Module):
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_backend_with_inductor_stays_within_budget() -> None:
-    """The allocator's events show that compiled segments run in the order of the plan."""
+    """The peak is measured by the allocator's events, which include memory inside compiled code."""
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(1024, WIDTH)
     whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak

@@ -1,8 +1,8 @@
-"""Tests of `rekindle.plan(..., compile=True)`: plans that call segments compiled by Inductor.
+"""Tests of `rekindle.plan(..., compile=True)`: Inductor compiles segments of a plan.
 
-Most tests here make a segment run its operators one by one instead of Inductor's code. So the code
-around segments is compared with eager PyTorch bit for bit, within seconds. Tests that compile are
-slow.
+A segment is a part of the model's operators that is compiled as one function. Most tests here run
+the operators of a segment one by one in place of Inductor's code. So they compare the code around
+segments with eager PyTorch bit for bit, within seconds. Tests that compile are slow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def by_inductor(test: Callable[[], None]) -> Callable[[], None]:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
-    """Make segments run their operators one by one; return the graphs that would be compiled."""
+    """Make segments run their operators one by one, and list the graphs that Inductor would get."""
     made: list[fx.Graph] = []
 
     def run(graph: fx.Graph) -> Callable[[list[Any]], Sequence[Tensor]]:
@@ -71,7 +71,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
 
 
 class Net(nn.Module):
-    """A residual stream with norms, a gate and dropout: cheap operators between matrix products."""
+    """A residual network with norms, gates and dropout: light operators between matrix products."""
 
     def __init__(self, layers: int = 3, dropout: float = 0.1) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Recurrent(nn.Module):
 def test_compiled_plan_recomputes_norm_from_sum_it_reads(
     one_by_one: list[fx.Graph],
 ) -> None:
-    """The norm's segment reads the sum itself, not the two tensors that were added."""
+    """The segment that recomputes a norm reads the sum, and not the two summands."""
     same(Recurrent)
     norms = [
         node
@@ -194,7 +194,7 @@ def test_compiled_plan_recomputes_norm_from_sum_it_reads(
 def test_compiled_segment_slower_than_operators_is_not_called(
     monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
 ) -> None:
-    """The decision is stored: the next plan uses it even if segments would be faster then."""
+    """The next plan does not call the segment either, because the measured result is stored."""
     monkeypatch.setattr(Cut, "leave_out_slow", leave_out_slow)
     monkeypatch.setattr(_cut, "_is_slow", {})
     monkeypatch.setattr(Joint, "cost", lambda joint, node: len(joint.segments()))
@@ -252,7 +252,7 @@ def test_compiled_plan_with_other_shape_or_eval_matches_pytorch(one_by_one: list
 
 
 class Several(nn.Module):
-    """A model with results that get no gradient, or a gradient with other strides."""
+    """A model with three results, of which the loss may use only some, or a transposed one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ def test_compiled_plan_updates_batch_norm_buffers_once(one_by_one: list[fx.Graph
 
 
 def test_compiled_plan_computes_images_in_channels_last(one_by_one: list[fx.Graph]) -> None:
-    """With channels-last images, sums have another order. Strides equal the plain model's."""
+    """Results have the strides of plain PyTorch, and bits of sums in another order."""
 
     class Images(nn.Module):
         def __init__(self) -> None:
@@ -360,7 +360,7 @@ def test_plan_with_wrongly_compiled_segment_is_refused(
         return lambda args: [each * 1.01 for each in boxed(args)]
 
     monkeypatch.setattr(_segments, "_compile", wrong)
-    # otherwise the cost is known and not measured again
+    # without a cache, so that costs of earlier tests are not known
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     with pytest.raises(rekindle.Unsupported, match=r"gives other results .*Leave out compile=True"):
         ample(Net(), batch())

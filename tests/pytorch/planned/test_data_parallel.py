@@ -1,6 +1,7 @@
 """Tests of planned models under `DistributedDataParallel`, on two gloo ranks.
 
-Each rank makes its plan from its own measured times. The gradients equal those of the plain model.
+Each rank makes its own plan, from times that it measured itself. The gradients equal those of the
+model without a plan.
 """
 
 from __future__ import annotations

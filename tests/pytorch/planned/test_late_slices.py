@@ -1,6 +1,6 @@
-"""Tests that plans copy a slice of a gradient that is read much later.
+"""Tests that plans copy a slice of a gradient, if the slice is read much later than the rest.
 
-Otherwise the whole gradient would stay in memory. Copying changes no bits.
+A slice is a view, which would keep the whole gradient in memory. Copying changes no bits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def copies(plan: Any) -> int:
 def test_plan_that_copies_late_gradient_slice_has_lower_peak(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # In such a small net, the workspace of convolutions would dominate.
+    # Count no workspaces: in such a small network, those of convolutions would make up the peak.
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path)))
     monkeypatch.setattr(_prices, "_most_at_once", lambda call, device: 0)
     spared = rekindle.plan(unet(), images(), budget=1, planner=RecomputeAll())
@@ -122,7 +122,7 @@ def is_an_input(whole: Tensor, other: Tensor) -> Tensor:
         (is_an_input, 0),
     ],
 )
-def test_plan_copies_gradient_slice_only_if_it_outlives_base(
+def test_plan_copies_slice_only_if_that_frees_rest_of_gradient(
     program: Callable[..., Any], copied: int
 ) -> None:
     given = torch.randn(4, 2), torch.randn(2, 2)

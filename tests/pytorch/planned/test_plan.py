@@ -1,4 +1,4 @@
-"""Tests that planned models equal plain models bit for bit, each with one feature of PyTorch."""
+"""Tests that planned models equal plain models bit for bit; each test uses one PyTorch feature."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_planned_model_with_in_place_activation_matches_pytorch() -> None:
 
 
 def test_planned_model_under_autocast_matches_pytorch() -> None:
-    # One autocast scope for each forward pass, because eager PyTorch caches cast weights within a
-    # scope.
+    # Each forward pass has its own autocast context, because eager PyTorch reuses the casts of
+    # weights within one context.
     def step(model: nn.Module) -> Any:
         results = []
         for number in range(3):
@@ -243,7 +243,7 @@ def test_peak_of_planned_model_is_as_predicted_and_in_budget(between: Any) -> No
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x).square().mean()
 
-    # large, because otherwise generator states would matter
+    # large, so that bytes of generator states hardly matter
     model, x = WithLoss(), batch().repeat(16, 1)
     least = tight(model, x)
     most = rekindle.plan(model, x, budget="1GB", planner=KeepAll())
@@ -517,7 +517,10 @@ def test_planned_backward_without_input_gradient_matches_pytorch() -> None:
 
 
 def test_cost_of_operator_that_does_not_fit_is_estimated(tmp_path: Path, monkeypatch: Any) -> None:
-    """The operator does not fit now, so its cost is estimated. The next plan measures it."""
+    """Measuring the operator fails with device OOM, so its cost is estimated.
+
+    The next plan measures it again.
+    """
     from rekindle.pytorch.planned import _prices
 
     def full(node: object) -> Any:

@@ -1,8 +1,8 @@
 """Tests of planned whole models against plain PyTorch, bit for bit, with a memory tracker.
 
-Each test makes three optimizer steps. The planned model contains its loss, so that the plan covers
-all memory. Budgets range from keep-all to less than half, or to the smallest that the planner finds
-a plan for. A model that cannot be traced is refused.
+Each test makes three optimizer steps. The planned model computes its loss, so that the plan covers
+all memory. Budgets range from one without any recomputation to less than half of it, or to the
+smallest for which the planner finds a plan. A model that cannot be traced is refused.
 """
 
 from __future__ import annotations

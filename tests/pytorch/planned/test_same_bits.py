@@ -1,4 +1,7 @@
-"""Tests of models whose trace may differ from eager PyTorch: equal bits, or a refusal."""
+"""Tests of planned models whose traced operators may differ from those that eager PyTorch runs.
+
+The plan gives equal bits, or `rekindle.plan` raises.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def same(
 ) -> list[nn.Module]:
     """Assert that the planned model equals the plain one, with and without recomputation.
 
-    The plan is made with `check=False`, because this test compares.
+    With `check=False`, `rekindle.plan` does not compare results itself.
     """
     torch.manual_seed(20)
     plain = build()
@@ -62,7 +65,7 @@ def test_planned_dropout_mask_has_strides_of_its_input() -> None:
 
 
 class WithFeatures(nn.Module):
-    """A model that returns a loss, a value that it is computed from, and an unrelated value."""
+    """A model that returns a loss, the value `y` from which it is computed, and another value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,9 +81,9 @@ class WithFeatures(nn.Module):
 
 
 def test_planned_model_with_unused_result_matches_pytorch() -> None:
-    """If zeros were used as the gradient of the unused result, sums would have another order.
+    """The unused results get no gradients. Zeros as gradients would change the order of sums.
 
-    Parameters that the loss does not depend on would also get zero gradients instead of none.
+    Parameters on which the loss does not depend would also get zero gradients instead of none.
     """
     for model in same(WithFeatures, images(), lambda found: found["loss"]):
         assert model.get_submodule("aside").weight.grad is None
@@ -93,7 +96,7 @@ def test_planned_model_with_loss_of_some_results_matches_pytorch() -> None:
 
 
 def test_planned_model_with_strided_gradient_matches_pytorch() -> None:
-    """The result is channels-last, its gradient is not; a copy would change the bias gradient."""
+    """The result is channels-last, but its gradient is not, and must not be converted."""
     given = torch.randn(4, 3, 14, 14, generator=torch.Generator().manual_seed(2))
     same(convolutions, images(), lambda y: (y.contiguous() * given).sum())
     same(convolutions, images(), lambda y: (y.transpose(2, 3).contiguous() * given).sum())

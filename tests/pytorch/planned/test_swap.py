@@ -1,7 +1,7 @@
-"""Tests of plans that swap: equal bits within the budget, on a CPU with a file.
+"""Tests of plans that swap values to the host, here to a file: equal bits within the budget.
 
-The given bandwidth decides which values plans copy. It is never corrected, so the tests do not
-depend on the speed of this machine's disk.
+The tests give a bandwidth, which decides what plans copy. Rekindle does not correct a given
+bandwidth, so the tests do not depend on the speed of this machine's disk.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def build() -> Branches:
 
 
 def train(model: nn.Module) -> list[Tensor]:
-    """Make three steps; the second backward pass runs twice, and the last one lacks a gradient."""
+    """Make three steps. The second one runs backward twice. The last one's loss is one result."""
     torch.manual_seed(21)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
     losses: list[Tensor] = []
@@ -86,7 +86,7 @@ def expected() -> Any:
 
 
 def swapping(model: nn.Module, folder: Path, fraction: float = 0.3, **options: Any) -> ModelPlan:
-    """Plan `model` between its smallest budget and the keep-all peak, with swapping."""
+    """Plan `model` with swapping, within a budget between its smallest one and its plain peak."""
     given = {"swap": FAST, "swap_directory": folder, "check": False} | options
     keeps = rekindle.plan(model, (batch(),), budget=1 << 40, **given)
     least = rekindle.plan(model, (batch(),), budget=1, **given).smallest_budget
@@ -136,7 +136,7 @@ def test_compiled_plan_that_swaps_matches_pytorch(tmp_path: Path) -> None:
 
 
 class Drawn:
-    """A planner whose plan is a run with random evictions, by swapping or by recomputation."""
+    """A planner that draws at random what a plan evicts, by swapping or for recomputation."""
 
     name = "drawn"
 
@@ -214,7 +214,7 @@ def deep(folder: Path, **options: Any) -> tuple[Callable[[], None], ModelPlan]:
 def test_planned_swap_with_late_writes_stays_within_budget(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory counts as free only after its copy to the host has ended."""
+    """Copies to the host are slow. Memory counts as free only after its copy has ended."""
     plain = os.pwrite
 
     def late(*arguments: Any) -> int:

@@ -1,4 +1,7 @@
-"""Tests of `OutOfBudget.rehearse`, which suggests a budget that suffices for whole steps."""
+"""Tests of `OutOfBudget.rehearse`, which suggests a budget that suffices for whole steps.
+
+It runs the model on shapes only (a rehearsal), and simulates the step within budgets.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,11 @@ def refused(program: Callable[[], Step], budget: str = "450KiB") -> rekindle.Out
 
 
 def follow(program: Callable[[], Step], budget: int) -> list[int]:
-    """Return the budgets that were too small, and the one that was enough."""
+    """Start the program within `budget`, and then within the budgets that errors suggest.
+
+    Returns:
+        The budgets in order; the last one was large enough.
+    """
     tried = [budget]
     while True:
         step = program()
@@ -170,7 +177,7 @@ def test_rehearsed_budget_is_at_most_peak_of_plain_pytorch(program: Callable[[],
 
 
 def test_rehearse_after_error_in_backward_pass_names_budget() -> None:
-    """The model is not running in the backward pass, but its last call is known."""
+    """The error is raised in the backward pass. Rekindle then rehearses the model's last call."""
     model = nn.Sequential(nn.Linear(8, 4000), nn.Linear(4000, 8))
     x = torch.rand(4, 8)
     losses: list[Tensor] = []
@@ -258,7 +265,7 @@ def test_rehearsal_calls_no_forward_hooks_of_user() -> None:
 
 
 def test_rehearsal_leaves_generators_and_model_unchanged() -> None:
-    """The rehearsal runs a copy of the model, with copies of the generators."""
+    """A rehearsal works on copies of the model and of the random generators."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.BatchNorm1d(64))
                             for _ in range(12)])  # fmt: skip
     x = torch.rand(512, 64)

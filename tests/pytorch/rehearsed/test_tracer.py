@@ -1,4 +1,4 @@
-"""Tests that running a program on shapes gives the same trace as a real run."""
+"""Tests that a run on fake tensors (shapes without data) gives the trace of a real run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokens(*size: int) -> Tensor:
 
 
 def stacked(*layers: Callable[[], nn.Module]) -> nn.Module:
-    """Return a stack of six equal layers."""
+    """Return a chain of six blocks, each with the given layers."""
     return nn.Sequential(*(nn.Sequential(*(layer() for layer in layers)) for _ in range(6)))
 
 
@@ -109,7 +109,7 @@ def test_trace_of_fake_tensor_run_has_peak_of_real_run(name: str) -> None:
 
 
 def test_fake_tensor_run_adds_gradients_in_place_like_autograd() -> None:
-    """An LSTM reads each weight at every step, so autograd adds many gradients."""
+    """An LSTM reads each weight at every time step, so autograd sums many gradients of it."""
     real = in_earnest(*PROGRAMS["lstm"]())
     added = sum(op.name == "aten::add_" for op in real.ops)
     rehearsed = on_shapes(*PROGRAMS["lstm"]())

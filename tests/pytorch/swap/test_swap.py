@@ -1,7 +1,7 @@
-"""Tests of swapping in real runs: equal bits within the budget, and reports.
+"""Tests of swapping: a budget copies values to the host (here to a file) in place of recomputing.
 
-With `Swap(only=True)` a value that fits into the host's memory is never recomputed. So the tests do
-not depend on the speed of this machine's disk.
+The bits must be equal, and memory within the budget. With `Swap(only=True)` a value is recomputed
+only if the host has no room for it. So the tests do not depend on the speed of this machine's disk.
 """
 
 from __future__ import annotations
@@ -61,16 +61,19 @@ def ways_out(run: Run) -> list[Any]:
 
 
 def check(run: Run) -> None:
-    """Check the invariants of engine and swapper, and that each copy in progress has a storage."""
+    """Check the invariants of the engine, and that each copy in progress belongs to a storage."""
     run._driver.engine.check()  # checks its swapper as well
     copies = copies_of(run)
     assert copies._running.keys() <= copies._keys.keys()
 
 
 def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], Run, Tracker]:
-    """Run three steps within `budget` or the smallest budget that works; return the results.
+    """Run three steps within `budget`, or within the smallest budget that works.
 
-    The workspaces of the operators are known before the first step.
+    A run before that measures the workspaces of the operators.
+
+    Returns:
+        The results, the run, and the tracker that measured memory.
     """
     with rekindle.budget.unlimited():
         train(case.build())
@@ -107,7 +110,7 @@ def test_training_that_swaps_all_values_matches_pytorch(
 def test_training_that_swaps_or_recomputes_matches_pytorch(
     case: Case, fraction: float, tmp_path: Path
 ) -> None:
-    """The disk's bandwidth is measured. Values lose their recipe and get it back while swapped."""
+    """The disk's bandwidth is measured, and decides if a value is swapped or recomputed."""
     plain = plainly(case)
     budget = plain.measured.budget(fraction)
     outcome, run, _ = within(case, budget, swap="1GiB", swap_directory=tmp_path)
@@ -181,7 +184,7 @@ def test_results_of_custom_functions_are_swapped(tmp_path: Path) -> None:
 
 
 def test_sources_that_only_recomputation_reads_are_swapped(tmp_path: Path) -> None:
-    """The program deletes the sources, and recomputation still reads them."""
+    """The program deletes the tensors `rows`, but recomputations still read them."""
 
     def loss(weight: Tensor) -> Tensor:
         total = weight.sum()
@@ -248,7 +251,7 @@ def test_recorded_run_with_swaps_passes_verifier(tmp_path: Path) -> None:
 def test_simulation_of_recorded_swaps_takes_same_actions(
     only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine gets the same events. Only early copies differ, whose time the driver chooses."""
+    """Early copies are disabled, because the runtime starts them when the disk is idle."""
     monkeypatch.setattr(Engine, "ahead", lambda engine: iter(()))
     make = Driver.__init__
 
@@ -372,7 +375,7 @@ def test_swapping_with_learned_plans_matches_pytorch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [2 * 4096, 20 * 4096, 200 * 4096])
 def test_values_are_recomputed_once_host_memory_is_full(tmp_path: Path, limit: int) -> None:
-    """Values for which the host has no room are recomputed."""
+    """The budget for copies on the host is small. Values that do not fit there are recomputed."""
     weight = vector(True)
     wanted = gradient(weight, 40)
     swap = Swap(host=limit, only=True)

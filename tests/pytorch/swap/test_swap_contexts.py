@@ -1,4 +1,4 @@
-"""Tests of swapping after and around a budget: graphs that outlive it, threads, forks, cleanup."""
+"""Tests of swapping beyond a single budget: graphs that outlive it, threads, forks, cleanup."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def test_graph_of_earlier_swap_budget_works_after_later_one(tmp_path: Path) -> N
 def test_budget_garbage_collected_in_swap_does_not_deadlock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The garbage collector frees the budget in the copying thread, for which the program waits."""
+    """The thread that copies may run Python's garbage collector, which then frees an old budget.
+
+    The program waits for that thread, so freeing the budget must not wait for the program.
+    """
     weight = vector(True)
     wanted = gradient(weight)
     with swapping(tmp_path) as run:
@@ -146,7 +149,10 @@ def test_ended_swap_budget_leaves_no_file_or_thread(tmp_path: Path) -> None:
 def test_forked_child_recomputes_swapped_values(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forked child has no copying threads, and a lock that such a thread held stays locked."""
+    """The child does not have the threads that copy, so it recomputes swapped values.
+
+    A lock that such a thread held at the time of the fork stays locked in the child.
+    """
     write = os.pwrite
 
     def slow(*arguments: Any) -> int:

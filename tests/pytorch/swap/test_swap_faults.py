@@ -1,7 +1,8 @@
-"""Tests of a disk that is full, fails, or loses part of its file: one warning, no lost value.
+"""Tests of swapping to a disk that is full, fails, or loses part of its file.
 
-Gradients keep their bits, the budget holds, and values with a recipe are recomputed. A value
-without one is kept in memory if it cannot be written, and is lost only if it cannot be read back.
+There is one warning. Gradients keep their bits, and memory stays within the budget, because values
+are recomputed instead. A value that cannot be recomputed stays in memory if it cannot be written.
+It is lost only if it cannot be read back.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.bu
 
 
 def failing(call: Call, error: int, *, after: int = 0, times: int = 10**9) -> Call:
-    """Return `call`, made to fail from its call number `after` on."""
+    """Return `call`, made to fail `times` times after `after` calls that succeed."""
     calls = iter(range(10**9))
 
     def instead(*arguments: Any) -> Any:
@@ -113,7 +114,7 @@ def test_disk_that_becomes_slower_corrects_measured_bandwidth(
         assert each == [out[0]] * len(each)
     else:
         assert run.recomputations > 0
-        assert each[WATCHED:] == [0, 0]  # that many copies are averaged
+        assert each[WATCHED:] == [0, 0]  # swaps end after so many slow steps
     assert tracker.peak <= TIGHT
     check(run)
 
@@ -132,7 +133,7 @@ def test_measured_bandwidth_falls_after_four_slow_transfers() -> None:
 def test_swap_write_that_fails_late_matches_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the write is in progress, its storage is evicted, used, and evicted again."""
+    """The write fails after its storage was evicted, and meanwhile recomputed and evicted again."""
 
     def slow(*arguments: Any) -> int:
         time.sleep(0.02)
@@ -150,7 +151,7 @@ def test_swap_write_that_fails_late_matches_pytorch(
 def test_value_whose_swap_write_fails_is_kept_if_source_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The source of the value is overwritten during the write, so no recipe is left."""
+    """The program overwrites the value's input during the write: it cannot be recomputed then."""
 
     def step(weight: Tensor) -> Tensor:
         data = torch.ones(WIDTH)
@@ -232,7 +233,7 @@ def deeply(weight: Tensor) -> Tensor:
 def test_value_without_recipe_is_kept_if_swap_write_fails(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The budget may become too small, as it would be without swapping, but no value is lost."""
+    """No value is lost, but the budget may be too small then, as it would be without swapping."""
     weight = vector(True)
     (wanted,) = torch.autograd.grad(hoard(weight), weight)
     monkeypatch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC, after=after))
@@ -287,7 +288,7 @@ def test_lost_value_without_recipe_raises_swap_failed(
 
 @pytest.fixture
 def sluggish(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a disk on which every copy is still in progress when the program continues."""
+    """Simulate a slow disk: each copy is still in progress when the program continues."""
     write, read = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda *call: (time.sleep(0.003), write(*call))[1])
     monkeypatch.setattr(os, "preadv", lambda *call: (time.sleep(0.003), read(*call))[1])
@@ -309,7 +310,7 @@ def test_evicted_memory_counts_until_its_swap_write_ends(vectors: int, tmp_path:
 
 @pytest.mark.usefixtures("sluggish")
 def test_deleted_value_counts_until_its_swap_write_ends(tmp_path: Path) -> None:
-    """The value is resident and copied early; the program deletes it before the copy has ended."""
+    """The value is copied early, and the program deletes it before the copy has ended."""
     weight = vector(True)
     swap = Swap(out_bytes_per_s=10**12, in_bytes_per_s=10**12)
     with Tracker() as tracker, swapping(tmp_path, swap=swap) as run:
@@ -317,7 +318,7 @@ def test_deleted_value_counts_until_its_swap_write_ends(tmp_path: Path) -> None:
             gradient(weight, 12)
             loss = deeply(weight).sum()
             del loss
-            # immediately, before any byte was written
+            # allocate at once, before a byte of the copy was written
             rows = [weight.detach() * 2 for _ in range(15)]
             del rows
     assert tracker.peak <= TIGHT
@@ -360,7 +361,10 @@ def test_value_is_not_overwritten_while_it_is_written_to_disk(tmp_path: Path) ->
 @pytest.mark.usefixtures("sluggish")
 @pytest.mark.parametrize("nth", range(0, 90, 9))
 def test_step_after_exception_during_swap_matches_pytorch(nth: int, tmp_path: Path) -> None:
-    """Memory that is being copied is neither lost nor kept; the next steps are the same."""
+    """An operator raises while copies are in progress. The next steps give the same bits.
+
+    The memory of these copies is freed.
+    """
 
     class Bang(Exception):
         pass

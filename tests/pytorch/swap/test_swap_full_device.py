@@ -1,6 +1,6 @@
-"""Tests of swapping if memory for swap-ins is refused or host memory cannot be page-locked.
+"""Tests of swapping on a device without free memory, or if host memory cannot be page-locked.
 
-A file stands in for the device's store. The tests show which requests are tried again.
+They show which requests are tried again after an error. A file stands in for page-locked memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FULL = "out of memory. Tried to allocate 4.00 KiB"
 
 
 class _Operators(TorchDispatchMode):
-    """A mode that counts the program's operators."""
+    """A dispatch mode that counts the program's operators."""
 
     count = 0
 
@@ -34,7 +34,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Reads:
-    """Swap-ins that fail with `error`: the first one of each value that `refuses` selects."""
+    """Make the first swap-in of a value raise `error`, if `refuses` selects the value."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class _Reads:
         error: Callable[[], Exception],
         refuses: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        self.refused: dict[int, int] = {}  # by value: number of operators that had run
+        self.refused: dict[int, int] = {}  # for each failed value: number of operators run so far
         #: Values whose swap-in was retried: in `at_once` before another operator had run, in
         #: `later` after that.
         self.at_once: list[int] = []

@@ -1,4 +1,7 @@
-"""Tests of page-locked memory and side streams, with a simulated device and on CUDA."""
+"""Tests of swapping to page-locked host memory, with copies in streams of their own.
+
+The device is simulated, except in one test on CUDA.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ CPU = torch.device("cpu")  # memory of the simulated device
 
 
 class Queue:
-    """A stream that records its commands. `now` is the current stream."""
+    """A simulated stream, which records its commands. `now` is the current stream."""
 
     log: list[str] = []  # noqa: RUF012 - emptied by each test
     now: Queue
@@ -39,7 +42,7 @@ class Queue:
 
 
 class Event:
-    """An event of a device that completes on request."""
+    """A simulated event of a device. It has completed once `reached` is True."""
 
     reached = False
     clock = 0.0
@@ -147,7 +150,7 @@ def test_page_locked_memory_stays_within_its_limit(store: PinnedStore) -> None:
 def test_several_values_share_one_page_locked_block(
     store: PinnedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block for each value would have the next power of two: nearly twice as many bytes."""
+    """PyTorch rounds a page-locked block up to a power of two, up to twice the bytes of a value."""
     given: list[int] = []
 
     def pinned(nbytes: int) -> torch.Tensor:

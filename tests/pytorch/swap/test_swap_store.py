@@ -1,4 +1,4 @@
-"""Tests of the file store of swapped bytes: free space, reads and writes, and failures."""
+"""Tests of the file store, the file to which a budget swaps values: space, copies, failures."""
 
 from __future__ import annotations
 
@@ -195,9 +195,10 @@ def test_checksum_of_swapped_value_covers_every_byte(tmp_path: Path, nbytes: int
 def test_garbage_collected_file_store_does_not_wait_for_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The garbage collector may run while a thread starts, and then no other thread can end.
+    """Python may collect the store while a thread starts, and until then no other thread can end.
 
-    A write in progress keeps its file and its memory until it has ended.
+    So waiting for the thread that writes would be a deadlock. A write in progress keeps its file
+    and its memory until it has ended.
     """
     write, started, go_on = os.pwrite, threading.Event(), threading.Event()
     wrote: list[bytes] = []
