@@ -99,7 +99,7 @@ def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:
 
 
 def _unlike(value: Callable[..., Any], arguments: tuple[object, ...]) -> str | None:
-    """Return why `value` cannot be called with `arguments`; None if it can or if unknown."""
+    """Return why `value` cannot be called with `arguments`; None if it can, or if not known."""
     try:
         # `nn.Module.__call__` takes anything; its `forward` has the real signature.
         signature = inspect.signature(getattr(value, "forward", value))

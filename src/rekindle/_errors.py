@@ -35,7 +35,7 @@ class RekindleError(Exception):
 
 
 def _again(kind: type[RekindleError], arguments: tuple[object, ...]) -> RekindleError:
-    """Recreate a pickled error from its final message; `__init__` would compose a new message."""
+    """Recreate a pickled error from its final message, without `__init__`, which composes it."""
     builtin: Any = kind
     # Python accepts only the `__new__` of the builtin class that fixes the memory layout, such as
     # `OSError.__new__`. `__base__` leads to that class; the last of `__bases__` may be another.
@@ -131,8 +131,8 @@ class OutOfBudget(RekindleError, MemoryError):
     error has the figure 0 for each number of bytes.
 
     Attributes:
-        needed: Bytes that the operator asked for. A lower bound, if the message says "at least":
-            the operator ran for the first time, and its workspace is not known.
+        needed: Bytes that the operator needs. If the message says "at least", this is a lower
+            bound: the operator ran for the first time, so its workspace is not known.
         budget: The budget in bytes.
         held: Bytes that cannot be evicted, by category.
         smallest_budget: The smallest budget with which this operator runs, if `needed` is exact; a
@@ -223,11 +223,11 @@ class OutOfBudget(RekindleError, MemoryError):
         self._say(f"On this command line: {option}", instead_of=HOW_TO_REHEARSE)
 
     def _say(self, line: str, instead_of: str = "") -> None:
-        """Put a line into the message in place of the one with the suggested budget.
+        """Replace the line of the message that suggests a budget by `line`.
 
         Args:
             line: The new line.
-            instead_of: Another line that is removed.
+            instead_of: Another line of the message, which is removed.
         """
         before = f"rekindle.budget({self.worth_trying})"
         *lines, words = (
@@ -242,12 +242,12 @@ _OF_LOGITS = (
     "aten::_log_softmax",
     "aten::_log_softmax_backward_data",
     "aten::nll_loss_backward",
-)  # operators of a cross entropy loss whose result is as large as the logits
+)  # operators of a cross entropy loss that have a result as large as the logits
 
 
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
-#: If workspace is more than this part of a convolution's memory, errors say how to avoid it.
+#: If more than this share of a convolution's memory is workspace, errors say how to need less.
 _MUCH = 0.1
 
 
@@ -274,7 +274,7 @@ def remedy_for(operator: str, workspace: float = 0.0) -> str:
 
 
 def _other_kernel() -> str:
-    """Return a sentence with the code that makes convolutions need less workspace."""
+    """Return advice: a sentence with code that lets convolutions use less workspace."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and not torch._C._get_mkldnn_enabled():
         return "convolutions of oneDNN need less workspace: torch.backends.mkldnn.enabled = True"

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from rekindle.pytorch.planned import Backend, Export, ModelPlan
 
 
-# Share of the budget that selective checkpoints may fill. The predicted timeline frees a result
-# after its last reader, but while a block is recomputed, its Python variables hold the result
-# longer. This excess is small compared with a whole block, but large compared with single saved
-# results.
+# Share of the budget that selective checkpoints may fill according to the prediction. The rest is a
+# margin: the prediction frees a result after its last reader, but while a block is recomputed, its
+# Python variables hold the result longer. This excess is small compared with a whole block, but
+# large compared with single saved results.
 _MARGIN = 0.97
 
 
@@ -50,11 +50,12 @@ def sequential(
 ) -> Chained:
     """Make an `nn.Sequential` with the same parameters that trains within a budget.
 
-    Each stage is measured on a sample. Rotor's dynamic program (Beaumont et al., TOMS 2024) decides
-    for each stage to keep what its backward pass needs, or only the stage's input, or nothing. A
-    stage is a child of `model`, or of an `nn.Sequential` nested in it. Stages run in eager PyTorch
-    and are recomputed as a whole, so forward hooks and Python side effects inside a stage run
-    again. Gradients, buffers and random numbers equal those of `model` bit for bit.
+    A stage is a child of `model`, or of an `nn.Sequential` nested in `model`. Each stage is
+    measured on a sample. Then Rotor's dynamic program (Beaumont et al., TOMS 2024) decides for each
+    stage what stays in memory after its forward pass: all that its backward pass needs, only the
+    stage's input, or nothing. Stages run in eager PyTorch and are recomputed as a whole, so forward
+    hooks and Python side effects inside a stage run again. Gradients, buffers and random numbers
+    equal those of `model` bit for bit.
 
     Args:
         model: The `nn.Sequential`.
@@ -134,8 +135,8 @@ def export(
         budget: Bytes, or text ("6GiB").
         blocks: Paths of submodules that may be wrapped. Default: the children of every
             `nn.ModuleList` and `nn.Sequential`.
-        selective: Let the checkpoints save those results inside blocks that cost most to recompute,
-            as far as they fit the budget.
+        selective: Inside blocks, let the checkpoints save the results that cost most to recompute,
+            as many as fit into the budget.
 
     Returns:
         An `Export` with `apply(model)`, `code()` to paste, and `policy(block)`. If whole blocks
@@ -219,7 +220,8 @@ def plan(
             keyword arguments, or one tensor. Leave it out for a trace.
         budget: Bytes, or text ("6GiB"), for one forward and backward pass: parameters, buffers,
             inputs, activations, gradients. Default: half way between the smallest possible budget
-            and keeping everything, or the smallest budget that has a plan.
+            and the peak when everything is kept; or the smallest budget that has a plan, if that
+            is larger.
         planner: One of `rekindle.planners`, or its name ("rotor"). Default: `Cuts`, started from a
             run of DTR.
         swap: Values may also be swapped to the host: a `Swap` with its bandwidth, or, for a model,
@@ -234,9 +236,9 @@ def plan(
         check: Run the model and the plan once on the example inputs, compare them bit for bit, and
             refuse a plan whose results differ. False only traces the model. Ignored with
             `compile=True`, which compares each compiled segment with its operators instead.
-        compile: Have Inductor compile runs of light operators as segments. Results equal those of
-            the same segments without a budget bit for bit, and those of eager PyTorch within
-            rounding. Needs a C++ compiler (on a device: Triton).
+        compile: Have Inductor compile groups of consecutive light operators (segments). Results
+            equal those of the same segments without a budget bit for bit, and those of eager
+            PyTorch within rounding. Needs a C++ compiler (on a device: Triton).
 
     Returns:
         A `ModelPlan` for a model, whose `apply()` returns the module that runs the plan; a `Plan`
@@ -244,7 +246,7 @@ def plan(
 
     Raises:
         Unsupported: The model cannot be traced, or the plan does not give the results of the model.
-        SwapFailed: A planned model could not write a value to the host, or not read it back.
+        SwapFailed: A planned model could not copy a value to the host, or could not copy it back.
 
     Example:
         ```python
@@ -382,7 +384,7 @@ def backend(
         budget: Bytes, or text ("6GiB"), for each graph. It counts the parameters and buffers that
             the graph reads.
         planner: As for `rekindle.plan`.
-        inner: "inductor" compiles runs of light operators, as `rekindle.plan(..., compile=True)`
+        inner: "inductor" compiles groups of light operators, as `rekindle.plan(..., compile=True)`
             does. "eager" runs operator by operator, with the results of eager PyTorch bit for bit.
         reserve: As for `rekindle.plan`.
         shapes: As for `rekindle.plan`.
@@ -432,7 +434,7 @@ def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
 
 
 TIME_LIMIT = 30.0  #: time limit of the default planner, in seconds
-GAP = 0.001  #: the default planner stops when a plan costs at most this share above the lower bound
+GAP = 0.001  #: the default planner stops at a plan that costs at most this share above the bound
 
 # All plans found for the most recent programs. If the search for a larger budget finds a slower
 # plan than an earlier search for a smaller budget, the earlier plan is used. So a larger budget
@@ -442,10 +444,10 @@ _MOST_KNOWN = 16
 
 
 class _Plans:
-    """Function from a trace and a budget to a plan, which remembers all plans that it finds.
+    """Plans traces when called with a trace and a budget, and remembers all plans that it finds.
 
-    It returns the fastest remembered plan of the trace that fits the budget. It shows the progress
-    of the search on a terminal.
+    A call returns the fastest remembered plan of the trace that fits the budget. It shows the
+    progress of the search on a terminal.
     """
 
     def __init__(
@@ -477,7 +479,7 @@ class _Plans:
 
 
 def _for_budget(best: Plan, found: Plan) -> Plan:
-    """Return `best`, made for a smaller budget, with the budget and lower bound of `found`."""
+    """Return the plan `best`, made for a smaller budget, with budget and bound of `found`."""
     from dataclasses import replace
 
     bound = min(found.bound_ns, best.cost_ns or 0)

@@ -50,7 +50,7 @@ def what_is(path: str | Path) -> str:
     if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return "a checkpoint (safetensors)"
     try:
-        # If the head is full, its last character may be cut off. This is no error.
+        # Only the head of the file was read, so its last character may be incomplete.
         text = getincrementaldecoder("utf-8")().decode(head, final=len(head) < 512)
     except UnicodeDecodeError:
         return "bytes"

@@ -1,8 +1,9 @@
 """Name the planners, and combine planners with the simulator.
 
 `rekindle.planners` must not import the simulator, so that no planner judges its own plans.
-Therefore the two planners that use the simulator are here. `Online` converts a simulated run of an
-eviction policy (DTR) to a plan. `WarmCuts` starts the planner `Cuts` from such runs.
+Therefore the two planners that use the simulator are here. `Online` simulates a run in which a
+policy (DTR's) decides what to evict, and returns the run's actions as a plan. `WarmCuts` starts the
+planner `Cuts` from such runs.
 `rekindle.plan`, `rekindle.backend` and the command line look planners up here.
 """
 
@@ -57,7 +58,7 @@ def halfway(problem: Problem) -> Bytes:
 @final
 @dataclass(frozen=True)
 class Online:
-    """Planner whose plan is a simulated run of the online engine.
+    """Planner whose plan has the actions of a simulated run of the online engine.
 
     The engine sees each operator only when the operator runs. So the plan is usually worse than
     that of a planner that knows the whole trace.
@@ -65,7 +66,7 @@ class Online:
     Attributes:
         policy: The policy that selects storages to evict.
         swap: If given, evicted values may also be swapped out to the host.
-        limit: Most time for recomputation, as a multiple of the program's time. None: no limit.
+        limit: The longest recomputation, as a multiple of the program's own time. None: no limit.
     """
 
     policy: Policy
@@ -105,14 +106,14 @@ class Online:
 class WarmCuts:
     """Planner that starts the planner `Cuts` from a simulated run of the online engine.
 
-    If the search finds no plan, it starts again from runs with other eviction policies. The plan is
-    never slower than the run, unless the run recomputes for more than ten times the program's time.
-    With `swap` the search starts from three runs. One of them only recomputes, one only swaps, and
+    If `Cuts` finds no plan, it starts again from runs with other eviction policies. The plan is
+    never slower than the first run, unless the run recomputes for more than ten times the program's
+    own time. With `swap`, `Cuts` starts from three runs: one only recomputes, one only swaps, and
     one does both.
 
     Attributes:
         time_limit: Seconds for the search.
-        gap: The search stops when the plan costs at most this share above the lower bound.
+        gap: The search stops when the plan costs at most this share more than the lower bound.
         swap: If given, values may also be swapped, at this bandwidth.
     """
 
@@ -180,7 +181,7 @@ class WarmCuts:
 def _runs(
     problem: Problem, budget: Bytes, policies: Sequence[Policy], limit: float
 ) -> list[Schedule]:
-    """Return the schedules of the simulated runs that stay within `budget`, one for each policy."""
+    """Simulate a run with each policy. Return the schedules of the runs that fit `budget`."""
     runs = [Online(policy, limit=limit).schedule(problem, budget) for policy in policies]
     return [run for run in runs if run is not None]
 
@@ -190,11 +191,11 @@ def _steps(problem: Problem, runs: Sequence[Schedule]) -> tuple[tuple[int, ...],
 
 
 def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
-    """Return the cheaper of `plan` and a plan that is made from the simulated run `run`.
+    """Return the cheaper of `plan`, which `Cuts` made, and a plan with the actions of `run`.
 
-    The search does not count the time of views, but its schedule may run some views again. So
-    `plan` can cost more than the run from which the search started. A search that ran out of time
-    may have found no plan at all.
+    `Cuts` started from the simulated run `run`, but can return a plan that costs more. The reason
+    is that it does not count the time of views, and its schedule may run some views again. If
+    `Cuts` ran out of time, it may have found no plan at all.
     """
     cost = verify(problem.trace, run, plan.budget)
     if plan.cost_ns is not None and plan.cost_ns <= cost.total_ns:

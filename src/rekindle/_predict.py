@@ -1,8 +1,8 @@
 """Predict memory and time of training steps: `rekindle.profile` and `rekindle.max_batch`.
 
-For `profile` the runtime runs one step and records a trace, and the simulator replays the trace
-within smaller budgets. `max_batch` runs real steps of several batch sizes; with `simulated=True` it
-uses the simulator as well.
+`profile` runs one step and records its trace; then the simulator predicts the step's time within
+smaller budgets. `max_batch` runs real steps of several batch sizes. With `simulated=True` it runs
+only small batches, and simulates larger ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, neediest
 
-_NEARLY = 0.9  # share of the smallest budget above which the advice names a single operator
+_NEARLY = 0.9  # if one operator needs more than this share of the smallest budget, advice names it
 
 
 def profile(
@@ -51,9 +51,10 @@ def profile(
             Default: `Thrifty()`.
         device: The device whose memory is measured. Default: CUDA if the program uses it, else the
             CPU.
-        repeats: How often to time the step, once with Rekindle's bookkeeping and once without each
-            time; up to four times as often on a busy machine. 0 runs the step once, restores
-            nothing, and takes the sum of the times of its operators as the time of the step.
+        repeats: How often to time the step. Each time, it runs once with Rekindle's bookkeeping and
+            once without it. On a busy machine, up to four times as many repetitions are made. With
+            0 the step runs once and nothing is restored; the time of the step is then the sum of
+            the times of its operators.
         clock: The clock that times the step, in ns.
         watch: A function that is called with a line about the current stage. Default: a progress
             line on a terminal, a line every ten seconds in a log.
@@ -140,7 +141,7 @@ def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
 
 
 def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:
-    """Return a line of advice if a predicted slowdown is below 1, which only noise can cause."""
+    """Return a line of advice if noise made a predicted slowdown smaller than 1."""
     least = min((choice.slowdown for choice in choices), default=1.0)
     if least >= 1.0:
         return ()
@@ -157,7 +158,7 @@ class Batch(int):
     """A batch size, as an int.
 
     Attributes:
-        slowdown: The time of a step over its time without recomputation; 1.0 means no slowdown.
+        slowdown: The time of a step divided by its time without recomputation; 1.0: no slowdown.
     """
 
     slowdown: float

@@ -1,9 +1,10 @@
 """Plan a recorded training step in a separate process of lower priority than the training process.
 
 Usage: `python -m rekindle._route BUDGET SECONDS NICENESS [HOST OUT IN]`. The runtime starts this
-process to make learned plans in the background. The process reads the trace from standard input and
-writes each better plan as one line to standard output. The first plan is made in a tenth of
-SECONDS, because a quick plan already brings most of the gain.
+process to make learned plans in the background. The process reads the trace from standard input. It
+writes a first plan after a tenth of SECONDS, because a quick plan already saves most of the time
+that a plan can save. Then it writes each better plan that it finds. A plan is one line of standard
+output.
 
 With HOST (bytes of host memory), OUT and IN (bytes per second), plans may also swap. A plan that
 swaps is written only if it saves enough time compared to the best plan that only recomputes.
@@ -26,8 +27,8 @@ from rekindle.trace.formats import native
 
 QUICK = 0.1  # share of SECONDS for the first plan
 SLACK = 0.9  # share of the bandwidth that plans may use, because the program needs some of it, too
-WORTH = 0.01  # time that a plan with copies must save, as a share of the program's own time
-GAP = 0.001  # a plan with copies is good enough if it is this close to its lower bound
+WORTH = 0.01  # time that a plan that swaps must save, as a share of the program's own time
+GAP = 0.001  # a plan that swaps is good enough if it costs at most this share above its bound
 
 
 def main(
@@ -35,7 +36,7 @@ def main(
 ) -> None:
     """Plan a trace within `budget` bytes, for about `seconds`; write each better plan to `plans`.
 
-    With `swap`, the plan with copies is made after the first plan that only recomputes.
+    With `swap`, a plan that swaps is made after the first plan that only recomputes.
     """
     from rekindle.planners.cuts import Cuts
 
@@ -52,8 +53,8 @@ def main(
         plan = Cuts(share * seconds, warm_start=warm).plan(problem, budget)
         if plan.schedule is None:
             continue
-        # The second search starts from the first plan, so its plan never costs more. A different
-        # cost therefore means a better plan.
+        # The second search starts from the first plan, so its plan never costs more than the first
+        # plan. If the costs differ, the second plan is better.
         if best is None or plan.recompute_ns != best.recompute_ns:
             _write_plan(plans, plan, problem)
         if plan.status is Status.OPTIMAL and (swap is None or not plan.recompute_ns):
@@ -65,7 +66,7 @@ def main(
 
 
 def _with_copies(problem: Problem, budget: int, seconds: float, swap: Swap) -> Plan | None:
-    """Return a plan that may swap, with a share of the bandwidth `swap`; None if none was found."""
+    """Return a plan that may swap at 90 % of the bandwidth `swap`; None if none was found."""
     out, back = int(SLACK * swap.out_bytes_per_s), int(SLACK * swap.in_bytes_per_s)
     slower = replace(swap, out_bytes_per_s=max(1, out), in_bytes_per_s=max(1, back))
     plan = WarmCuts(seconds, GAP, slower).plan(problem, budget)

@@ -29,7 +29,7 @@ _SIZE = re.compile(
     r"(?P<sign>[+-]?)(?P<number>\d+(?:_\d+)*(?:\.\d+)?)\s*(?P<unit>[^\d\s].*)?", re.ASCII
 )
 _SCIENTIFIC = re.compile(r"\d+(?:\.\d+)?[eE]\+?\d{1,3}", re.ASCII)
-# Most bytes that an amount may have: those of a signed number of 64 bits, as sizes are in PyTorch.
+# The largest amount: the largest signed 64-bit integer, because PyTorch's sizes are such integers.
 _MOST = 2**63 - 1
 # Longest accepted text, in characters: more than any size needs. Longer text could reach the limit
 # of int(), which refuses more than 4,300 digits.
@@ -83,7 +83,7 @@ def format_ns(ns: Nanoseconds) -> str:
 
 
 def _scaled(n: int, units: tuple[tuple[str, int, int], ...]) -> str:
-    """Format `n` in the smallest unit in which the figure is less than one of the next unit."""
+    """Format `n` in the largest unit in which it is at least 1, or else in the smallest unit."""
     for (unit, size, decimals), (_, next_size, _) in pairwise(units):
         shown = f"{n / size:.{decimals}f}"
         # Compare the rounded figure, so that 1,048,575 bytes do not show as "1024.0 KiB".

@@ -18,7 +18,7 @@ from rekindle.cli._demo_training import Identical, Settings, Step, Text, Trained
 
 
 class _Memory(ProgressColumn):
-    """Bar that shows the peak memory of the last step, relative to the scale of the view."""
+    """Progress bar that shows the memory peak of the last step; `View.scale` is a full bar."""
 
     def render(self, task: Task) -> ProgressBar:
         scale, peak = task.fields["scale"], task.fields["peak"]
@@ -26,7 +26,7 @@ class _Memory(ProgressColumn):
 
 
 class View:
-    """View of both runs.
+    """Shows both runs of the demo: a line for each run, then the table that compares them.
 
     `scale` is the memory (bytes) of a full bar. It grows when a step has a higher peak.
     """
@@ -101,7 +101,7 @@ def _verdict(same: bool) -> Line:
 
 @contextmanager
 def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
-    """Open a view.
+    """Open a `View` while the context is open.
 
     On a terminal its lines are updated in place; elsewhere they are printed at the end.
     """

@@ -59,7 +59,7 @@ def progress(run: Run) -> Generator[None]:
 
 
 def found_by(phases: Phases) -> str:
-    """Format the smallest budgets of a profiled run, and the time lost within other budgets."""
+    """Format what --profile found: the smallest budgets, and the time lost within other budgets."""
     if not phases.whole:
         return "--profile: nothing was measured, because no operator ran within the budget"
     lines = [f"smallest budgets by simulation, with a margin of {phases.MARGIN:.0%}:"]

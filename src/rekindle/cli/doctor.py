@@ -30,7 +30,7 @@ class Row:
     name: str
     found: str
     advice: str = ""  # the command that adds the missing part; empty if nothing is missing
-    needed: bool = False  # True if the exit code is 1 when this part is missing
+    needed: bool = False  # True: without this part the exit code is 1
 
 
 @click.command(

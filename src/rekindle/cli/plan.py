@@ -114,10 +114,10 @@ def command(
 ) -> None:
     """Plan ahead what to recompute so that TRACE runs within a budget.
 
-    TRACE is a trace of any format, or a graph of Checkmate. The overhead is the time for
-    recomputation, and with --swap the time waiting for copies, over the cost of running once. No
-    schedule can be below the lower bound. The exit code is 1 if a named planner, or the default
-    one, has no plan.
+    TRACE is a trace of any format, or a graph of Checkmate. The overhead is the time of
+    recomputation (with --swap also the time of waiting for copies), divided by the time of running
+    each operator once. No schedule has less overhead than the lower bound. The exit code is 1 if a
+    named planner, or the default one, has no plan.
     """
     from rekindle._planners import PLANNERS, SWAPPING, halfway
     from rekindle.planners import Problem
@@ -258,9 +258,9 @@ def _waiting(plan: Plan) -> float:
 
 
 def _bound(plans: Sequence[Plan]) -> float:
-    """Return the highest lower bound of the plans for the cost of all schedules.
+    """Return the highest lower bound (on the cost of any schedule) that one of the plans proves.
 
-    Checkmate's bound holds only for schedules of Checkmate's stages, so it is used only if no other
+    Checkmate's bound holds only for schedules in Checkmate's stages, so it is used only if no other
     plan has a bound.
     """
     general = [plan for plan in plans if not plan.planner.startswith("checkmate")]

@@ -108,7 +108,7 @@ def command(
 
 
 def _answers(profile: Profile, slowdown: float | None, fits: Bytes | None) -> None:
-    """Print the budget for `--slowdown`, and the answer to `--fits`."""
+    """Print the smallest budget for `--slowdown`, and whether the step fits `--fits`."""
     if slowdown is not None:
         try:
             enough = profile.budget_for(slowdown)

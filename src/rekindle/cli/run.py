@@ -166,9 +166,9 @@ def command(
 ) -> None:
     """Run an unmodified PROGRAM within a budget.
 
-    It runs as `python PROGRAM ARGUMENTS` would: the same sys.argv, __main__, working folder, output
-    and exit code. A report follows on standard error, also after an exception or Ctrl-C. Options of
-    this command stand before PROGRAM; everything after it belongs to PROGRAM.
+    PROGRAM runs as with `python PROGRAM ARGUMENTS`: with the same sys.argv, __main__, working
+    folder, output and exit code. A report follows on standard error, also after an exception or
+    Ctrl-C. Options of this command stand before PROGRAM; everything after it belongs to PROGRAM.
 
     Each process started by torchrun or accelerate has a budget of its own, and writes reports of
     its own: run.html becomes run-rank1.html.
@@ -264,7 +264,7 @@ def _tell(run: Run, reports: Reports, quiet: bool) -> None:
     if not reports and not quiet:
         sys.stdout.flush()
         whose = "" if rank is None else f" of rank {rank}"
-        click.echo(f"\nrekindle: the run{whose}\n{report.text()}", err=True)
+        click.echo(f"\nrekindle: report of this run{whose}\n{report.text()}", err=True)
     if not run.peak:
         click.echo(
             "rekindle: PROGRAM made no tensors in this process. Processes that PROGRAM starts "

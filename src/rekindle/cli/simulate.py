@@ -167,8 +167,8 @@ def command(
     """Replay recorded programs under budgets and policies.
 
     LOGS are traces of Rekindle (.jsonl) or operator logs of the DTR paper, gzipped or not, or
-    folders of such files. A simulated run can pass, need more than the budget (oom), or recompute
-    for longer than the limit (thrash).
+    folders of such files. A simulated run either passes, or needs more memory than the budget
+    (oom), or recomputes for longer than the limit (thrash).
     """
     if budget is not None and (ratios or as_sweep):
         raise click.UsageError(
@@ -313,7 +313,7 @@ def _print(outcomes: Sequence[Outcome]) -> None:
             format_bytes(outcome.budget_bytes) if outcome.budget_bytes else "none",
             f"{ratio:.2f}" if ratio else "",
             outcome.status,
-            # `overhead` is the time over the time without recomputation
+            # `overhead` is the time divided by the time without recomputation
             f"{outcome.overhead - 1:.2%}" if passed else "",
             format_bytes(outcome.peak_bytes),
             *([format_bytes(outcome.reserved_bytes)] if placed else []),

@@ -64,7 +64,7 @@ class Timeline:
 @final
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Recomputed calls of one operator in one `nn.Module`: their number and their time (ns)."""
+    """How many calls of one operator in one `nn.Module` were recomputed, and their time (ns)."""
 
     module: str
     operator: str
@@ -80,7 +80,7 @@ class Choice:
     Attributes:
         budget: The budget in bytes.
         step_ns: The predicted time of a step (ns).
-        slowdown: The predicted time over the time of the step without Rekindle.
+        slowdown: The predicted time divided by the time of the step without Rekindle.
         recompute_ns: Time (ns) in recomputed operators.
         recomputations: How many operators are recomputed.
     """

@@ -45,8 +45,8 @@ def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Re
 def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
     """Compute the memory in use after each action of a run, by category.
 
-    If there are more than `MOST_POINTS` points, time is divided into intervals. Only the point of
-    each interval with the most memory is returned.
+    If there are more than `MOST_POINTS` points, time is divided into intervals, and for each
+    interval only the point with the most memory is returned.
 
     Args:
         trace: The recorded program: operators, storages and events.
@@ -72,7 +72,7 @@ _Point = tuple[Nanoseconds, dict[str, Bytes], Bytes, Nanoseconds]
 
 
 class _Walk:
-    """Replay of the actions of a record, to know which storages are in memory."""
+    """Replays the actions of a record, to know which storages are in memory after each."""
 
     def __init__(self, trace: Trace, kinds: Sequence[str], record: Record) -> None:
         self._trace = trace
@@ -146,7 +146,7 @@ def _thinned(points: list[_Point]) -> list[_Point]:
 def _sums(
     points: list[_Point], clock: tuple[Nanoseconds, ...]
 ) -> tuple[tuple[Bytes, ...], tuple[Nanoseconds, ...]]:
-    """Sum up evicted bytes and recomputation time of `points` between neighbors in `clock`."""
+    """Sum up evicted bytes and recomputation time of `points`, for each interval of `clock`."""
     evicted = [0] * len(clock)
     again = [0] * len(clock)
     place = 0

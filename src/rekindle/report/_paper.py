@@ -42,10 +42,10 @@ def overheads(
 ) -> None:
     """Draw figure 2 of the paper: overhead against memory ratio, one panel for each model.
 
-    The memory ratio is the budget over the peak without evictions. If a run has no ratio, its own
-    peak replaces the budget. A line ends at the lowest ratio that works. A dotted vertical line at
-    this end means that the next lower budget is too small. A dashed vertical line means that the
-    policy recomputes too long within the next lower budget.
+    The memory ratio is the budget divided by the peak without evictions. If a run has no ratio, its
+    own peak replaces the budget. A line ends at the lowest ratio that works. A vertical line at
+    this end says why the next lower budget failed. Dotted: it is too small. Dashed: the policy
+    recomputes for too long.
 
     Args:
         points: The simulated runs.

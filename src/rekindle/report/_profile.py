@@ -75,7 +75,7 @@ class Profile:
         return self.curve[0].step_ns if wanted > self.curve[0].budget else self.curve[-1].step_ns
 
     def slowdown(self, budget: str | Bytes) -> float:
-        """Return the predicted time of a step within a budget, over its time without Rekindle.
+        """Return the predicted slowdown of a step: 1.1 means 10 % more time than without Rekindle.
 
         Args:
             budget: Bytes, or text such as "6GiB".

@@ -1,8 +1,8 @@
-"""Change a trace so that results take over the memory of inputs that die in the same operator.
+"""Change a trace so that results of operators overwrite inputs that nothing else needs.
 
-A runtime can compute such a result in place, because nothing else refers to the input, and the
-operator reads each element before it writes that element. The result then takes no additional
-memory.
+Such an input dies (loses its last reference) right after the operator. If the operator reads each
+element before it writes that element, a runtime can compute the result in the memory of the input.
+The result then needs no additional memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rekindle.trace._rules import check_trace
 def taking_over(trace: Trace, sources: Mapping[OpId, ValueId]) -> Trace:
     """Return a copy of `trace` in which results take over the memory of inputs that die.
 
-    A result does not take over an input that is used later, that has another size, or that is read
-    by an operator that can run again.
+    A result does not take over an input that is used later, that has another size than the result,
+    or that is read by an operator that can run again.
 
     Args:
         trace: Any trace.

@@ -22,7 +22,10 @@ class References:
         self._held = [False] * len(trace.storages)
 
     def called(self, event: Call) -> None:
-        """Apply a call: outputs get a reference or a hold, and overwritten inputs lose theirs."""
+        """Apply a call: each output gets an owner, and overwritten inputs lose all of theirs.
+
+        The owner is a variable of the program if the call's `held` is True, else a reference.
+        """
         op = self._trace.ops[event.op]
         for value in op.outputs:
             if event.held:
@@ -33,7 +36,7 @@ class References:
             self._held[self._trace.values[source]] = False
 
     def other(self, event: Use | Retain | Release | Drop | Pin) -> None:
-        """Apply an event that is not a call to the references and holds."""
+        """Apply an event that is not a call to the counted references and variables."""
         storage = self._trace.values[event.value]
         match event:
             case Use():

@@ -1,8 +1,9 @@
 """Read and write the operator logs of the DTR paper (Kirisame et al., ICLR 2021, arXiv 2006.09616).
 
-The authors' prototype wrote one JSON object a line, all scalars as text. A name is a handle of a
-value; a value may have several names. Sizes are bytes, times ns. The authors' simulator reads the
-instructions as follows, and so does this module:
+The authors' prototype wrote one JSON object (an instruction) on each line, with all numbers as
+text. A name stands for a tensor of the program and refers to a value; several names may refer to
+one value. Sizes are in bytes, times in ns. The authors' simulator reads the instructions as
+follows, and so does this module:
 
 CONSTANT, MEMORY  a source, and the bytes of its storage. Sources cannot be recomputed.
 CALL              an operator; MEMORY and ALIAS follow for each result. ALIAS is the position of the
@@ -15,9 +16,9 @@ RELEASE           a name is no longer used.
 ANNOTATE          START: instructions before it are not part of the program. BACKWARD: the backward
                   pass begins.
 
-*Output condition*: the values that still have a name at the end (gradients, weights) must be in
-memory at the end. The end of the trace pins them one after another, in the order in which their
-names first appeared.
+*Output condition*: the values that still have a name at the end of a log (gradients, weights) must
+be in memory at the end. So the trace ends with a pin event for each of them, in the order in which
+their names first appeared.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class _Reader:
             return  # A name from before START is not part of the program.
         value = self._value(line, "NAME")
         if not self.references[value]:
-            raise line.wrong("NAME", "a name that is not released yet", name)
+            raise line.wrong("NAME", "a name whose value was not released before", name)
         self._let_go(value)
 
     def _name(self, line: Line, field: str, value: ValueId, *, first: bool = False) -> None:
@@ -180,7 +181,9 @@ class _Reader:
             self.references[value] = 1
             return
         if not self.references[value]:
-            raise line.wrong("SRC", "a name that is not released yet", line.fields["SRC"])
+            raise line.wrong(
+                "SRC", "a name whose value was not released before", line.fields["SRC"]
+            )
         self.references[value] += 1
         self.builder.retain(value)
 
@@ -309,18 +312,21 @@ class _Writer:
                 )
         if self.pins and not isinstance(event, Pin):
             raise Unsupported(
-                "a DTR log can pin values only at its end, but this trace pins one before; save "
-                "the trace as .jsonl instead"
+                "a DTR log can pin values only at its end, but in this trace another event follows "
+                "a pin; save the trace as .jsonl instead"
             )
 
     def check_outputs(self) -> None:
-        """Raise `Unsupported` unless the trace pins exactly the values that a log's end pins."""
+        """Raise `Unsupported` if the trace pins other values than those that the log would pin.
+
+        A log has no pins. Its reader pins the values that still have a name at the end.
+        """
         outputs = [v for v in dict.fromkeys(self.names.values()) if self.live.get(v)]
         if outputs != self.pins:
             raise Unsupported(
-                "a DTR log pins exactly the values that have references at its end, in the order "
-                "of their names, but this trace pins other values or in another order; save the "
-                "trace as .jsonl instead"
+                "a DTR log pins exactly the values that still have references at its end, in the "
+                "order in which their names appeared, but this trace pins other values, or the "
+                "same values in another order; save the trace as .jsonl instead"
             )
 
     def _new_name(self, value: ValueId) -> str:
@@ -377,10 +383,10 @@ class _Writer:
         return next(i for i, v in enumerate(op.inputs) if self.trace.values[v] == storage)
 
     def _mutated(self, op: Op, position: int) -> list[int]:
-        """Return the positions of the arguments of `op` that a MUTATE line replaces by outputs.
+        """Return the positions of the arguments that outputs replace, if MUTATE can express `op`.
 
-        MUTATE can express `op` if each output is as large as an argument that is released right
-        after the call. Otherwise the list is empty.
+        It can if each output is as large as an argument that is released right after the call. Then
+        the argument's name refers to the output. Otherwise the list is empty.
         """
         following = self.trace.events[position + 1 : position + 1 + len(op.outputs)]
         old = [event.value for event in following if isinstance(event, Release)]
