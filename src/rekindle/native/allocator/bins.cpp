@@ -15,7 +15,8 @@ constexpr std::size_t GRAIN = 64;  // PyTorch's alignment in bytes.
 // two.
 constexpr std::size_t FINE = 8;
 
-// Round `address` down to a multiple of `length`. If `before`, subtract another `length`.
+// Divide the address space into parts of `length` bytes, and return the start of the part that has
+// `address`. If `before`, return the start of the part before that one.
 const void* part_of(const void* address, std::size_t length, bool before = false) noexcept {
     const auto beyond = reinterpret_cast<std::uintptr_t>(address) % length;
     return static_cast<const char*>(address) - beyond - (before ? length : 0);

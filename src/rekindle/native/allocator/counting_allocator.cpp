@@ -79,8 +79,8 @@ struct Watch final {
         pieces.erase(found);
     }
 
-    // Turn the measurement of operators (`watches`) and the separate count for tests (`tallies`) on
-    // or off.
+    // Set whether operators are measured (`watches`), and whether the separate count for tests runs
+    // (`tallies`).
     void set(bool watches, bool tallies) {
         watching = watches;
         tallying = tallies;

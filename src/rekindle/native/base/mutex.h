@@ -80,9 +80,9 @@ inline SpinLock& leaf(Leaf which) noexcept {
 // because the owner of the mutex may need the GIL to go on.
 class Mutex final {
 public:
-    // Scope in which the owner releases the mutex in the middle of an event, because user code
-    // runs: a recomputed operator or a policy. At the end of the scope the owner takes the mutex
-    // again. The scope records if any thread took the mutex meanwhile.
+    // Scope in which the owner releases the mutex in the middle of an event (one call of the
+    // engine), because user code runs: a recomputed operator or a policy. At the end of the scope
+    // the owner takes the mutex again. The scope records if any thread took the mutex meanwhile.
     class Opening {
     public:
         Opening(const Opening&) = delete;
@@ -146,7 +146,7 @@ public:
     }
 
     // Take the mutex to read state, or to change state that no event of the engine depends on. An
-    // `Opening` does not record this as a visit.
+    // `Opening` does not record that its mutex was taken in this way.
     void lock_to_look() noexcept {
         pthread_t other{};
         if (!taken(other, false)) {

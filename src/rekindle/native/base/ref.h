@@ -64,8 +64,8 @@ private:
     T* first_ = nullptr;
 };
 
-// `hold` increments the reference count of `object`, and `let` decrements it. `Ref` calls the two
-// in pairs.
+// `hold` increments the reference count of `object`, and `let` decrements it. `Ref` calls `hold`
+// when it begins to refer to an object, and `let` when it stops.
 template <class T>
 void hold(T& object) noexcept {
     ++object.count;

@@ -18,7 +18,8 @@ class AdvisedChooser final : public Chooser {
 public:
     explicit AdvisedChooser(std::unique_ptr<Chooser> chooser) : chooser_(std::move(chooser)) {}
 
-    // Mark `storage` as not needed by the plan until the plan recomputes it.
+    // Mark `storage`, so that it is evicted first: the plan does not need it until the plan itself
+    // restores it.
     void mark(Storage& storage);
     // Remove the mark of `storage`, because the plan needs the value of `storage` from now on.
     void unmark(Storage& storage);

@@ -13,7 +13,8 @@ struct Life final {
     std::size_t end;
 };
 
-// Return the lives of the storages that the calls make, and of the evictable ones that they read.
+// Return maker and last reader (a `Life`) of each storage that the calls make, and of each
+// evictable storage that they read.
 std::vector<Life> lives_of(std::span<Call* const> calls, AddressMap<bool>& evictable) {
     std::vector<Life> lives;
     AddressMap<std::size_t> places;
@@ -41,7 +42,8 @@ std::vector<Life> lives_of(std::span<Call* const> calls, AddressMap<bool>& evict
     return lives;
 }
 
-// Return indices of calls. Between two of them, calls make at most about `spacing` bytes.
+// Return the indices of the calls after which to make checkpoints. Between two checkpoints, calls
+// make at most about `spacing` bytes. Each checkpoint is where few bytes are alive.
 std::vector<std::size_t> positions(
     std::span<Call* const> calls, std::span<const Bytes> alive, Bytes spacing
 ) {

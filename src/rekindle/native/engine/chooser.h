@@ -41,8 +41,7 @@ public:
     // Return the estimated time (ns) to recompute `storage`.
     virtual Nanoseconds recompute_ns(Storage& storage) { return storage.cost; }
 
-    // Return the loss of evicting `storage` at clock `now`: its score without the factor for its
-    // size.
+    // Return the loss of evicting `storage` at clock `now`: its score, but not divided by its size.
     virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
     // Called when a call in progress is going to make `storage` resident. Until then `storage`

@@ -71,8 +71,8 @@ void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     }
 }
 
-// After the first run of `call`, count its outputs in `memory`, and link `call` and its outputs
-// into the graph.
+// After the first run of `call`, add the bytes of its outputs to `memory`, and enter `call` and its
+// outputs into the graph.
 void Engine::enter(Call& call, bool held) {
     call.ran = true;
     clock += call.cost;
@@ -145,7 +145,7 @@ void Engine::link(Call& call) {
     }
 }
 
-// -- interludes: events of other threads ----------------------------------------------------------
+// -- interludes: while one call runs, the engine accepts events of other threads ------------------
 
 Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
     : engine_(engine),
@@ -580,7 +580,8 @@ void Engine::drop_unasked(Call& call) {
     free_all();
 }
 
-// Count the memory of the overwritten input as memory of the output. Return its size in bytes.
+// Count the memory of the overwritten input as memory of the output from now on. Return the bytes
+// of this memory.
 Bytes Engine::take_over(const Overwrite& overwrite) {
     Storage& old = *overwrite.source->storage;
     Storage& made = *overwrite.output->storage;

@@ -125,7 +125,7 @@ public:
     bool swap_in_failed(Storage& storage);
     // Event: a copy of `storage` to the host failed after the performer had started it. May be
     // called between any two actions. If `storage` is not in memory, it must be recomputed. The
-    // host's current usage becomes its limit, as after `swap_out_failed`.
+    // bytes that the host holds now become its limit, as after `swap_out_failed`.
     void copy_lost(Storage& storage);
     // Swap in the evicted `storage` before its use, because a plan says so. Do nothing if `storage`
     // has no host copy.

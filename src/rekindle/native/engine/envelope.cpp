@@ -17,8 +17,8 @@ constexpr double ERROR = 4 * std::numeric_limits<double>::epsilon();
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();
 
-// Marks a tree node whose greatest line is known, where an unknown node has an upper bound
-// (ceiling).
+// Entry for a tree node whose greatest line is known. The entry of any other node is an upper bound
+// of its lines (its ceiling).
 constexpr double KNOWN = -NEVER;
 
 }  // namespace

@@ -96,8 +96,8 @@ Nanoseconds Exact::again(Storage& storage) {
     return storage.cost + std::min(walk(Way::up, most_above_), most_above_);
 }
 
-// Return the cost of the evicted descendants of `storage`. With `capped`, count at most 2/3 of the
-// storage's own cost.
+// Return the cost of the evicted descendants of `storage`. With `capped`, return at most 2/3 of the
+// cost of `storage` itself.
 Nanoseconds Exact::cost_below(Storage& storage) {
     begin_walk();
     walk_children(storage);
@@ -319,9 +319,9 @@ double Exact::remove_lost(Neighbor& lost) noexcept {
 // When a storage is in memory again, it no longer connects its evicted ancestors with its evicted
 // descendants. The costs on either side fall by at most the sum of the costs on the other. In a
 // tight budget a long evicted chain lies below each recomputed value. If visiting that chain would
-// take more than `most` storages (or `credit_`, if that is more), every candidate whose cost may
-// have included the recomputed value is assumed to have lost that much, and nothing is known of the
-// costs above the chain.
+// take more than `most` storages (or `credit_`, if that is more), the bounds are coarser: each
+// candidate whose cost may have included the recomputed value is assumed to have become cheaper by
+// the whole sum, and the decrease of the costs above the chain counts as unknown.
 double Exact::cost_decreases(std::vector<CostDecrease>& found, std::size_t most, Span& span) {
     if (returned_.empty() && lost_.empty()) {
         return 0;

@@ -126,11 +126,12 @@ private:
 
     const Costs counted_;
     Graph& graph_;
-    Nanoseconds most_above_;  // Most that the ancestors of a storage count.
+    Nanoseconds most_above_;  // Most (ns) that evicted ancestors add to the cost of a storage.
     std::int64_t n_evictions_ = 0;
-    Nanoseconds evicted_cost_ = 0;  // Total cost of the evicted storages, one per eviction.
-    // Number of evicted storages that `cost_decreases` may visit beyond its limit: a quarter of
-    // those that `cost` has visited. If all decreases are known, fewer costs are computed again.
+    Nanoseconds evicted_cost_ = 0;  // Sum of the costs of the storages of all evictions so far.
+    // Number of evicted storages that `cost_decreases` may visit even if that exceeds its argument
+    // `most`. Each call of `cost` adds a quarter of the storages that it visits, because exact
+    // decreases save later calls of `cost`.
     std::size_t credit_ = 0;
     Slab<Neighbor> neighbors_;
     Slab<Link> links_;

@@ -85,8 +85,8 @@ void Ledger::swap_out(Storage& storage) {
     copy(storage, false);
 }
 
-// Let the performer start to copy `storage` to the host, and handle a failure. keep: the storage
-// also stays in memory.
+// Let the performer start to copy `storage` to the host, and handle a failure. If `keep`, the
+// storage also stays in memory.
 void Ledger::copy(Storage& storage, bool keep) {
     note(Entry::Kind::swap_out, storage.id, 0, keep ? Entry::KEPT : 0);
     if (!performer_.swap_out(storage, keep) && !swap_out_failed(storage)) {

@@ -158,8 +158,8 @@ void Engine::prefetch(Bytes room) {
     }
 }
 
-// Let the call in progress at position `at` (not the topmost) lock all its inputs again, one after
-// the other. Return the storages that it had locked before.
+// Forget which inputs the call in progress at position `at` (not the topmost) has locked, so that
+// it locks all its inputs again, one after the other. Return the storages that it had locked.
 std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const auto place = [](auto& stack, std::size_t index) {
         return stack.begin() + static_cast<std::ptrdiff_t>(index);
@@ -182,9 +182,9 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
     return locked;
 }
 
-// Swap out the inputs that the calls in progress from position `first` on have locked, except for
-// the topmost call. That makes room for the topmost call. Each call unlocks its inputs in this way
-// only once. Return true if some call did so now.
+// Make room for the topmost call in progress: swap out the inputs that the other calls in progress,
+// from position `first` on, have locked. Each call gives up its inputs in this way only once.
+// Return true if some call did so now.
 bool Engine::give_up(std::size_t first) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {

@@ -94,10 +94,10 @@ struct Storage : Counted<Storage> {
     bool checkpoint = false;
     bool pinned = false;  // the storage must stay in memory while anything refers to it
     bool resident = false;
-    // True if the storage has a copy on the host, from which it can be restored without its calls.
+    // The storage has a copy on the host. It can be swapped in from there instead of recomputed.
     bool on_host = false;
-    // The program has freed this storage without a recipe, and may bring the same contents back
-    // later. Until then nothing can be recomputed from it.
+    // The program has freed this storage, which has no recipe, but may fill it with the same
+    // contents again (FSDP does). Until then no value that needs it can be recomputed.
     bool absent = false;
     bool replayable = true;  // True if all calls that made it can run again.
     bool listed = false;     // the storage is in the engine's graph

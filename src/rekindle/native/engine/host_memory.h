@@ -53,8 +53,7 @@ public:
     Bytes swapped_out = 0;  // Total bytes swapped out.
     Bytes swapped_in = 0;   // Total bytes swapped in.
     HostLink link;
-    // Engine's clock when an operator of a forward pass ran last. That is the time at which the
-    // pass turns backward.
+    // The engine's clock after the last operator of the forward pass.
     Nanoseconds turn = 0;
     std::vector<Storage*> copies;
     // Storages that are being copied before their eviction, with the time at which each copy ends.

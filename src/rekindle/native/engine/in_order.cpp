@@ -83,7 +83,7 @@ public:
 
     bool contains(const Call& call) { return readers_.find(&call) != nullptr; }
 
-    // Return the waiting call that ran first.
+    // Return the waiting call that the program ran first.
     Call& first() const { return *queue_.top(); }
 
     // Return the state of a waiting call. The reference is valid until the next `push` or `pop`.
@@ -209,8 +209,8 @@ void Engine::recompute_in_order(Call& call, Value* wanted, bool held) {
     throw Starved();
 }
 
-// Run all calls that `call` needs, then `call`. Return false if events of other threads ran
-// meanwhile, and there is more to run.
+// Run all calls that `call` needs, then `call`. Return false, before all have run, if events of
+// other threads ran meanwhile.
 bool Engine::run_waiting(Waiting& waiting, Call& call, Value* wanted, bool held) {
     enqueue(waiting, call, wanted);
     const std::vector<Call*> calls = waiting.in_order();

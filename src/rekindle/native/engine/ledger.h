@@ -135,9 +135,9 @@ public:
     // their room.
     void discards();
     // Report that a `swap_out` of `storage` failed after the performer had started it (for example
-    // because the disk is full). The host's current usage becomes its limit. Return true if the
-    // memory of `storage` must stay, because its value cannot be recomputed or was not to be
-    // evicted yet.
+    // because the disk is full). The bytes that the host holds now become its limit. Return true if
+    // `storage` must stay in memory, because it cannot be recomputed or was only copied ahead of
+    // its eviction.
     bool swap_out_failed(Storage& storage);
 
     // -- advice, if the engine is advised -------------------------------------------------------
@@ -254,8 +254,9 @@ protected:
     // Storages that lost their recipe while they were resident or on the host.
     std::vector<Ref<Storage>> unrecomputable_;
     std::vector<Storage*> freed_;
-    int depth_ = 0;  // Number of events in progress in whose middle a new event would run.
-    // Number of events in progress that an event which begins now would be a part of.
+    int depth_ = 0;  // Number of open `Event` scopes, also of interrupted events.
+    // Number of `Event` scopes opened since the innermost `Interlude` began. If it is 0, an event
+    // that begins now is not part of another event, and gets its own entry in the journal.
     int nesting_ = 0;
     // A plan decides which values to copy to the host. The engine itself then copies only values
     // without a recipe.

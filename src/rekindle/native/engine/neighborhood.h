@@ -42,9 +42,10 @@ public:
     // Return a lower bound of `cost(storage)` that is fast to compute.
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
 
-    // Add to `found` the storages whose cost may have decreased since the last call. If that would
-    // visit more than `most` evicted storages, return a decrease that other storages may have had:
-    // those whose cost included an evicted ancestor whose id is in `span`. Otherwise return 0.
+    // Add to `found` the storages whose cost may have decreased since the last call, and return 0.
+    // If that would visit more than `most` evicted storages, `found` is incomplete. Then the cost
+    // of each storage that includes an evicted ancestor with an id in `span` may have decreased
+    // too, by at most the returned number.
     virtual double cost_decreases(
         std::vector<CostDecrease>& /*found*/, std::size_t /*most*/, Span& /*span*/
     ) {

@@ -24,8 +24,8 @@ constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 // `FEW` of these, all costs are assumed to have decreased.
 constexpr std::size_t FEW = 32;
 
-// Fraction by which a stored cost bound (price) is lowered in advance when all costs decrease again
-// and again.
+// If all costs decrease again and again, the stored lower bound of a cost (its price) is lowered in
+// advance by this fraction, so that it need not be lowered each time.
 constexpr double SLACK = 1.0 / 16;
 
 double or_least(Nanoseconds cost) {

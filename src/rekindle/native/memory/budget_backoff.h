@@ -24,8 +24,9 @@ public:
     // evicted values that lie next to each other in device memory.
     int by_sum() const noexcept { return by_sum_; }
 
-    // Return how many of the `memory` bytes in use to evict after the device refused an operator's
-    // allocation of `needed` bytes. The result doubles with each call, up to half of `memory`.
+    // Return the number of bytes to evict after the device refused an operator's allocation of
+    // `needed` bytes, while `memory` bytes are in use. The result doubles with each call, up to
+    // half of `memory`.
     Bytes step(Bytes needed, Bytes memory) noexcept {
         const Bytes half = memory / 2;
         ++by_sum_;

@@ -44,9 +44,9 @@ Active& the_active() {
     return made;
 }
 
-// Return the sequence number of the budget (driver) that this thread has joined. The number is 0
-// for a thread that joined none, such as a thread of autograd's engine. Such a thread works for the
-// active budget.
+// Return the sequence number of the budget (driver) to which this thread was assigned (`join`). The
+// number is 0 for a thread that was assigned to none, such as a thread of autograd's engine. Such a
+// thread works within the active budget.
 std::uint64_t& joined() noexcept {
     thread_local std::uint64_t which = 0;
     return which;
@@ -273,8 +273,8 @@ bool Driver::ask_allocator() {
     return beside >= 0;
 }
 
-// Remove the addresses of freed storages from the address table. This function does not notify the
-// engine: the next `process_pending` does.
+// Remove the addresses of storages that the program freed from the address table. The engine does
+// not know of these frees yet: the next `process_pending` reports them.
 void Driver::drain_free_queue() {
     assert_locked();
     if (!free_queue.any()) {
@@ -550,7 +550,8 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
 }
 
 // Run the operator call of `recipe` again, and put the memory of its outputs into `storages`.
-// Return after which work on its stream the outputs are ready.
+// Return the stream on which the call ran, and the time at which it was queued there. Readers on
+// other streams wait for that.
 Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages) {
     const bool interrupted = tests.interrupts();
     refuse_for_tests(recipe.name());
@@ -619,7 +620,7 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
     ++recomputations;
     tests.recomputed(recipe.facts);
-    // While the recomputation ran, another thread dropped its recipe. So the outputs have no use.
+    // While the recomputation ran, another thread removed its recipe. So nothing needs the outputs.
     if (!call.replayable || !call.linked) {
         return;
     }
@@ -629,16 +630,17 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
 }
 
-// Raise an error if a CUDA graph is being captured at `site`. A recomputation would become part of
-// the graph, and the value would exist only after a replay of the graph.
+// Raise an error if a CUDA graph is being captured. A recomputation during the capture would become
+// part of the graph, and the value would exist only after a replay of the graph. `site` names the
+// operator that made the value, for the text of the error.
 void Driver::refuse_in_a_graph(const char* site) const {
     if (device.is_capturing()) {
         throw RecomputeDuringCaptureError(site);
     }
 }
 
-// Bind the records of the outputs of `recipe` to the memory in which a recomputation has just put
-// these outputs.
+// Bind the records of the outputs of `recipe` to `storages`: the memory that a recomputation has
+// just allocated for these outputs.
 void Driver::settle_results(
     Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
 ) {

@@ -79,9 +79,9 @@ class Swapper;
 // The state of one budget. Performs the engine's actions, such as evicting a storage.
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
-    // where: device whose memory the budget limits. assumed: the user did not name the device; a
-    // program that uses another device is refused. learns: the policy follows learned plans. own: a
-    // policy written in Python that replaces `policy`; null: none.
+    // `where` is the device whose memory the budget limits. If `assumed`, the user did not name it,
+    // and a program that uses another device gets an error. If `learns`, the engine follows learned
+    // plans. `own` is a policy written in Python that replaces `policy`, or null.
     Driver(
         Bytes budget,
         c10::Device where,
@@ -111,8 +111,8 @@ private:
     OpId next_op_ = 0;
     Ref<Storage> resizing_;              // storage that the program is resizing now
     std::vector<Ref<Storage>> emptied_;  // storages that the program resized to zero bytes
-    // Records that do not follow their tensor while `torch.utils.swap_tensors` runs, each with that
-    // tensor.
+    // While `torch.utils.swap_tensors` runs: records without their weak reference to a tensor
+    // (`StorageRecord::origin`), each with that tensor.
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> tracking_suspended_;
     // A pseudo storage in the engine, so that the budget counts all device memory. Its bytes are
     // those that the device's allocator gave out in addition to known storages: no operator
@@ -249,8 +249,8 @@ public:
     void admit(Recipe& call, Bytes workspace = 0);
     // Report to the engine the cost and the workspace of an operator that allocated no storage.
     void account(const Facts& facts, Nanoseconds cost, Bytes workspace);
-    // Report to the engine an operator whose results count against the budget but get no record, so
-    // that they are never evicted.
+    // Report to the engine that an operator ran whose results get no record. Their bytes count
+    // against the budget, but they are never evicted.
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
     // Store a weak reference to `tensor`, by which the program refers to the value of `record`.
     static void remember(StorageRecord& record, const c10::TensorImpl& tensor);
@@ -294,8 +294,8 @@ public:
     // Put the value of `record` into memory, recomputing the value if it was evicted, and never
     // evict it again.
     void pin(StorageRecord& record);
-    // Drop the recipe of `record`, whose value is in memory. The value is never evicted again,
-    // because it cannot be recomputed.
+    // Remove the recipe of `record`, whose value is in memory. From then on the value is never
+    // evicted, because it cannot be recomputed.
     void seal(StorageRecord& record);
     // Prepare for a write to `record`, a value without a recipe that other recipes read. Recompute
     // the evicted values that need its current contents, and pin them (R4, sources).
@@ -340,8 +340,8 @@ public:
     // `torch.utils.swap_tensors` refuses tensors with weak references.
     void suspend_origin_tracking(const c10::TensorImpl& tensor);
     void resume_origin_tracking();
-    // Find storages that the program has freed, among those without a deleter hook. If `youngest`,
-    // poll only the ones added last.
+    // Find the storages that the program has freed among those without a deleter hook, whose frees
+    // nothing reports. If `youngest`, look only at those added last.
     void poll_untracked(bool youngest = false);
     // Drop the recipes of values, such as an RNN's state, that the program carries from one
     // autograd graph to the next. Otherwise their chain of recipes would grow forever.
@@ -355,8 +355,9 @@ public:
     // Allow the engine to evict user-held values, except those that are being read. Return the
     // values that it may evict now.
     std::vector<Ref<Storage>> select_held();
-    // Return true if `select_held` may allow eviction of `record`. read: storages that are being
-    // read. but_saved: values that autograd saved may be read as well, so that they stay.
+    // Return true if `select_held` may allow eviction of `record`. `read` are storages that are
+    // being read. If `but_saved`, values that autograd saved may be read as well, so they are not
+    // evicted either.
     static bool is_evictable(const StorageRecord& record, const StorageList& read, bool but_saved);
     // Add all storages that are being read to `read`. Return true if some reader may also read any
     // value that autograd saved.
@@ -436,8 +437,9 @@ public:
     // Evict the cheapest values that lie next to each other in device memory, to free `nbytes` in
     // one piece. Return true if something was evicted.
     bool evict_neighbors(Bytes nbytes);
-    // Free a block of `nbytes` on the device in the cheaper of two ways: evict neighbors, or evict
-    // whole segments of `missing` bytes in all. The caller returns whole segments to the device.
+    // Free a block of `nbytes` on the device in the cheaper of two ways: evict values that lie next
+    // to each other, or empty whole segments of the allocator with `missing` bytes in all. The
+    // caller returns emptied segments to the device.
     Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
 
     // Call `visit(address, nbytes)` for each storage on the device that has no deleter hook, so

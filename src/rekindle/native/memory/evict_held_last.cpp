@@ -80,8 +80,8 @@ void Driver::stop_evicting_held() {
 // Return true if the user-held value of `record` may be evicted: it suits eviction, and nothing
 // reads it now.
 bool Driver::is_evictable(const StorageRecord& record, const StorageList& read, bool but_saved) {
-    // A value whose storage is now an empty placeholder may be restored in the same recomputation
-    // as another value, so include it.
+    // Include values that are evicted now (their storage is an empty placeholder), because the
+    // recomputation of another value may restore them.
     const bool there = record.resident || record.placeholder;
     const bool may = may_return(record) && there && !record.pinned &&
                      !record.special.is_external() && record.nbytes != 0 &&

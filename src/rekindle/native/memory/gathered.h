@@ -2,15 +2,16 @@
 //
 // NOTE [Gathered parameters]
 //
-// `fully_shard` gathers the parameters of a unit before its forward pass, frees them afterwards
-// (`UntypedStorage.resize_(0)`), and gathers them into the same storages before the unit's backward
-// pass. In between, nothing can be recomputed from them.
+// A unit is a module on which the program called `fully_shard`. FSDP gathers the parameters of a
+// unit before the unit's forward pass, frees them afterwards (`UntypedStorage.resize_(0)`), and
+// gathers them into the same storages before the unit's backward pass. In between, nothing can be
+// recomputed from them.
 //
-// What autograd saved in the unit is read in the unit's backward pass, when the parameters are
-// back. These values keep their recipes, and may be evicted. Every other reader needs a tensor of
-// the program: so when FSDP frees a parameter, the values that depend on it and that the program
-// holds lose their recipes and stay in memory (`leave`). An example is the result of the unit. What
-// is computed from them later does not depend on the parameter.
+// Values that autograd saved in the unit are read in the unit's backward pass, when its parameters
+// are gathered again. These values keep their recipes, and may be evicted. Every other reader needs
+// a tensor of the program: so when FSDP frees a parameter, the values that depend on it and that
+// the program holds lose their recipes and stay in memory (`leave`). An example is the result of
+// the unit. Recipes of values computed later from these values do not read the parameter.
 //
 // A unit may leave behind more than its result, such as a loss of its own. Autograd runs newer
 // nodes first. Nodes that are older than those of the result run after the hook of the result, by

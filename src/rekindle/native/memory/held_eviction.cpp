@@ -193,9 +193,9 @@ void HeldEviction::work_with(StorageRecord& record) {
     backward_working_set_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
 }
 
-// Return true if the backward pass in which the value of `worked` was made or used has finished.
-// Such a pass runs in this thread or in autograd's thread of a device. Backward passes of other
-// threads may still run.
+// Return true if the backward pass in which the value of `worked` was made or used has surely
+// finished. It ran in this thread, or in a thread of autograd. In the second case, it counts as
+// finished once no thread runs a backward pass.
 bool HeldEviction::is_over(const UsedInBackward& worked) {
     return !in_backward_pass() &&
            (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());

@@ -1,5 +1,5 @@
-// Notifications for Python that are delivered after an operator, once the session mutex is
-// released.
+// Notifications for Python that are delivered after an operator, once the session mutex (the one
+// lock of the native core) is released.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,9 @@
 namespace rekindle {
 
 // Notifications for Python that are due. The driver sets these flags, and `notify`
-// (memory/program.h) delivers and clears them. The caller holds the session mutex. Only `notify`
-// reads the flags without it; a flag that it misses is delivered after the next operator.
+// (memory/program.h) delivers and clears them. Set the flags only while holding the session mutex,
+// the one lock of the native core. Only `notify` reads the flags without the mutex. If it misses a
+// flag, the notification is delivered after the next operator.
 struct Notifications final {
     bool samples_due = false;  // the buffer of memory samples is full: Python should fetch them
     bool owners_due = false;   // Python should look up the models that own `new_parameters`

@@ -14,9 +14,9 @@ bool is_of_torch(const Recipe& recipe) {
     return recipe.facts->name.starts_with("aten::");
 }
 
-// Return true if the kernel of a recomputation must run with the session mutex held. Until it has
-// drawn its random numbers, the generator has the state of the first run, so no other thread may
-// draw. This cannot deadlock, because PyTorch's own kernels wait for no other thread.
+// Return true if the kernel of a recomputation must run with the session mutex held, because it
+// draws random numbers. While it draws, the generator has the state of the first run, so no other
+// thread may draw. This cannot deadlock, because PyTorch's own kernels wait for no other thread.
 bool must_be_alone(const Recipe& recipe) {
     return !recipe.random().empty() && is_of_torch(recipe);
 }

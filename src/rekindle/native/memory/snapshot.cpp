@@ -16,8 +16,8 @@ namespace rekindle {
 
 namespace {
 
-// Return true if only a tensor that an operator made for itself refers to the memory, such as the
-// reserve space of an LSTM. No Python variable holds it.
+// Return true if no Python variable holds the memory of `record`: only a tensor that an operator
+// made for its own backward pass refers to it, such as the reserve space of an LSTM.
 bool is_internal(const StorageRecord& record) {
     const auto origin = record.origin.lock();
     const StoragePtr storage_impl = record.at();

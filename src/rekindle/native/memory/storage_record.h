@@ -145,7 +145,7 @@ struct StorageRecord final : Storage {
     // Length of the chain of recipes from the nearest value without a recipe to this value, as
     // `prune_history` counts it.
     std::int32_t depth = 0;
-    // length of the chain of recipes, counted for values made with grad mode off
+    // the same length for a value made with grad mode off, as `exceeds_chain_limit` counts it
     std::uint16_t chain = 0;
     std::uint8_t flags : 3 = 0;  // properties of the content (`ops/facts.h`)
     // The record is in the driver's list of records whose storages the program may hold.
@@ -162,8 +162,8 @@ struct StorageRecord final : Storage {
     bool coming : 1 = false;
     // the value was evicted while the program holds it, so that its storage is empty
     bool placeholder : 1 = false;
-    // The version counter of `origin` also counts writes to other memory, so that an increase does
-    // not prove a write to this value.
+    // The version counter of `origin` also counts writes to other memory. So a change of the
+    // counter does not prove that this value was written.
     bool shares_version_counter : 1 = false;
     bool unwatched : 1 = false;  // the version counter of the value's tensors was not read yet
     // Code may read the memory of this value without calling an operator or holding a reference.

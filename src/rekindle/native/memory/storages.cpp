@@ -530,8 +530,8 @@ void Driver::disown(StorageRecord& record) {
     let_go_of_idle();
 }
 
-// Release the runtime's reference to the storage of `record`. If that frees the storage, and no
-// deleter hook reports it, report the free here.
+// Release the runtime's reference to the storage of `record`. If that frees a storage without a
+// deleter hook, note the free here, because nothing else reports it.
 void Driver::let_home_go(StorageRecord& record) {
     record.keeper.reset();
     if (!record.untracked || record.address == nullptr || !record.storage_impl.expired()) {

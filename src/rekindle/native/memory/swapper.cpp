@@ -90,8 +90,8 @@ Bytes Swapper::in_flight() const noexcept {
     return nbytes;
 }
 
-// Let the engine count `nbytes` for transfers in flight, in place of the number of the previous
-// call.
+// Let the engine count `nbytes` of memory for transfers in flight. This number replaces that of the
+// previous call.
 void Swapper::count(Bytes nbytes) {
     if (nbytes != counted_) {
         engine_.account(0, nbytes - counted_);
@@ -99,8 +99,8 @@ void Swapper::count(Bytes nbytes) {
     }
 }
 
-// Report streams of the device that the program began to use to the host store. A copy waits for
-// the work queued on all streams, and later work waits for the copy.
+// Tell the host store about each device stream that the program has started to use since the last
+// call. A copy waits for the work queued on all these streams, and later work waits for the copy.
 void Swapper::report_streams() {
     if (!driver_.device.queues()) {
         return;

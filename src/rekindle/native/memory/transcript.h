@@ -33,7 +33,8 @@ struct Transcript final {
     std::vector<Present> counted;
     std::vector<Entry> entries;
     std::vector<Named> calls;
-    // For a training step: the number of recorded events before each of its operators.
+    // If this is the recording of a training step: for each operator of the step, the number of
+    // events recorded before it.
     std::vector<std::int64_t> places;
     // Index of the first event of this recording in the engine's journal, and of its first call in
     // the list of calls. All recordings share the journal and the list.

@@ -94,7 +94,8 @@ bool UnwrittenBytes::copy(const ByteRegion& target, const ByteRegion& source) {
     return become(std::move(left));
 }
 
-// Return the boxes of two regions; nothing if no box describes one of them.
+// Return the boxes of two regions, or nothing if one of the regions is not a box. A box is a range
+// of indices for each axis.
 std::optional<std::array<UnwrittenBytes::Box, 2>> UnwrittenBytes::boxes_of(
     const ByteRegion& one, const ByteRegion& other
 ) {
@@ -107,8 +108,8 @@ std::optional<std::array<UnwrittenBytes::Box, 2>> UnwrittenBytes::boxes_of(
     return std::array<Box, 2>{*std::move(first), *std::move(second)};
 }
 
-// Let indices with the distance `step` form an axis of their own. Return false if that is
-// impossible.
+// Split an axis of the boxes so that there is an axis whose indices lie `step` bytes apart. Return
+// false if no axis can be split in this way.
 bool UnwrittenBytes::split_axis(Bytes step) {
     const auto* found =
         std::ranges::find_if(steps_, [&](const Bytes each) { return each <= step; });
@@ -153,7 +154,8 @@ bool UnwrittenBytes::split_axis(Bytes step) {
     return true;
 }
 
-// Return the box of `region`, or none if `region` is no box. Splits axes as needed.
+// Return `region` as a box (a range of indices for each axis), or none if that is impossible.
+// Splits axes as needed.
 std::optional<UnwrittenBytes::Box> UnwrittenBytes::box_of(const ByteRegion& region) {
     for (const ByteRegion::Axis& axis : region.axes) {
         if (!split_axis(axis.step)) {

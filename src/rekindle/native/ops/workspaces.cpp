@@ -18,12 +18,13 @@ namespace rekindle {
 
 namespace {
 
-// Number of measured signatures from which the largest workspace of a kind of operators is trusted.
+// Number of signatures of one kind of operators that must be measured before the largest of their
+// workspaces is trusted as a guess for other signatures.
 constexpr int ENOUGH = 4;
 // Most signatures whose workspaces are remembered for later processes.
 constexpr std::size_t MOST_REMEMBERED = 20'000;
 
-// Workspaces measured for operators of one kind.
+// Workspaces measured for operators of one kind: those with the same name, or all matrix products.
 struct Kind final {
     int seen = 0;  // Number of signatures with at least one measured call.
     Bytes most = 0;
@@ -40,8 +41,8 @@ Kinds& kinds() {
     return made;
 }
 
-// Bytes that first calls used on the CPU, in this process or an earlier one, by the number of the
-// signature.
+// Workspace and newly allocated memory (bytes) of first calls on the CPU, in this process or an
+// earlier one, by the number of the call's signature.
 struct Remembered final {
     std::unordered_map<std::int64_t, Bytes> workspaces;
     // Signatures measured since `take_new_workspaces` was called.
@@ -53,8 +54,9 @@ Remembered& remembered() {
     return made;
 }
 
-// Remember for later processes how many bytes the first call of a signature used, unless
-// `guess_need` would guess right. Only PyTorch's own operators use the same bytes in every process.
+// Remember for later processes how many bytes the first call of a signature needed. Calls that need
+// no workspace are left out. So are operators of other libraries, because only PyTorch's own
+// operators need the same amount in every process.
 void remember_first_call(Signature& signature, const WorkspaceUsed& used) {
     const Facts& facts = signature.facts;
     if (!facts.name.starts_with("aten::") ||
@@ -73,8 +75,8 @@ void remember_first_call(Signature& signature, const WorkspaceUsed& used) {
     all.changed.insert(number);
 }
 
-// Return how many bytes the first call of a signature used on a CPU, in this or an earlier process.
-// Return none if that is unknown.
+// Return how many bytes the first call of a signature needed on a CPU, in this or an earlier
+// process. Return none if that is unknown.
 std::optional<Bytes> remembered_need(Signature& signature, const Device& device) {
     const auto& workspaces = remembered().workspaces;
     if (device.queues() || workspaces.empty()) {

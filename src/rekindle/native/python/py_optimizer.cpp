@@ -293,10 +293,10 @@ PyObject* register_tensors(PyObject* arguments) {
 
 // begin_optimizer_step(driver, groups, state, saves) -> (bool, bytes)
 //
-// Count the memory of the tensors that an optimizer step reads, and pin these tensors without a
-// recipe. If `saves` and all parameters are plain, also save the dependents of the tensors that the
-// step writes, as `save_before_optimizer_step` does. Return True if all parameters are plain, and a
-// key that steps with the same memory share.
+// Count the memory of the tensors that an optimizer step reads, and make these tensors sources
+// (values without a recipe), which stay in memory. If `saves` and all parameters are plain, also do
+// what `save_before_optimizer_step` does. Return True if all parameters are plain, and a key that
+// is equal for steps that need the same memory.
 PyObject* begin_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;

@@ -18,9 +18,9 @@ namespace rekindle {
 
 // numbers(driver) -> tuple[int, ...]
 //
-// Return memory, peak, clock, compute_ns, recompute_ns, lost_ns, evictions, recomputations, and
-// bytes of storages without a record. Also return numbers of storages and of records and recipes,
-// and the bytes of the runtime's own bookkeeping.
+// Return twelve numbers, in this order: memory, peak, clock, compute_ns, recompute_ns, lost_ns,
+// evictions, recomputations, bytes of storages without a record, number of storages, number of
+// records and recipes, and bytes of the runtime's own bookkeeping.
 PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 12> found{};

@@ -55,7 +55,8 @@ enum class Word : std::int64_t {
     discards,   //
     measured,   // arguments: bytes per second of swap-out, swap-in; 0: unchanged
     copy_lost,  // argument: a value
-    fail,       // argument: number of transfers until one fails, not counting those that cannot
+    // argument: number of transfers until one fails, not counting transfers that cannot fail
+    fail,
 };
 
 // Error: the stream of events is invalid at the word `position`.

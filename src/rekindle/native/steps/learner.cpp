@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::size_t MOST_ASKED = std::size_t{1} << 16;
 
-// Return the bits `GRAPH` and `BACKWARD` of an operator's number, or 0 if the operator is not part
-// of an autograd graph. Operators outside of the graph may differ from step to step, without
-// affecting gradients.
+// Return the bits `GRAPH` and `BACKWARD` for the number of an operator: whether it is part of an
+// autograd graph, and whether it runs in a backward pass. Operators outside of the graph may differ
+// from step to step, because they do not affect gradients.
 std::int64_t part_in_graph(const ParsedCall& parsed) {
     if (in_backward_pass()) {
         return GRAPH | BACKWARD;

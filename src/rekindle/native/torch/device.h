@@ -40,8 +40,9 @@ inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
 bool is_device_oom(const std::exception& error);
 // Return the message of `error` without its C++ stack trace.
 std::string message_of(const std::exception& error);
-// Parse the size of the failed allocation from `said`, an allocator's error message, rounded up by
-// at most 1 % of the printed unit. Return 0 if the message does not name the size.
+// Return the bytes of the failed allocation, parsed from `said`, an allocator's error message.
+// Because the message prints a rounded number, the result is larger than the allocation by at most
+// 1 % of the printed unit. Return 0 if the message does not name the size.
 Bytes asked_for(std::string_view said);
 
 // Statistics in bytes of a device's allocator, for all its users.
@@ -56,8 +57,8 @@ class Device final {
 public:
     explicit Device(c10::Device which);
 
-    // Return true for an accelerator, to which work is queued. A CPU has no queue, and nothing to
-    // order.
+    // Return true for an accelerator, which runs operators later, from a queue. Return false for a
+    // CPU: each operator ends before the next begins, so nothing has to be ordered.
     bool queues() const noexcept { return guard_ != nullptr; }
 
     c10::Device which() const noexcept { return which_; }

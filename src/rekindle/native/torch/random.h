@@ -33,8 +33,8 @@ class Random final {
 public:
     // Store the current state of `generator`.
     explicit Random(at::Generator generator);
-    // Build the full state of a CPU generator from its stored parts. `around` is everything but the
-    // 624 words.
+    // Build the full state of a CPU generator from its stored parts: `words` are the 624 state
+    // words of the Mersenne Twister, `around` is the rest of the state.
     Random(at::Generator generator, const MtState& around, const MtWords& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;

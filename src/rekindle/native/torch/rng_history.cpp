@@ -10,8 +10,8 @@ namespace rekindle {
 
 namespace {
 
-// Largest number of turns (blocks of 624 words of the Mersenne twister) that a search tries, and
-// that are stored as one stretch. Trying all takes some 20 microseconds.
+// Most turns that a search for a generator's state tries, and that one stretch may have. A turn
+// computes the next 624 words of the Mersenne twister. To try all takes some 20 microseconds.
 constexpr int MOST = 64;
 // number of calls after a failed search during which no stretch is searched
 constexpr int PAUSE = 8;
@@ -19,8 +19,8 @@ constexpr std::size_t FOLLOWED = 4;  // number of stretches that a search tries
 
 std::atomic<std::size_t> bytes_kept = 0;
 
-// Return the word of the Mersenne twister that replaces `word` in the next turn. after: the
-// following word. ahead: the word 397 positions later.
+// Return the word of the Mersenne twister that replaces `word` in the next turn. `after` is the
+// word that follows it, `ahead` the word 397 positions later.
 std::uint32_t turned(std::uint32_t word, std::uint32_t after, std::uint32_t ahead) noexcept {
     const std::uint32_t mixed = (word & 0x80000000U) | (after & 0x7FFFFFFFU);
     return ahead ^ (mixed >> 1) ^ (-(mixed & 1) & 0x9908B0DFU);
