@@ -87,8 +87,8 @@ _SHOWN = "cuts"  # name of the planner to run if --planner is not given
     callback=size,
     metavar="SIZE",
     help=(
-        "Plans may also swap values to the host and back, at this many bytes per second in each "
-        "direction. For the planners cuts and dtr."
+        "Let plans also swap values to the host and back. SIZE is the bandwidth of each direction, "
+        "in bytes per second. Only the planners cuts and dtr can swap."
     ),
 )
 @click.option(

@@ -63,7 +63,7 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     "--learn",
     "learn",
     flag_value="learn",
-    help=("Plan steps that repeat, from the first repetition on."),
+    help=("Plan training steps that repeat, from the first repetition on."),
 )
 @click.option(
     "--learn-wait",
@@ -75,7 +75,7 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     "--no-learn",
     "learn",
     flag_value="never",
-    help=("Never plan steps. Default: plan where a plan seems to pay."),
+    help=("Never plan steps. Default: plan steps that repeat often, if values are evicted."),
 )
 @click.option(
     "--no-cache",
@@ -95,8 +95,8 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     default="auto",
     show_default=True,
     help=(
-        "The values to evict. saved: those that only autograd holds. auto: those that variables "
-        "hold as well, if nothing else is left to evict. anything: both, at any time."
+        "The values to evict. saved: those that only autograd holds. auto: if nothing else is left "
+        "to evict, also those that variables of PROGRAM hold. anything: both kinds at any time."
     ),
 )
 @click.option(
@@ -139,8 +139,8 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     "measured",
     is_flag=True,
     help=(
-        "At the end, show the smallest budget of each phase of the run, and the predicted time "
-        "lost."
+        "At the end, show the smallest budget of each phase of the run (such as training or "
+        "evaluation), and the predicted time lost within other budgets."
     ),
 )
 @click.pass_context

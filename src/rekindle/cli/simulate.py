@@ -83,7 +83,11 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     type=click.Choice(["evict", "ignore", "banish"]),
     default="evict",
     show_default=True,
-    help="What the simulator does with values that the program released.",
+    help=(
+        "What happens to a value that the program released. evict: it is evicted at once. ignore: "
+        "it may be evicted like other values. banish: it is freed for good, once no evicted value "
+        "is recomputed from it."
+    ),
 )
 @click.option(
     "--limit",
@@ -92,7 +96,7 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     show_default=True,
     metavar="X",
     help=(
-        "Stop the simulation (thrash) when its time is more than X times the time without a budget."
+        "Stop a simulated run (thrash) when it takes more than X times its time without a budget."
     ),
 )
 @click.option(
@@ -101,8 +105,8 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     callback=size,
     metavar="SIZE",
     help=(
-        "Policies may also swap values to the host and back, at this many bytes per second in "
-        "each direction."
+        "Let policies also swap values to the host and back. SIZE is the bandwidth of each "
+        "direction, in bytes per second."
     ),
 )
 @click.option(
@@ -126,8 +130,9 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     default="window",
     show_default=True,
     help=(
-        "The values to evict when an allocation fails although enough bytes are free. window: "
-        "the cheapest neighbors in memory. score: one after another by the policy's score."
+        "The values to evict when an allocation fails although enough bytes are free in total. "
+        "window: those at adjacent addresses that cost least to evict. score: one after another "
+        "by the policy's score."
     ),
 )
 @click.option("--authors-quirks", is_flag=True, help="Imitate the DTR paper's own simulator.")

@@ -226,8 +226,9 @@ def _curve(report: Figures) -> str:
         label=f"predicted time of a {report.measured} against budget",
     )
     note = (
-        f"Time of a {report.measured} over its time without Rekindle, against the budget: "
-        f"simulated, with the bookkeeping. Grey: less than {format_bytes(least)} does not fit."
+        f"Simulated time of a {report.measured} within each budget, divided by its measured time "
+        "without Rekindle. Grey: budgets that are too small, less than "
+        f"{format_bytes(least)}."
     )
     return f"{chart}<p>{note}</p>{_table_of(report)}"
 
