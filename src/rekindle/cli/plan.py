@@ -45,9 +45,9 @@ _SHOWN = "cuts"  # name of the planner to run if --planner is not given
     metavar="SIZE",
     callback=sizes,
     help=(
-        "A budget, such as 6GiB; may be repeated. Default: if --ratio is not given either, the "
-        "middle between the smallest budget that any schedule can reach and the peak of keeping "
-        "everything; if that budget has no plan, the smallest one that has."
+        "A budget, such as 6GiB; may be repeated. Default, if --ratio is not given either: the "
+        "middle between the smallest budget that any schedule needs and the peak when everything "
+        "is kept; if no plan is found for it, the smallest budget for which one is found."
     ),
 )
 @click.option(
@@ -71,7 +71,7 @@ _SHOWN = "cuts"  # name of the planner to run if --planner is not given
 @click.option(
     "--compare",
     is_flag=True,
-    help=("Compare all planners, at budgets from 0.8 to 0.2 if none is given."),
+    help=("Compare all planners; if no budget is given, at ratios from 0.8 to 0.2."),
 )
 @click.option(
     "--time-limit",

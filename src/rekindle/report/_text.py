@@ -87,12 +87,12 @@ def _swapped(report: Figures) -> list[str]:
     swapped = report.swapped
     if swapped is None:
         return []
-    hidden = max(0, swapped.transfer_ns - swapped.waiting_ns)
+    hidden = format_ns(max(0, swapped.transfer_ns - swapped.waiting_ns))
     at_once = format_bytes(swapped.host_peak)
     return [
-        f"swapped out     {format_bytes(swapped.out):>11}   at most {at_once} at once",
+        f"swapped out     {format_bytes(swapped.out):>11}   at most {at_once} on the host at once",
         f"swapped in      {format_bytes(swapped.back):>11}",
-        f"waited for it   {format_ns(swapped.waiting_ns):>11}   {format_ns(hidden)} were hidden",
+        f"copy waits      {format_ns(swapped.waiting_ns):>11}   {hidden} of copying were hidden",
     ]
 
 

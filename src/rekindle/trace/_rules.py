@@ -80,9 +80,12 @@ def _overwrites_pair_output_and_input(trace: Trace) -> Iterator[str]:
     for op_id, op in enumerate(trace.ops):
         for output, source in op.overwrites:
             if output not in op.outputs or source not in op.inputs:
-                yield f"op {op_id} ({op.name}) overwrites {source} by {output}, not its own values"
+                yield (
+                    f"op {op_id} ({op.name}) overwrites value {source} by value {output}, which "
+                    "are not an input and an output of this op"
+                )
             elif trace.storages[trace.values[output]] != trace.storages[trace.values[source]]:
-                yield f"op {op_id} ({op.name}) overwrites value {source} by one of another size"
+                yield f"op {op_id} ({op.name}) overwrites value {source} by a value of other size"
 
 
 def _calls_in_order(trace: Trace) -> Iterator[str]:
