@@ -63,7 +63,7 @@ def mnist() -> Program:
 
 
 def mnist_half() -> Program:
-    """`mnist` with all layers in half precision, log_softmax included."""
+    """The program `mnist`, with all layers in half precision, log_softmax included."""
     model, x, y = (
         MNIST().bfloat16(),
         torch.randn(64, 1, 28, 28).bfloat16(),
@@ -124,7 +124,7 @@ def words(kind: str) -> Program:
 
 
 def words_half() -> Program:
-    """`words_lstm` under autocast."""
+    """The program `words_lstm`, under autocast."""
     model, x, y = WordModel("LSTM"), torch.randint(2000, (35, 20)), torch.randint(2000, (700,))
 
     def loss() -> Tensor:

@@ -120,7 +120,9 @@ def in_turn(
         free = block(plain[0].step, plain[1], device)
         with point.around(constants, peak):
             if point.method.startswith("rekindle"):
-                for _ in range(3):  # a new budget registers parameters and finds its plan
+                for _ in range(
+                    3
+                ):  # not timed: a new budget first registers parameters and finds its plan
                     changed[0].step()
             found.append((free, block(changed[0].step, changed[1], device)))
     return found

@@ -40,8 +40,8 @@ import rekindle
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model",)
 PARTS = ("bookkeeping", "recomputation", "choosing", "other")
-SECONDS = 0.6  # length of a block
-MOST_SECONDS = 590.0  # limit for a point
+SECONDS = 0.6  # time of a block of steps
+MOST_SECONDS = 590.0  # time limit for one process (one point of the results)
 WARM_UP = 3  # steps until every operator has a measured cost
 
 

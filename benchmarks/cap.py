@@ -35,8 +35,8 @@ import rekindle
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "way", "fraction")
 WAYS = ("rekindle online", "rekindle learned", "rekindle planned", "rekindle sequential")
-FRACTIONS = (0.7, 0.5, 0.3)  #: of the plain activation memory
-MOST_SECONDS = 600.0  # limit for a point
+FRACTIONS = (0.7, 0.5, 0.3)  #: budgets, as fractions of the activation memory
+MOST_SECONDS = 600.0  # time limit for one process (one point of the results)
 
 
 def give_back() -> None:

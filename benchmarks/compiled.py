@@ -53,9 +53,9 @@ from rekindle.pytorch.planned._segments import Segment
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "way", "fraction")
 WAYS = ("planned", "compiled plan", "torch.compile")
-FRACTIONS = (1.0, 0.5, 0.25, 0.15)  #: of the plain activation memory
-SECONDS = 0.6  # length of a block
-MOST_SECONDS = 590.0  # limit for a point
+FRACTIONS = (1.0, 0.5, 0.25, 0.15)  #: budgets, as fractions of the activation memory
+SECONDS = 0.6  # time of a block of steps
+MOST_SECONDS = 590.0  # time limit for one process (one point of the results)
 DEPTHS = (4, 48)
 
 

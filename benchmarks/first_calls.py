@@ -35,8 +35,8 @@ from tests.pytorch.allocations import allocated
 import rekindle
 
 KEY = ("program", "fraction", "threads")
-FRACTIONS = (0.7, 0.5)  #: of the memory that the plain first step allocates
-MOST_SECONDS = 300.0  # limit for a point
+FRACTIONS = (0.7, 0.5)  #: budgets, as fractions of what the first step allocates in plain PyTorch
+MOST_SECONDS = 300.0  # time limit for one process (one point of the results)
 MOST_STARTS = 8
 
 
@@ -51,13 +51,16 @@ def program(name: str) -> Program:
 
 
 def plain(name: str) -> dict[str, Any]:
-    """Return the bytes in use before the first plain step, and the most that the step allocates."""
+    """Return the bytes in use before the first step, and the most that the step allocates.
+
+    The step runs in plain PyTorch.
+    """
     step, inputs = program(name)
     return {"before": nbytes(inputs), "plain": allocated(step).peak}
 
 
 def within(name: str, budget: int) -> dict[str, Any]:
-    """Run the first step within `budget`. Return its peak, or the budget that the error names."""
+    """Run the first step within `budget`. Return its peak, or the budget to try next."""
     step, inputs = program(name)
     before = nbytes(inputs)
     try:

@@ -1,6 +1,6 @@
-"""Measure start-up costs: entering a budget, first steps, `rekindle run`, the build.
+"""Measure start-up costs: entering a budget, first steps, `rekindle run`, `rekindle build`.
 
-Nothing is evicted; the budgets run on the native core. benchmarks/README.md has the claims.
+The budgets are so large that nothing is evicted. benchmarks/README.md has the claims.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 import rekindle
 
 AMOUNT = "4GiB"
-EMPTY = 20  # number of contexts, with nothing inside, that are timed together
+EMPTY = 20  # number of empty budgets that are entered and left in one measurement
 
 
 def encoder(*, width: int, layers: int, **_: int) -> nn.Module:
@@ -38,7 +38,7 @@ def encoder(*, width: int, layers: int, **_: int) -> nn.Module:
     )
 
 
-SMALL = (  # programs of many small operators; the second one has many modules too
+SMALL = (  # programs of many small operators; the second one also has many modules
     Workload(
         "cell", lambda *, width, **_: Unrolled(width),
         lambda time, batch, width: torch.randn(time, batch, width),
@@ -133,7 +133,7 @@ def process(command: list[str], **environment: str) -> dict[str, float]:
 
 
 def empty_script(rounds: int) -> dict[str, Any]:
-    """Time a script that only imports torch, plainly and under `rekindle run`."""
+    """Time a script that only imports torch, with `python` and with `rekindle run`."""
     plain, within = [], []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
@@ -142,7 +142,8 @@ def empty_script(rounds: int) -> dict[str, Any]:
         for _ in range(rounds + 1):
             plain.append(process([sys.executable, str(script)])["processor"])
             within.append(process(run)["processor"])
-    pairs = list(zip(within[1:], plain[1:], strict=True))  # the first pair fills file caches
+    # the first pair is left out: it fills the system's file cache
+    pairs = list(zip(within[1:], plain[1:], strict=True))
     return {
         "plain_s": spread(plain[1:], 2),
         "run_s": spread(within[1:], 2),

@@ -66,8 +66,8 @@ METHODS = (
 SHARES = (1.0, 0.97, 0.85, 0.7)
 PUBLISHED = {"gpt": ((3, 0.932),), "bert": ((2, 0.943), (2, 0.965))}
 MOST = 16  #: largest batch to try, in multiples of the base batch
-SECONDS = 0.5  # length of a block
-MOST_SECONDS = 900.0  # limit for a method at a model
+SECONDS = 0.5  # time of a block of steps
+MOST_SECONDS = 900.0  # time limit for one method at one model
 
 
 Tell = Callable[[dict[str, Any]], None]

@@ -39,7 +39,7 @@ def demo() -> Workload:
 
 
 def always_deep() -> Workload:
-    """Return the residual network of the tests, without its stochastic depth."""
+    """Return the tests' residual network without stochastic depth, so that all steps are equal."""
     workload = models.resnet()
     for module in workload.model.modules():
         if isinstance(module, Residual):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import rekindle
 
-FRACTIONS = (None, 0.5)  # of the activations; None: without a limit
+FRACTIONS = (None, 0.5)  # budgets, as fractions of the activations; None: without a limit
 
 
 class Unrolled(nn.Module):

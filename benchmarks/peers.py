@@ -28,9 +28,9 @@ from _workloads import WORKLOADS, Workload
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "method", "setting")  #: columns that identify a row of the results
 PICTURES = ROOT / "docs" / "images"
-SECONDS = 0.7  # length of a block
+SECONDS = 0.7  # time of a block of steps
 ROUNDS = 3
-MOST_SECONDS = 300.0  # limit for a point
+MOST_SECONDS = 300.0  # time limit for one process (one point of the results)
 
 
 # -- one point, in a process of its own -----------------------------------------------------------

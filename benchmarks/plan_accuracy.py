@@ -18,7 +18,7 @@ from typing import Any
 
 from _common import conditions, write
 
-os.environ["REKINDLE_CACHE"] = tempfile.mkdtemp()  # only costs that this run measures
+os.environ["REKINDLE_CACHE"] = tempfile.mkdtemp()  # an empty cache: no costs of earlier runs
 
 import torch
 from tests.pytorch.models import GPT, UNet, class_loss, next_token_loss, tokens

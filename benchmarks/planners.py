@@ -29,7 +29,7 @@ from rekindle.trace.formats import load
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "planners.json"
 QUICK = ("rotor", "revolve-all", "chen-sqrt-all", "chen-greedy-all", "dtr")
-LARGE_LIMIT = 110.0  # seconds; the aim is a plan within 1 % after 120
+LARGE_LIMIT = 110.0  # seconds; the aim is a plan within 1 % of the bound after 120 seconds
 
 
 def main() -> None:

@@ -42,11 +42,11 @@ import rekindle
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("program", "fraction", "threads", "way", "preload")
 WAYS = ("plain", "malloc", "arena")
-FRACTIONS = (0.7, 0.5, 0.3)  #: of the plain activation memory
+FRACTIONS = (0.7, 0.5, 0.3)  #: budgets, as fractions of the activation memory
 STEPS = 4
 PAGE = resource.getpagesize()
 MIB = 2**20
-MOST_SECONDS = 300.0  # limit for a point
+MOST_SECONDS = 300.0  # time limit for one process (one point of the results)
 EVERY_SECONDS = 0.001  # interval of the watchdog
 SLACK = 250 * MIB  # in addition to 1.2 times the budget, with `--cap`
 

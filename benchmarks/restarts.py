@@ -33,11 +33,11 @@ import rekindle
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "fraction")
-FRACTIONS = (0.1, 0.3)  #: of the plain activation memory
+FRACTIONS = (0.1, 0.3)  #: budgets, as fractions of the activation memory
 MODELS = ("gpt", "bert", "resnet50", "unet", "densenet", "lstm", "tree_lstm", "moe")
-MOST = 30  #: most starts
+MOST = 30  #: limit on the number of starts
 CASES = {case.name: case for case in ALL_CASES}  #: models of the tests
-CLOSE = 0.02  #: precision of the floor, as a fraction of the activation memory
+CLOSE = 0.02  #: precision of `floor`, as a fraction of the activation memory
 
 
 def in_a_process(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -100,7 +100,11 @@ def start(name: str, budget: int) -> dict[str, Any]:
 
 
 def follow(name: str, budget: int) -> dict[str, Any]:
-    """Follow the advice of `OutOfBudget`. Return all budgets tried; the last one succeeded."""
+    """Start with `budget`, then with each budget that `OutOfBudget` names, until one succeeds.
+
+    Returns:
+        The number of `restarts`, all budgets `tried`, and the `last` one, which succeeded.
+    """
     tried = [budget]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["REKINDLE_CACHE"] = folder

@@ -35,7 +35,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "images" / "unrolls.png"
 KEY = ("program", "method", "setting")
 SHARES = (0.5, 0.2, 0.1, 0.05, 0.02)  #: budgets: shares of the activations
-MOST_SECONDS = 1200.0  # limit for a program
+MOST_SECONDS = 1200.0  # time limit for one program
 
 
 class Method:

@@ -30,7 +30,7 @@ from tests.zoo.test_zoo import UNSTABLE
 
 from rekindle._units import format_bytes
 
-#: Budgets of planned runs, as fractions of the activation memory; None: room for everything.
+#: Budgets of planned runs, as fractions of the activation memory; None: nothing is recomputed.
 BUDGETS = {"roomy": None, f"{planned.FRACTION:.0%}": planned.FRACTION}
 COLUMNS = (
     "architecture", "parameters", "operators", "plain peak", "budget", "of act.", "recomputed",

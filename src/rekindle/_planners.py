@@ -258,7 +258,7 @@ def given_planner(
         seconds: The time limit for a planner that is given by name.
 
     Returns:
-        The planner. None means the default planner.
+        The planner, or None if `planner` means the default planner.
 
     Raises:
         InvalidArgument: `planner` is none of these.
