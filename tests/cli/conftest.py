@@ -1,4 +1,4 @@
-"""Provide a folder for a program that the command line runs."""
+"""Provide an empty folder for tests that run `rekindle` on a script."""
 
 from __future__ import annotations
 

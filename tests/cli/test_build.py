@@ -1,4 +1,4 @@
-"""Tests of `rekindle build`, which compiles ahead of time or prints why it cannot."""
+"""Tests of `rekindle build`, which compiles the native cores (C++) or prints why it cannot."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TINY = ["--layers", "2", "--width", "16", "--context", "32", "--batch", "4", "--
 def call(*arguments: str) -> Result:
     runner = CliRunner(
         env={"OMP_WAIT_POLICY": "passive"}
-    )  # restores the environment variables that the command sets
+    )  # `env` lets click restore the environment variables that the command sets
     return runner.invoke(main, arguments, prog_name="rekindle")
 
 

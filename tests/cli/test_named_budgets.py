@@ -46,7 +46,7 @@ def test_budget_that_profile_suggests_suffices_for_whole_run(
     pytest.importorskip(script.needs)
     words = (SCRIPTS / f"{script.name}.py", *script.words)
     named, peak = profiled(tmp_path, *words)
-    unit = 1 << 10 if peak < 16 << 20 else 1 << 20  # the suggestion is rounded up to this
+    unit = 1 << 10 if peak < 16 << 20 else 1 << 20  # suggestions are rounded up to whole units
     assert parse_bytes(named["the whole run"]) - peak < unit
     tight = within(named["the whole run"], tmp_path, *words)
     assert tight.returncode == 0, tight.stderr

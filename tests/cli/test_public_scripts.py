@@ -89,9 +89,9 @@ def test_public_script_prints_same_with_and_without_budget(script: Script, tmp_p
 def test_restarted_public_script_follows_cached_plans_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second run follows a plan from its first step; the first run observes three steps before.
+    """The first run makes a plan after three steps. The second one follows it from its first step.
 
-    The script is the image model, whose loop also logs, evaluates, averages weights and saves.
+    The script trains the image model. Its loop also logs, evaluates, averages weights and saves.
     """
     cache = own_cache(tmp_path / "cache")  # the plan is stored for other processes
     monkeypatch.setenv("REKINDLE_CACHE", str(cache))

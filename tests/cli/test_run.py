@@ -1,4 +1,4 @@
-"""Tests of `rekindle run`: a program behaves as without it, and stays within the budget."""
+"""Tests of `rekindle run`: a script behaves as under `python`, and stays within the budget."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ TIGHT = "900KiB"
 
 
 def test_run_of_script_behaves_as_python_script(script: Path) -> None:
-    """Arguments, output and exit code equal those of `python script`; values are recomputed."""
+    """Arguments, output and exit code are those of `python script`, although values are evicted."""
     words = ("train.py", "--budget", "mine", "--end=exit")
     plain = python(*words, cwd=script.parent)
     tight = run("--budget", TIGHT, *words, cwd=script.parent)
@@ -168,7 +168,7 @@ def test_run_of_script_that_forks_prints_one_report(script: Path) -> None:
 
 @pytest.mark.slow
 def test_spawned_data_workers_of_script_import_its_main_module(script: Path) -> None:
-    """Spawned workers import the script by name and unpickle objects of its `__main__`."""
+    """Spawned data loader workers import the script, and unpickle objects of its `__main__`."""
     plain = python("train.py", "--workers=1", cwd=script.parent)
     tight = run("--budget", TIGHT, "train.py", "--workers=1", cwd=script.parent)
     assert (tight.stdout, tight.returncode) == (plain.stdout, 0)
@@ -285,7 +285,7 @@ for batch in data:
 total = sum(parameter.sum().item() for parameter in model.parameters())
 with open(f"rank{accelerator.process_index}.txt", "w") as file:
     print(accelerator.num_processes, total, file=file)
-# Torn down after its process group, DDP aborts now and then, also plainly.
+# If DDP is freed after its process group, it sometimes aborts, also without a budget.
 model, optimizer, data = accelerator.free_memory(model, optimizer, data)
 accelerator.end_training()
 """

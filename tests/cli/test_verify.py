@@ -56,7 +56,7 @@ def test_verify_of_deterministic_step_exits_0(script: str) -> None:
 
 @pytest.mark.slow
 def test_verify_json_option_prints_all_results(script: str) -> None:
-    """The command runs in a new process, because it also compares other tensors of the process."""
+    """`verify` compares all tensors of its process, so it runs in a process of its own here."""
     program = "from rekindle.cli import main; main()"
     arguments = ["verify", f"{script}:step", "--budget", "300KiB", "--json"]
     ran = subprocess.run(

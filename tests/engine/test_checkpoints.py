@@ -1,4 +1,7 @@
-"""Tests of the choice of checkpoints for long recomputations."""
+"""Tests of the choice of checkpoints for long recomputations.
+
+A checkpoint is an intermediate value that stays in memory during the recomputation of others.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.strategies import examples
 
 
 def _chain(sizes: list[int]) -> list[Call]:
-    """Return calls each of which reads only the result of the call before."""
+    """Return a chain of operator calls: each reads only the result of the call before."""
     calls: list[Call] = []
     for number, size in enumerate(sizes):
         inputs = [calls[-1].outputs[0]] if calls else []
@@ -31,7 +34,7 @@ def test_no_checkpoint_is_chosen_if_all_results_fit() -> None:
     assert choose_checkpoints(_chain([2] * 10), 39, _never) != {}
 
 
-def test_no_checkpoint_is_chosen_if_memory_exceeds_its_limit() -> None:
+def test_no_checkpoint_is_chosen_if_no_memory_is_free() -> None:
     assert choose_checkpoints(_chain([2] * 10), -1, _never) == {}
 
 
@@ -42,7 +45,7 @@ def test_checkpoint_is_placed_where_fewest_bytes_are_alive() -> None:
     assert [[storage.id for storage in storages] for storages in kept.values()] == [[3], [7]]
 
 
-def test_evictable_input_that_a_later_call_reads_is_kept() -> None:
+def test_checkpoint_includes_input_that_a_later_call_reads() -> None:
     early = Call(OpId(0), "early", 1, [])
     both = early.makes(StorageId(0), 3)
     calls = _chain([4] * 8)

@@ -1,4 +1,7 @@
-"""Tests of the engine's eviction under tight budgets; the verifier checks each schedule."""
+"""Tests of the engine, which decides what is evicted and recomputed, within tight budgets.
+
+A verifier checks that each schedule (list of actions) of the engine is valid.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,7 @@ def test_chain_of_in_place_writes_is_recomputed_on_one_copy() -> None:
 def test_old_value_of_in_place_write_is_recomputed_on_copy() -> None:
     builder = TraceBuilder()
     (old,) = builder.call("make", 1, (), [8])
-    # the program keeps a reference to `old`
+    # no `release(old)`: the program keeps a reference to `old`
     (new,) = builder.call("add_", 1, [old], [8], overwrites=[(0, old)])
     (other,) = builder.call("other", 1, (), [8])
     builder.release(other)
@@ -232,7 +235,7 @@ def test_evict_of_listed_storages_skips_pinned_storages() -> None:
 
 
 class Eager(Policy):
-    """A policy whose chooser is active from the start."""
+    """A policy that observes storages from the start, and not only from the first eviction on."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -249,7 +252,7 @@ class Eager(Policy):
 def test_policy_activated_late_chooses_as_if_active_from_start(
     policy: Policy, problem: tuple[Trace, int]
 ) -> None:
-    """Fails if `NullChooser.activate` omits evicted storages or orders candidates differently."""
+    """Until memory is short, the policy does not run. Then it gets all storages in order of age."""
     trace, budget = problem
     try:
         record = replay(trace, budget=budget, policy=policy, watch=_check)
@@ -260,9 +263,9 @@ def test_policy_activated_late_chooses_as_if_active_from_start(
 
 
 def test_user_held_loss_keeps_no_activation_alive_after_step() -> None:
-    """A recomputed activation is freed before the optimizer's step changes the weight it needs.
+    """The recomputed activation `bent` is freed after its last use, at the end of the step.
 
-    Only the loss could be recomputed from that activation, and the program holds the loss itself.
+    A recomputation of the loss would need it, but the program holds the loss itself.
     """
     builder = TraceBuilder()
     weight = builder.source(4, held=True)

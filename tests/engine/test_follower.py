@@ -1,4 +1,8 @@
-"""Tests that the engine makes valid schedules from any plan, and follows its own plan exactly."""
+"""Tests of an engine that follows a plan (a list of evictions and recomputations made ahead).
+
+With a plan that does not fit the program, its schedule must still be valid. With a right plan, it
+takes the planned time.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +82,7 @@ def test_engine_with_wrong_plan_still_yields_valid_schedule(
     route = data.draw(routes(len(trace.ops), len(trace.storages)))
     try:
         record = replay(trace, budget=budget, policy=policy, watch=_check, route=route)
-    # Recomputing what the drawn plan evicts may need more memory than the policy alone needs.
+    # The random plan evicts other values than the policy, so recomputation may need more memory.
     except NoRoom:
         assume(False)
         raise
@@ -121,7 +125,7 @@ def test_wrong_plan_of_swaps_still_yields_valid_schedule(
     route = data.draw(routes(len(trace.ops), len(trace.storages)))
     try:
         record = replay(trace, budget=budget, policy=DTR(), watch=_check, route=route, swap=swap)
-    # evictions of the plan may need more memory for recomputation than those of the policy
+    # the random plan evicts other values than the policy, so recomputation may need more memory
     except NoRoom:
         assume(False)
         raise
@@ -171,7 +175,7 @@ def _training(layers: int) -> Trace:
 @pytest.mark.parametrize("rate", [10**9, 4 * 10**9, 50 * 10**9])
 @pytest.mark.parametrize("ratio", [0.3, 0.5])
 def test_followed_plan_with_swaps_takes_its_planned_time(rate: int, ratio: float) -> None:
-    """The planned time is shorter than the time of the policy alone."""
+    """The plan is faster than the policy alone."""
     trace = _training(24)
     budget = int(ratio * keep_all_peak(trace))
     swap = Swap(None, rate, rate)
@@ -198,7 +202,7 @@ def test_plan_is_equal_after_json_round_trip() -> None:
     assert Route.from_numbers(json.loads(json.dumps(route.as_numbers()))) == route
 
 
-def test_policy_without_advice_chooses_like_its_base_policy() -> None:
+def test_policy_without_marks_of_plan_chooses_like_its_base() -> None:
     trace = chain(30)
     budget = keep_all_peak(trace) // 2
     plain = replay(trace, budget=budget, policy=DTR())

@@ -1,4 +1,8 @@
-"""Tests of the engine's rules: unreferenced storages, recomputation limits, DTR's quirks."""
+"""Tests of `Rules`, settings of the engine for comparisons with the DTR paper.
+
+They say what happens to unreferenced storages, limit the time of recomputation, and imitate quirks
+of the simulator of the paper's authors.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +116,7 @@ def test_cost_of_storage_counts_operator_with_two_views_once() -> None:
 
 
 def test_recomputing_evicted_view_counts_as_access_to_base() -> None:
-    """The base was recomputed without its view. Recomputing the view afterwards reads the base."""
+    """An operator recomputes the base. A later one recomputes its view, which reads the base."""
     builder = TraceBuilder()
     (base,) = builder.call("make", 1, (), [4])
     (view,) = builder.call("view", 1, [base], [0], aliases=[base])

@@ -1,4 +1,7 @@
-"""Tests of the engine's schedules with swapping to the host; the verifier checks each schedule."""
+"""Tests of the engine with swapping (copying values to the host in place of recomputing them).
+
+A verifier checks that each schedule (list of actions) of the engine is valid.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,7 @@ def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
 def test_verifier_refuses_schedule_with_one_wrong_copy(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
-    """Without the copy to the host, the schedule is valid only if nothing reads the value."""
+    """A schedule without one of its copies may be valid. Then it copies fewer bytes."""
     trace, budget = problem
     record = _run(trace, budget, LRU(), replace(swap, only=True))
     wrong = _mutated(record.schedule, rng)
@@ -153,7 +156,7 @@ def test_verifier_refuses_limit_below_device_or_host_peak(
 
 
 def _failing(trace: Trace, engine: Engine, rng: random.Random) -> list[Action]:
-    """Replay a trace with a driver some of whose copies fail, and return its actions."""
+    """Replay a trace, and let some copies fail at random. Return the actions."""
     done: list[Action] = []
     for _, actions in _drive(trace, engine, None):
         for source in (lambda actions=actions: actions, engine.ahead, engine.prefetch):
@@ -188,7 +191,7 @@ def test_engine_whose_copies_fail_yields_valid_schedule(
 
 
 def _two(*, replayable: bool = True) -> Trace:
-    """Return a trace of two storages of which only one fits; the first one is read at the end."""
+    """Return a trace of two storages of 8 bytes, of which the first one is read at the end."""
     builder = TraceBuilder()
     (first,) = builder.call("first", 100, (), [8], replayable=replayable)
     (other,) = builder.call("other", 100, (), [8])
@@ -253,7 +256,7 @@ def test_expensive_value_is_copied_to_host_before_its_eviction() -> None:
     record = replay(builder.build(), budget=16, policy=LRU(), swap=swap, watch=Engine.check)
     about = [a for a in record.actions if not isinstance(a, Compute) and a.storage == 0]
     assert about[:2] == [SwapOut(StorageId(0), keep=True), Free(StorageId(0))]
-    assert record.waiting_ns == 8  # memory for the swap-in
+    assert record.waiting_ns == 8  # for the swap-in, which begins only when memory for it is free
 
 
 def test_full_host_discards_host_copies_of_resident_values() -> None:

@@ -34,7 +34,7 @@ def forget_accelerator() -> None:
 
 @pytest.fixture(autouse=True)
 def accelerator_of_its_own() -> Iterator[None]:
-    forget_accelerator()  # the `Accelerator` of a `Trainer` has global state as well
+    forget_accelerator()  # an `Accelerator` of an earlier test, or of a `Trainer`, left settings
     yield
     forget_accelerator()
 

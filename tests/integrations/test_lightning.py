@@ -1,4 +1,4 @@
-"""Tests that Lightning within a budget trains to the same weights, and ends the budget."""
+"""Tests that Lightning trains to the same weights within a budget, and ends the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests that code which retries a device OOM with a smaller batch does so for `OutOfBudget` too."""
+"""Tests of libraries that catch a device OOM, and retry with a smaller batch or skip the batch.
+
+They must do so for `OutOfBudget` as well.
+"""
 
 from __future__ import annotations
 
@@ -70,10 +73,7 @@ def test_fairseq_loop_skips_batch_that_raises_out_of_budget() -> None:
 
 
 def test_detectron2_style_retry_halves_batch_after_out_of_budget() -> None:
-    """`detectron2.utils.memory.retry_if_cuda_oom` retries if the text has "CUDA out of memory.
-
-    ".
-    """
+    """`detectron2.utils.memory.retry_if_cuda_oom` looks for "CUDA out of memory. " in the text."""
     step, tried = steps_of(Stack()), []
 
     def attempt(batch_size: int) -> int:

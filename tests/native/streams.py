@@ -1,6 +1,7 @@
-"""Random streams of events, played on the Python engine while they are drawn.
+"""Random streams of events for both engines (Python and C++), which must take the same actions.
 
-The state of an engine decides which events are valid next, so the Python engine runs along.
+An event is a call of the engine, such as `call`, `release` or `evict`. The state of the engine
+decides which events are valid next, so the Python engine plays each event while it is drawn.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def some_swap(rng: random.Random) -> Swap:
 
 
 class Stream:
-    """A random stream of encoded events, and the actions of the Python engine for them."""
+    """A random stream of events, encoded as numbers, and the Python engine's actions for them."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class Stream:
         return self.perform(actions)
 
     def perform(self, actions: Iterable[Action]) -> bool:
-        """Perform actions. Return True if there was memory for all of them."""
+        """Note the engine's actions. Return True if memory sufficed for all of them."""
         room = True
         try:
             for action in actions:
@@ -193,7 +194,7 @@ class Stream:
                 return not storage.replayable
             case "seal":
                 made = [out.storage for call in storage.makers for out in call.outputs]
-                # an evicted value without a recipe could not be computed again
+                # an evicted value that loses its recipe could not be recomputed
                 return all(each.resident for each in made)
             case "resize":
                 again = any(call.replayable for call in storage.makers)
@@ -344,10 +345,13 @@ class Stream:
             self.event("let", number, 0)
 
     def draw_outputs(self, call: Call, inputs: list[int], overwritten: int | None) -> list[int]:
-        """Return number, storage and bytes of each output; the first takes over an overwritten one.
+        """Draw the outputs of a call.
 
-        A call that makes a view makes nothing else, and reads nothing else that must be recomputed,
-        because drivers make no other such calls.
+        If the call overwrites an input, the first output takes over the storage of that input. A
+        call that makes a view makes nothing else and has one input, as in the runtime.
+
+        Returns:
+            Number, storage and bytes of each output, one after the other.
         """
         rng = self.rng
         if inputs and overwritten is None and rng.random() < 0.2:

@@ -1,4 +1,7 @@
-"""Tests of compiling the native extensions: once, by one process; a failure states its reason."""
+"""Tests of compiling the native extensions (C++): once, by one of several processes.
+
+A failure states its reason.
+"""
 
 from __future__ import annotations
 

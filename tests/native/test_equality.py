@@ -1,6 +1,7 @@
-"""Tests that the native engine takes the same actions as the Python engine, one by one.
+"""Tests that the native engine (C++) takes the same actions as the Python engine, one by one.
 
-Memory and clock are equal after each action, and all invariants hold after each event.
+Memory and clock are equal after each action. All invariants hold after each event, such as an
+operator call.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def _replayed(trace: Trace, budget: int, policy: Policy, rules: Rules, core: str
 def _loop(steps: int, costs: random.Random) -> Trace:
     """Return the trace of `x = normalize(c @ x)`, repeated, and of its backward pass.
 
-    Within a small budget a recomputation needs long chains of evicted values. The norm of each
-    state is a candidate of a few bytes, so there are many candidates.
+    Within a small budget, a recomputation needs long chains of evicted values. The norm of each
+    `x` has only a few bytes, so many norms stay in memory, and each choice has many candidates.
     """
     builder = TraceBuilder("loop")
     matrix, x = (builder.source(64, held=True) for _ in range(2))
@@ -87,9 +88,9 @@ def _loop(steps: int, costs: random.Random) -> Trace:
 
 
 def _shared_chain(length: int, rng: random.Random) -> Trace:
-    """Return the trace of a chain of large values, from each of which a small one is computed.
+    """Return the trace of a chain of large values. A small value is computed from each of them.
 
-    The chain is evicted first. Then it is an ancestor of all candidates.
+    The large values are evicted first. They are then ancestors of all values in memory.
     """
     builder = TraceBuilder("shared chain")
     x = builder.source(64, held=True)
@@ -144,7 +145,7 @@ def test_native_and_python_engine_act_equally_on_random_program(
     budget = low + int(share * (high - low))
     try:
         in_python = _replayed(trace, budget, policy, rules, "python")
-    except KeyError:  # only with quirks, which imitate a simulator that never ran such programs
+    except KeyError:  # only with `Rules.quirks`, whose simulator never ran such programs
         assume(not rules.quirks)
         raise
     assert _replayed(trace, budget, policy, rules, "native") == in_python

@@ -1,4 +1,7 @@
-"""Tests that the native engine's journal (event log) suffices to replay a run in Python."""
+"""Tests that the native engine's journal (log of events and actions) suffices to replay a run.
+
+The Python engine replays it.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def _route(trace: Trace, budget: int) -> Route | None:
 
 @pytest.mark.slow
 def test_native_and_python_engine_follow_plan_equally() -> None:
-    """The plan may also be a plan of another program, which matches no step."""
+    """Each engine also follows the plan of another program, which does not fit."""
     followed = 0
     for seed in range(120):
         rng = random.Random(seed)
@@ -110,7 +113,7 @@ def _with_copies(trace: Trace, budget: int, swap: Swap) -> Route | None:
 
 
 def test_native_and_python_engine_follow_plan_of_swaps_equally() -> None:
-    """The plan may also be a plan of another program, whose copies are made as well."""
+    """Each engine also follows the plan of another program, and makes its copies, too."""
     followed, copied = 0, 0
     for seed in range(120):
         rng = random.Random(seed)

@@ -1,6 +1,6 @@
-"""Find the fastest run of a small problem with swapping, by trying every order of actions.
+"""Find the fastest run of a small planning problem with swapping, by trying all orders of actions.
 
-This module shares no code with the tested computation of times.
+It shares no code with the planners, so that tests can compare their times with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rekindle.planners._relaxation import Bandwidth
 class _State:
     """A state of the search.
 
-    Times are the ends of copies. Values in `leaving` are evicted, but are still being copied.
+    `sent` and `back` are pairs of a value and the time at which its copy to or from the host ends.
+    Values in `leaving` are evicted, but their copies to the host have not ended.
     """
 
     frontier: int = 0
@@ -74,7 +75,7 @@ class _Moves:
     def of(self, state: _State) -> Iterator[_State]:
         for item in sorted(state.resident):
             if not self.problem.nbytes[item]:
-                continue  # such a step needs no memory and no time
+                continue  # this step needs no memory and no time, so it is never wrong
             yield self._gone(state, item)
             if item not in state.host:
                 yield self._sent(state, item)

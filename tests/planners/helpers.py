@@ -1,4 +1,4 @@
-"""Small problems, their optimum by exhaustive search, and the reference tables."""
+"""Small planning problems, their best cost by exhaustive search, and files of reference results."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def problem_of(*nodes: tuple[int, int, list[int]]) -> Problem:
 
 
 def unit_chain(length: int) -> Problem:
-    """Build the chain f_0 ..
+    """Build a chain of forward nodes, the loss, and backward nodes in reverse order.
 
-    f_{N-1}, loss, b_{N-1} .. b_0, with one byte and one us for each node.
+    Each node makes one byte and takes one us.
     """
     nodes: list[tuple[int, int, list[int]]] = [
         (1, 1, [at - 1] if at else []) for at in range(length + 1)
@@ -52,7 +52,7 @@ def unit_chain(length: int) -> Problem:
 
 
 def with_workspaces(problem: Problem, inside: Sequence[int]) -> Problem:
-    """Return `problem` with the workspace `inside` for its operators, in bytes."""
+    """Return `problem` with operators that need `inside` bytes internally (workspace)."""
     trace = problem.trace
     ops = (replace(op, workspace=nbytes) for op, nbytes in zip(trace.ops, inside, strict=True))
     return Problem.of(replace(trace, ops=tuple(ops)))
@@ -60,9 +60,9 @@ def with_workspaces(problem: Problem, inside: Sequence[int]) -> Problem:
 
 @st.composite
 def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
-    """Draw a small graph and a budget between the smallest possible one and the keep-all peak.
+    """Draw a small graph, of which half is a backward pass, and a budget.
 
-    Half of the graph is a backward pass.
+    The budget is between the smallest possible one and the peak without recomputation.
     """
     size = draw(st.integers(3, most))
     nodes: list[tuple[int, int, list[int]]] = []
@@ -80,9 +80,9 @@ def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
 
 
 def exhaustive(problem: Problem, budget: int) -> int | None:
-    """Return the least cost of any schedule.
+    """Return the least cost of any schedule within `budget`, or None if there is none.
 
-    It is a shortest path over states (nodes run so far, resident values).
+    The search is for a shortest path. A state is the nodes run so far and the values in memory.
     """
     nodes = len(problem)
     start = (0, 0)

@@ -1,4 +1,7 @@
-"""Tests of the Checkmate planner: its plans are optimal, and its rounding respects its bound."""
+"""Tests of the planner Checkmate, which solves an integer program: its plans are optimal.
+
+Plans rounded from the linear relaxation of that program cost at least the optimum.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def test_checkmate_optimum_equals_brute_force(drawn: tuple[Problem, int]) -> Non
     elif plan.schedule is not None:
         assert plan.cost_ns == best
         assert plan.status is Status.OPTIMAL
-    else:  # Checkmate may find no plan, because it computes a node at most once in each stage
+    else:  # in Checkmate a node runs at most once in each stage, so there may be no plan
         assert plan.status is Status.INFEASIBLE
 
 
@@ -70,7 +73,7 @@ def test_checkmate_plans_of_unit_chains_have_published_cost(
 
 
 def test_checkmate_second_solve_gets_only_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner solves again for the least peak, after the first solve had no solution."""
+    """If there is no plan, the planner solves again, to find the smallest budget that has one."""
     limits: list[float] = []
     solve = Model.solve
 

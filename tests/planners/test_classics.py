@@ -1,4 +1,7 @@
-"""Tests of the planners Chen, articulation points, Revolve and keep-all against known bounds."""
+"""Tests of the classic planners: Chen's, articulation points, Revolve, and keep-all.
+
+Their plans must be valid, cost at least the optimum, and have the published costs.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_keep_all_plan_at_its_own_peak_is_optimal() -> None:
 
 
 def test_chen_plan_of_16_layers_keeps_every_4th_value() -> None:
-    """Three of each four values are recomputed once, in about 2 sqrt(n) memory."""
+    """Three of four values are recomputed once. Memory is for about 2 sqrt(n) of n values."""
     problem = unit_chain(16)
     plan = ChenSqrt().plan(problem, 10)
     assert plan.recompute_ns <= 12_000
@@ -88,7 +91,7 @@ def test_chen_plan_of_16_layers_keeps_every_4th_value() -> None:
 
 
 def test_articulation_points_exclude_node_bypassed_by_skip() -> None:
-    """In f0 -> f1 -> f2 -> f3 node f2 also reads f0, so a path bypasses f1."""
+    """Articulation points lie on every path. Here f2 also reads f0, so one path bypasses f1."""
     forward = [(1, 1, []), (1, 1, [0]), (1, 1, [0, 1]), (1, 1, [2])]
     backward = [(1, 1, [2, 3]), (1, 1, [1, 4]), (1, 1, [0, 5])]
     problem = problem_of(*forward, *backward)

@@ -1,4 +1,7 @@
-"""Tests of the Cuts planner: its bound is at most the optimum, its plans are near the optimum."""
+"""Tests of the Cuts planner, which gives a plan and a lower bound of the cost of any plan.
+
+The bound is at most the best cost, and the plans cost little more.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ def test_cuts_planner_proves_optimum_of_solved_graphs(graph: str, ratio: float, 
 
 
 def _chain_rows() -> list[tuple[str, float, int, int]]:
-    """Return (graph, ratio, budget, best cost or 0) of the unit chains, solved and open."""
+    """Return (graph, 0.0, budget, best known cost) for chains of unit cost.
+
+    Comments name the results of the reference where it did not prove the optimum.
+    """
     rows = [
         ("chain004", 5, 10),
         ("chain004", 3, 15),
@@ -170,7 +176,7 @@ def test_plan_decoded_from_relaxation_has_cost_of_solution() -> None:
 
 
 def test_relaxation_with_budget_of_zero_bytes_is_solved() -> None:
-    """A plan for a budget of 1 byte is searched with 98 % of the budget, which is rounded to 0."""
+    """The planner searches with 98 % of the budget. For a budget of 1 byte, that rounds to 0."""
     relaxation = Relaxation(Problem.of(chain(6, nbytes=0)), [2, 4], 0)
     relaxation.lean(0.1)
     assert relaxation.model.solve().values is not None

@@ -1,4 +1,7 @@
-"""Tests of fitting a sequence of operators to a budget: always valid, near the optimum."""
+"""Tests of fitting: a fast search for a plan, which evicts values until a budget is met.
+
+Fitted plans are always valid, and cost little more than the optimum.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ def fitted(problem: Problem, budget: int, steps: list[int] | None = None) -> Tim
 
 
 def deep(blocks: int) -> Problem:
-    """Return a residual network and its backward pass.
+    """Return the planning problem of a residual network and its backward pass.
 
-    Each block has three values, and the middle value is large.
+    Each block has three values, of which the middle one is large.
     """
     nodes: list[tuple[int, int, list[int]]] = [(1, 2, [])]
     for _ in range(blocks):
@@ -46,7 +49,7 @@ def deep(blocks: int) -> Problem:
 
 
 def unet(levels: int) -> Problem:
-    """Return a U-Net with blocks of two layers in its encoder and decoder.
+    """Return the planning problem of a U-Net and its backward pass.
 
     The gradient of each skip connection is kept until the backward pass reaches the encoder.
     """
@@ -125,7 +128,10 @@ def test_fitted_plan_with_pinned_user_held_values_fits_budget(drawn) -> None:
 @given(problems(), st.sampled_from([1, 2, 4]))
 @examples(100)
 def test_fitting_with_many_evictions_a_round_yields_valid_plan(drawn, share: int) -> None:
-    """In programs of thousands of values, each round evicts one in 32 of the candidate values."""
+    """A round evicts several values at once, one in 32 of the candidates, which saves rounds.
+
+    The test evicts a larger part of the candidates.
+    """
     trace, budget = drawn
     problem = Problem.of(trace)
     with pytest.MonkeyPatch.context() as patch:
@@ -140,7 +146,7 @@ def test_fitting_with_many_evictions_a_round_yields_valid_plan(drawn, share: int
 
 @given(small_graphs())
 @examples(100)
-def test_fitting_with_one_eviction_a_round_succeeds_like_many(drawn: tuple[Problem, int]) -> None:
+def test_fitting_with_one_eviction_a_round_finds_as_many_plans(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     alone = fitted(problem, budget)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,7 @@
-"""Tests of the planning problem made from a trace: fixed bytes, user-held values, views, pins."""
+"""Tests of the planning problem that is made from a trace of a program.
+
+It has fixed bytes (such as parameters), user-held values, views, and pinned values.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def test_plan_recreates_view_of_evicted_storage() -> None:
 
 
 def test_source_freed_early_is_not_in_fixed_bytes_of_problem() -> None:
-    """The source is no parameter. Other sources are made while the program still holds this one."""
+    """The batch is freed before the end, so it is no fixed memory like the weight."""
     builder = TraceBuilder()
     batch = builder.source(16, held=True)
     weight = builder.source(100, held=True)
@@ -75,7 +78,7 @@ def test_source_freed_early_is_not_in_fixed_bytes_of_problem() -> None:
 
 
 def test_pinned_value_is_resident_until_its_last_use() -> None:
-    """The value is pinned when made, and saved later, like indices of a mixture of experts."""
+    """Pinned values are not evicted, like the indices that a mixture of experts computes."""
     builder = TraceBuilder()
     (choice,) = builder.call("topk", 1, [], [8], held=True)
     builder.pin(choice)
@@ -99,7 +102,7 @@ def test_peak_of_keep_all_plan_is_at_most_peak_of_trace(trace) -> None:
     line = timeline(problem, range(len(problem)))
     assert verify(trace, to_schedule(line, "keep")).recompute_ns == 0
     assert problem.floor <= line.peak
-    # A plan may free a source after its last use; the figure of the trace keeps the source.
+    # A plan may free a source after its last use. `keep_all_peak` counts it to the end.
     assert line.peak <= keep_all_peak(trace)
 
 

@@ -1,4 +1,7 @@
-"""Tests of the Revolve planner against its published formula and exhaustive search."""
+"""Tests of the planner Revolve (optimal checkpoints in a chain of equal steps).
+
+Its costs equal its published formula, and those of an exhaustive search.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def test_revolve_cost_formula_satisfies_recurrence(slots: int) -> None:
 
 
 def test_revolve_cost_equals_published_formula() -> None:
-    """Griewank's t(l, s) = r l - C(s+r, r-1) equals P(l-1, s); beta(s, r) steps need r sweeps."""
+    """Griewank's t(l, s) = r l - C(s+r, r-1), for l steps and s checkpoints.
+
+    With r repetitions, at most C(s+r, s) steps can be reversed.
+    """
     for slots in range(1, 6):
         for sweeps in range(1, 6):
             length = comb(slots + sweeps, slots)

@@ -1,4 +1,7 @@
-"""Tests of the Rotor planner against reference optima, with an independent interpreter."""
+"""Tests of the planner Rotor (optimal checkpoints in a chain of unequal stages).
+
+Its plans have the optimal times of reference results. An interpreter here measures each plan.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,12 @@ def chain_of(raw: dict) -> Chain:
 
 
 def run(chain: Chain, operations: tuple[Operation, ...]) -> tuple[float, int]:
-    """Return the time and peak of a sequence of operations; assert that the sequence is legal.
+    """Run a plan of Rotor, and assert that each operation has its inputs in memory.
 
-    The input x_0 is held to the end.
+    The input of the chain stays in memory to the end.
+
+    Returns:
+        The time and the memory peak.
     """
     last = len(chain)
     values, tapes, gradients = {0}, set[int](), set[int]()

@@ -1,4 +1,7 @@
-"""Tests of the lower bound with swapping: no run is faster than the bound, and some are as fast."""
+"""Tests of the lower bound of the time of any run that may swap values to the host.
+
+No run is faster than the bound, and some runs are as fast.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ def _loop() -> Problem:
     [(100 * PER_US, 13_040), (PER_US, 20_000), (PER_US // 100, 23_000)],
 )
 def test_swap_bound_of_loop_equals_fastest_run(rate: int, end: int) -> None:
-    """Tested cases: copies that are nearly hidden, copies that are waited for, recomputation."""
+    """With a fast host, copies nearly overlap compute. With a slow one, the run waits for them.
+
+    With the slowest host, recomputation is faster.
+    """
     bandwidth = Bandwidth(rate, rate)
     assert swap_bound(_loop(), 8, bandwidth, cuts=4) == pytest.approx(end, abs=1)
     assert fastest(_loop(), 8, bandwidth) == end

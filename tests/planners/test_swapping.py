@@ -1,4 +1,7 @@
-"""Tests of plans that recompute and swap: valid, and no slower than the runs they start from."""
+"""Tests of plans that recompute some values and swap others to the host.
+
+They are valid, and no slower than simulated runs of policies, from which the search starts.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
 
 
 def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
-    """Return three simulated runs: one only recomputes, one only swaps, and one chooses online."""
+    """Return three simulated runs: one only recomputes, one only swaps, and one may do both."""
     runs: list[Record] = []
     for way in (None, replace(swap, only=True), replace(swap, only=False)):
         try:

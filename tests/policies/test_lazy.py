@@ -1,4 +1,7 @@
-"""Tests that policies with lazily computed scores choose the same storage as a full scan."""
+"""Tests that an eviction policy chooses the same storage as a scan of all scores.
+
+Policies do not compute all scores at each choice (they are lazy), because that would be slow.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,9 @@ from tests.strategies import examples, problems
 
 
 class Compared(Policy):
-    """A policy whose every choice is compared with the greatest benefit over all candidates.
+    """A policy that compares each of its choices with the best score of all candidates.
 
-    The comparison restores the neighborhood's counters, so it does not change later choices.
+    The comparison restores the policy's counters, so it does not change later choices.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -84,8 +87,8 @@ LAZY = [
 
 
 @pytest.mark.parametrize("policy", LAZY, ids=repr)
-# Not with `Rules.quirks`. With them, as in the simulator of DTR's authors, a cost depends on when
-# it was last read. So the full scan that this test compares with would change the costs.
+# `Rules.quirks` is left out: with it, reading a cost changes it, as in the simulator of DTR's
+# authors. So the scan of all scores would change them.
 @pytest.mark.parametrize("rules", [Rules(), Rules("banish")], ids=repr)
 @given(problem=problems(longest=40))
 @examples(25)
@@ -100,7 +103,7 @@ def test_policy_with_lazy_scores_chooses_like_full_scan(
 
 
 def test_storage_read_by_locked_operator_gets_new_score() -> None:
-    """A regression test: the storage stayed a candidate, and its new access was overlooked."""
+    """A regression test: the storage kept its old score, because it stayed a candidate."""
     rng = random.Random(1588)
     trace = random_dag(rng.randint(1, 30), rng, sources=rng.randint(0, 2))
     compared = Compared(DTR())
@@ -172,7 +175,10 @@ def _value(line: list[int], now: int, moving: bool) -> float:
 
 
 def test_thrifty_policy_score_equals_its_formula() -> None:
-    """The middle value of a chain is evicted, so the formula has capped descendants."""
+    """Two values in the middle of a chain are evicted. Their costs count in the scores of others.
+
+    They count in full for their descendants, and at most up to a cap for their ancestors.
+    """
 
     links = [Link(10, cost, last) for cost, last in ((3, 1), (50, 2), (60, 3), (7, 4), (8, 19))]
     for upper, lower in itertools.pairwise(links):
@@ -216,7 +222,7 @@ def test_thrifty_policy_counts_input_that_is_read_twice_once() -> None:
     chooser = Thrifty().bind()
     first.resident = False
     chooser.evicted(first)
-    for _ in range(20):  # the limit of ancestors is the total cost of evictions so far
+    for _ in range(20):  # costs of ancestors count at most up to the cost of all evictions so far
         other = Link(10, 5, 1)
         other.resident = False
         chooser.evicted(other)

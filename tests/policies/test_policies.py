@@ -1,4 +1,4 @@
-"""Tests of each policy against its formula, computed directly from the graph."""
+"""Tests of each eviction policy against its published formula, computed directly from the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.helpers import Link
 
 
 def _reach(storage: Storage, up: bool) -> set[Storage]:
-    """Return the evicted storages reachable from `storage` through evicted storages."""
+    """Return the evicted ancestors (`up`) or descendants of `storage`.
+
+    The path to each of them has only evicted storages.
+    """
     found: set[Storage] = set()
 
     def visit(node: Storage) -> None:
@@ -85,7 +88,7 @@ def test_each_policy_evicts_storage_with_greatest_benefit(
 
 
 @pytest.mark.parametrize(("policy", "benefit"), FORMULAS, ids=[repr(p) for p, _ in FORMULAS])
-def test_cost_of_evicting_storage_matches_formula_of_policy(
+def test_eviction_cost_of_storage_equals_formula_of_policy(
     policy: Policy, benefit: Callable[[Storage, int], float]
 ) -> None:
     by_size = isinstance(policy, DTR | Largest | MSPS)
@@ -133,7 +136,7 @@ def test_union_find_cost_equals_exact_cost_until_recomputation() -> None:
                 assert exact.cost(other) == classes.cost(other)
 
 
-def test_union_find_keeps_only_storages_that_are_evicted() -> None:
+def test_union_find_forgets_storages_that_are_not_evicted() -> None:
     trace, budget = _trace(3)
     engines: list[Engine] = []
     replay(trace, budget=budget, policy=DTR("classes"), watch=engines.append)

@@ -1,4 +1,4 @@
-"""Set up each test of the torch runtime: one thread for equal bits, and no known workspaces."""
+"""Set up each test of the PyTorch runtime: one thread, so that results have equal bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _counted() -> Iterator[None]:
 
 @pytest.fixture
 def workspaces_unknown() -> Iterator[None]:
-    """Forget all operator signatures and their workspaces before and after the test."""
+    """Forget all measured operators, with their workspaces, before and after the test."""
     module = core()
     if module is None:
         pytest.skip(f"no native core: {why_not()}")

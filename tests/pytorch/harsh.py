@@ -1,9 +1,9 @@
-"""Run a program plainly, then within the smallest budget that works, and compare all bits.
+"""Run a program in plain PyTorch, then within the smallest budget that works, and compare all bits.
 
 A program builds what it needs (weights, data) and returns its step function. The results of the
 step are compared: tensors, modules (weights, gradients, buffers) and plain values, in any nesting,
-and the state of the generator. The smallest budget is found as a user would: start small and follow
-the amounts that `OutOfBudget` suggests. Within it, everything that may be evicted is evicted.
+and the state of the random generator. The smallest budget is found as a user would: start small,
+and follow the amounts that `OutOfBudget` suggests. It forces many evictions.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def harshest(
     evict: Literal["saved", "auto", "anything"] = "auto",
     resized: bool = False,
 ) -> Harsh:
-    """Run `program` plainly and within the smallest budget, and assert that both agree.
+    """Run `program` in plain PyTorch and within the smallest budget, and assert equal results.
 
-    Also assert that the budget was never exceeded and that values were recomputed. `resized`: the
-    program itself changes the size of storages.
+    Also assert that the budget was never exceeded and that values were recomputed. Set `resized` if
+    the program itself changes the size of storages.
     """
     plain = Watch()
     step = _built(program)

@@ -1,4 +1,7 @@
-"""The autograd nodes whose operator may write over its gradient, and a check of the bits."""
+"""The autograd nodes whose backward operator may write its result over the incoming gradient.
+
+`Twins` checks that the operator's in-place variant gives equal bits.
+"""
 
 from __future__ import annotations
 

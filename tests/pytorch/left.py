@@ -17,7 +17,7 @@ def settings() -> dict[str, Any]:
     """Return the modes, hooks, switches and classes of PyTorch as they are now."""
     found: dict[str, Any] = {
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        # One flag for all threads: while it is set, compiled code is compiled again at each call.
+        # PyTorch's flag of an active mode. While it is set, torch.compile compiles at each call.
         "note of modes": is_in_any_mode_without_ignore_compile_internals(),
         "function modes": torch._C._len_torch_function_stack(),
         "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),

@@ -1,6 +1,6 @@
 """The models of the differential tests: network, data, losses, optimizers and seeds.
 
-Two builds of a case train alike, bit for bit, on one machine with one number of threads.
+Two builds of a case train to equal bits on one machine, with the same number of threads.
 Activations are most of the memory, and a step takes about a tenth of a second.
 """
 

@@ -1,4 +1,4 @@
-"""Plant a defect for tests: a recomputation that gives other values."""
+"""Plant a defect, which tests must find: a recomputation that gives other values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Measure memory independently of Rekindle: follow every storage that the dispatcher shows.
 
-Entered around `rekindle.budget(...)` it is the outer dispatch mode, so it sees the operators that
-the runtime runs, recomputations included. It counts a storage from the first operator that returns
-or reads it until its memory is freed. Then a weak reference to the storage's Python object dies,
-also if only autograd held it. Neither the tracker nor a budget sees the workspace of operators.
+Entered around `rekindle.budget(...)`, the tracker is the outer dispatch mode. So it sees the
+operators that the runtime runs, recomputations included. It counts a storage from the first
+operator that returns or reads it until its memory is freed. A weak reference to the storage's
+Python object tells when, also if only autograd held the storage. The tracker does not see the
+workspace (internal memory) of operators.
 """
 
 from __future__ import annotations

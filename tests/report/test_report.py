@@ -1,4 +1,4 @@
-"""Tests of reports: equal figures as text, as JSON, and as an HTML page without other files."""
+"""Tests of reports: text, JSON and HTML show equal figures, and the page needs no other file."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def report() -> Report:
 
 
 def test_report_memory_timeline_equals_simulation(report: Report) -> None:
-    """The simulator counts memory during the run, and the report must have the same figures."""
+    """The report computes memory from the actions of a run, the simulator while it runs."""
     line = report.timeline
     totals = [sum(band) for band in zip(*line.bands.values(), strict=True)]
     assert max(totals) == report.peak
@@ -211,7 +211,7 @@ def test_report_page_loads_no_other_files(report: Report) -> None:
         assert title in words
     assert "What another budget would cost" in words
     assert "6.0 MiB" in words
-    assert "<script>" in "".join(page.words)  # a name with markup must be shown as text
+    assert "<script>" in "".join(page.words)  # an operator's name with markup is shown as text
 
 
 def test_memory_category_has_same_color_in_all_reports() -> None:
@@ -244,7 +244,7 @@ def png_size(path: Path) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1400])
 def test_report_page_fits_width_of_browser(report: Report, tmp_path: Path, width: int) -> None:
-    """The browser itself reports the width of the page's contents."""
+    """A real browser reports the width of the page's contents."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("there is no chromium")

@@ -1,9 +1,9 @@
-"""The simulator of the DTR paper, written again as simply as possible.
+"""The simulator of the DTR paper's authors, written again as simply as possible.
 
-It is the authors' runtime with eager evictions (version 2), for traces like their logs: nothing is
-held by the program or overwritten, and values that cannot be recomputed are pinned. Scores are
-those of the ablation (appendix D.1), without the exact neighborhood. It shares no code with the
-engine and the policies.
+It is their runtime with eager evictions (version 2). Its traces are like their logs: the program
+holds nothing and overwrites nothing, and values that cannot be recomputed are pinned. Scores are
+those of the paper's ablation (appendix D.1), but not the one with exact evicted neighborhoods. It
+shares no code with the engine and the policies.
 
 Source: github.com/uwsampl/dtr-prototype, commit eff53cc4, folder simrd.
 """
@@ -26,7 +26,10 @@ class GaveUp(Exception):
 
 @dataclass(eq=False)
 class Class:
-    """A node of the authors' union-find; the root of a tree has the sum of its class."""
+    """A node of the authors' union-find, which joins evicted neighbors to classes.
+
+    The root of each tree has the sum of the costs of its class.
+    """
 
     total: int
     above: Class | None = None
@@ -68,7 +71,7 @@ class Authors:
         self.clock = 1
         self.memory = self.peak = 0
         self.again = 0  # the time of recomputed operators
-        self.least_total = 0  # cost of a class next to a candidate
+        self.least_total = 0  # the least cost of a class that was read
         self.actions: list[Action] = []
 
     def go(self) -> None:

@@ -1,6 +1,7 @@
-"""Tests that the engine acts like the simulator of the DTR paper's authors, action by action.
+"""Tests that the engine takes the same actions as the simulator of the DTR paper's authors.
 
-Cases include equal sizes and costs, and classes with negative cost.
+The module `authors` is that simulator. Cases include equal sizes and costs, and the negative costs
+that it may compute for groups of evicted neighbors.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def test_simulator_with_dtr_rules_acts_like_dtr_simulator(
             for core in cores:
                 went, ours = _ours(trace, budget, policy, core)
                 assert went == done, (seed, ratio)
-                # If both give up, the actions for the last operator are not compared.
+                # If both run out of memory, the actions for the last operator are not compared.
                 same = len(ours) if done else len(theirs) - 1
                 assert ours[:same] == theirs[:same], (seed, ratio)
     assert passed > 8

@@ -1,4 +1,7 @@
-"""Tests of the curve of time against budget, and of traces extrapolated to other batch sizes."""
+"""Tests of the simulated curve of time against budget, and of traces for other batch sizes.
+
+Such a trace is extrapolated from the traces of two batch sizes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def test_curve_shows_no_less_time_for_smaller_budget(layers: int, points: int) -
 
 
 def test_budget_with_nearly_endless_recomputation_does_not_fit() -> None:
-    """A long chain with memory for one value would be recomputed almost without end."""
+    """In a long chain, memory for one value would suffice, but the simulation takes too long."""
     trace = at(1000, layers=120)
     least = largest_need(trace) + 10_000
     assert fits(trace, least, LRU()) is None

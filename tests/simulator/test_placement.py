@@ -1,4 +1,7 @@
-"""Tests of addresses in a simulated run: an allocator's overhead and its evictions."""
+"""Tests of simulated runs with a simulated allocator, which gives each storage an address.
+
+It rounds sizes, and has gaps, so memory can be short although enough bytes are free.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def test_workspace_has_address_while_operator_runs() -> None:
 
 
 def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
-    """Return the numbers of the values evicted for the operator `name`; all are still needed."""
+    """Return the numbers of the storages that were evicted before the operator `name` ran."""
     first = next(
         index
         for index, action in enumerate(record.actions)
@@ -72,9 +75,10 @@ def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
 
 
 def test_evicting_adjacent_values_evicts_fewer_than_by_score() -> None:
-    """One segment contains four values, of which two must be evicted.
+    """A result needs the memory of two adjacent values out of four. The cheapest two are apart.
 
-    The two cheapest values are not adjacent.
+    The search for a window of adjacent values ("window") evicts two. Eviction in the order of
+    scores ("score") evicts three.
     """
     builder = TraceBuilder()
     source = builder.source(512)
@@ -97,7 +101,7 @@ def test_evicting_adjacent_values_evicts_fewer_than_by_score() -> None:
 
 
 def test_allocator_segments_are_released_if_no_gap_is_enough() -> None:
-    """A request of 22 MiB needs both of two segments of 12 MiB to be released."""
+    """A request of 22 MiB fits only after two segments of 12 MiB went back to the device."""
     builder = TraceBuilder()
     source = builder.source(512)
     values = [builder.call("value", cost, [source], [12 * MIB])[0] for cost in (9, 5, 7)]
@@ -115,8 +119,8 @@ def test_allocator_segments_are_released_if_no_gap_is_enough() -> None:
 def test_inputs_between_free_blocks_are_moved_for_large_result() -> None:
     """One segment of 20 MiB has a pinned value in the middle, and two holes of 9 MiB.
 
-    In each hole lies an input of the last operator. Its first input can only be recomputed through
-    a value of 9 MiB, so one of the two others has to be evicted and recomputed elsewhere.
+    In each hole lies an input of the last operator. A third input can only be recomputed through a
+    value of 9 MiB. So one of the inputs in the holes must be evicted, and recomputed elsewhere.
     """
     builder = TraceBuilder()
     source = builder.source(512)

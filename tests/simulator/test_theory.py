@@ -1,7 +1,8 @@
-"""Tests of the theorems of the DTR paper.
+"""Tests of the theorems of the DTR paper: how recomputations grow as memory shrinks.
 
-Figures are those of the authors' simulator (commit eff53cc4). The overhead must also grow smoothly
-between no recomputation, O(sqrt N) and O(log N) memory.
+Theorem 1 is about a chain of N layers. In theorem 2, an adversary builds the graph while it runs:
+it always extends a chain of operators whose values are all evicted. Figures are those of the
+authors' simulator (commit eff53cc4).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def test_recomputations_of_linear_network_equal_dtr_figures(policy: Policy, quir
 
 @pytest.mark.parametrize("quirks", [False, True])
 def test_recomputations_of_dtr_theorem_1_equal_paper(quirks: bool) -> None:
-    """All costs are equal, and ties are broken as the authors break them."""
+    """All costs are equal, so ties are broken in the same way as in the authors' simulator."""
     found = {c: linear_recomputations(*c, THEOREM_1, quirks=quirks) for c in LINEAR_THEOREM}
     assert found == LINEAR_THEOREM
 
@@ -83,21 +84,24 @@ def test_recomputations_of_dtr_theorem_2_equal_paper(policy: Policy) -> None:
 
 
 def test_overhead_against_adversary_grows_as_in_dtr_theorem_2() -> None:
-    """The time above that of N operators in sequence grows with N / B."""
+    """With memory for B values, N operators take at least N / (2 B) times their own time."""
     for asked in (64, 128, 256):
         for budget in (4, 8, 16):
             assert adversary(asked, budget, DTR()).total / asked >= asked / budget / 2
 
 
 def test_recomputations_of_chain_grow_as_in_dtr_theorem_1() -> None:
-    """With 2 sqrt(N) memory the recomputations are O(N): below 2 N, while N grows 64-fold."""
+    """With memory for 2 sqrt(N) values, a chain of N layers recomputes at most 1.1 N operators."""
     for layers in (16, 64, 256, 1024):
         budget = math.ceil(2 * math.sqrt(layers))
         assert linear_recomputations(layers, budget, DTR()) < 1.1 * layers
 
 
 def test_recomputations_of_linear_network_grow_without_jumps() -> None:
-    """Each unit of memory less costs a little more, from full memory down to O(log N)."""
+    """Less memory never saves recomputations, and no step of the curve is steep.
+
+    The curve begins with memory for all values, and ends with memory for about log2(N).
+    """
     layers = 128
     again = functools.partial(linear_recomputations, layers, policy=DTR())
     curve = {budget: again(budget) for budget in (7, 9, 12, 16, 23, 32, 45, 64, 90, 128)}
@@ -123,7 +127,7 @@ def test_revolve_and_chen_costs_equal_published_figures() -> None:
 
 @functools.cache
 def _revolve(layers: int, slots: int) -> int:
-    """Return the cost by the recurrence over the position of the next checkpoint."""
+    """Return Revolve's cost by trying all positions of the next checkpoint."""
     return _steps(layers, slots) - (layers - 1)
 
 

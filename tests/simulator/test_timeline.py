@@ -1,4 +1,7 @@
-"""Tests of the times of copies: small cases by hand, random cases by an independent computation."""
+"""Tests of the times of copies in simulated runs that swap.
+
+Small cases are computed by hand, random cases by code that is independent of the simulator.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def test_simulated_run_without_swap_has_no_transfers() -> None:
 def test_simulated_transfers_run_in_sequence_once_data_exist(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
-    """Computes the earliest possible times from the record and the bandwidths alone."""
+    """The test computes the earliest possible time of each copy from the bandwidths."""
     trace, budget = problem
     try:
         record = replay(trace, budget=budget, policy=DTR(), swap=swap)

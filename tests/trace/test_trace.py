@@ -1,4 +1,7 @@
-"""Tests of traces: valid, or refused with rule and position; cost and peak of simple traces."""
+"""Tests of traces: a faulty one is refused with the broken rule and the position of the fault.
+
+The cost and the peak of simple traces are known.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The zoo: architectures of transformers and diffusers with small random weights.
+"""The zoo: many architectures of the libraries transformers and diffusers, in small sizes.
 
-No weights are downloaded. Dropout is on in every architecture that has it.
+Weights are random; none are downloaded. Dropout is on in every architecture that has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network and a batch. `build` seeds all generators, so each call returns equal ones."""
+    """A network and a batch. `build` seeds all generators, so each call returns equal values."""
 
     name: str
     family: str

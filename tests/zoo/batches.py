@@ -1,4 +1,4 @@
-"""Small random batches for the networks of the zoo."""
+"""Small random batches for the networks of the zoo (`architectures`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Compare one planned training step of an architecture with a plain one.
+"""Compare one training step of a planned model (`rekindle.plan`) with a step in plain PyTorch.
 
-The model itself is planned, with all its results, and differentiated like the plain model. The
-budget is ample, or the constants and a part of the plain run's activation memory. If there is no
-plan within it, the smallest feasible budget is used.
+The planned model returns all results of the model, and the loss is computed outside of it. The
+budget is ample, or it is the constants (such as weights) and a part of the activation memory. If no
+plan fits, the smallest budget with a plan is used.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tests.zoo.runs import step_of, training_step
 
 FRACTION = 0.4
 MOST_BUDGETS = 8
-#: Memory that the budget reserves for values which `loss_of` makes outside of the plan. If the
-#: model returns a loss: `OF_A_LOSS` bytes for its mean. Else: `TIMES_RESULTS` times the size of the
-#: results, for their squares and gradients.
+#: Memory that the budget reserves for values that `loss_of` computes outside of the plan. If the
+#: model returns a loss, it is `OF_A_LOSS` bytes, for the mean. If not, it is `TIMES_RESULTS` times
+#: the size of the model's results, for their squares and gradients.
 OF_A_LOSS, TIMES_RESULTS = 1_000, 4
 
 Verdict = Literal["same", "refused", "differs", "over budget", "failed"]
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plain:
-    """The results of a plain step and the memory that it needs."""
+    """The results of a step in plain PyTorch, and the memory that the step needs."""
 
     wanted: dict[str, Any]
     measured: Measured

@@ -1,8 +1,8 @@
-"""Run one training step of an architecture plainly twice, then within a budget, and compare.
+"""Compare a training step of an architecture within a budget with two runs in plain PyTorch.
 
-The budget is the constants and a part of the plain run's activation memory. If that is infeasible,
-`OutOfBudget` suggests a larger budget, which is tried from a fresh start. From the third try on,
-the budget grows by at least a twentieth of the activation memory.
+The budget is the constants (such as weights) and a part of the activation memory of the plain step.
+If that is too small, the step starts again within the larger budget that `OutOfBudget` suggests.
+From the third start on, the budget grows by at least a twentieth of the activation memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def fraction(self) -> float:
-        """Return the budget above the constants, as a fraction of the plain activations."""
+        """Return which part of the plain step's activation memory the budget allows."""
         return (self.budget - self.constants) / (self.plain_peak - self.constants)
 
     @property
@@ -83,14 +83,14 @@ def step_of(model: nn.Module, loss_now: Callable[[], torch.Tensor]) -> Callable[
 
 
 def compare(program: Program, fraction: float = FRACTION) -> Row:
-    """Run `program` plainly twice, then within the budget or the smallest feasible one."""
+    """Run `program` twice in plain PyTorch, then within a budget or the smallest that works."""
     watch = Watch()
     step = program()
     with watch:
         result = step()
         gc.collect()
     wanted, met = everything(result), watch.alive
-    # includes buffers that no operator reads
+    # count all buffers, also those that no operator reads
     watch.count([*result[1].parameters(), *result[1].buffers()])
     measured = Measured(watch.peak + watch.alive - met, watch.alive)
     parameters = sum(p.numel() for p in result[1].parameters())
@@ -98,7 +98,7 @@ def compare(program: Program, fraction: float = FRACTION) -> Row:
     again: list[Any] = []
     taken = allocated(lambda: again.append(program()()))  # includes the workspace of convolutions
     unstable = tuple(differing(everything(again.pop()), wanted))
-    enough = 1.05 * max(measured.peak, taken.peak)  # recipes keep one or two constants longer
+    enough = 1.05 * max(measured.peak, taken.peak)  # a budget holds one or two constants longer
     budget, refused = measured.budget(fraction), []
     while budget <= enough:
         step, inside = program(), Watch(resized=True)

@@ -1,6 +1,6 @@
-"""Tests of one planned training step of each architecture: equal bits, or a refusal with reason.
+"""Tests of one training step of planned models of the zoo: equal bits, or an error with a reason.
 
-These tests run the architectures that once differed, and one of each of some families.
+The tests run the architectures that once differed, and the first one of some families.
 `scripts/bench zoo --planned` runs all.
 """
 
@@ -14,8 +14,8 @@ from tests.helpers import sampled
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.planned import FRACTION, by_plan, plainly
 
-#: Architectures that once differed, each for its own cause: a mask, a result without a gradient,
-#: another code path for compilers.
+#: Architectures whose plans once gave other bits, each for another reason: a mask, a result without
+#: a gradient, another code path for compilers.
 ONCE_DIFFERENT = ("UNet2DModel", "segformer ForSemanticSegmentation", "mamba ForCausalLM")
 BY_NAME = {each.name: each for each in ALL_ARCHITECTURES}
 

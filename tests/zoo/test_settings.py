@@ -1,4 +1,8 @@
-"""Tests of architectures with adapters, checkpointing, tied or frozen weights, changing lengths."""
+"""Tests of a training step of zoo models in other settings: equal bits within a budget.
+
+The settings are adapters, checkpointing, tied or frozen weights, attention kernels, autocast, and
+batches of changing length.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +188,7 @@ def test_zoo_model_with_new_length_each_step_matches_pytorch(name: str) -> None:
 
 
 def test_zoo_comparison_reports_small_difference_in_one_result() -> None:
-    """The test changes the model's forward pass slightly while a budget is active."""
+    """The test's model computes something slightly different while a budget is active."""
     from rekindle import budget
 
     def build() -> Callable[[], Any]:

@@ -1,7 +1,7 @@
-"""Tests of one training step of each architecture within 30 % of its activation memory: equal bits.
+"""Tests of a training step of each architecture within 30 % of its activation memory: equal bits.
 
-Some of each family always run, a random sample runs among the slow tests, and all run with
-`scripts/sweep tests` or `scripts/bench zoo`.
+The first architecture of each family always runs. A random sample runs among the slow tests. All
+run with `scripts/sweep tests` or `scripts/bench zoo`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.helpers import WHOLE
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.runs import compare, training_step
 
-#: Architectures that differ when run twice in plain PyTorch, and why. An architecture that becomes
-#: deterministic must be removed.
+#: Architectures that give different bits when run twice in plain PyTorch, and why. Remove one when
+#: it becomes deterministic.
 UNSTABLE = {
     "reformer ForMaskedLM": "every layer takes a new seed from the system, by torch.seed()",
 }

@@ -27,7 +27,10 @@ from tests.pytorch.sweep._results import RESULTS, results, write_results
 @click.option("--evict", type=click.Choice(get_args(Evict)), default="auto", show_default=True)
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
 def main(programs: int, seed: int, longest: int, evict: Evict, save: bool) -> None:
-    """Run random programs plainly and within budgets; print a short program for each difference."""
+    """Run random programs in plain PyTorch and within budgets, and compare them.
+
+    For each program that differs, print a shorter program that differs, too.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     gc.freeze()
@@ -61,7 +64,7 @@ def main(programs: int, seed: int, longest: int, evict: Evict, save: bool) -> No
 
 
 def _continued(seed: int, found: dict[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
-    """Return the saved tally if it ended at `seed` with the same commit."""
+    """Add the saved counts of an earlier run, if it ended at `seed` and at the same commit."""
     first, last = seed, seed + found["tried"] - 1
     before = results().get("programs", {})
     commit = _common.conditions()["commit"]

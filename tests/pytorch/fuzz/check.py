@@ -1,4 +1,7 @@
-"""Compare a program in plain PyTorch with itself within budgets, and shorten a failing one."""
+"""Compare a program in plain PyTorch with the same program within budgets.
+
+A program that fails is shortened.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,16 @@ def complaint(
     *,
     evict: Evict = "auto",
 ) -> str:
-    """Return the complaint about `program`, or "". `excepted` counts omitted checks.
+    """Compare three runs of `program`. Return the complaint about them, or "".
 
-    The program runs in plain PyTorch. Next, it runs with everything evicted before every operator,
-    and at last within a budget. `tightness` 1.0 is the smallest feasible budget, 0.0 the plain
-    peak.
+    The program runs in plain PyTorch, then with everything evicted before every operator, and then
+    within a budget.
+
+    Args:
+        program: The program to run.
+        tightness: 1.0 for the smallest budget that works, 0.0 for the memory peak of plain PyTorch.
+        excepted: Gets the number of differences that are no complaint, by reason (`wanted`).
+        evict: The argument of `rekindle.budget`.
     """
     wanted = Wanted(program)
     excepted = Counter() if excepted is None else excepted
@@ -58,7 +66,7 @@ class Watched:
     def __init__(self, nbytes: int, evict: Evict = "auto") -> None:
         self.tracker = Tracker(resized=True)
         self.nbytes = nbytes
-        self.peak = 0  #: the peak until the budget ends, when all evicted values are recomputed
+        self.peak = 0  #: the peak before the end of the budget, which recomputes evicted values
         self._budget = budget(f"{nbytes}B", evict=evict)
 
     def __enter__(self) -> Run:
@@ -89,7 +97,7 @@ def _complaint_within(
         context.run._driver.engine.check()
     except OutOfBudget:
         raise
-    # includes the end of the budget
+    # the error may also come from the end of the budget
     except (AssertionError, KeyError, IndexError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     space.clear()
@@ -140,7 +148,7 @@ def shortened(program: Program, wrong: Callable[[Program], bool]) -> Program:
 
 
 def report(program: Program, tightness: float, *, evict: Evict = "auto") -> str:
-    """Return a shorter program that fails too, as a script, and the complaint about it."""
+    """Return a shorter program that also fails, as a script, and the complaint about it."""
 
     def wrong(candidate: Program) -> str:
         return complaint(candidate, tightness, evict=evict)

@@ -317,7 +317,7 @@ BACKWARD = (
     "({new},) = torch.autograd.grad({x}.sum(), {w}, create_graph=True)",
     "({new},) = torch.autograd.grad({x}.square().sum(), {y}, create_graph=True)",
     "({new},) = torch.autograd.grad({x}.sum(), {y})",
-    # otherwise PyTorch may crash
+    # `grad_fn` is read first, because PyTorch may crash otherwise
     "{x}.grad_fn; {x}.register_hook(lambda gradient: gradient * 0.5)",
     "{x}.retain_grad()",
     "{w}.grad = None",

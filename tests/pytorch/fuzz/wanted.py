@@ -1,9 +1,9 @@
-"""How PyTorch itself runs a program: plainly, and with modes and hooks that do nothing.
+"""Decide which results of a random program are right: those of PyTorch itself, in several ways.
 
-The memory tracker is a dispatch mode, and a budget uses saved-tensor hooks. PyTorch itself takes
-other code paths with either of them, so results of such runs are correct as well. Each reason below
-names the run that is then compared with: always a whole run, never single tensors of different
-runs.
+PyTorch itself takes other code paths within a dispatch mode (such as a memory tracker) and with
+saved-tensor hooks (which a budget uses), also if these do nothing. So results of such runs are
+right as well. The reasons below say when such a run is compared with. It is always a whole run,
+never single tensors of different runs.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ class Wanted:
         self.memory_afterwards = alive(tracker)
 
     def differing(self, got: dict[str, Any]) -> tuple[list[str], str]:
-        """Return the names in `got` that match no allowed run, and the reason of a match.
+        """Compare the results `got` with those of the runs of PyTorch itself.
 
-        The reason is empty if `got` matches the plain run.
+        Returns:
+            The names of results that differ from each of these runs, and the reason why `got` may
+            equal another run than the plain one; "" if it equals the plain run.
         """
         names = differing(got, self.plain)
         if not names:
@@ -67,7 +69,7 @@ class Wanted:
         return ([], reason) if reason and not differing(got, other) else (names, "")
 
     def _other(self, error: str) -> tuple[str, dict[str, Any]]:
-        """Return the run to compare with if a run raised `error` and the plain run did not."""
+        """Return the reason and the run to compare with, if a run with a budget raised `error`."""
         plain = self.plain["error"]
         if "detached in-place" in plain:
             return DETACHED, self._below_hooks(check=True)
@@ -111,7 +113,7 @@ def _doing_nothing(*, check: bool) -> Iterator[None]:
 
 
 def alive(tracker: Tracker) -> int:
-    """Return the bytes that a program left in memory, including cycles that cannot be collected."""
+    """Return the bytes that a program left in memory, also those in uncollectable cycles."""
     if tracker.alive:
         gc.collect()
     return tracker.alive

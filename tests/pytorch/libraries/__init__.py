@@ -1,1 +1,1 @@
-"""Programs that train models of other libraries, plainly and within budgets."""
+"""Programs that train models of other libraries, in plain PyTorch and within budgets."""

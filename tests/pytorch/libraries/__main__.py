@@ -25,7 +25,10 @@ SECONDS = 900  # seconds for one program with all budgets, on a busy machine
 @click.option("--architectures", "all_of_them", is_flag=True, help="Those of transformers.")
 @click.option("--here", default="", metavar="NAME", help="This program, in this process.")
 def main(only: tuple[str, ...], lists: bool, all_of_them: bool, here: str) -> None:
-    """Train each program plainly, measured, and at 0.7 and 0.45 of its peak; compare the bits."""
+    """Run each program in plain PyTorch, and within 0.7 and 0.45 of its memory peak.
+
+    The results of all runs must have equal bits.
+    """
     if here:
         _judge_here(here)
         return

@@ -36,7 +36,7 @@ class Outcome:
 
 
 def judge(name: str, program: Program, shares: Sequence[float] = SHARES) -> Outcome:
-    """Run `program` plainly twice, within `budget(None)`, and within shares of its peak."""
+    """Run `program` twice in plain PyTorch, within `budget(None)`, and within parts of its peak."""
     outcome = Outcome(name)
     _, plain = _run(program, nullcontext())
     _, again = _run(program, nullcontext())
@@ -50,7 +50,7 @@ def judge(name: str, program: Program, shares: Sequence[float] = SHARES) -> Outc
             try:
                 run, found = _run(program, rekindle.budget(amount))
             except rekindle.OutOfBudget as error:
-                # An error that a library replaced suggests no budget.
+                # If a library replaced the error by its own, it may suggest no larger budget.
                 amount = max(error.worth_trying, int(amount * (1.02 if start < 6 else 1.2)))
                 continue
             _compare(outcome, f"within {amount}", plain, found)

@@ -1,6 +1,7 @@
 """Run random programs: `python -m tests.pytorch.scenes --programs 3000`.
 
-With `--mode peak` each program gets its plain peak and a few percent, and must not need more.
+With `--mode peak` each budget is the memory peak of plain PyTorch and a few percent, which must be
+enough.
 Programs run in processes of their own, some at a time. A program that hangs, exhausts memory or
 ends its process is a complaint about its seed.
 """
@@ -32,7 +33,7 @@ AT_A_TIME = 25
 @click.option("--mode", "only", multiple=True, type=click.Choice(list(MODES)), help="Only these.")
 @click.option("--here", is_flag=True, help="In this process, for a debugger.")
 def main(programs: int, seed: int, modes: int, only: tuple[str, ...], here: bool) -> None:
-    """Run random programs plainly and within budgets; print those with a wrong result."""
+    """Run random programs in plain PyTorch and within budgets; print those with a wrong result."""
     if here:
         _play_here(range(seed, seed + programs), modes, only)
         return

@@ -1,4 +1,4 @@
-"""Run a scene plainly and within budgets, and report differences."""
+"""Run a scene (a kind of random program) in plain PyTorch and within budgets, and compare them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.pytorch.scenes.world import World
 ROOMY: Final = 1 << 32
 MOST_ATTEMPTS: Final = 60
 
-#: A budget of the plain peak times `SLACK_SHARE`, plus `SLACK_BYTES`, must suffice. The plain peak
-#: is too little, because a budget also counts generator states and copies by NumPy, which PyTorch's
-#: allocator does not make.
+#: A budget of `SLACK_SHARE` times the plain peak, plus `SLACK_BYTES`, must suffice. The plain peak
+#: alone may not, because it does not include generator states and copies by NumPy, which a budget
+#: counts.
 SLACK_SHARE: Final = 1.08
 SLACK_BYTES: Final = 160 << 10
 
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
-    """Run the program of `seed`; plainly without a mode.
+    """Run the program of `seed` within a budget, or in plain PyTorch if `mode` is None.
 
     Raises:
         rekindle.OutOfBudget: The amount is too small.

@@ -1,4 +1,4 @@
-"""Draw the parts of a scene, and collect its results. The same seed draws the same program."""
+"""Draw the parts of a scene (a kind of random program) from a seed, and collect its results."""
 
 from __future__ import annotations
 

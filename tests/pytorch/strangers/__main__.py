@@ -31,9 +31,11 @@ MOST_RESTARTS = 40
 @click.option("-k", "chosen", default="", help="Only tests whose names have this in them.")
 @click.option("--write", is_flag=True, help="Write the failures into the list of expected ones.")
 def main(files: tuple[Path, ...], ways: tuple[str, ...], chosen: str, write: bool) -> None:
-    """Run each test plainly, within a budget, with everything evicted, and at 60 % of its peak.
+    """Run each test in plain PyTorch, and then in three ways within a budget.
 
-    Tests that pass plainly must pass in each way. Known exceptions are in
+    The ways are a budget without a limit, one that evicts everything before each operator, and one
+    of 60 % of the test's peak. Tests that pass in plain PyTorch must pass in each way. Known
+    exceptions are in
     tests/pytorch/strangers/expected with the reason. That list may only shrink.
     """
     there = [file for file in files if file.is_file()]

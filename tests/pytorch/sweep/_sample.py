@@ -1,4 +1,4 @@
-"""Run a call with its arguments plainly and with everything recomputed, and compare."""
+"""Run a call in plain PyTorch and with everything recomputed, and compare the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Program:
 @final
 @dataclass(frozen=True)
 class Sample(Case):
-    """A case that runs plainly and with everything recomputed, and explains a difference."""
+    """A case that compares plain PyTorch with a run that recomputes everything."""
 
     build: Callable[[], Program]
     twice: bool = False  #: True if the sample is differentiated twice

@@ -38,7 +38,7 @@ class Case(abc.ABC):
 
     @abc.abstractmethod
     def judge(self) -> Verdict:
-        """Run the case plainly and with recomputation, and return the verdict."""
+        """Run the case in plain PyTorch and with recomputation, and return the verdict."""
 
     def __str__(self) -> str:
         return f"{self.entry}: {self.name}"

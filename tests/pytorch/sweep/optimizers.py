@@ -41,7 +41,7 @@ def _cases(info: OptimizerInfo, few: int | None) -> Iterator[Case]:
 @final
 @dataclass(frozen=True)
 class Training(Case):
-    """A model trained plainly, and within a part of the activation memory."""
+    """A model that is trained in plain PyTorch, and within a part of its activation memory."""
 
     info: OptimizerInfo
     options: dict[str, Any]

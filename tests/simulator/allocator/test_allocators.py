@@ -131,7 +131,7 @@ def test_expandable_allocator_maps_pages_at_lowest_gap() -> None:
 
 
 def test_expandable_allocator_prefers_block_that_cannot_grow() -> None:
-    """The last of two large blocks can grow into unmapped memory, so it counts as unlimited."""
+    """The block at the end can grow into unmapped memory, so it is kept for larger requests."""
     expandable = Expandable()
     blocks = [given_out(expandable, nbytes * MIB) for nbytes in (9, 5, 4)]
     # 9 MiB; the block at the end has 2 MiB and all memory that can be mapped
@@ -140,9 +140,9 @@ def test_expandable_allocator_prefers_block_that_cannot_grow() -> None:
 
 
 def test_eviction_for_expandable_allocator_frees_cheapest_pages() -> None:
-    """Four pages of one block each.
+    """Each of four blocks has one page. A request for two pages may use any two of them.
 
-    A request for two pages may use any two, because pages can move.
+    The allocator can map free pages next to each other, so the two cheapest are evicted.
     """
     losses = (1.0, 5.0, 2.0, 6.0)
     expandable = Expandable(limit=80 * MIB)
@@ -221,10 +221,7 @@ SIZES = st.one_of(
 def test_allocator_keeps_invariants_on_random_requests(
     kind: type[Native | Expandable], steps: list[int], limit: int | None
 ) -> None:
-    """A positive number is a request.
-
-    A negative number frees the block made so many requests before.
-    """
+    """A positive number in `steps` requests so many bytes. A negative number frees some block."""
     allocator = kind(limit)
     living: list[Block] = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""Tests of the search for adjacent blocks with the least eviction cost ("window")."""
+"""Tests of the search for the cheapest window: adjacent blocks to evict, so that a request fits."""
 
 from __future__ import annotations
 

@@ -38,15 +38,14 @@ LOG = """\
 
 def test_dtr_log_is_read_as_its_authors_define() -> None:
     trace = dtr.read(LOG.splitlines())
-    assert trace.storages == (8, 4, 8)  # w, a, and the new copy of all of w that add_ writes
+    assert trace.storages == (8, 4, 8)  # w, a, and a copy of w, which add_ makes in their format
     assert [(op.name, op.cost, op.is_backward) for op in trace.ops] == [
         ("constant", 0, False),
         ("split", 5, False),
         ("add_", 7, True),
     ]
     assert trace.values == (0, 1, 0, 2)
-    # The log ends by reading w, and a under the names b and v, but not the new v, whose name a
-    # has.
+    # At the end the program reads w, and a by its names b and v (COPY_FROM let v name a).
     assert [event.value for event in trace.events if isinstance(event, Pin)] == [0, 1]
     assert keep_all_peak(trace) == 20
     released = [event.value for event in trace.events if isinstance(event, Release)]
