@@ -128,7 +128,7 @@ class _Recorder:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give the tests an own cache folder, which the processes that they start inherit."""
+    """Give the tests a cache folder of their own, also in processes that they start."""
     os.environ["REKINDLE_CACHE"] = str(own_cache(tmp_path_factory.mktemp("cache")))
 
 

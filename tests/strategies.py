@@ -42,7 +42,7 @@ def traces(draw: st.DrawFn, *, longest: int = 24) -> Trace:
 
 @st.composite
 def problems(draw: st.DrawFn, *, longest: int = 24) -> tuple[Trace, int]:
-    """Draw a trace, and a budget between the largest operator's need and the keep-all peak."""
+    """Draw a trace, and a budget between the need of its largest operator and its plain peak."""
     trace = draw(traces(longest=longest))
     low, high = largest_need(trace), keep_all_peak(trace)
     return trace, draw(st.integers(min(low, high), high))

@@ -1,4 +1,4 @@
-"""Tests of the rules of the source layout: allowed imports, no cycles, short files, light import.
+"""Tests of the rules of the source layout: allowed imports, no import cycles, short files.
 
 Each rule is a function from a tree of files to complaints. It runs on the real tree, and on small
 trees with one planted fault each, which show that the rule can fail.
@@ -40,7 +40,7 @@ ALLOWED = {
     "engine": SHARED | {"trace", "schedule", "policies"},
     "native": {"_cache"},  # compiles and loads extensions; callers know their contents
     "simulator": SHARED | {"trace", "schedule", "policies", "engine", "native"},
-    # Neither engine nor simulator: a planner must not judge itself.
+    # Neither engine nor simulator: these check plans, so a planner must not depend on them.
     "planners": SHARED | {"trace", "schedule", "policies.swap"},
     # From planners only data: the result, and the operations and costs of a chain. From report
     # only the data that `run.report()` returns. The simulator computes the budget that a rehearsed

@@ -23,10 +23,9 @@ def join(rank: int, ranks: int, folder: str, wait: timedelta = timedelta(seconds
 def leave() -> NoReturn:
     """Destroy the process group and end this process with exit code 0.
 
-    The interpreter must not finalize: gloo's thread frees tensors of a collective at any later
-    time, and if it then needs the GIL of an interpreter that is ending, the process aborts
-    ("terminate called without an active exception"). Of plain PyTorch's jobs of four ranks one in
-    ten did.
+    The interpreter must not finalize. gloo's thread may free tensors of a collective later. If it
+    then needs the GIL of an interpreter that is ending, the process aborts ("terminate called
+    without an active exception"). In plain PyTorch, one in ten jobs of four ranks did.
     """
     dist.barrier()
     dist.destroy_process_group()

@@ -42,7 +42,7 @@ class _Trainer:
 
 
 def _growing(rank: int) -> dict[str, Any]:
-    """Train from a budget where the second rank recomputes up to one where it does not."""
+    """Train with budgets that grow, until the second rank no longer recomputes."""
     expected = _Trainer(rank, collective=True)
     with rekindle.budget.unlimited() as run:
         for _ in range(STEPS):
@@ -79,7 +79,7 @@ def _from(rank: int, number: int) -> tuple[int]:
 
 
 def _repeated(rank: int) -> dict[str, Any]:
-    """Repeat a step without collectives on both ranks, since the second ran out of budget."""
+    """Repeat a step on both ranks, because the second rank ran out of budget."""
     trainer, failures = _Trainer(rank, collective=False), 0
     with rekindle.budget(200_000, evict="saved") as run:
         while True:

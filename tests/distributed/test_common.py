@@ -1,4 +1,7 @@
-"""Tests of one budget for all ranks: the smallest of their amounts, or an error on every rank."""
+"""Tests of `distributed.common_budget`: all ranks get one budget, the smallest of their amounts.
+
+If that is too small for one rank, every rank raises `OutOfBudget`.
+"""
 
 from __future__ import annotations
 

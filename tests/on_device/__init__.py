@@ -1,1 +1,1 @@
-"""Tests for a real device within ten minutes (`scripts/on_device`), and a CPU rehearsal of them."""
+"""Tests for a real device that take ten minutes (`scripts/on_device`), rehearsed on a CPU."""

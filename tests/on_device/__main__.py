@@ -1,4 +1,4 @@
-"""Run the device stages and write their findings as JSON and as an HTML page.
+"""Run the stages (groups of device tests) and write their findings as JSON and as an HTML page.
 
 Each stage has a process of its own with a time limit, because a CUDA error cannot be undone within
 its process. Findings are written line by line, so findings of a stage that runs out of time are

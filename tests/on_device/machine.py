@@ -1,4 +1,4 @@
-"""A device, or the CPU in its place: its memory, its time, and programs trained on it."""
+"""A device, or the CPU in its place: measure the memory and the time of programs on it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Took:
     run: Any = None
 
     def budget(self, share: float) -> int:
-        """Return the constant memory plus the fraction `share` of the temporary memory (bytes)."""
+        """Return a budget: the constant memory, and a fraction `share` of the temporary memory."""
         return self.constant + int(share * (self.peak - self.constant))
 
 
@@ -98,7 +98,7 @@ class Machine:
         raise RuntimeError(f"the smallest budget grew too often: {refusals}")
 
     def timed(self, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-        """Return the milliseconds of each of `count` steps, and the host's share of them."""
+        """Return the milliseconds of each of `count` steps, and the host's part (a fraction)."""
         times, host = [], 0.0
         for _ in range(count):
             self.synchronize()

@@ -56,16 +56,16 @@ def facts(machine: Machine) -> Iterator[Line]:
 
 
 def bits(machine: Machine, part: slice = slice(None)) -> Iterator[Line]:
-    """Train each program without a budget twice, and within budgets.
+    """Train each program twice without a budget, and then within budgets.
 
-    If the two plain runs have equal bits, the runs within budgets must have them too.
+    If the two runs without a budget have equal bits, the runs within budgets must have the same.
     """
     for name, program in [*programs.programs(machine)][part]:
         yield from _each(machine, name, program)
 
 
 def alone(machine: Machine, name: str, program: Program) -> Iterator[Line]:
-    """Check the bits of one program, which must recompute something unless it is refused."""
+    """Check the bits of one program. A budget must recompute something, or raise `Unsupported`."""
     found: list[Line] = []
     for line in _each(machine, name, program):
         found.append(line)
@@ -291,7 +291,8 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
     return same([local(t) for t in one], [local(t) for t in other])
 
 
-#: Stages that compare bits although operators of their programs sum in any order by default.
+#: Stages that compare bits, and so need deterministic algorithms: some operators of their programs
+#: otherwise sum in any order.
 _SETTLED = ("in place", "memory", "swap")
 
 
@@ -302,9 +303,9 @@ class Stage:
 
     Attributes:
         run: Yields its findings.
-        seconds: Its share of the time on a device.
+        seconds: Its part of the ten minutes.
         timed: True if nothing else may run at the same time.
-        settings: Settings of the allocator, with a process for each.
+        settings: Settings of PyTorch's allocator; the stage runs once for each, in a process.
         on_cpu: True if it has findings without a device.
     """
 

@@ -1,4 +1,4 @@
-"""Measure times on a device: steps in the memory of a smaller batch, and the host's share."""
+"""Measure times on a device: of steps in the memory of a smaller batch, and of the host's work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def speed(machine: Machine, *, bf16: bool) -> Iterator[Line]:
-    """Measure rows a second in the memory that plain PyTorch needs for the smaller batch."""
+    """Measure rows per second of a larger batch, in the memory that a smaller one needs."""
     warm, count = machine.size(2, 1), machine.size(6, 2)
     for name, (make, how, rows, sequence, times) in workloads.SPEED.items():
         rows = machine.size(rows, 2)
@@ -128,7 +128,7 @@ def _measured(
 
 
 def calls(machine: Machine) -> Iterator[Line]:
-    """Measure the host's time per call (us): plain, in a budget, and with a second stream."""
+    """Measure the host's time per operator call (us): plain, in a budget, with a second stream."""
     repeats = machine.size(2000, 50)
     size = 256
     x = torch.randn(size, size, device=machine.kind, requires_grad=True)
@@ -161,7 +161,7 @@ def calls(machine: Machine) -> Iterator[Line]:
 
 
 def _us(machine: Machine, call: Callable[[], object], repeats: int) -> float:
-    """Return the least of three times (us a call); synchronizes only between them."""
+    """Return the smallest of three measured times of a call in us."""
     best = float("inf")
     for _ in range(3):
         machine.synchronize()

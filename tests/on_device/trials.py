@@ -1,4 +1,7 @@
-"""Check convolutions whose kernels cuDNN chooses by time: one trial, then recomputation."""
+"""Check convolutions whose kernels cuDNN chooses by measured times.
+
+They are recomputed if a trial (a second run at the first call) gives equal bits.
+"""
 
 from __future__ import annotations
 

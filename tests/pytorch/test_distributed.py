@@ -1,7 +1,8 @@
 """Tests of budgets under `DistributedDataParallel` and `fully_shard`, on gloo.
 
-All programs of one number of ranks run in one group of processes. Each rank compares losses and
-weights after two steps bit for bit with a run without a budget, and the number of collectives.
+All programs that need the same number of ranks run in one group of processes. Each rank compares
+losses and weights after two steps bit for bit with a run without a budget. It also compares the
+number of collectives.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class ContextParallel(Network):
 
 
 class Pipelined(nn.Module):
-    """The layers of this rank in a pipeline; a schedule sends several micro-batches at a time."""
+    """The layers of this rank in a pipeline, through which a schedule sends micro-batches."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class Pipelined(nn.Module):
         return torch.stack(losses).sum().detach()
 
 
-SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # as a share of the activations
+SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # model, part of activation memory
     "ddp": (_ddp(), 0.5),
     "ddp, bucket views": (_ddp(gradient_as_bucket_view=True), 0.5),
     "ddp, static graph": (_ddp(static_graph=True), 0.5),
@@ -285,7 +286,7 @@ def train(name: str, budget: int | None) -> Trained:
             optimizer.step()
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in network.parameters()]
     talk = ("c10d::", "_c10d_functional::", "fsdp::")
-    waiting = "_c10d_functional::wait_tensor"  # for a running process, at each poll
+    waiting = "_c10d_functional::wait_tensor"  # not compared: it is called until a collective ends
     collectives = Counter(
         {k: n for k, n in watch.operators.items() if k.startswith(talk) and k != waiting}
     )
@@ -322,7 +323,7 @@ def work(rank: int, ranks: int, folder: str, names: list[str]) -> None:
     for name in names:
         try:
             found[name] = judged(name)
-        except Exception as error:  # the other ranks wait for this one, so they time out as well
+        except Exception as error:  # the other ranks wait for this one, until they time out
             found[name] = {"error": repr(error)}
             break
     torch.save(found, Path(folder) / f"{rank}.pt")

@@ -1,7 +1,7 @@
 """Tests of FSDP2 with its default `reshard_after_forward=True`, in a group of one rank.
 
 FSDP frees the gathered parameters of a unit after its forward pass, and gathers them again before
-its backward pass. Only then values computed from them can be recomputed.
+its backward pass. Values computed from them can be recomputed only while they are gathered.
 tests/pytorch/test_distributed.py has several ranks.
 """
 
@@ -68,10 +68,10 @@ class Checkpointed(Unit):
 
 
 class Leaking(Unit):
-    """A unit that stores a loss as an attribute.
+    """A unit that stores a loss as an attribute, from which a backward pass starts as well.
 
-    If the loss is computed after the result, its backward pass comes first. FSDP has not gathered
-    the parameters then, although the backward pass depends on them.
+    If that loss is computed after the unit's result, its backward pass comes first. FSDP has not
+    gathered the parameters then, but the backward pass needs values computed from them.
     """
 
     def __init__(self, *, after: bool) -> None:
@@ -111,7 +111,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def steps(build: Callable[[], nn.Module], one: Callable[[nn.Module, Tensor], Tensor]) -> Program:
-    """Return a program of two steps, each of which calls `one` and the optimizer."""
+    """Return a program of two training steps, whose forward and backward passes `one` makes."""
 
     def program() -> Callable[[], object]:
         model, x = build(), torch.randn(ROWS, WIDTH)
@@ -174,7 +174,7 @@ def between_evaluations(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def overwritten_between(model: Any, x: Tensor) -> Tensor:
-    """Overwrite the result of a unit after the next unit, which computed from a copy."""
+    """Overwrite the result of a unit in place, after the next unit has read a copy of it."""
     first, *others = model
     result = first(x)
     for unit in others:
@@ -225,7 +225,7 @@ def test_fsdp_with_eviction_at_every_operator_matches_pytorch(name: str) -> None
 
 @pytest.mark.slow
 def test_fsdp_with_learned_plans_matches_pytorch() -> None:
-    """A plan recomputes values early, but not before their parameters are gathered."""
+    """A plan lets values be recomputed early, but not before FSDP gathers their parameters."""
 
     def run(budget: int | None) -> list[Tensor]:
         torch.manual_seed(7)
@@ -280,7 +280,7 @@ def within(budget: int | None) -> Any:
 def backward_after(
     change: Callable[[Any], None], budget: int | None, *, gathered_before: bool = True
 ) -> list[Tensor]:
-    """Return the gradients if `change` runs between forward and backward pass."""
+    """Run forward pass, `change(model)` and backward pass within `budget`; return the gradients."""
     model = units(gathered_before=gathered_before)
     x = torch.randn(ROWS, WIDTH)
     with within(budget) as run:
@@ -300,7 +300,7 @@ def step_of_an_optimizer(model: Any) -> None:
 
 
 def exchanged_values(model: Any) -> None:
-    """Change contents but not their sum, in a way that no version counter shows."""
+    """Change contents but not their sum, without a change of version counters."""
     for parameter in model.parameters():
         local = parameter.to_local().detach()
         local.numpy()[...] = local.flip(0).numpy()
@@ -319,9 +319,9 @@ def changed_and_changed_back(model: Any) -> None:
 def test_fsdp_weights_changed_before_backward_raise_unsupported(
     change: Callable[[Any], None],
 ) -> None:
-    """Plain PyTorch uses the new parameters and the old activations.
+    """Plain PyTorch continues with the new parameters and the old activations.
 
-    Within a budget, the old activations cannot be recomputed.
+    Within a budget, old activations that were evicted cannot be recomputed.
     """
     evicting_always()
     with pytest.raises(rekindle.Unsupported, match="has other contents than in the forward pass"):
@@ -329,7 +329,7 @@ def test_fsdp_weights_changed_before_backward_raise_unsupported(
 
 
 def test_fsdp_parameters_changed_in_first_step_match_pytorch() -> None:
-    """With one rank FSDP copies the shards, and a copy can be recomputed in the first step."""
+    """In the first step, FSDP's gathered parameters are a copy, which Rekindle can recompute."""
     wanted = backward_after(step_of_an_optimizer, None, gathered_before=False)
     evicting_always()
     found = backward_after(step_of_an_optimizer, 1 << 30, gathered_before=False)
@@ -360,7 +360,7 @@ def test_fsdp_parameters_changed_back_match_pytorch() -> None:
 
 
 def test_fsdp_second_forward_uses_changed_parameters() -> None:
-    """The graph of the first forward pass, which read the old contents, still exists."""
+    """The graph of the first forward pass, which read the old parameters, still exists then."""
 
     def run(budget: int | None) -> list[Tensor]:
         model = units()
@@ -466,7 +466,7 @@ class Fails(nn.Module):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_fsdp_step_after_out_of_budget_matches_pytorch(backward: bool, inside: bool) -> None:
-    """A pass that raises `OutOfBudget` leaves parameters gathered; the next step reshards them."""
+    """After `OutOfBudget` in a pass, parameters are still gathered. The next step frees them."""
     torch.manual_seed(7)
     fails = Fails(backward=backward)
     model, x = sharded([Unit(), Nested(), fails, Unit()], inner=False), torch.randn(ROWS, WIDTH)
@@ -496,9 +496,9 @@ def test_fsdp_step_after_out_of_budget_matches_pytorch(backward: bool, inside: b
 
 
 def test_fsdp_out_of_budget_leaves_no_global_hook() -> None:
-    """A backward pass after the budget can raise too, when no code would remove a hook."""
+    """`OutOfBudget` may also come in a backward pass after the budget, whose end removes hooks."""
     model = sharded([Unit(), Unit()])
-    usual(model, torch.randn(ROWS, WIDTH))  # from here on FSDP knows the root module
+    usual(model, torch.randn(ROWS, WIDTH))  # FSDP finds its root module in the first step
     before = list(hooks._global_forward_pre_hooks)
     passes = InterruptedPasses()
     with passes.watch():

@@ -1,4 +1,4 @@
-"""Tests of random programs of single lines, and of those that once failed."""
+"""Tests of random programs of single lines (`fuzz`), also of stored programs that once failed."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ PINNED = {
     ),
 }
 
-#: By reason for a difference from the plain run, a program that shows it.
+#: For each reason why results may differ from plain PyTorch (`fuzz.wanted`): one such program.
 EXCEPTED = {
     MODE: ("v1 = w1.prod(0)", "v1.sum().backward()"),
     DETACHED: ("v1 = w3.exp()", "v2 = v1.log1p()", "v1.detach_()", "v2.sum().backward()"),
@@ -175,7 +175,7 @@ EXCEPTED = {
 }
 
 
-#: The reasons for which a budget acts like plain PyTorch, because a budget is no dispatch mode.
+#: The reasons that concern dispatch modes only: a budget is none, so it acts like plain PyTorch.
 AS_PLAIN = (MODE, EXCHANGED)
 
 
@@ -218,7 +218,7 @@ def test_fuzz_reports_and_shortens_program_with_planted_defect() -> None:
     lines = ("v0 = w1.exp()", "v1 = w2.tanh()", "held.append(v0)", "v1 = v1 * v1")
     program = Program(BUILD, (*lines, "v1.sum().backward()"))
     assert complaint(program, 0.0) == ""
-    with wrong_again(), cores.fixed_prices():  # else what is recomputed depends on measured times
+    with wrong_again(), cores.fixed_prices():  # with fixed costs, each run recomputes the same
         assert complaint(program, 0.0)
         short = shortened(program, lambda candidate: bool(complaint(candidate, 0.0)))
     assert short.step == (lines[1], "v1.sum().backward()")

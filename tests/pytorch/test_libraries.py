@@ -1,4 +1,7 @@
-"""Tests of the judge of programs of other libraries: it finds differences, and no others."""
+"""Tests of `libraries.judge`, which compares programs of other libraries with and without budgets.
+
+It reports results that differ, and no others.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Tests of whole models within a budget against plain PyTorch, bit for bit, with a memory tracker.
 
-Each makes three optimizer steps in one `rekindle.budget(...)`. A budget is the constant memory and
-a fraction of the activation memory of the plain run. If that is infeasible, `OutOfBudget` suggests
-the smallest budget that gets past the failed operator. The test follows the suggestions, from a
-fresh start each time, until one works.
+Each test makes three optimizer steps in one `rekindle.budget(...)`. The budget is the constant
+memory (such as weights) and a fraction of the activation memory of plain PyTorch. If that is too
+small, `OutOfBudget` suggests the smallest budget that gets past the failed operator. The test
+follows the suggestions, from a fresh start each time, until one works.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def plainly(case: Case) -> Plain:
 
 @dataclass(frozen=True)
 class Within:
-    """The result of a run within a budget, and the smaller budgets that were refused before."""
+    """The result of a run within a budget, and the budgets that were too small before."""
 
     budget: int
     outcome: dict[str, Tensor]
@@ -162,10 +162,10 @@ def with_workspaces(case: Case) -> int:
 
 @each_case
 def test_sample_model_in_ample_budget_evicts_nothing(case: Case) -> None:
-    # One percent above plain PyTorch, because recipes keep a constant, such as the zero that a sum
-    # starts from, a little longer than autograd does.
+    # One percent above plain PyTorch, because Rekindle holds a constant, such as the zero that a
+    # sum starts from, a little longer than autograd does.
     room = max(plainly(case).measured.budget(1.01), int(1.01 * with_workspaces(case)))
-    within(case, room)  # measure the workspaces of operators, so that none is estimated
+    within(case, room)  # measures the workspaces of operators, so that none is estimated below
     trained = within(case, room)
     assert (trained.refused, trained.evictions, trained.recomputations) == ((), 0, 0)
 
@@ -181,7 +181,7 @@ def test_sample_model_with_each_policy_matches_pytorch(case: Case, policy: Polic
 
 
 def test_comparison_of_models_detects_one_changed_bit() -> None:
-    """The compared results differ in a value, in the last bit of a value, or in the dtype."""
+    """It also detects another dtype, and -0.0 in place of 0.0."""
     one = {"loss 0": torch.tensor([1.0, 2.0]), "generator": torch.tensor([3])}
     last_bit = torch.nextafter(one["loss 0"], torch.tensor(9.0))
     assert differing(dict(one), one) == []

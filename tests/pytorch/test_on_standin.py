@@ -1,4 +1,8 @@
-"""Tests of the code for CUDA on a stand-in device: bits, allocator bytes, and all needed waits."""
+"""Tests of the code for CUDA on a stand-in device, a simulation that needs no GPU.
+
+They check that results have equal bits, that the allocator stays within the budget, and that
+streams wait for each other wherever they must.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ OVER = {"captured_in_between": 1.1}
 def _trains_the_same(
     extension: Path, programs: tuple[str, ...], modes: tuple[str, ...] = MODES
 ) -> None:
-    """Run each program in each mode; the allocator's peak must be within 2 % of the budget."""
+    """Run each program in some modes. Bits must be equal, and the peak at most 2 % over budget."""
     most = max(OVER.get(program, 1.02) for program in programs)
     # Some combinations, which contain each mode and each order of streams at least once.
     # `scripts/sweep tests` runs all combinations.
@@ -95,7 +99,7 @@ def test_simulated_cuda_with_all_evicted_matches_pytorch(extension: Path, progra
 
 @pytest.mark.slow
 def test_small_results_fit_into_full_budget(extension: Path) -> None:
-    """An `OutOfBudget` for a small result could interrupt the start of a graph capture."""
+    """Some bytes stay free for small results, because an error could disturb a graph capture."""
     kept, full = asked(extension, "any, small, prompt", "any, small, prompt, kept_back").values()
     assert (kept["large"], kept["small"]) == (63, 100)
     assert kept["peak over budget"] <= 1
@@ -121,9 +125,9 @@ def test_device_with_less_memory_than_budget_matches_pytorch(extension: Path) ->
 
 @pytest.mark.slow
 def test_allocation_on_full_device_waits_for_swap_out(extension: Path) -> None:
-    """The budget may also have no limit, and was not lowered before.
+    """The device refuses an allocation while evicted memory is still being copied to the host.
 
-    The first retry succeeds, so no more values are evicted.
+    Rekindle waits for these copies and tries again, which succeeds. So it evicts no more values.
     """
     found = asked(
         extension, *(f"transformer, native, swapped, full, {on}, fitted" for on in STREAMS)
@@ -135,9 +139,9 @@ def test_allocation_on_full_device_waits_for_swap_out(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_full_device_evicts_values_at_adjacent_addresses(extension: Path) -> None:
-    """The comparison is an eviction by total bytes, which must evict more values.
+    """For comparison, another run evicts values until their bytes suffice, wherever they are.
 
-    The policy does not depend on measured times, so both runs are comparable.
+    That run must evict more values. The policy does not depend on measured times.
     """
     question = "transformer, native, oldest, full, late, fitted"  # the budget is not lowered
     found = asked(extension, question, f"{question}, cheapest_neighbors")
@@ -150,9 +154,9 @@ def test_full_device_evicts_values_at_adjacent_addresses(extension: Path) -> Non
 
 @pytest.mark.slow
 def test_budget_is_lowered_after_one_failed_allocation(extension: Path) -> None:
-    """In a step only one allocation fails, and the report says that the budget was lowered.
+    """Only one allocation of a step fails, and the report says that the budget was lowered.
 
-    The search for contiguous memory is off, because that would avoid failures as well.
+    Eviction of adjacent values is off, because it would also avoid later failures.
     """
     question = "large, native, full, late, find_place"
     lowered, as_given = asked(extension, question, f"{question}, fitted").values()
@@ -167,7 +171,7 @@ def test_budget_is_lowered_after_one_failed_allocation(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_full_device_frees_adjacent_memory_before_allocation(extension: Path) -> None:
-    """After one failed allocation, later ones first evict values to get a large free block."""
+    """After one failed allocation, Rekindle makes a large free block before each later one."""
     question = "of_many_sizes, native, full, late, fitted"
     found, failed = asked(extension, question, f"{question}, find_place").values()
     assert found.get("equal"), found
@@ -228,7 +232,7 @@ def test_learned_plan_on_device_matches_pytorch(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_workspaces_on_device_stay_within_budget(extension: Path) -> None:
-    """A workspace that is neither measured nor estimated before would exceed the budget."""
+    """Without a measured or estimated workspace, the first call of an operator would exceed it."""
     asked_for = "workspaces, native, same price, prompt"
     over: list[float] = []
     for missing in ("", ", took", ", guess"):
@@ -254,7 +258,7 @@ def test_first_operator_call_with_workspace_waits_for_swap_out(extension: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("copied", ["10000", "1000"])
 def test_learned_steps_that_swap_take_their_planned_time(extension: Path, copied: str) -> None:
-    """On the virtual clock, plans predict their time, and swapping never makes a step slower."""
+    """The simulated clock shows that plans predict their time, and that swapping costs no time."""
     question = f"{copied}, timed, prompt"
     answer = asked(extension, question)[question]
     assert "error" not in answer, answer
@@ -276,7 +280,7 @@ def test_learned_steps_that_swap_take_their_planned_time(extension: Path, copied
 @pytest.mark.slow
 @pytest.mark.parametrize("copied", ["10000", "1000"])
 def test_planned_model_that_swaps_takes_planned_time(extension: Path, copied: str) -> None:
-    """On the virtual clock, the prediction holds, and swapping is faster than recomputing."""
+    """The simulated clock shows that plans predict their time, and that swaps beat recomputing."""
     question = f"{copied}, timed plans, prompt"
     answer = asked(extension, question)[question]
     assert "error" not in answer, answer
@@ -293,7 +297,7 @@ def test_planned_model_that_swaps_takes_planned_time(extension: Path, copied: st
 
 @pytest.mark.slow
 def test_planned_bert_that_swaps_takes_planned_time(extension: Path) -> None:
-    """A scaled BERT-base with twice the rows, in the memory of the smaller batch."""
+    """A small BERT-base trains twice the batch in the memory that the smaller batch needs."""
     question = "BERT-base, scaled plans, prompt"
     answer = asked(extension, question)[question]
     assert "error" not in answer, answer
@@ -347,7 +351,7 @@ def test_device_oom_after_all_evictions_lists_memory_holders(extension: Path) ->
     assert held["refused"] > 0
     assert held["held"] > 20  # of the 40 vectors that fit
     assert hoarded["raised"].startswith("standin device out of memory")
-    # The allocation is refused four times: at first, and after some, more, and all evictions.
+    # The device refuses the allocation four times: at first, and after each of three evictions.
     assert hoarded["refused"] == 4
     (note,) = hoarded["notes"]
     assert "held by your code" in note
@@ -356,7 +360,7 @@ def test_device_oom_after_all_evictions_lists_memory_holders(extension: Path) ->
 
 @pytest.mark.slow
 def test_retry_of_first_operator_call_evicts_predicted_bytes(extension: Path) -> None:
-    """The retry evicts twice the eight predicted vectors, which fit into the lowered budget."""
+    """The operator needs eight vectors. The retry evicts twice as many, within the lower budget."""
     (found,) = asked(extension, "first_call, refuses, prompt").values()
     assert found["refused"] == 1
     assert 8 <= found["evictions"] < 30
@@ -371,7 +375,7 @@ def test_allocator_snapshot_in_unknown_format_raises(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_retried_operator_draws_same_numbers_and_writes_once(extension: Path) -> None:
-    """An operator that wrote part of a list must not be retried, because it would add twice."""
+    """An operator that failed after it added to a part of a list is not retried, but raises."""
     drawn, written = asked(extension, "drawn, refuses, late", "written, refuses, late").values()
     for kind in ("recorded", "unrecorded"):
         assert drawn[kind] == {"refused": 3, "equal": True}
@@ -381,7 +385,10 @@ def test_retried_operator_draws_same_numbers_and_writes_once(extension: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["swapped", "auto", "anything"])
 def test_captured_cuda_graph_neither_waits_nor_recomputes(extension: Path, options: str) -> None:
-    """Values that the graph reads are pinned. An evicted one raises, and the program continues."""
+    """Values that the CUDA graph reads are not evicted afterwards.
+
+    If one was evicted before the capture, an error is raised, and the program can continue.
+    """
     scenes = ["step during copies", "evicted input", "evicted afterwards", "operator of evicted"]
     scenes += ["address of evicted"]
     questions = [f"{scene}, captured, {on}, {options}" for scene in scenes for on in STREAMS]
@@ -425,7 +432,7 @@ def test_canceled_swap_in_does_not_write_reused_memory(extension: Path) -> None:
 def test_missing_stream_wait_gives_wrong_results(
     extension: Path, missing: str, program: str, mode: str
 ) -> None:
-    """Shows that the tests above can fail: without a wait, some run has other bits."""
+    """Shows that the tests above can fail: if Rekindle omits a wait, some run has other bits."""
     questions = [f"{program}, {mode}, {streams}, {missing}" for streams in STREAMS]
     found = asked(extension, *questions)
     assert not all(answer.get("equal") for answer in found.values())
@@ -463,7 +470,10 @@ def test_timed_convolution_with_other_bits_is_not_recomputed(extension: Path) ->
 def test_second_stream_waits_for_recomputations(
     extension: Path, scene: str, streams: str, missing: str
 ) -> None:
-    """The stream waits before it reads a recomputed value, and writes only after all reads."""
+    """The second stream waits before it reads a value that the first stream recomputed.
+
+    A stream that writes waits until the other one has read.
+    """
     questions = [f"{scene}, ordered, {each}" for each in STREAMS]
     found = asked(extension, *questions, f"{scene}, ordered, {streams}, {missing}")
     *right, wrong = found.values()
@@ -476,4 +486,4 @@ def test_second_stream_waits_for_recomputations(
 def test_idle_second_stream_is_not_waited_for_again(extension: Path) -> None:
     (found,) = asked(extension, "idle, ordered, prompt").values()
     assert found["recomputations"] >= 19
-    assert found["waits"] <= 1  # one wait for memory from before the first check
+    assert found["waits"] <= 1  # one wait, for memory from before the stream was seen to be idle

@@ -1,4 +1,7 @@
-"""Tests of running other projects' tests: passes, failures and ended processes."""
+"""Tests of `strangers`, which runs other projects' tests within budgets.
+
+It handles tests that pass, fail, or end the process.
+"""
 
 from __future__ import annotations
 

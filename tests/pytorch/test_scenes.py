@@ -1,4 +1,4 @@
-"""Tests of random programs of thirty kinds ("scenes"); `scripts/sweep scenes` runs more of them."""
+"""Tests with random programs of thirty kinds (scenes); `scripts/sweep scenes` runs more of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_random_program_within_budgets_matches_pytorch(seed: int) -> None:
     assert outcome.complaint == "", outcome
 
 
-#: Scenes with unknown optimizers, or with threads that allocate.
+#: Scenes whose peak is hard to keep: custom optimizers, or threads that allocate.
 HARD = ("line search", "sparse table", "forward in a thread")
 
 
@@ -63,13 +63,13 @@ def test_random_program_above_its_plain_peak_is_reported(
 
 @pytest.mark.parametrize("seed", [147, 377])
 def test_random_program_that_makes_weights_matches_pytorch(seed: int) -> None:
-    """A weight shares the storage of a result whose own tensor is deleted, and has its version."""
+    """A weight is made from an operator's result, and shares its storage and version counter."""
     outcome = judge(seed, only=("anything, tight",))
     assert outcome.complaint == "", outcome
 
 
 def test_random_program_whose_kernel_drops_input_matches_pytorch() -> None:
-    """In forward mode only the call of an operator holds the zeros that it reads."""
+    """In forward mode, autograd passes zeros to an operator that nothing else holds."""
     outcome = judge(50069, only=("tight",))
     assert outcome.complaint == "", outcome
 
@@ -122,7 +122,7 @@ def test_random_program_that_exceeds_budget_is_reported(monkeypatch: pytest.Monk
 
 
 def test_memory_count_of_random_program_includes_threads() -> None:
-    """Memory of threads also counts while the workspace of a first call is measured."""
+    """Memory that another thread allocates counts, also while a workspace is being measured."""
     tally, there = playing.Tally(), []
     with tally.counting(), ThreadPoolExecutor(1) as pool, rekindle.budget("1GiB"):
         with tally.of_a_budget():

@@ -1,4 +1,4 @@
-"""Tests of a sample of PyTorch's own operator database, and of the sweep's verdicts."""
+"""Tests with samples of PyTorch's own operator databases, and of the verdicts of `sweep`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.pytorch.sweep._verdict import Case, Verdict
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("database", DATABASES)
 def test_sample_of_op_db_operators_matches_pytorch(database: str) -> None:
-    """`scripts/sweep` runs all operators. Own processes are used, without pytest's threads."""
+    """`scripts/sweep` runs all operators. The samples run in processes without pytest's threads."""
     sample = ("--few", "1", "--shard", "1/1" if WHOLE else SHARDS[database])
     command = [sys.executable, "-m", "tests.pytorch.sweep", database, *sample]
     result = subprocess.run(
@@ -55,10 +55,10 @@ EXEMPT = [
 def test_each_exception_of_operator_sweep_is_still_needed(database: str, entry: str) -> None:
     """If a listed case passes, remove its exception."""
     exempt = getattr(_exceptions, database.upper())[entry]
-    # The first drawn sample is differentiated twice, and the number of samples decides which one
-    # it is.
+    # Only the first sample is differentiated twice. Which one is first depends on how many are
+    # drawn.
     drawn = [case for few in (None, 1, 3, 4) for case in entries_of(database)[entry](few)]
-    drawn.sort(key=lambda case: case.name != exempt.shown_by)  # the most likely number first
+    drawn.sort(key=lambda case: case.name != exempt.shown_by)  # the named case first
     assert any(case.judge().kind == exempt.kind for case in drawn)
 
 

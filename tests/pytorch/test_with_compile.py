@@ -1,4 +1,7 @@
-"""Tests of compiled code and higher-order operators: recomputed as a whole, kept, or refused."""
+"""Tests of compiled code and higher-order operators within a budget.
+
+Their results are recomputed as a whole, stay in memory, or the budget raises.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Compile = Callable[[nn.Sequential], Callable[[Tensor], Tensor]]
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> Iterator[None]:
-    """Reset the compiler, because past its cache limit PyTorch runs eagerly, with other bits."""
+    """Reset the compiler: past its limit of compilations PyTorch runs eagerly, with other bits."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=64, error_on_recompile=False):
         yield
@@ -190,7 +193,7 @@ def test_results_of_code_compiled_before_budget_are_not_evicted() -> None:
 
 @pytest.mark.slow
 def test_compiled_region_that_writes_arguments_matches_pytorch() -> None:
-    """Values that need the former contents of the arguments can still be read (R4, sources)."""
+    """Values that are recomputed from old contents of the arguments stay right (R4, sources)."""
 
     def step() -> object:
         torch._dynamo.reset()

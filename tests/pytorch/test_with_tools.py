@@ -44,7 +44,7 @@ TOOLS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "save on cpu": lambda: torch.autograd.graph.save_on_cpu(),
     "sdpa kernel": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
 }
-# its own saved-tensor hooks replace the budget's, so there is nothing to evict
+# this tool has saved-tensor hooks of its own, which replace the budget's: nothing is evicted
 KEEPS = {"save on cpu"}
 
 
@@ -81,7 +81,7 @@ def test_profilers_and_anomaly_mode_with_budget_match_pytorch(name: str, inside:
 
 
 def test_torch_profiler_inside_budget_sees_plain_operators() -> None:
-    """Result sizes are predicted on the meta device, which the profiler must not show."""
+    """Rekindle predicts result sizes by calls on the meta device, which must not be visible."""
 
     def seen() -> list[str]:
         with torch.profiler.profile() as profile:
@@ -128,7 +128,7 @@ def test_kernel_in_profiler_that_reads_evicted_tensor_raises() -> None:
         with torch.profiler.profile(record_shapes=True):
             x = torch.ones(100, requires_grad=True) * 2
             y = torch.cat([x, x]) * 3
-            torch.ones(1)  # before these tensors, all others are evicted
+            torch.ones(1)  # Rekindle evicts all other tensors before this operator
             for evicted in (x, y):
                 with pytest.raises(RuntimeError, match="was evicted"):
                     torch._C.TensorBase.data_ptr(evicted)

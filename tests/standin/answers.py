@@ -1,8 +1,8 @@
-"""Run tests on the stand-in device and print JSON.
+"""Run programs on the stand-in device (a simulated `cuda`), and print what was found as JSON.
 
-Usage: `python -m tests.standin.answers EXTENSION QUESTION...`. A question is a program, a mode and
-a schedule of the streams: "mlp, native, late". After them it may name parts of Rekindle to disable:
-"mlp, native, swap, side first, streams reported".
+Usage: `python -m tests.standin.answers EXTENSION QUESTION...`. A question names a program, a mode
+(settings of the budget) and a schedule of the streams, such as "mlp, native, late". It may then
+name parts of Rekindle to disable: "mlp, native, swap, side first, streams reported".
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 FRACTION = 0.6
 WIDTH = 1000
-#: The budget of modes in which only the memory of the device is a limit.
+#: Modes whose budget has no limit, so that only the memory of the device limits them.
 GIVEN: dict[str, int | None] = {"native, swapped, full": None}
-#: Larger budgets, as fractions of the peak, for two programs with convolutions. The backward passes
-#: of convolutions are recomputed only after three trials, and these programs end before that.
+#: Larger budgets, as fractions of the peak, for two programs with convolutions. They end before the
+#: core has tried the backward passes of convolutions three times, and so never recompute them.
 MORE = {f"{name}, native, anything": 0.85 for name in ("convolutions", "timed_convolutions")}
 
 #: Options of the budget for captured graphs.
@@ -158,7 +158,7 @@ def _none(*_: Any) -> None:
 
 
 def _least() -> dict[str, Any]:
-    """Train on vectors whose size the allocator rounds up, within the smallest working budget."""
+    """Train on vectors whose size the allocator rounds up, within the smallest possible budget."""
 
     def step() -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -332,7 +332,7 @@ _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
 
 
 def _planned(streams: str) -> dict[str, Any]:
-    """Compare a model trained by its plan with the plain model."""
+    """Compare training with a planned model (`rekindle.plan`) with the plain model."""
     torch.manual_seed(0)
     model, state = blocks(), blocks().state_dict()
 
@@ -385,7 +385,7 @@ def _small(*missing: str) -> dict[str, Any]:
 
 
 def _undone() -> dict[str, Any]:
-    """Undo a failed optimizer step of unknown need, with room for half of the backup copies."""
+    """Undo a failed step of a custom optimizer. Half of the backup copies fit on the device."""
     model = blocks(256)
     model(torch.randn(8, 256, device="cuda")).pow(2).mean().backward()
     before = [weight.detach().cpu() for weight in model.parameters()]

@@ -1,6 +1,6 @@
-"""Capture graphs inside a budget: during capture no wait, copy or recomputation may happen.
+"""Capture CUDA graphs inside a budget: during capture no wait, copy or recomputation may happen.
 
-The stand-in runs captured operators at once. It refuses what CUDA refuses during capture: waits
+The stand-in device runs captured operators at once. As CUDA does, it raises during capture at waits
 across streams, timed events, and reads of a generator's state.
 """
 
@@ -60,7 +60,7 @@ def _step_during_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) 
         losses = [deep(weight)]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            y = (small * 2).sin().sum()  # the value that was saved last is in memory
+            y = (small * 2).sin().sum()  # saved last, so its saved value is not evicted
         with capturing(side):
             losses.pop()
             y.backward()

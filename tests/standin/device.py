@@ -1,7 +1,7 @@
 """Install the stand-in as the device `cuda`, before torch is imported, in a process of its own.
 
-It replaces the Python parts of `torch.cuda` that need a real driver. Everything else (guards,
-events, autograd's thread for the device, autocast) finds the stand-in where it expects CUDA.
+It replaces the Python functions of `torch.cuda` that need a real driver. The rest of PyTorch
+(guards, events, autograd's thread for the device, autocast) uses the stand-in as if it were CUDA.
 """
 
 from __future__ import annotations

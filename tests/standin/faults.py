@@ -1,4 +1,4 @@
-"""Simulate a device that runs out of memory at a given byte, and see how a budget handles it."""
+"""Simulate a device that runs out of memory, and find out how a budget handles that."""
 
 from __future__ import annotations
 

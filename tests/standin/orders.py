@@ -1,7 +1,7 @@
-"""Check the order between a recomputation and the program on two streams.
+"""Check the order of recomputations and of the program's own operators on two streams.
 
-The programs order all work that they know of, and no more. If a value is recomputed on one stream
-and read on another, Rekindle must order the two.
+The programs let streams wait for their own work only. If a value is recomputed on one stream and
+read on another, Rekindle must let the second stream wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _within(missing: list[str]) -> Any:
 
 
 def _evict(run: Any) -> None:
-    """Evict everything evictable at the next operator."""
+    """Evict everything that may be evicted, at the next operator."""
     driver = run._driver
     driver.core.evict_before_every_op(driver.handle, True)
     torch.ones(1, device="cuda")
@@ -39,7 +39,7 @@ def _evict(run: Any) -> None:
 def _overwrite() -> None:
     """Overwrite evicted memory, so that a read that comes too early finds wrong contents.
 
-    The allocator reuses memory of several streams at its next call after they are done.
+    The allocator reuses memory that several streams used once all of them are done.
     """
     for _ in range(2):
         torch.cuda.synchronize()

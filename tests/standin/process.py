@@ -1,4 +1,4 @@
-"""Compile the stand-in once, and ask it questions in a process of its own."""
+"""Compile the stand-in device once, and run `tests.standin.answers` in a process with it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def asked(extension: Path, *questions: str, **environment: str) -> dict[str, Any
     """Ask `tests.standin.answers` questions in a process with the stand-in.
 
     Returns:
-        The answer to each question. Poisoned indices may crash the process; the signal then is the
-        answer to each.
+        The answer to each question. Indices read from overwritten memory may crash the process;
+        then the answer to each question is the signal.
     """
     command = [sys.executable, "-W", "error", "-m", "tests.standin.answers", str(extension)]
     # With several threads, sums such as the gradient of an index differ from run to run.

@@ -1,4 +1,4 @@
-"""Programs that train on `cuda`, one for each behavior that is special to a device."""
+"""Programs that train on `cuda`, each with another behavior that a CPU does not have."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def batches_of_the_host() -> tuple[Any, Step]:
 
 
 def a_staging_buffer() -> tuple[Any, Step]:
-    """Refill a page-locked buffer in each step while its last copy may still be running."""
+    """Refill a page-locked buffer in each step, after waiting for the program's own stream."""
     model = blocks()
     buffer = torch.zeros(256, 64).pin_memory()
 
@@ -332,7 +332,10 @@ class Gathered(nn.Module):
 
 
 def gathered_parameters() -> tuple[Any, Step]:
-    """Free weights between forward and backward pass; recomputation compares them."""
+    """Free gathered weights between forward and backward pass, as FSDP does.
+
+    A recomputation checks that they were gathered with the same contents.
+    """
     model = nn.Sequential(*(Gathered(72) for _ in range(8))).cuda()
 
     def loss() -> Tensor:

@@ -1,9 +1,9 @@
 """Time plans of the models of the DTR paper, an eighth as large in each dimension.
 
 Width, words and times are divided by `PART`. So each tensor has 1/`PART**2` of its bytes, and each
-product 1/`PART**3` of its operations. The stand-in's virtual clock is set to the same fractions of
-what an H100 does in float32. So times are those of the whole models on an H100, as far as a
-roofline model says.
+matrix product 1/`PART**3` of its operations. The simulated clock of the stand-in device has the
+same fractions of the speed of an H100 in float32. So its times are an estimate (roofline model) of
+the times of the whole models on an H100.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _WithLoss(nn.Module):
 
 
 def scaled_plans(standin: Any, name: str) -> dict[str, Any]:
-    """Plan passes of a larger batch within the memory of the smaller one, and time them."""
+    """Plan a larger batch within the memory that the smaller one needs, and time its passes."""
     standin.clock(BYTES / PART**2, FLOPS / PART**3, COPIED / PART**2)
     torch.manual_seed(0)
     build, words, rows, length, factor = MODELS[name]

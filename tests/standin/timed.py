@@ -1,6 +1,6 @@
-"""Measure steps by the stand-in's virtual clock, and compare them with the plan's prediction.
+"""Time steps by the simulated clock of the stand-in device, and compare them with predictions.
 
-On this clock, kernels and copies take the time that their bytes and products would take on a
+On this clock, kernels and copies take the time that their bytes and operations would take on a
 device, and the host takes no time. So the times are the same in every run.
 """
 
@@ -57,7 +57,7 @@ def _steps(standin: Any, **budget: Any) -> tuple[list[float], list[torch.Tensor]
 
 
 def timed(standin: Any, copied: float) -> dict[str, Any]:
-    """Time plain steps and steps within a budget, with a link of `copied` bytes a us."""
+    """Time steps without and within a budget; copies to the host move `copied` bytes per us."""
     standin.clock(BYTES, FLOPS, copied)
     before = torch.cuda.memory_allocated()
     plain, expected, peak, _ = _steps(standin)

@@ -1,4 +1,4 @@
-"""Evict everything evictable after each operator."""
+"""Evict everything that may be evicted after each operator, so that all of it is recomputed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def evict_all(run: Run) -> None:
 
 
 class _EvictAll(TorchDispatchMode):
-    """Evict everything after each operator of the program, inside a budget.
+    """A dispatch mode that evicts everything after each operator of the program.
 
-    Recomputations run below every mode, so nothing is evicted after them.
+    Dispatch modes do not see recomputations, so nothing is evicted after those.
     """
 
     def __init__(self, run: Run) -> None:
@@ -41,7 +41,7 @@ class _EvictAll(TorchDispatchMode):
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Return the operators that are recomputed, with counts; filled in at the end."""
+    """Count how often each operator is recomputed. The counter is filled at the end."""
     again: Counter[str] = Counter()
     make = Driver.__init__
     made: list[Driver] = []

@@ -47,7 +47,7 @@ def filled(entry: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-#: Entries without a sample that runs on a CPU.
+#: Entries of a database (such as one operator) without a sample that runs on a CPU.
 NOT_HERE = {
     "jiterator_2inputs_2outputs": "for GPUs only",
     "jiterator_4inputs_with_extra_args": "for GPUs only",
@@ -63,7 +63,7 @@ _NO_TENSOR = "its result is no tensor, and it saves nothing"
 _ZEROS = "zeros without an observed write are never evicted: a kernel may have added to them"
 _EMPTY = "uninitialized memory is never evicted: a kernel may have filled it"
 
-#: Entries of which no sample recomputes anything. Holds if only the first sample of an entry is
+#: Entries of which no sample recomputes anything, if only the first sample of each entry is
 #: differentiated twice, as in CI.
 NOTHING_TO_RECOMPUTE = {
     "allclose": _NO_TENSOR,

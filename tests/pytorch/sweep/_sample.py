@@ -81,7 +81,7 @@ class Sample(Case):
         return "different" if wrong else "as in any mode"
 
     def outcome(self, run: Run | None) -> dict[str, Any]:
-        """Return copies of all results of a run, by name; the run is plain without `run`.
+        """Return copies of all results of a run, by name. If `run` is None, it is plain PyTorch.
 
         Arguments are made by an operator, so that they are evicted as well. Results are multiplied
         with weights, so that the backward pass reads every one of them.

@@ -1,4 +1,4 @@
-"""Define a case, its possible outcomes, and equality to the last bit."""
+"""Define a case (one sample of a database), its possible outcomes, and equality of results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def in_words(error: Exception) -> str:
 
 
 def copies(name: str, values: list[Any]) -> dict[str, Any]:
-    """Copy contents and geometry, below every mode."""
+    """Copy contents and geometry (shape and strides), without being seen by dispatch modes."""
     found: dict[str, Any] = {}
     for value in values:
         if isinstance(value, Tensor) and value.layout is torch.strided:
