@@ -61,7 +61,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep every n-th of the selected tests, for a shard of CI.
 
-    Refuse an id with an address: it differs between the processes that run tests in parallel.
+    Raise if a test id contains a memory address, which differs between parallel processes.
     """
     for each in items:
         if " at 0x" in each.nodeid:

@@ -63,7 +63,7 @@ SWAPPING = [
     *("save", "fetch") * 2,
     *("planned", "discards", "measured", "copy_lost", "fail"),
 ]
-RATES = [2 * 10**8, 10**9, 5 * 10**9]  # bandwidths: a byte takes 5 ns, 1 ns, or less
+RATES = [2 * 10**8, 10**9, 5 * 10**9]  # bytes per second: a byte takes 5, 1 or 0.2 ns
 
 MOST = 20_000  # largest number of actions in a stream
 

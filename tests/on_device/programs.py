@@ -1,4 +1,7 @@
-"""Programs whose results must keep their bits, one for each special behavior of a device."""
+"""Programs that train on a device, each with another behavior that a CPU does not have.
+
+Within a budget their results must have the same bits.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,11 @@ _LIMITED = ", in that device"
 def _methods(
     machine: Machine, most: int, rows: int, times: int
 ) -> Iterator[tuple[str, int, Callable[[], Any] | None]]:
-    """Yield all rows for the first allocator setting, only setting-dependent rows for others."""
+    """Yield the rows of the table to measure: method, batch rows, and context.
+
+    With the first setting of the allocator all are measured. With other settings, only those are
+    measured on which the setting may have an effect.
+    """
     within = partial(rekindle.budget, device=machine.kind)
     if not _settings():
         yield "plain", rows, None

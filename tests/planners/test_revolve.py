@@ -62,7 +62,7 @@ def test_revolve_cost_equals_exhaustive_search(length: int) -> None:
         assert plan.cost_ns == exhaustive(problem, budget)
 
 
-def test_revolve_plan_of_chain_costs_binomial_formula() -> None:
+def test_revolve_plan_of_chain_has_cost_of_formula() -> None:
     problem = unit_chain(40)
     for budget in range(3, 43):
         plan = Revolve().plan(problem, budget)

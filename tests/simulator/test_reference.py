@@ -104,7 +104,7 @@ def test_recomputations_equal_those_of_dtr_simulator() -> None:
 
 
 def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
-    """Return [clock, R:name, cost] of each recomputation; one output stands for its operator."""
+    """Simulate a log, and return the clock after each recomputation, with the operator's cost."""
     trace = load(_log(log))
     run = Run(trace, budget, named(policy), Rules(quirks=True))
     run.go()

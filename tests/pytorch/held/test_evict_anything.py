@@ -452,7 +452,7 @@ def test_user_held_values_are_evicted_despite_compiler_threads(
     """Inductor's thread pool still exists after the compilation."""
     from torch._inductor import async_compile
 
-    # an earlier test compiled code in this process
+    # if an earlier test compiled code, end the compiler's thread pool
     if async_compile.AsyncCompile.pool.cache_info().currsize:
         async_compile.AsyncCompile.pool().shutdown()
         async_compile.AsyncCompile.pool.cache_clear()

@@ -109,7 +109,7 @@ def test_failed_early_recomputation_is_retried_on_use(before: bool) -> None:
 
 def _survives(replays: int, *, before: bool) -> bool:
     """Let one recomputation of a step fail. Return True if the step continues with equal bits."""
-    budget = budget_of()  # `budget_of` runs a training once
+    budget = budget_of()  # before the trainings below, because it runs one to measure memory
     plain = Training()
     six(plain)
     training = Training()

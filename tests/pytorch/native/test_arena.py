@@ -133,7 +133,7 @@ def test_memory_outside_of_arena_lowers_limit_of_arena() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
 def test_arena_in_full_small_budget_reuses_its_mapped_pages() -> None:
-    """New tensors use memory that is still mapped, so the system maps few pages anew."""
+    """New tensors use memory that is still mapped, so the system maps few new pages."""
     torch.manual_seed(0)
     cell = nn.LSTMCell(64, 64)
     batch = torch.randn(40, 8, 64)

@@ -263,7 +263,7 @@ def test_state_comparison_detects_profile_without_restore() -> None:
 
 @pytest.mark.parametrize(("plain_ns", "reported"), [(3_000, True), (1_000, False)])
 def test_profile_says_if_predicted_speedup_is_within_noise(plain_ns: int, reported: bool) -> None:
-    """Steps with budgets measured as faster than one without: other programs had disturbed that."""
+    """If steps within budgets seem faster than one without, other programs slowed that one down."""
     choices = tuple(Choice(100 - n, 2_000 + n, (2_000 + n) / plain_ns, n, n) for n in range(3))
     advice = _on_noise(choices, 0.4)
     assert ("such as 0.67 x, comes from noise" in "".join(advice)) is reported

@@ -270,7 +270,10 @@ def test_failed_optimizer_step_leaves_dispatch_modes_in_order() -> None:
 
 
 def test_optimizer_step_with_growing_memory_error_names_remedy() -> None:
-    """Only the first step of a custom optimizer works on copies."""
+    """Rekindle can undo only the first step of a custom optimizer, for which it makes copies.
+
+    A later step that needs more memory than the first one raises an error with advice.
+    """
     ours = Program(Mine)
     takes = 0
     plain = Mine.step

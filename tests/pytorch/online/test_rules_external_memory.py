@@ -255,7 +255,7 @@ def test_smaller_of_numpy_source_and_its_results_is_kept() -> None:
         before = run.memory
         kept.append(large[:WIDTH].float().sin() * weight)
         evict_all(run)
-        assert run.memory == before + large.nbytes + 2 * BYTES  # the source, its results, and more
+        assert run.memory == before + large.nbytes + 2 * BYTES  # the source, and both its results
         del kept
         assert run.memory == small.nbytes + weight.nbytes + large.nbytes
 

@@ -255,7 +255,7 @@ def test_workspace_above_budget_on_first_run_is_reported() -> None:
     ids=["3x3", "1x1", "transposed"],
 )
 def test_allocations_of_onednn_count_as_workspace(layer: nn.Module) -> None:
-    """oneDNN converts images to its own layout; the allocator's events and the trace show it."""
+    """oneDNN converts images to a layout of its own. That memory counts, and is in the trace."""
     images = torch.rand(4, 8, 64, 64)
     with torch.no_grad():
         layer(images)

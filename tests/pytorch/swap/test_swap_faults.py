@@ -248,7 +248,7 @@ def test_value_without_recipe_is_kept_if_swap_write_fails(
         *(str(warning.message) for warning in found),
         *getattr(caught.value, "__notes__", []),
     ]
-    # a failed early copy causes a warning; otherwise the error gets a note
+    # If a copy that was made early failed, there is a warning. Otherwise the error has a note.
     assert len(reported) == 1
     assert "could not be written" in reported[0]
     check(run)
