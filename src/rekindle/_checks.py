@@ -1,8 +1,9 @@
 """Check the arguments of public functions when the user calls them, before anything runs.
 
-Each public function of this module returns its `value`, or raises `InvalidArgument`. The message
-has the argument that it got, what is accepted, and the line to write. The argument `line` is the
-source line that the user wrote, with {} in the place of the value.
+Each public function of this module returns its argument `value` if the value is accepted, and
+otherwise raises `InvalidArgument`. The message has the value that it got, what is accepted, and the
+line to write. The argument `line` is the source line that the user wrote, with {} in the place of
+the value.
 """
 
 from __future__ import annotations

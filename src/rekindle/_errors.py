@@ -127,8 +127,8 @@ class OutOfBudget(RekindleError, MemoryError):
     the words that PyTorch uses. So code that retries with a smaller batch after a CUDA OOM does the
     same after this error. Weights, optimizer state and batch are as before the step.
 
-    Libraries such as Pyro raise an error again as `type(error)(text)`, to add to its text. The new
-    error has the figure 0 for each number of bytes.
+    Libraries such as Pyro raise an error again as `type(error)(text)`, to add to its text. In such
+    a new error all numbers of bytes are 0.
 
     Attributes:
         needed: Bytes that the operator needs. If the message says "at least", this is a lower
@@ -252,7 +252,7 @@ _MUCH = 0.1
 
 
 def remedy_for(operator: str, workspace: float = 0.0) -> str:
-    """Return how a program can avoid `operator`, which takes most of the memory.
+    """Return advice: how a program can avoid `operator`, which needs most of the memory.
 
     Args:
         operator: The name of the operator, as "aten::name".

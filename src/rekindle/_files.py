@@ -1,6 +1,6 @@
-"""Recognize the kind of a file from its first bytes, for error messages.
+"""Describe the kind of a file by its first bytes, for error messages.
 
-Readers call `what_is` when a file is not what they expected. Nothing is parsed here.
+Code that reads files calls `what_is` when a file is not of the expected kind.
 """
 
 from __future__ import annotations

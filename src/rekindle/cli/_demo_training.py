@@ -1,7 +1,7 @@
 """Define the model, the text and the training loop of `rekindle demo`: a character-level GPT.
 
 The model is ordinary PyTorch code that does not use Rekindle. A `Meter` measures memory in the same
-way with a budget and without. It is independent of the runtime.
+way with a budget and without, and does not depend on Rekindle's runtime.
 """
 
 # pyright: standard

@@ -145,7 +145,7 @@ def show(error: BaseException) -> int:
 
 
 def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the program's first frame on; all of it if it has no such frame."""
+    """Return the traceback from the program's first frame on, or all of it without such a frame."""
     rest = traceback
     while rest is not None:
         name = rest.tb_frame.f_code.co_filename

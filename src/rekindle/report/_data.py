@@ -49,7 +49,8 @@ class Timeline:
     Attributes:
         clock: The time (ns) of each point since the start.
         bands: For each category, the bytes in use at each point.
-        evicted: Bytes evicted since the previous point, only of storages that are restored later.
+        evicted: Bytes evicted since the previous point. Storages that are never needed again do
+            not count.
         recomputed: Time (ns) of recomputation since the previous point.
         note: The part of the run that the timeline shows; empty if it shows the whole run.
     """

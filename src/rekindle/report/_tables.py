@@ -66,7 +66,7 @@ def short_paths(lines: Mapping[str, Bytes]) -> dict[str, Bytes]:
 
 
 def _place(line: str) -> str:
-    """Return the user's source line without the library's line that may follow in parentheses."""
+    """Return the user's part of a source line: the library's line may follow in parentheses."""
     return line.partition(" (")[0]
 
 

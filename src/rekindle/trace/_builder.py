@@ -117,7 +117,7 @@ class TraceBuilder:
         self._events.append(Use(value))
 
     def retain(self, value: ValueId) -> None:
-        """Add an event: a reference to `value` begins. Such a reference permits eviction."""
+        """Add an event: a reference to `value` begins. The value may still be evicted."""
         self._events.append(Retain(value))
 
     def release(self, value: ValueId) -> None:

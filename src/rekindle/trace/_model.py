@@ -70,7 +70,7 @@ class Use:
 @final
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Event: a reference to `value` begins that permits eviction, such as one of autograd."""
+    """Event: a reference to `value` begins, such as one of autograd. The value may be evicted."""
 
     value: ValueId
 

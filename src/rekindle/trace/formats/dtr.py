@@ -268,7 +268,7 @@ def _line(**fields: object) -> str:
 
 
 class _Writer:
-    """State while a trace is written as a log: the names given to values so far."""
+    """State while a trace is written as a log: the names that values have got so far."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
