@@ -160,7 +160,8 @@ class Follower:
         """Advise the engine to evict storage `number` before others.
 
         If the plan contains copies, evict it at once. Memory of a swapped-out storage is freed only
-        when its copy ends, and until then the plan counts on the memory of the other evicted ones.
+        when its copy ends. Until then the plan assumes that the memory of all storages that it
+        evicted without a copy is free.
         """
         storage = self._storages.get(number)
         if storage is not None:

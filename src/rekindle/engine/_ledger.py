@@ -35,7 +35,8 @@ class Ledger:
         self.recompute_ns: Nanoseconds = 0  #: time (ns) that recomputations took
         #: the storage or the call that the action just yielded is about
         self.subject: Storage | Call | None = None
-        #: User-held storages from which nothing in the graph is computed.
+        #: User-held storages from which nothing in the graph is computed. In the native core, the
+        #: driver then releases its own references to them.
         self.idle: list[Storage] = []
         # Storages that lost their recipe, and that `take_unrecomputable` has not returned yet.
         self._unrecomputable: list[Storage] = []

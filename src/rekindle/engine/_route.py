@@ -112,7 +112,7 @@ class Route:
 
 
 def _deaths(trace: Trace) -> list[float]:
-    """Return for each storage after how many operators the program could not reach it any more."""
+    """Return for each storage how many operators ran before the program lost its last reference."""
     deaths = [float("inf")] * len(trace.storages)
     references = [0] * len(trace.storages)
     held = [False] * len(trace.storages)

@@ -197,7 +197,10 @@ class _Gaps:
         copy: Copy,
         reads: dict[int, list[int]],
     ) -> None:
-        """Queue an eviction of `copy` around the worst step, if it can be recomputed later."""
+        """Queue an eviction of the storage of `copy` that lasts through the worst step.
+
+        Nothing is queued if the storage cannot be recomputed for its next reader.
+        """
         known, wanted = reads.get(copy.item, []), self.wanted.get(copy.item)
         start, end = self._gap(copy, sorted(known + wanted) if wanted else known)
         if end < 0 or self._held(copy.item, start, end):
@@ -223,7 +226,10 @@ class _Gaps:
         np.maximum(relief - self.problem.nbytes[item], 0, out=relief)
 
     def _price(self, item: int, start: int, end: int, nodes: list[int]) -> float:
-        """Return the price of an eviction: cost over bytes saved, raised for recent evictions."""
+        """Return the price of an eviction: its cost divided by the excess memory that it saves.
+
+        The price of a storage that was evicted recently is multiplied by a factor.
+        """
         cost = 1 + sum(self.problem.cost[node] for node in nodes)
         relief = np.minimum(self.over[start + 1 : end], self.problem.nbytes[item]).sum()
         price = _DEARER ** self.lately[item] * cost / float(relief)
@@ -341,7 +347,10 @@ class _Gaps:
         return np.cumsum(change) + self.problem.fixed
 
     def _transient(self, nodes: list[int]) -> Bytes:
-        """Return the most bytes of results of `nodes`, if each is freed after its last reader."""
+        """Return the peak memory of the results of `nodes` when these nodes run in order.
+
+        Each result is freed after the last of `nodes` that reads it.
+        """
         problem = self.problem
         last: dict[int, int] = {}
         for step, node in enumerate(nodes):

@@ -31,7 +31,7 @@ class Lives:
 
     @staticmethod
     def of(line: Timeline) -> Lives:
-        """Find the lives of all storages in a sequence, and the readers of each life."""
+        """Find the lives of all items (periods in memory), and the steps that read during each."""
         made: dict[int, list[int]] = {}
         for life, copy in enumerate(line.copies):
             made.setdefault(copy.start, []).append(life)

@@ -85,13 +85,13 @@ class Envelope:
         return slot
 
     def remove(self, slot: int) -> None:
-        """Remove the benefit line in `slot`."""
+        """Remove the line in `slot`, and make the slot vacant."""
         self._cost[slot] = 1.0
         self.renew(slot, -1, -1, -1)
         self._vacant.append(slot)
 
     def renew(self, slot: int, nbytes: Bytes, last: Nanoseconds, order: int) -> None:
-        """Set size, last access and order of the storage whose benefit line is in `slot`."""
+        """Set size, last access and order of the storage whose line is in `slot`."""
         self._bytes[slot] = nbytes
         self._last[slot] = last
         self._order[slot] = order
@@ -99,7 +99,7 @@ class Envelope:
         self._benefits = None
 
     def reprice(self, slot: int, cost: float) -> None:
-        """Set the cost of the storage whose benefit line is in `slot`."""
+        """Set the cost of the storage whose line is in `slot`."""
         self._cost[slot] = cost
         self._dirty.add(slot // WIDTH)
         if self._benefits is not None:

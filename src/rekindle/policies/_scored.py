@@ -84,8 +84,8 @@ class ScoredChooser(Chooser):
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
-        # Remove the benefit line of the storage, because its cost will differ when it returns to
-        # memory.
+        # Remove the line of the storage (its benefit over time), because its cost will differ when
+        # it returns to memory.
         if storage in self._slot:
             self._take_out(storage)
             self._news.pop(storage, None)
@@ -166,7 +166,7 @@ class ScoredChooser(Chooser):
         self._news.clear()
 
     def _take_out(self, storage: Candidate) -> None:
-        """Remove the benefit line of `storage` from the `Envelope`."""
+        """Remove the line of `storage` (its benefit over time) from the `Envelope`."""
         slot = self._slot.pop(storage)
         del self._member[slot], self._price[storage]
         self._lines.remove(slot)

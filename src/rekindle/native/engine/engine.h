@@ -109,8 +109,8 @@ public:
     // Event: the contents of `storage` are lost, because a call failed while it overwrote them. The
     // program has no reference to `storage`. May be called inside `Performer::compute`.
     void spoil(Storage& storage);
-    // Event: an operator ran whose results are not in the graph. `nbytes` is the change of the
-    // memory that is only counted; it may be negative.
+    // Event: an operator ran whose results are not in the graph. The engine counts their memory,
+    // but cannot evict it. `nbytes` is the change of that memory, which may be negative.
     void account(Nanoseconds cost, Bytes nbytes = 0, Bytes workspace = 0);
     // Event: the program resized `storage`, which its variables hold.
     void resize(Storage& storage, Bytes nbytes);

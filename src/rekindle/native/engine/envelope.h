@@ -28,8 +28,8 @@ public:
     // moving: benefits grow with time. Otherwise the benefit of a storage is bytes / cost.
     explicit Envelope(bool moving) : moving_(moving) {}
 
-    // Add the benefit line of a storage with this cost, and return its slot. Searches ignore the
-    // line until the first `renew`.
+    // Add a line for a storage with this cost, and return its slot. Searches ignore the line until
+    // the first `renew`.
     Slot add(double cost);
     void remove(Slot slot);
     // Set the bytes, last access and order of the storage whose line is in `slot`. Here and in the

@@ -124,8 +124,8 @@ void Exact::expected(Storage& storage) {
     evicted(storage);
 }
 
-// Mark `storage`: from now on, the costs of storages that have it among their evicted descendants
-// include expected storages.
+// Mark `storage`, and each storage that has it among its evicted descendants: from now on, the
+// costs of these include expected storages (outputs of a running call, which count as evicted).
 void Exact::notice(Storage& storage) {
     neighbor(storage).noticed = age_;
     begin_walk();

@@ -166,8 +166,8 @@ void Follower::mark(std::int64_t number) {
     if (const Ref<Storage> storage = stop(number).storage; storage) {
         engine_.mark(*storage);
         // If the plan contains copies to the host, evict the storage at once. Memory of a
-        // swapped-out storage is freed only when its copy ends. Until then the plan counts on the
-        // memory of the other evicted storages.
+        // swapped-out storage is freed only when its copy ends. Until then the plan assumes that
+        // the memory of all storages that it evicted without a copy is free.
         if (!route_.copies.empty()) {
             engine_.evict_these(std::span(&storage, 1));
         }

@@ -219,8 +219,8 @@ public:
     void clean(Storage& storage) noexcept;
     void clean(Call& call) noexcept;
 
-    // Add to `found`, oldest first, the evicted storages that cannot be recomputed without
-    // `storage`. The search stops at values that are in memory.
+    // Add to `found`, oldest first, the storages that are computed from `storage`, directly or
+    // through evicted storages. The search does not go beyond storages that are in memory.
     void made_through(Storage& storage, std::vector<Storage*>& found);
     // Add to `found` the referenced storages that can be recomputed from the source `storage`. Adds
     // none unless all of them are resident and held by the program only.

@@ -53,7 +53,8 @@ public:
     Nanoseconds recompute_ns = 0;  // Total cost of recomputations.
     Graph graph;
     std::unique_ptr<HostMemory> host;  // copies of values on the host; null: swapping is off
-    // User-held storages from which no storage in the graph is computed.
+    // User-held storages from which no storage in the graph is computed. The driver releases its
+    // own references to them (`Driver::let_go_of_idle`).
     std::vector<Ref<Storage>> idle;
     Journal journal;
 

@@ -508,7 +508,7 @@ public:
     // expensive.
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
     // Take the snapshot of the memory peak again, if memory in use has grown clearly since the last
-    // one.
+    // such snapshot.
     void take_peak_snapshot(ProgramLine line);
     // Take a snapshot of the storages in memory now, and again at each new peak of `nbytes` or
     // more.

@@ -27,7 +27,7 @@ class Driver;
 // evicts the least recently used candidate, because waiting for the answer could deadlock.
 class PythonChooser final : public Chooser {
 public:
-    // object: a `rekindle.policies.Chooser`. Must be called with the GIL.
+    // object: the Python `rekindle.policies.Chooser` to ask. The caller holds the GIL.
     explicit PythonChooser(_object* object);
     PythonChooser(const PythonChooser&) = delete;
     PythonChooser& operator=(const PythonChooser&) = delete;

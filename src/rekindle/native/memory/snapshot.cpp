@@ -33,8 +33,8 @@ bool has_one_tensor_without_origin(const StorageRecord& record) {
     return record.origin.expired() && storage_impl && storage_impl.use_count() <= ours + 1;
 }
 
-// Return the flags that describe `record` in a memory snapshot (constants of `Holder`), if the
-// running backward node has unpacked `unpacked`.
+// Return the flags that describe `record` in a memory snapshot (constants of `Holder`). `unpacked`
+// tells which saved values the running backward node has unpacked.
 int flags_of(const StorageRecord& record, const UnpackedByNode& unpacked) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;

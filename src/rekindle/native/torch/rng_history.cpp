@@ -13,7 +13,7 @@ namespace {
 // Most turns that a search for a generator's state tries, and that one stretch may have. A turn
 // computes the next 624 words of the Mersenne twister. To try all takes some 20 microseconds.
 constexpr int MOST = 64;
-// number of calls after a failed search during which no stretch is searched
+// After a failed search, this many calls begin a new stretch without a search.
 constexpr int PAUSE = 8;
 constexpr std::size_t FOLLOWED = 4;  // number of stretches that a search tries
 

@@ -91,7 +91,7 @@ public:
     std::unique_ptr<RngCheckpoint> note(const at::Generator& generator);
 
 private:
-    // A stretch of stored states whose generator may still continue it.
+    // A sequence of stored states that the next states of `generator` may continue.
     struct Stretch final {
         c10::weak_intrusive_ptr<c10::GeneratorImpl> generator;
         c10::intrusive_ptr<MtBlock> start;

@@ -194,9 +194,9 @@ def escapes_seen(keeper: Keeper) -> Iterator[None]:
 
 
 def _unbound(method: Any) -> Callable[..., Any]:
-    """Return a class method as a function of the class.
+    """Return the function behind a class method, which takes the class as its first argument.
 
-    Since torch 2.14 the method is implemented in C.
+    Since torch 2.14 the method is implemented in C, so it has no attribute `__func__`.
     """
     if hasattr(method, "__func__"):
         return method.__func__

@@ -54,7 +54,10 @@ class Runtime:
         return hidden()
 
     def unseen(self, func: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Run `func`, an operator for Rekindle itself. Its result is counted, but never evicted."""
+        """Run the operator `func` for Rekindle itself, not for the program.
+
+        The result counts against the budget, but is never evicted.
+        """
         self.never_recompute += 1
         try:
             with torch.no_grad():

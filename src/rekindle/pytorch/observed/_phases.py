@@ -62,7 +62,10 @@ class _Phase:
 
 @final
 class Phases:
-    """Finds budgets for a run that runs without a limit, or with one that it does not reach."""
+    """Finds the smallest budget for each phase of a run.
+
+    The run itself has no memory limit, or one that it does not reach.
+    """
 
     MARGIN: Final = 0.05
     """Fraction added to the simulated budget.

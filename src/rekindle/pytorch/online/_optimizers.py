@@ -197,7 +197,10 @@ class OptimizerSteps:
         return close
 
     def _recorded(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `closure` with recipes for its operators; the step's own operators get none."""
+        """Return a function that runs `closure` and makes recipes for the operators in it.
+
+        The other operators of the optimizer's step get no recipes.
+        """
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:

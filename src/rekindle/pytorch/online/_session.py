@@ -161,7 +161,10 @@ class RuntimeInterface(Protocol):
         ...
 
     def unseen(self, func: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Run `func`, an operator for Rekindle itself. Its result is counted, but never evicted."""
+        """Run the operator `func` for Rekindle itself, not for the program.
+
+        The result counts against the budget, but is never evicted.
+        """
         ...
 
     def undoes(self, undo: StepUndo) -> None:

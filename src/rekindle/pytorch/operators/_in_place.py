@@ -32,7 +32,7 @@ class InPlace(NamedTuple):
     overload: str
     #: The name of the overload that writes its result to a given tensor, its last argument.
     twin: str
-    #: Autograd nodes whose formula for their only input ends with this operator.
+    #: Autograd nodes that compute the gradient of their only input with this operator as last one.
     nodes: tuple[str, ...]
 
 

@@ -84,7 +84,9 @@ class _Writer:
     def _segment(self, node: fx.Node, gone: list[str]) -> list[str]:
         """Return the lines that call a segment.
 
-        Only the list that is passed refers to dead arguments, so the segment's code can free them.
+        The arguments are passed in a list. The variables `gone` are deleted, because nothing reads
+        them afterwards. Then only that list refers to their values, so the segment's code can free
+        these values.
         """
         assert isinstance(node.target, Segment)
         lines = [f"given = {self._text(list(node.args))}"]

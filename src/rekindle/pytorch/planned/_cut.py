@@ -272,7 +272,10 @@ class Cut:
         yield nodes[begun:]
 
     def _of_size(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Split `nodes` if they are more than `MOST_OPERATORS`, where the fewest bytes cross."""
+        """Split `nodes` into parts of at most `MOST_OPERATORS` operators.
+
+        Each split is at the position where the fewest bytes pass from one part to the next.
+        """
         if len(nodes) <= MOST_OPERATORS:
             yield nodes
             return
