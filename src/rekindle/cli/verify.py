@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> None:
     """Run a training step with and without a budget, and compare.
 
-    SCRIPT.py runs once, not as __main__, to define the step; package.module is imported instead.
     STEP is the name of a function without arguments that makes one training step; the default is
-    "step". The function must do the same at each call. It runs twice without the budget and once
-    within it. Results, gradients, buffers, random numbers and calls of hooks are compared bit for
-    bit.
+    "step". SCRIPT.py runs once, not as __main__, to define this function. A module,
+    package.module:STEP, is imported instead. The function must do the same at each call. It runs
+    twice without the budget and once within it. Results, gradients, buffers, random numbers and
+    calls of hooks are compared bit for bit.
     """
     from rekindle.pytorch import verify
 
