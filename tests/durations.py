@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).with_name("slow.txt")
-#: A test that takes so many processor seconds or more is slow.
+#: A test is slow if it takes this many processor seconds or more.
 SLOW = 0.6
 #: Processor seconds above which a test fails that is not marked as slow. It is far above `SLOW`,
 #: because other machines are slower, and the first test of a process pays for imports.

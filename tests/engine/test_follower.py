@@ -229,7 +229,7 @@ def test_policy_with_advice_evicts_values_marked_by_plan_first() -> None:
     first, second, third = (_Candidate(order) for order in range(3))
     for candidate in (first, second):
         chooser.add(candidate)
-    third.order = -1  # locked, so no candidate
+    third.order = -1  # locked by an operator, so it may not be evicted
     chooser.mark(third)
     assert chooser.spare == 0
     chooser.mark(second)

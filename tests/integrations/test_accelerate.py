@@ -142,7 +142,7 @@ leave()
 
 
 def test_two_accelerate_processes_each_stay_within_own_budget(tmp_path: Path) -> None:
-    """The ranks use gloo. Weights equal those of plain ranks; both ranks follow learned plans."""
+    """The ranks use gloo. Weights are those of ranks without budgets. Both ranks learn plans."""
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "ranks.py").write_text(f"import sys\nsys.path.insert(0, {str(root)!r})\n" + RANKS)
 

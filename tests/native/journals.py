@@ -206,7 +206,7 @@ class Replay:
             self.perform([Free(storage.id) for storage in freed])
 
     def prepare(self, call: Call) -> None:
-        """Change the call's storages as the driver does before an operator runs."""
+        """Change the call's storages as the runtime's driver does before an operator runs."""
         for value in call.inputs:
             value.storage.last_access = self.engine.clock
         for output, source in call.overwrites:  # handles now refer to the new version

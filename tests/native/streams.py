@@ -283,7 +283,7 @@ class Stream:
                 self.event(name, 0, 0, getattr(engine, name)())
 
     def least_loss(self) -> list[Storage]:
-        """Return the candidate with the least cost of eviction, or None without candidates."""
+        """Return a list of the storage that is cheapest to evict; empty if none may be evicted."""
         engine = self.engine
         losses = [(engine.loss(each), each.order, each) for each in engine.storages]
         known = [(loss, order, each) for loss, order, each in losses if loss is not None]

@@ -204,7 +204,10 @@ class _Counted(TorchDispatchMode):
 
 
 def models(machine: Machine) -> Iterator[Line]:
-    """Measure the host's time for a step of small batches: plain, in a budget, at half memory."""
+    """Measure the host's time for a step of small batches.
+
+    The steps run in plain PyTorch, in a budget without a limit, and in one of half of the memory.
+    """
     count = machine.size(10, 2)
     for name, (make, how, *_) in workloads.SPEED.items():
         build = lambda _, make=make, how=how: workloads.language(  # noqa: E731

@@ -128,9 +128,9 @@ def test_fitted_plan_with_pinned_user_held_values_fits_budget(drawn) -> None:
 @given(problems(), st.sampled_from([1, 2, 4]))
 @examples(100)
 def test_fitting_with_many_evictions_a_round_yields_valid_plan(drawn, share: int) -> None:
-    """A round evicts several values at once, one in 32 of the candidates, which saves rounds.
+    """To be fast, a round evicts one in 32 of the values that it may evict.
 
-    The test evicts a larger part of the candidates.
+    In this test, it evicts a larger part of them.
     """
     trace, budget = drawn
     problem = Problem.of(trace)
@@ -170,8 +170,8 @@ def test_fitting_thousands_of_values_takes_few_rounds(monkeypatch: pytest.Monkey
     line = fitted(problem, (problem.floor + problem.keep_all_peak) // 2)
     assert line is not None
     assert sum(rounds) > 20 * len(rounds)
-    # Budget: half of 10 bytes for each block. Recomputing the 4 bytes in the middle of a block
-    # takes 1 us; in a quarter of the blocks, 4 more bytes take 4 us.
+    # The budget allows half of the 10 bytes of each block. Recomputing the 4 bytes in the middle of
+    # a block takes 1 us. A quarter of the blocks recompute 4 more bytes, which takes 4 us.
     assert line.cost == problem.compute_ns + (700 * 1 + 175 * 4) * 1000
 
 

@@ -109,9 +109,9 @@ def test_plan_with_faster_host_swaps_more(rate: int, end: int) -> None:
 
 
 def _dear() -> tuple[Trace, int, Swap]:
-    """Return a chain whose copies overlap compute, and a budget of half its memory.
+    """Return a chain of expensive operators, a budget of half of its memory, and a bandwidth.
 
-    Recomputation of its values is expensive.
+    With this bandwidth, copies to the host can overlap compute.
     """
     trace = chain(16, nbytes=10, cost=1000)
     problem = Problem.of(trace)

@@ -36,7 +36,7 @@ from tests.strategies import examples, problems
 
 
 class Compared(Policy):
-    """A policy that compares each of its choices with the best score of all candidates.
+    """A policy that compares each of its choices with the best score of all evictable storages.
 
     The comparison restores the policy's counters, so it does not change later choices.
     """
@@ -103,7 +103,7 @@ def test_policy_with_lazy_scores_chooses_like_full_scan(
 
 
 def test_storage_read_by_locked_operator_gets_new_score() -> None:
-    """A regression test: the storage kept its old score, because it stayed a candidate."""
+    """A regression test: the storage kept its old score, because it stayed evictable."""
     rng = random.Random(1588)
     trace = random_dag(rng.randint(1, 30), rng, sources=rng.randint(0, 2))
     compared = Compared(DTR())
@@ -190,7 +190,7 @@ def test_thrifty_policy_score_equals_its_formula() -> None:
         chooser.evicted(gone)
     for link in (links[0], links[3], links[4]):
         chooser.add(link)
-    # The squared benefits of the three candidates at time 20 are
+    # The squared benefits of evicting one of the three storages in memory, at time 20, are
     # 100 * 19 / (3 + min(110, 3))**2 = 52.8, 100 * 16 / (7 + 110)**2 = 0.12, and
     # 100 * 1 / 8**2 = 1.6. If the cost of descendants had no cap, the first would be 0.15.
     assert chooser.choose(20) is links[0]

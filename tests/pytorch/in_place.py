@@ -19,7 +19,7 @@ from rekindle.pytorch.native import Driver
 from rekindle.pytorch.operators import IN_PLACE, InPlace
 from tests.pytorch.bits import differing
 
-#: By autograd node: a function that makes such a node and returns a tensor of the same size.
+#: For each autograd node: a function that makes this node and returns a tensor of the same size.
 FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
     "CeluBackward0": F.celu,
     "DivBackward0": lambda x: x / 3.0,
@@ -57,7 +57,7 @@ def fewest_references(run: Run) -> int | None:
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Make drivers allocate new memory for every result while the context is open."""
+    """While the context is open, make new budgets allocate new memory for every result."""
     make = Driver.__init__
 
     def made(driver: Driver, *args: Any) -> None:

@@ -123,7 +123,7 @@ def _cut(network: Network, mesh: DeviceMesh) -> Network:
     for number, layer in enumerate(network.layers):
         layer.append(nn.Linear(WIDTH, WIDTH))
         ways = {"0": ColwiseParallel(use_local_output=True), "5": RowwiseParallel()}
-        layer[3] = nn.Identity()  # layers of half the width
+        layer[3] = nn.Identity()  # no LayerNorm: a rank has only a part of the WIDTH outputs
         layer[2] = nn.Dropout(0.1 * (number % 2))
         parallelize_module(layer, mesh, ways)
     return network

@@ -175,7 +175,7 @@ def test_hunt_ignores_loop_that_any_dispatch_mode_changes() -> None:
     """Some programs give other bits within any dispatch mode, also within one that does nothing.
 
     On some machines, matrix products in inference mode do so. If only a budget changes the bits,
-    the hunt complains.
+    the search (`hunt`) reports that.
     """
     source = ASKS.format("_get_current_dispatch_mode() is None")
     found = complaint(source, Plain(source), EVERYTHING, 1.0)

@@ -154,7 +154,7 @@ def test_sample_model_within_budget_matches_pytorch(
 
 @functools.cache
 def with_workspaces(case: Case) -> int:
-    """Return the peak of a plain run by the allocator's events, which include workspaces."""
+    """Return the peak of a run in plain PyTorch by the allocator's events: with workspaces."""
     workload = case.build()
     there = [*workload.model.parameters(), *workload.model.buffers()]
     return sum(each.nbytes for each in there) + allocated(lambda: train(workload)).peak
@@ -174,8 +174,8 @@ def test_sample_model_in_ample_budget_evicts_nothing(case: Case) -> None:
 @pytest.mark.parametrize(("case", "policy"), combined(ALL_CASES, ALL_POLICIES), ids=name_of)
 def test_sample_model_with_each_policy_matches_pytorch(case: Case, policy: Policy) -> None:
     plain = plainly(case)
-    # At half of the memory, largest-first takes minutes on the LSTM, whose values have equal
-    # sizes.
+    # 0.7 and not 0.5, because with half of the memory the policy `Largest` takes minutes on the
+    # LSTM, whose values have equal sizes.
     trained = within(case, plain.measured.budget(0.7), policy)
     assert differing(trained.outcome, plain.outcome) == []
 

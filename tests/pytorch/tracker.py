@@ -27,7 +27,7 @@ _home_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.u
 
 
 class Measured(NamedTuple):
-    """Peak and constant memory of a plain run, in bytes; budgets lie between the two.
+    """Peak and constant memory of a run without a budget, in bytes. Budgets lie between the two.
 
     Attributes:
         peak: The most bytes in use at once.
@@ -45,12 +45,12 @@ class Measured(NamedTuple):
         return self.peak - self.constants
 
     def budget(self, fraction: float) -> int:
-        """Return the constants plus this fraction of the activations; 1.0 is the plain peak."""
+        """Return a budget: the constants, and a fraction of the activations. 1.0 gives the peak."""
         return self.constants + int(fraction * self.activations)
 
 
 def measure(step: Callable[[], object]) -> Measured:
-    """Measure a plain run.
+    """Run `step` without a budget, and measure its memory.
 
     `step` must leave only what a training loop keeps; its result is kept until the constants are
     counted. It should make several optimizer steps, because the first one has neither optimizer

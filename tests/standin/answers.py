@@ -56,7 +56,7 @@ MODES: dict[str, dict[str, Any]] = {
     # Modes whose evictions do not depend on measured times:
     "native, oldest": {"policy": rekindle.policies.LRU()},
     "native, same price": {},  # equal costs for all operators
-    "native, harsh": {},  # evicts every candidate before every operator
+    "native, harsh": {},  # evicts all that may be evicted before each operator
 }
 FRACTION = 0.6
 WIDTH = 1000

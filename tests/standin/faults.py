@@ -30,7 +30,7 @@ def _weight() -> Tensor:
 
 @contextmanager
 def _room_for(vectors: int, said: str = "") -> Iterator[list[int]]:
-    """Limit the device to the memory in use and so many vectors more.
+    """Limit the device to the memory in use and that of `vectors` more.
 
     Args:
         vectors: The number of vectors that still fit.

@@ -70,12 +70,12 @@ def plainly(architecture: Architecture) -> Plain:
 def by_plan(
     architecture: Architecture, plain: Plain, fraction: float | None, seconds: float = 3.0
 ) -> Outcome:
-    """Run a planned step and return its outcome.
+    """Plan a model, run one training step of it, and compare the step with plain PyTorch.
 
     Args:
         architecture: The model to plan.
-        plain: The plain step to compare with.
-        fraction: Share of the activation memory; None for an ample budget.
+        plain: The step in plain PyTorch to compare with.
+        fraction: The part of the activation memory to allow; None for an ample budget.
         seconds: Time limit of the planner.
     """
     roomy = fraction is None

@@ -61,7 +61,7 @@ def complaint(
 
 
 class Watched:
-    """A budget within a memory tracker."""
+    """A budget whose memory a tracker measures independently."""
 
     def __init__(self, nbytes: int, evict: Evict = "auto") -> None:
         self.tracker = Tracker(resized=True)
@@ -123,7 +123,7 @@ def _complaint_within(
 
 @contextmanager
 def evicting_before_every_operator() -> Iterator[None]:
-    """Evict all candidates before each operator and before autograd unpacks a value."""
+    """Evict all that may be evicted, before each operator and before autograd unpacks a value."""
     cores.tune(lambda driver: driver.core.evict_before_every_op(driver.handle, True))
     try:
         yield

@@ -110,7 +110,7 @@ def keep(tensor: Tensor) -> Tensor:
 
 
 def namespace() -> dict[str, Any]:
-    """Return the names that a program may use from the start: those of the prelude."""
+    """Return the names that a program may use from the start."""
     public = {name: value for name, value in globals().items() if not name.startswith("_")}
     return {**public, "held": [], "log": []}
 

@@ -14,7 +14,7 @@ from tests.pytorch.hunt.loop import Loop, random_loop
 from tests.pytorch.hunt.modes import MODES, Mode
 
 MOST_DRAWN = 20
-LOOKED_AT_FOR_GROWTH = 20  #: one loop in so many is checked for bookkeeping that grows each step
+LOOKED_AT_FOR_GROWTH = 20  #: one of 20 loops is checked for bookkeeping that grows each step
 
 
 @dataclass

@@ -25,7 +25,7 @@ import rekindle
 
 PATIENCE_S = 20.0
 NOT_ENDED = -1
-WITHIN_EVERY = 20  # one child in so many enters a budget, which takes most of the time
+WITHIN_EVERY = 20  # one of 20 children enters a budget, which takes most of the time
 
 
 @torch.jit.script

@@ -80,7 +80,7 @@ def compared(layer: Layer, share: float = 0.5) -> Run:
         got = {str(i): each for i, each in enumerate(trained(layer))}
     assert differing(got, wanted) == []
     run._driver.engine.check()
-    # evicts all candidates before each operator
+    # evicts all that may be evicted, before each operator
     with rekindle.budget("1GiB", learn=False) as harsh:
         harsh._driver.core.evict_before_every_op(harsh._driver.handle, True)
         got = {str(i): each for i, each in enumerate(trained(layer))}

@@ -14,7 +14,7 @@ from rekindle.pytorch.native import core
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute"
-)  # a warning of PyTorch itself, also in plain runs
+)  # a warning of PyTorch itself, also without a budget
 
 SIDE = 64
 NBYTES = 4 * SIDE * SIDE

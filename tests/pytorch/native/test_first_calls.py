@@ -103,9 +103,9 @@ def upsampling() -> Callable[[], None]:
 
 
 PROGRAMS = [convolutions, half_precision, lstm, upsampling]
-#: The largest budget that `OutOfBudget` may suggest, as a multiple of the plain peak. It is more
-#: than 1, because one operator makes most of that peak, and in half precision the estimate of its
-#: workspace is twice too high.
+#: The largest budget that `OutOfBudget` may suggest, as a multiple of the peak in plain PyTorch. It
+#: is more than 1, because one operator makes most of that peak, and the estimate of its workspace
+#: is twice the real one in half precision.
 MOST_NAMED = 1.5
 
 
@@ -114,10 +114,12 @@ def follow(
     fraction: float,
     suggested: Callable[[rekindle.OutOfBudget], int],
 ) -> tuple[int, float]:
-    """Start a program within a fraction of its plain peak, then within budgets that errors suggest.
+    """Start a program within a fraction of its memory peak in plain PyTorch.
+
+    Then start it within the budgets that errors suggest, until it runs.
 
     Returns:
-        The number of starts, and the budget in which it ran, as a fraction of the plain peak.
+        The number of starts, and the last budget as a fraction of the peak in plain PyTorch.
     """
     plain = allocated(program()).peak
     budget = int(fraction * plain)

@@ -74,7 +74,7 @@ class Run:
 
 
 def tight(name: str, **how: Any) -> int:
-    """Return a budget below the program's plain peak in which the program still runs."""
+    """Return a budget in which the program runs, below its peak without a limit if possible."""
     most = Run(name, ROOMY, NEVER, **how).peak
     for share in (0.7, 0.8, 0.9):
         try:

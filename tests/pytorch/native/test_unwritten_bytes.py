@@ -103,7 +103,7 @@ def test_unwritten_byte_is_never_counted_as_written(data: st.DataObject) -> None
                 try:
                     found = unwritten(base, [*writes, (one[part], one[source])])
                 except RuntimeError:
-                    continue  # Rekindle cannot list bytes after such a copy, and never evicts them
+                    continue  # Rekindle cannot list unwritten bytes after this copy
                 writes.append((one[part], one[source]))
                 other[part] = other[source].clone()
         else:

@@ -86,7 +86,7 @@ def expected() -> Any:
 
 
 def swapping(model: nn.Module, folder: Path, fraction: float = 0.3, **options: Any) -> ModelPlan:
-    """Plan `model` with swapping, within a budget between its smallest one and its plain peak."""
+    """Plan `model` with swapping, within a budget between the smallest one and the full peak."""
     given = {"swap": FAST, "swap_directory": folder, "check": False} | options
     keeps = rekindle.plan(model, (batch(),), budget=1 << 40, **given)
     least = rekindle.plan(model, (batch(),), budget=1, **given).smallest_budget

@@ -25,15 +25,15 @@ from tests.pytorch.scenes.world import World
 ROOMY: Final = 1 << 32
 MOST_ATTEMPTS: Final = 60
 
-#: A budget of `SLACK_SHARE` times the plain peak, plus `SLACK_BYTES`, must suffice. The plain peak
-#: alone may not, because it does not include generator states and copies by NumPy, which a budget
-#: counts.
+#: A budget of `SLACK_SHARE` times the peak of plain PyTorch, plus `SLACK_BYTES`, must suffice. The
+#: peak alone may not, because it does not include generator states and copies by NumPy, which a
+#: budget counts.
 SLACK_SHARE: Final = 1.08
 SLACK_BYTES: Final = 160 << 10
 
-#: In the mode "peak" the budget is the plain peak times `PEAK_SHARE`, plus `NUMPY_BYTES`. A budget
-#: also counts NumPy arrays, such as two of the largest batch, which PyTorch's allocator does not
-#: make.
+#: In the mode "peak" the budget is `PEAK_SHARE` times the peak of plain PyTorch, plus
+#: `NUMPY_BYTES`. A budget also counts NumPy arrays, such as two of the largest batch, which
+#: PyTorch's allocator does not make.
 PEAK_SHARE: Final = 1.03
 NUMPY_BYTES: Final = 32 << 10
 
@@ -57,7 +57,7 @@ class Mode:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     amount: Literal["roomy", "tight", "peak"] = "tight"
-    everything: bool = False  # True to evict all candidates before each operator
+    everything: bool = False  # True to evict all that may be evicted before each operator
     weight: float = 1.0
 
 
@@ -157,8 +157,8 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
 def deep_copies_counted() -> Iterator[None]:
     """Allocate deep copies by the allocator that tallies count.
 
-    PyTorch uses another allocator for them. A budget counts deep copies, so the plain peak must,
-    too.
+    PyTorch uses another allocator for them. A budget counts deep copies, so the peak of plain
+    PyTorch must include them, too.
     """
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -236,7 +236,10 @@ def judge(seed: int, modes: int = 2, only: tuple[str, ...] = ()) -> Outcome:
 
 
 def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
-    """Return the complaint in `mode`; tightness 1 is the smallest budget, 0 the plain peak."""
+    """Run the program of `seed` in `mode`, and return the complaint about it, or "".
+
+    `tightness` 1 is the smallest budget that works, 0 is the peak of plain PyTorch.
+    """
     most = int(plain.peak * SLACK_SHARE) + SLACK_BYTES
     amount = ROOMY if mode.amount == "roomy" else max(int(plain.peak * (1.02 - tightness)), 1 << 12)
     if mode.amount == "peak":

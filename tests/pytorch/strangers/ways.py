@@ -13,7 +13,7 @@ class Way(Enum):
     PLAIN = "plain"
     HOOKED = "hooked"  # no budget, but saved-tensor hooks that do nothing
     WITHIN = "within"  # a budget without a limit
-    EVICTED = "evicted"  # a budget that evicts all candidates before each operator
+    EVICTED = "evicted"  # a budget that evicts all that it may before each operator
     TIGHT = "tight"  # a budget of `SHARE` times the peak that `WITHIN` measured
 
 

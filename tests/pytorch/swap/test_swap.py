@@ -275,7 +275,7 @@ def test_simulation_of_recorded_swaps_takes_same_actions(
         decided += engine.discards()
     assert _but_discards(decided) == _but_discards(
         record.actions
-    )  # the driver discards host copies a little later than the simulator
+    )  # a real run discards copies on the host a little later than the simulation
     assert SwapOut in {type(action) for action in decided}
 
 

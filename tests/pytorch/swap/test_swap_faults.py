@@ -114,7 +114,7 @@ def test_disk_that_becomes_slower_corrects_measured_bandwidth(
         assert each == [out[0]] * len(each)
     else:
         assert run.recomputations > 0
-        assert each[WATCHED:] == [0, 0]  # swaps end after so many slow steps
+        assert each[WATCHED:] == [0, 0]  # no swap after WATCHED slow steps
     assert tracker.peak <= TIGHT
     check(run)
 

@@ -47,7 +47,7 @@ class Case(abc.ABC):
 #: For the name of each entry: a function that yields the cases of the entry. Its argument `few` is
 #: the most samples of each kind; None: all.
 Entries = dict[str, Callable[[int | None], Iterator[Case]]]
-AMONG = 16  #: samples are drawn from the first so many, because making all takes long
+AMONG = 16  #: samples are drawn from the first 16, because making all of them takes long
 
 
 def drawn(samples: Iterable[T], few: int | None, *seeds: object) -> Iterator[tuple[int, T]]:
