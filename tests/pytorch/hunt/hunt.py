@@ -44,7 +44,7 @@ def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = Fal
     for drawn in range(MOST_DRAWN):  # noqa: B007 - the number of loops that were discarded
         loop = chosen(random_loop(rng))
         plain = Plain(loop.source())
-        if not plain.error:  # with few steps there is little to compare
+        if not plain.error:  # a loop that raises early leaves little to compare
             break
     outcome = Outcome(loop, drawn_again=drawn)
     if not plain.determined:

@@ -193,7 +193,7 @@ def test_each_batch_length_gets_its_own_learned_plan() -> None:
     shapes = learned(run).shapes
     assert len([shape for shape in shapes if shape.route is not None]) == 2
     assert run.steps_followed >= 4
-    assert run.steps_left <= 2  # as long as only one length of batch has a plan
+    assert run.steps_left <= 2  # before the other kind of step has a plan, too
 
 
 def test_learned_plans_of_two_alternating_shapes_are_followed() -> None:
@@ -203,7 +203,7 @@ def test_learned_plans_of_two_alternating_shapes_are_followed() -> None:
 
     run = assert_alike(steps, budget_of(0.4, steps))
     assert run.steps_followed >= 4
-    assert run.steps_left <= 2  # as long as only one length of batch has a plan
+    assert run.steps_left <= 2  # before the other kind of step has a plan, too
 
 
 def test_learned_plans_are_shared_between_equal_budgets() -> None:

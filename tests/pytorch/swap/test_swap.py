@@ -132,7 +132,7 @@ def gradient(weight: Tensor, depth: int = 20) -> Tensor:
 
 
 def hoard(weight: Tensor) -> Tensor:
-    """Return a loss of twenty saved values without a recipe."""
+    """Return a loss of twenty saved values that cannot be recomputed."""
     x = weight
     with rekindle.never_recompute():
         for _ in range(20):

@@ -28,7 +28,7 @@ def _cases(info: ModuleInfo, few: int | None) -> Iterator[Case]:
             inputs = info.module_inputs_func(
                 info, device="cpu", dtype=dtype, requires_grad=True, training=training
             )
-            again = training and info.supports_gradgrad  # the first dtype is enough
+            again = training and info.supports_gradgrad  # for the first input only
             for index, given in drawn(inputs, few, info.name, dtype, training):
                 mode = "training" if training else "evaluation"
                 name = f"{dtype} {mode} input {index}".removeprefix("torch.")

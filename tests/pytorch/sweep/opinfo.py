@@ -36,7 +36,7 @@ def _cases(op: OpInfo, few: int | None) -> Iterator[Case]:
         differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
         torch.manual_seed(SEED)
         samples = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
-        again = differentiable and op.supports_gradgrad  # the first dtype is enough
+        again = differentiable and op.supports_gradgrad  # for the first sample only
         for index, sample in drawn(samples, few, _name(op), dtype):
             name = f"{dtype} sample {index}".removeprefix("torch.")
             yield Sample(_name(op), name, _built(op.op, sample))

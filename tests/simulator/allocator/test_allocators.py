@@ -134,7 +134,7 @@ def test_expandable_allocator_prefers_block_that_cannot_grow() -> None:
     """The block at the end can grow into unmapped memory, so it is kept for larger requests."""
     expandable = Expandable()
     blocks = [given_out(expandable, nbytes * MIB) for nbytes in (9, 5, 4)]
-    # 9 MiB; the block at the end has 2 MiB and all memory that can be mapped
+    # frees 9 MiB; the free block at the end has 2 MiB, but can grow into unmapped memory
     expandable.free(blocks[0])
     assert given_out(expandable, 2 * MIB).address == blocks[0].address
 
