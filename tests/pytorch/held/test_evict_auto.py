@@ -336,7 +336,7 @@ def test_reading_evicted_value_without_dispatcher_raises() -> None:
 # -- threads and processes -------------------------------------------------------------------------
 
 
-def test_user_held_values_are_pinned_while_earlier_thread_lives() -> None:
+def test_user_held_values_stay_while_older_thread_runs() -> None:
     """Rekindle does not see the operators of a thread that started before the budget."""
     done, begun = threading.Event(), threading.Event()
 

@@ -457,7 +457,7 @@ def test_costs_of_operators_are_equal_within_process(measured: list[object]) -> 
     assert measured == []
 
 
-def test_costs_of_operators_are_measured_by_few_processes(measured: list[object]) -> None:
+def test_costs_are_measured_again_only_by_first_processes(measured: list[object]) -> None:
     from rekindle.pytorch.planned import _prices
 
     counts: list[int] = []
@@ -471,7 +471,7 @@ def test_costs_of_operators_are_measured_by_few_processes(measured: list[object]
     assert late == 0
 
 
-def test_cost_that_was_disturbed_is_lowered_by_next_process(
+def test_too_high_stored_cost_is_lowered_by_next_process(
     measured: list[object], tmp_path: Path
 ) -> None:
     slow = 3_000_000_000

@@ -266,7 +266,7 @@ void Operation::own_sources() {
     }
 }
 
-// Let go of the memory of the sources. The runtime keeps a reference to what recipes read.
+// Release the memory of the sources. The runtime keeps a reference to what recipes read.
 void Operation::let_go_of_sources() {
     for (Source& source : sources_) {
         source.memory.reset();
