@@ -119,7 +119,7 @@ def _tensor_parallel() -> nn.Module:
 
 
 def _cut(network: Network, mesh: DeviceMesh) -> Network:
-    """Return pairs of layers that are split by columns and by rows."""
+    """Split each pair of linear layers over the ranks: the first by columns, the second by rows."""
     for number, layer in enumerate(network.layers):
         layer.append(nn.Linear(WIDTH, WIDTH))
         ways = {"0": ColwiseParallel(use_local_output=True), "5": RowwiseParallel()}

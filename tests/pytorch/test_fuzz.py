@@ -175,7 +175,7 @@ EXCEPTED = {
 }
 
 
-#: The reasons that concern dispatch modes only: a budget is none, so it acts like plain PyTorch.
+#: Reasons for which a budget gives the results of plain PyTorch, if no dispatch mode is active.
 AS_PLAIN = (MODE, EXCHANGED)
 
 

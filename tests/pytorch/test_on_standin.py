@@ -60,7 +60,10 @@ OVER = {"captured_in_between": 1.1}
 def _trains_the_same(
     extension: Path, programs: tuple[str, ...], modes: tuple[str, ...] = MODES
 ) -> None:
-    """Run each program in some modes. Bits must be equal, and the peak at most 2 % over budget."""
+    """Run each program in some modes (settings of the budget) and orders of streams.
+
+    The bits must be equal, and the peak at most 2 % above the budget.
+    """
     most = max(OVER.get(program, 1.02) for program in programs)
     # Some combinations, which contain each mode and each order of streams at least once.
     # `scripts/sweep tests` runs all combinations.
@@ -99,7 +102,10 @@ def test_simulated_cuda_with_all_evicted_matches_pytorch(extension: Path, progra
 
 @pytest.mark.slow
 def test_small_results_fit_into_full_budget(extension: Path) -> None:
-    """Some bytes stay free for small results, because an error could disturb a graph capture."""
+    """Large results leave some bytes of a budget on a device free for small ones.
+
+    `OutOfBudget` for a small result could interrupt the start of a CUDA graph capture.
+    """
     kept, full = asked(extension, "any, small, prompt", "any, small, prompt, kept_back").values()
     assert (kept["large"], kept["small"]) == (63, 100)
     assert kept["peak over budget"] <= 1
@@ -258,7 +264,7 @@ def test_first_operator_call_with_workspace_waits_for_swap_out(extension: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("copied", ["10000", "1000"])
 def test_learned_steps_that_swap_take_their_planned_time(extension: Path, copied: str) -> None:
-    """The simulated clock shows that plans predict their time, and that swapping costs no time."""
+    """On the simulated clock, steps take the planned time, and swapping is not slower."""
     question = f"{copied}, timed, prompt"
     answer = asked(extension, question)[question]
     assert "error" not in answer, answer
@@ -280,7 +286,7 @@ def test_learned_steps_that_swap_take_their_planned_time(extension: Path, copied
 @pytest.mark.slow
 @pytest.mark.parametrize("copied", ["10000", "1000"])
 def test_planned_model_that_swaps_takes_planned_time(extension: Path, copied: str) -> None:
-    """The simulated clock shows that plans predict their time, and that swaps beat recomputing."""
+    """On the simulated clock, passes take the planned time, and swapping beats recomputing."""
     question = f"{copied}, timed plans, prompt"
     answer = asked(extension, question)[question]
     assert "error" not in answer, answer
@@ -297,7 +303,10 @@ def test_planned_model_that_swaps_takes_planned_time(extension: Path, copied: st
 
 @pytest.mark.slow
 def test_planned_bert_that_swaps_takes_planned_time(extension: Path) -> None:
-    """A small BERT-base trains twice the batch in the memory that the smaller batch needs."""
+    """A small BERT-base trains twice the batch in the memory that the smaller batch needs.
+
+    Swapping costs less than half of the additional time of recomputing.
+    """
     question = "BERT-base, scaled plans, prompt"
     answer = asked(extension, question)[question]
     assert "error" not in answer, answer

@@ -27,7 +27,10 @@ def loss_of(output: Tensor) -> Tensor:
 
 
 def within(chain: Chain, budget: int, **options: object) -> tuple[nn.Sequential, int]:
-    """Return the sequential model within the budget, or within the smallest budget that fits."""
+    """Return the model of `rekindle.sequential` for `budget`, and that budget.
+
+    If the budget is too small, use the smallest budget that works instead.
+    """
     model, x = chain
     try:
         return rekindle.sequential(model, x, budget, loss=loss_of, **options), budget
@@ -208,6 +211,7 @@ def test_sequential_in_eval_mode_and_no_grad_matches_pytorch() -> None:
 
 
 def test_sequential_with_other_shape_is_measured_or_refused() -> None:
+    """A batch of another size is measured again, or raises with `reshape="refuse"`."""
     model, x = built("mlp")
     chained, _ = within((model, x), 1)
     small = x[:64].clone()

@@ -354,7 +354,7 @@ def test_budget_and_simulate_use_same_default_policy() -> None:
 
 
 @pytest.mark.evicts_anything
-def test_run_after_end_says_that_excess_was_restored() -> None:
+def test_repr_of_ended_run_shows_memory_of_restored_tensors() -> None:
     x = torch.randn(64, 1024)
     with rekindle.budget("1600KiB", evict="anything") as run:
         held = [(x * n).sin() for n in range(8)]

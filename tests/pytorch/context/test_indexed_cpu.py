@@ -1,4 +1,4 @@
-"""Tests of tensors on the device `cpu:0`, which some versions of Accelerate give to CPU ranks."""
+"""Tests of CPU devices with an index, such as `cpu:1`: some versions of Accelerate use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _gradient() -> torch.Tensor:
     return weight.grad
 
 
-def test_tensors_on_cpu_0_count_in_cpu_budget() -> None:
+def test_tensors_on_indexed_cpu_device_count_in_cpu_budget() -> None:
     plain = _gradient()
     with rekindle.budget("10MiB") as run:
         within = _gradient()

@@ -2,8 +2,8 @@
 
 PyTorch itself takes other code paths within a dispatch mode (such as a memory tracker) and with
 saved-tensor hooks (which a budget uses), also if these do nothing. So results of such runs are
-right as well. The reasons below say when such a run is compared with. It is always a whole run,
-never single tensors of different runs.
+right as well. Each constant below is a reason to accept the results of such a run. All results must
+then be those of the same run.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def skips() -> Callable[[], Any]:
     return step
 
 
-def test_user_held_skip_connections_match_pytorch_if_evicted() -> None:
+def test_evicting_user_held_skip_connections_lowers_budget() -> None:
     smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "anything")}
     assert smallest["anything"] < 0.7 * smallest["saved"]
 

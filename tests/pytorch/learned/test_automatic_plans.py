@@ -130,10 +130,10 @@ def test_plan_is_kept_if_time_without_plan_is_unknown() -> None:
     assert plan.route is not None
 
 
-def test_cached_plan_has_time_lost_by_steps_without_plan() -> None:
-    """The plan's file has the share of time that steps without the plan lost to recomputation.
+def test_plan_file_stores_time_lost_by_steps_without_plan() -> None:
+    """The plan's file stores which fraction of their time steps without the plan recomputed.
 
-    A later process compares it with the share that steps with the plan lose.
+    A later process compares this fraction with that of steps that follow the plan.
     """
     plans = plans_for(1, torch.device("cpu"))
     plan = planned(plans)

@@ -36,7 +36,7 @@ WIDTH, BATCH = 64, 128
 class Deep(nn.Module):
     """Layers with dropout, a batch norm and an in-place activation.
 
-    A model may omit the last layers.
+    With `depth`, the forward pass runs only the first `depth` layers.
     """
 
     def __init__(self, layers: int = 8) -> None:
@@ -193,17 +193,17 @@ def test_each_batch_length_gets_its_own_learned_plan() -> None:
     shapes = learned(run).shapes
     assert len([shape for shape in shapes if shape.route is not None]) == 2
     assert run.steps_followed >= 4
-    assert run.steps_left <= 2  # before the other kind of step has a plan, too
+    assert run.steps_left <= 2  # until both kinds of steps have a plan
 
 
-def test_learned_plans_of_two_alternating_shapes_are_followed() -> None:
+def test_alternating_steps_of_two_kinds_follow_their_plans() -> None:
     def steps(training: Training) -> None:
         for number in range(14):
             training.step(number, depth=(None, 6)[number % 2])
 
     run = assert_alike(steps, budget_of(0.4, steps))
     assert run.steps_followed >= 4
-    assert run.steps_left <= 2  # before the other kind of step has a plan, too
+    assert run.steps_left <= 2  # until both kinds of steps have a plan
 
 
 def test_learned_plans_are_shared_between_equal_budgets() -> None:

@@ -16,7 +16,7 @@ from rekindle.pytorch.learned._sequence_matcher import (
 
 
 def steps(words: str) -> list[int]:
-    """Return the sequence of operators in which each letter is one operator.
+    """Return the operator ids of a step, in which each letter stands for one operator.
 
     Operators with capital letters need gradients. Those after "|" belong to the backward pass.
     """
@@ -26,7 +26,11 @@ def steps(words: str) -> list[int]:
 
 
 def places(shape: list[int], step: list[int]) -> list[int] | None:
-    """Return the index in `shape` of each operator of `step`; None if they do not match."""
+    """Return the index in `shape` (a recorded step) of each operator of `step`.
+
+    The index is `UNMATCHED` if the recorded step lacks the operator. Return None if the steps do
+    not match.
+    """
     walk = SequenceMatcher(shape)
     found = [walk.observe(op_id) for op_id in step]
     return None if MISMATCH in found else found

@@ -86,7 +86,9 @@ def tight(name: str, **how: Any) -> int:
 
 
 def runs_as_if_nothing_was(name: str, budget: int, step: int, **how: Any) -> int:
-    """Run the program many times; in each run, another of every `step`-th operator raises.
+    """Run the program many times, and let another operator raise in each run.
+
+    Only every `step`-th operator is tried.
 
     Assert that results and memory equal those of a run without an error.
 

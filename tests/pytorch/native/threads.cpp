@@ -30,9 +30,9 @@
 
 namespace rekindle {
 
-void process_pending_late() noexcept {}  // there is no driver
+void process_pending_late() noexcept {}  // This program has no driver (object of a budget).
 
-WithoutGil::WithoutGil() = default;  // nor Python
+WithoutGil::WithoutGil() = default;  // Without Python there is no GIL.
 WithoutGil::~WithoutGil() = default;
 
 }  // namespace rekindle

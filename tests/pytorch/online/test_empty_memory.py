@@ -188,7 +188,7 @@ def ramp(length: int) -> Tensor:
 
 
 def by_address(there: Tensor) -> None:
-    """Write as C++ code does that takes the address: Rekindle cannot observe the write."""
+    """Write by address, as C++ code does. Rekindle cannot observe such a write."""
     values = ramp(there.numel())
     ctypes.memmove(ADDRESS(there), ADDRESS(values), there.nbytes)
 
@@ -211,7 +211,8 @@ Evict = Literal["saved", "auto", "anything"]
 def gradient_of(program: Callable[[], Tensor], evict: Evict | None = None) -> Tensor:
     """Return the gradient of a weight that multiplies the result of `program`.
 
-    With `evict`, evict all values before the backward pass, and before every operator.
+    Without `evict`, run in plain PyTorch. With `evict`, run within a budget that evicts all values
+    before every operator and before the backward pass.
     """
     torch.manual_seed(4)
     weight = torch.rand(8).requires_grad_()
@@ -243,8 +244,8 @@ def test_empty_tensor_half_written_outside_torch_keeps_contents(write: Write, ev
 
 @writes
 @evicting
-def test_copy_of_half_written_outside_torch_keeps_contents(write: Write, evict: Evict) -> None:
-    """A half that operators wrote then contains a copy of bytes that no operator wrote."""
+def test_copy_from_half_written_outside_torch_keeps_contents(write: Write, evict: Evict) -> None:
+    """An operator fills the second half with a copy of the first, which no operator wrote."""
 
     def program() -> Tensor:
         out = torch.empty(8)
@@ -259,7 +260,12 @@ def test_copy_of_half_written_outside_torch_keeps_contents(write: Write, evict: 
 
 @writes
 @evicting
-def test_half_written_outside_torch_is_read_and_then_filled(write: Write, evict: Evict) -> None:
+def test_half_written_outside_torch_then_filled_matches_pytorch(write: Write, evict: Evict) -> None:
+    """An operator reads the tensor while code outside of PyTorch has written its first half.
+
+    Another operator then overwrites that half.
+    """
+
     def program() -> Tensor:
         out = torch.empty(8)
         out[4:].copy_(torch.ones(4))
@@ -275,6 +281,8 @@ def test_half_written_outside_torch_is_read_and_then_filled(write: Write, evict:
 @pytest.mark.parametrize("evict", ["auto", "anything"])
 @pytest.mark.parametrize("early", [False, True])
 def test_slices_of_empty_rewritten_by_address_keep_contents(early: bool, evict: Evict) -> None:
+    """If `early`, the program reads the address before an operator writes the first half."""
+
     def program() -> Tensor:
         values, out = (ctypes.c_float * 4)(1, 2, 3, 4), torch.empty(8)
         address = out.data_ptr() if early else 0
@@ -329,7 +337,7 @@ def _without_grad(out: Tensor, x: Tensor) -> None:
 
 
 def _scattered(out: Tensor, x: Tensor) -> None:
-    """Write single elements, so that more than 64 separate pieces are unwritten meanwhile."""
+    """Write every third element first, so that more than 64 separate ranges are unwritten."""
     flat = x.reshape(-1)
     for i in [*range(0, flat.numel(), 3), *range(1, flat.numel(), 3), *range(2, flat.numel(), 3)]:
         out.view(-1)[i] = flat[i]
@@ -353,9 +361,14 @@ def _halves_into(out: Tensor, x: Tensor) -> None:
     ],
     ids=["row_missing", "added", "indexed", "out", "without_grad", "scattered", "halves"],
 )
-def test_only_memory_that_operators_filled_is_evicted(
+def test_empty_tensor_is_evicted_only_if_slices_fill_it(
     write: Callable[[Tensor, Tensor], None], kept: bool
 ) -> None:
+    """A tensor made by `empty` is evicted only if recorded writes to slices fill all of it.
+
+    It is `kept` in memory if a row is missing, if a write is made under no_grad or by an index
+    tensor, or if too many separate ranges are unwritten at some time.
+    """
     x, weight = torch.rand(4, 64), torch.rand(4, 64).requires_grad_()
     with rekindle.budget("1GiB", evict="saved", learn=False) as run:
         out = torch.empty(4, 64)
@@ -438,6 +451,8 @@ def test_result_from_half_filled_empty_tensor_is_recomputed() -> None:
 
 
 def test_result_from_half_is_recomputed_after_tensor_was_filled() -> None:
+    """`y` reads the first half before the second one is written. Then both are overwritten."""
+
     def program() -> Tensor:
         x = torch.rand(8)
         out = torch.empty(16)
@@ -470,7 +485,7 @@ def _(out: Tensor, x: Tensor) -> None:
 
 @pytest.mark.parametrize("make", [torch.empty_like, torch.neg])
 @pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
-def test_halves_written_by_two_threads_at_once_match(
+def test_tensor_filled_by_two_threads_at_once_matches_pytorch(
     make: Callable[[Tensor], Tensor], evict: Literal["saved", "auto", "anything"]
 ) -> None:
     """Each thread fills one half. Both begin before Rekindle has recorded one of the writes.

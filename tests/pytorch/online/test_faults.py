@@ -26,7 +26,7 @@ class Fault(Exception):
 
 
 class Failing(Tracker):
-    """A mode that raises before (or after) the operator of number `nth` that is executed."""
+    """A dispatch mode that raises before (or after) the `nth` operator that is executed."""
 
     def __init__(self, nth: int, error: type[BaseException], *, after: bool) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def _harsh_enough(batch: Tensor) -> int:
 
 
 class OutOfMemoryAfter(Tracker):
-    """A device whose memory runs out inside one operator, which has done half of its work."""
+    """A dispatch mode that raises a simulated device OOM after the operator `name` has written."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class OutOfMemoryAfter(Tracker):
 
 
 def test_failed_operator_that_wrote_part_of_list_is_not_retried() -> None:
-    """A second run of the operator would add twice to the first tensors of the list."""
+    """A second run of the operator would add again to tensors that the first run changed."""
     weights = [torch.ones(3), torch.ones(4)]
     with (
         OutOfMemoryAfter("aten::_foreach_add_") as device,

@@ -148,7 +148,7 @@ CHANGING: list[tuple[type[optim.Optimizer], dict[str, Any], Callable[[Program], 
 def test_optimizer_step_of_growing_need_runs_whole_or_not(
     kind: type[optim.Optimizer], options: dict[str, Any], change: Callable[[Program], None] | None
 ) -> None:
-    """The sixth step needs more memory than the steps before, from which memory was predicted.
+    """Rekindle predicts a step's memory from earlier steps, but the sixth step needs more.
 
     A step that does not fit raises `OutOfBudget` and changes nothing.
     """
@@ -185,7 +185,9 @@ def test_optimizer_step_of_growing_need_runs_whole_or_not(
     assert differing(program.state(), trained(8).state()) == []
 
 
-def test_memory_of_optimizer_step_is_measured_once(dry_runs: list[optim.Optimizer]) -> None:
+def test_memory_of_optimizer_step_is_measured_at_most_twice(
+    dry_runs: list[optim.Optimizer],
+) -> None:
     """The program keeps the loss of the last step, which is no reason to measure again."""
     cell = nn.LSTMCell(8, 8)
     optimizer = optim.SGD(cell.parameters(), lr=0.1)
@@ -202,7 +204,7 @@ def test_memory_of_optimizer_step_is_measured_once(dry_runs: list[optim.Optimize
     assert len(dry_runs) <= 2
 
 
-def test_memory_of_optimizer_step_is_not_measured_again_later(
+def test_optimizer_step_measured_in_one_budget_is_known_to_next(
     dry_runs: list[optim.Optimizer],
 ) -> None:
     plain, ours = Program(), Program()

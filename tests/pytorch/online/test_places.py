@@ -51,7 +51,7 @@ def _named(run: Run) -> list[tuple[str, Place]]:
 
 
 def comment(place: Place) -> str:
-    """Return the comment at the end of that line."""
+    """Return the comment at the end of the source line of `place`."""
     path, _, number = place.line.rpartition(":")
     with open(path) as source:
         line = source.read().splitlines()[int(number) - 1]

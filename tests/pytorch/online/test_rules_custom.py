@@ -1,4 +1,7 @@
-"""Tests of custom operators whose autograd formula runs with grad mode off."""
+"""Tests of custom operators, with and without an autograd formula: their results are recomputed.
+
+PyTorch runs a custom operator that has an autograd formula with grad mode off.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ def _program_without_formula() -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_results_of_operator_without_formula_are_recomputed(
+def test_operator_called_in_autograd_function_is_recomputed(
     evict: Literal["saved", "anything"],
 ) -> None:
     harsh = harshest(_program_without_formula, evict=evict)
@@ -95,7 +98,7 @@ def test_results_of_operator_without_formula_are_recomputed(
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_values_saved_by_custom_operator_formula_are_recomputed(
+def test_values_saved_by_custom_op_for_backward_are_recomputed(
     evict: Literal["saved", "anything"],
 ) -> None:
     harsh = harshest(_program, evict=evict)

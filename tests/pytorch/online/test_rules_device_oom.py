@@ -24,7 +24,7 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def _fitted(run: Any, nbytes: int) -> None:
-    """Simulate that an allocation of the device failed, and that it then fitted `nbytes` in all."""
+    """Simulate that the device had memory for only `nbytes` bytes of the budget."""
     run._driver.core.fitted(run._driver.handle, nbytes)
 
 

@@ -146,7 +146,7 @@ def test_complex_numbers_and_sparse_gradients_match_pytorch() -> None:
 
 
 def test_recursive_tree_of_deleted_values_matches_pytorch() -> None:
-    """Gradients flow in the right order through values that the program deleted before."""
+    """The program holds only the root of a tree. Gradients of leaves are summed in equal order."""
 
     def program() -> Step:
         weight = vector(True)

@@ -45,7 +45,7 @@ def test_result_size_of_loss_is_predicted(name: str, reduction: str) -> None:
 
 
 def test_result_size_of_loss_with_two_dtypes_is_predicted() -> None:
-    """With a bfloat16 input and a float32 target, the result has the larger type."""
+    """With a bfloat16 input and a float32 target, the result has the larger dtype."""
     x, y = torch.rand(10, 30), torch.rand(10, 30).bfloat16()
     amount = x.nbytes + y.nbytes + y.nbytes + 100
     for one, other in ((x, y), (y, x)):

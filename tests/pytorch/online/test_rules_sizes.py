@@ -1,6 +1,7 @@
 """Tests that a result too large for the budget raises, also if its size is hard to predict.
 
-The size depends on values of the inputs (KNOWN), or cannot be predicted at all (UNKNOWN).
+`KNOWN` has operators whose result size depends on values of their inputs, but can be predicted.
+`UNKNOWN` has operators whose result size cannot be predicted.
 """
 
 from __future__ import annotations

@@ -481,7 +481,10 @@ def test_pseudoinverse_of_complex_matrix_matches_pytorch(watched: bool) -> None:
 
 
 def test_gradient_formula_of_products_matches_pytorch() -> None:
-    """With an active dispatch mode PyTorch uses another formula, but a budget is not a mode."""
+    """Within a dispatch mode, PyTorch computes gradients of `prod` and `cumprod` in another way.
+
+    A budget is no dispatch mode, so the bits are those without a mode.
+    """
     torch.manual_seed(0)
     weight = torch.rand(5, 7, requires_grad=True)
 

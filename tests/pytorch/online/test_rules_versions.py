@@ -96,7 +96,7 @@ def result(use: Use) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def batch(use: Use) -> tuple[Tensor, Tensor, Tensor]:
-    """Use a tensor that needs no gradient. Its first use is by an alias, which dies at once."""
+    """Use a tensor that needs no gradient, first by an alias, which is deleted at once."""
     weight, data = vector(True), vector()
     data.detach().sum()
     loss = (use(data) * use(weight)).sum() + _load() + (data * weight).sum()
@@ -344,7 +344,11 @@ class _Exponential(torch.autograd.Function):
 def test_data_assigned_to_saved_result_is_ignored_by_its_node(
     make: Callable[[Tensor], Tensor], evict: Literal["saved", "anything"]
 ) -> None:
-    """In plain PyTorch a node saves its result as a tensor of its own, apart from `h`."""
+    """Assign to `h.data`, where `h` is the result of `make`, whose backward pass reads that result.
+
+    In plain PyTorch the autograd node saves its result as a tensor apart from `h`. So the backward
+    pass reads the computed result, and not the assigned data.
+    """
 
     def program() -> Callable[[], dict[str, Tensor]]:
         x, other = vector(True), vector()
@@ -379,7 +383,7 @@ def test_backward_pass_reads_tensor_assigned_to_data(
 
 
 def test_result_resized_by_out_argument_matches_pytorch() -> None:
-    """`out=` writes and resizes a tensor whose old version has no contents."""
+    """`out=` resizes and writes an empty tensor, whose version before the write has no bytes."""
 
     def program() -> Step:
         x = vector(True)

@@ -1,9 +1,8 @@
 """Run random programs: `python -m tests.pytorch.scenes --programs 3000`.
 
-With `--mode peak` each budget is the memory peak of plain PyTorch and a few percent, which must be
-enough.
-Programs run in processes of their own, some at a time. A program that hangs, exhausts memory or
-ends its process is a complaint about its seed.
+With `--mode peak` each budget is the memory peak of plain PyTorch plus a few percent. Every program
+must run within it. Programs run in processes of their own, some at a time. A program that hangs,
+exhausts memory or ends its process is a complaint about its seed.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ SLACK_SHARE: Final = 1.08
 SLACK_BYTES: Final = 160 << 10
 
 #: In the mode "peak" the budget is `PEAK_SHARE` times the peak of plain PyTorch, plus
-#: `NUMPY_BYTES`. A budget also counts NumPy arrays, such as two of the largest batch, which
-#: PyTorch's allocator does not make.
+#: `NUMPY_BYTES`. A budget also counts NumPy arrays, which PyTorch's allocator does not make:
+#: for example two copies of the largest batch.
 PEAK_SHARE: Final = 1.03
 NUMPY_BYTES: Final = 32 << 10
 

@@ -35,8 +35,7 @@ def main(files: tuple[Path, ...], ways: tuple[str, ...], chosen: str, write: boo
 
     The ways are a budget without a limit, one that evicts everything before each operator, and one
     of 60 % of the test's peak. Tests that pass in plain PyTorch must pass in each way. Known
-    exceptions are in
-    tests/pytorch/strangers/expected with the reason. That list may only shrink.
+    exceptions are listed with a reason in tests/pytorch/strangers/expected, which may only shrink.
     """
     there = [file for file in files if file.is_file()]
     if not there:

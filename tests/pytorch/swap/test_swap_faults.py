@@ -133,7 +133,7 @@ def test_measured_bandwidth_falls_after_four_slow_transfers() -> None:
 def test_swap_write_that_fails_late_matches_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write fails after its storage was evicted, and meanwhile recomputed and evicted again."""
+    """A value is evicted, recomputed, and evicted again before its write to the file fails."""
 
     def slow(*arguments: Any) -> int:
         time.sleep(0.02)
@@ -151,7 +151,7 @@ def test_swap_write_that_fails_late_matches_pytorch(
 def test_value_whose_swap_write_fails_is_kept_if_source_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program overwrites the value's input during the write: it cannot be recomputed then."""
+    """During the write, the program overwrites the input from which the value is recomputed."""
 
     def step(weight: Tensor) -> Tensor:
         data = torch.ones(WIDTH)

@@ -1,6 +1,7 @@
-"""Blocks of random networks without weights.
+"""Building blocks without weights, from which the hunt puts together random networks.
 
-They draw random numbers, write in place, index, sum over time, or do linear algebra.
+The blocks draw random numbers, write in place, index, sum over time, or do linear algebra. (The
+hunt is a random search for programs that give other results within a budget.)
 """
 
 from __future__ import annotations
