@@ -13,7 +13,7 @@ class BudgetTrainer(WithinBudget, Trainer):
 
 
 class Words(torch.utils.data.Dataset):
-    """Random ones: a data set that needs no download."""
+    """A data set of 64 random token sequences, which needs no download."""
 
     def __len__(self) -> int:
         return 64
