@@ -1,4 +1,4 @@
-"""Check what a slow function shows of its progress, on a terminal and in a log."""
+"""Tests of the progress line that slow functions show on a terminal or write to a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle._progress import ProgressLine
 
 
 class Screen(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def shown(stream: io.StringIO, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return what 24 seconds of work write to `stream`, with a text each second."""
+    """Return what `ProgressLine` writes to `stream` if it is called once a second, 24 times."""
     monkeypatch.setattr("sys.stderr", stream)
     progress = ProgressLine()
     for second in range(24):
@@ -36,14 +36,14 @@ def shown(stream: io.StringIO, clock: list[float], monkeypatch: pytest.MonkeyPat
     return stream.getvalue()
 
 
-def test_progress_in_log_is_one_line_each_ten_seconds(
+def test_progress_in_log_writes_line_after_each_10_seconds(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = shown(io.StringIO(), clock, monkeypatch)
     assert written == "rekindle: second 11\nrekindle: second 22\n"
 
 
-def test_progress_on_terminal_is_one_line_that_ends_erased(
+def test_progress_line_on_terminal_is_updated_and_erased_at_end(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = shown(Screen(), clock, monkeypatch)

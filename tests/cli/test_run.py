@@ -177,7 +177,11 @@ def test_spawned_data_workers_of_script_import_its_main_module(script: Path) -> 
 
 @pytest.mark.slow
 def test_restarted_script_follows_cached_plan_from_first_step_on(script: Path) -> None:
-    """With `cache=False`, the second run makes its own plan instead of reading one."""
+    """Run a script three times: the first run learns a plan after its first step and caches it.
+
+    The second run follows the cached plan in every step. The third run has `--no-cache`, so it
+    learns its own plan.
+    """
     longer = TRAIN.replace("return 512", "return 1024")
     script.write_text(longer)
     first, again, without = (
@@ -204,7 +208,7 @@ def test_run_within_too_small_budget_suggests_larger_budget(script: Path) -> Non
 
 @pytest.mark.slow
 def test_run_options_write_reports_profile_and_progress(script: Path) -> None:
-    """A second run within the budget that the profile suggests succeeds."""
+    """Run without a limit, then within the budget that the first run's profile suggests."""
     words = ("--report", "html", "run.html", "--report", "text", "run.txt")
     first = run("--budget=none", "--profile", "--progress", *words, "train.py", cwd=script.parent)
     assert first.returncode == 0, first.stderr

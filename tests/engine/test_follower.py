@@ -1,7 +1,7 @@
 """Tests of an engine that follows a plan (a list of evictions and recomputations made ahead).
 
-With a plan that does not fit the program, its schedule must still be valid. With a right plan, it
-takes the planned time.
+If the plan was made for another program, the schedule of the engine must still be valid. If it was
+made for this program, the run takes at most the planned time.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _training(layers: int) -> Trace:
 @pytest.mark.parametrize("rate", [10**9, 4 * 10**9, 50 * 10**9])
 @pytest.mark.parametrize("ratio", [0.3, 0.5])
 def test_followed_plan_with_swaps_takes_its_planned_time(rate: int, ratio: float) -> None:
-    """The plan is faster than the policy alone."""
+    """This is less time than with the policy alone."""
     trace = _training(24)
     budget = int(ratio * keep_all_peak(trace))
     swap = Swap(None, rate, rate)

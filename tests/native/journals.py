@@ -123,7 +123,10 @@ class Replay:
         self.engine.idle.clear()
 
     def copied(self, entry: Entry) -> None:
-        """Handle a copy that failed or was slow, either during an event or between two events."""
+        """Tell the Python engine about a failed or lost copy, or about a measured bandwidth.
+
+        This may happen during an event or between two events.
+        """
         if entry.kind == "measured":
             assert self.engine.host is not None
             rates = {"out_bytes_per_s": entry.id, "in_bytes_per_s": entry.number}

@@ -205,7 +205,7 @@ class Stream:
                 return True
 
     def may_go(self, storage: Storage) -> bool:
-        """Return True if a held storage may be swapped out, so that it cannot be resized."""
+        """Return True if a held storage may be swapped out. Such a storage must not be resized."""
         return self.engine.host is not None and (storage.on_host or storage.evictable_while_held)
 
     def draw_about(self, name: str, number: int) -> None:
@@ -283,7 +283,7 @@ class Stream:
                 self.event(name, 0, 0, getattr(engine, name)())
 
     def least_loss(self) -> list[Storage]:
-        """Return a list of the storage that is cheapest to evict; empty if none may be evicted."""
+        """Return a list of one storage, the cheapest to evict; empty if none may be evicted."""
         engine = self.engine
         losses = [(engine.loss(each), each.order, each) for each in engine.storages]
         known = [(loss, order, each) for loss, order, each in losses if loss is not None]
@@ -334,7 +334,7 @@ class Stream:
             self.lose(self.values[overwritten].storage)
 
     def lose(self, storage: Storage) -> None:
-        """Release all references to `storage` if it is a source that was overwritten."""
+        """Release all references to an overwritten `storage`, unless it can be recomputed."""
         if storage.replayable:
             return
         named = [number for number, value in self.values.items() if value.storage is storage]

@@ -83,7 +83,7 @@ def _route(trace: Trace, budget: int) -> Route | None:
 
 @pytest.mark.slow
 def test_native_and_python_engine_follow_plan_equally() -> None:
-    """Each engine also follows the plan of another program, which does not fit."""
+    """In half of the runs, the plan was made for another program."""
     followed = 0
     for seed in range(120):
         rng = random.Random(seed)
@@ -113,7 +113,7 @@ def _with_copies(trace: Trace, budget: int, swap: Swap) -> Route | None:
 
 
 def test_native_and_python_engine_follow_plan_of_swaps_equally() -> None:
-    """Each engine also follows the plan of another program, and makes its copies, too."""
+    """In a third of the runs, the plan was made for another program."""
     followed, copied = 0, 0
     for seed in range(120):
         rng = random.Random(seed)

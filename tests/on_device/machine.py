@@ -49,7 +49,7 @@ class Machine:
     Args:
         kind: The kind of device.
         tiny: True for a rehearsal with tiny programs.
-        quick: True for fewer rows of times.
+        quick: True to time only what shows the effect of memory.
     """
 
     def __init__(self, kind: str, *, tiny: bool, quick: bool = False) -> None:
@@ -87,7 +87,11 @@ class Machine:
     def within(
         self, program: Program, amount: int, steps: int = 3, **options: Any
     ) -> tuple[Took, int]:
-        """Train within the smallest sufficient budget from `amount` on; also return the budget."""
+        """Train within `amount` bytes, or within the first budget suggested by errors that works.
+
+        Returns:
+            The result, and the budget that worked.
+        """
         refusals: list[str] = []
         for _ in range(12):
             try:
@@ -98,7 +102,10 @@ class Machine:
         raise RuntimeError(f"the smallest budget grew too often: {refusals}")
 
     def timed(self, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-        """Return the milliseconds of each of `count` steps, and the host's part (a fraction)."""
+        """Return the milliseconds of each of `count` steps, and the fraction until `step` returns.
+
+        After `step` has returned, the host only waits for the device.
+        """
         times, host = [], 0.0
         for _ in range(count):
             self.synchronize()

@@ -168,7 +168,7 @@ def memory(machine: Machine) -> Iterator[Line]:
 
 
 def _seen(machine: Machine, program: Any) -> Any:
-    """Measure the peak of operator results, as a budget without a limit counts these results."""
+    """Train two steps in an ample budget. The peak is that of the budget, not of the device."""
     took = machine.trained(program, 2, 1 << 50)
     return type(took)(took.values, took.run.peak, took.constant, took.run)
 
@@ -303,10 +303,11 @@ class Stage:
 
     Attributes:
         run: Yields its findings.
-        seconds: Its part of the ten minutes.
+        seconds: Its time limit, a part of the ten minutes for all stages.
         timed: True if nothing else may run at the same time.
-        settings: Settings of PyTorch's allocator; the stage runs once for each, in a process.
-        on_cpu: True if it has findings without a device.
+        settings: Settings of PyTorch's allocator. The stage runs once with each, each time in a
+            process of its own.
+        on_cpu: True if the stage also runs in a rehearsal on the CPU.
     """
 
     run: Callable[[Machine], Iterator[Line]]

@@ -45,7 +45,7 @@ def speed(machine: Machine, *, bf16: bool) -> Iterator[Line]:
             except Exception as error:
                 reported = f"{type(error).__name__}: {error}"[:300]
                 yield label | {"allocator": _settings(), "error": reported}
-                # with fragmentation, the allocator may need more memory than the device has
+                # A limited device may be too small because of fragmentation, which is no failure.
                 if not limited:
                     yield check(what, refusal(error) is not None)
 
@@ -56,10 +56,10 @@ _LIMITED = ", in that device"
 def _methods(
     machine: Machine, most: int, rows: int, times: int
 ) -> Iterator[tuple[str, int, Callable[[], Any] | None]]:
-    """Yield the rows of the table to measure: method, batch rows, and context.
+    """Yield what to measure: the name of a method, the rows of its batch, and its context.
 
-    With the first setting of the allocator all are measured. With other settings, only those are
-    measured on which the setting may have an effect.
+    With PyTorch's default allocator settings, all methods are measured. With other settings, only
+    those methods are measured on which the settings may have an effect.
     """
     within = partial(rekindle.budget, device=machine.kind)
     if not _settings():

@@ -23,7 +23,8 @@ from tests.planners.helpers import (
 )
 from tests.strategies import examples, problems
 
-# From static_reference.json: graph, ratio, cost in us; proven optimal, solved here in a second.
+# From static_reference.json: a graph, a budget as a fraction of its peak, and the proven optimal
+# cost in us. The test solves each of them in a second.
 QUICK = [
     ("vgg16_b64", 0.7, 640541),
     ("vgg16_b64", 0.6, 641890),

@@ -146,7 +146,7 @@ def test_fitting_with_many_evictions_a_round_yields_valid_plan(drawn, share: int
 
 @given(small_graphs())
 @examples(100)
-def test_fitting_with_one_eviction_a_round_finds_as_many_plans(drawn: tuple[Problem, int]) -> None:
+def test_fitting_with_one_eviction_a_round_finds_plan_as_often(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     alone = fitted(problem, budget)
     with pytest.MonkeyPatch.context() as patch:
@@ -228,7 +228,7 @@ def test_smallest_budget_that_cuts_planner_suggests_has_plan() -> None:
 
 @given(problems(), st.sampled_from([1e-6, 0.2]))
 @examples(25)
-def test_fitting_finds_plan_for_each_budget_that_policy_keeps(drawn, seconds) -> None:
+def test_plan_is_found_for_each_budget_in_which_a_policy_runs(drawn, seconds) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
     policies = DEFAULT, DTR(), MSPS()

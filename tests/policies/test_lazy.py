@@ -130,6 +130,7 @@ def test_policy_comparison_covers_over_300_evictions() -> None:
 def test_envelope_returns_candidate_with_greatest_benefit(
     seed: int, moving: bool, few: int
 ) -> None:
+    """`Envelope` finds the candidate without computing the benefits of all candidates."""
     rng = random.Random(seed)
     lines = Envelope(moving=moving, few=few)
     known: dict[int, list[int]] = {}  # slot: bytes, cost, last, order

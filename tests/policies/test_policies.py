@@ -136,7 +136,7 @@ def test_union_find_cost_equals_exact_cost_until_recomputation() -> None:
                 assert exact.cost(other) == classes.cost(other)
 
 
-def test_union_find_forgets_storages_that_are_not_evicted() -> None:
+def test_union_find_contains_exactly_evicted_recomputable_values() -> None:
     trace, budget = _trace(3)
     engines: list[Engine] = []
     replay(trace, budget=budget, policy=DTR("classes"), watch=engines.append)

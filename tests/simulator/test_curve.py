@@ -30,7 +30,7 @@ def at(batch: int, layers: int = 6) -> Trace:
 
 
 @pytest.mark.parametrize("policy", [DTR(), LRU()], ids=repr)
-def test_smallest_budget_of_curve_fits_but_not_one_byte_less(policy: Policy) -> None:
+def test_trace_fits_smallest_budget_but_not_3_percent_less(policy: Policy) -> None:
     trace = at(100, layers=30)
     found = smallest_budget(trace, policy)
     assert fits(trace, found, policy) is not None
@@ -56,8 +56,12 @@ def test_curve_shows_no_less_time_for_smaller_budget(layers: int, points: int) -
         assert record.recompute_ns <= point.recompute_ns
 
 
-def test_budget_with_nearly_endless_recomputation_does_not_fit() -> None:
-    """In a long chain, memory for one value would suffice, but the simulation takes too long."""
+def test_trace_that_recomputes_too_long_does_not_fit_budget() -> None:
+    """`fits` returns None if a run would recompute for too long, although its memory suffices.
+
+    The budget holds the largest operator and little more, so every value of the chain is recomputed
+    many times.
+    """
     trace = at(1000, layers=120)
     least = largest_need(trace) + 10_000
     assert fits(trace, least, LRU()) is None

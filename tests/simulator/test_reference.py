@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(
     not (FOLDER / "logs").is_dir(), reason=f"the authors' logs are not in {FOLDER}"
 )
 
-# (log, policy, ratio): verdict and overhead of the authors' simulator at commit eff53cc4.
+# Verdict and overhead of the authors' simulator (commit eff53cc4) for a log, a policy and a budget,
+# which is a fraction of the log's peak.
 GOLDEN = [
     ("resnet32", "dtr", 0.3, "pass", 1.1782478449951166),
     ("resnet32", "dtr", 0.1, "thrash", None),

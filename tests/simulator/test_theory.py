@@ -24,7 +24,8 @@ sys.path.pop(0)
 
 THEOREM_1 = Ablation(staleness=False, size=True, cost="exact")
 
-# (layers, budget): recomputed operators. Budgets 2 sqrt(n), log2(n) and n / 2.
+# Recomputed operators by (number of layers n, budget in values). The budgets are about 2 sqrt(n),
+# log2(n) and n / 2.
 LINEAR = {
     (16, 8): 8,
     (32, 12): 20,
@@ -44,7 +45,8 @@ LINEAR = {
 LINEAR_THEOREM = {(16, 8): 13, (32, 12): 23, (64, 16): 74, (128, 23): 132, (256, 32): 373}
 LARGE = {(512, 46): 485, (1024, 64): 988, (2048, 91): 2115, (4096, 128): 4217, (1024, 10): 5064}
 LARGE_THEOREM = {(512, 46): 751, (1024, 64): 1716, (2048, 91): 3111, (4096, 128): 7454}
-# (operators, budget): recomputed operators, equal for h_DTR, h_DTR^eq and LRU.
+# Recomputed operators by (number of operators, budget in values): equal for the policies h_DTR,
+# h_DTR^eq and LRU.
 ADVERSARY = {
     (64, 4): 465,
     (128, 4): 1953,

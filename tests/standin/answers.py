@@ -62,11 +62,12 @@ FRACTION = 0.6
 WIDTH = 1000
 #: Modes whose budget has no limit, so that only the memory of the device limits them.
 GIVEN: dict[str, int | None] = {"native, swapped, full": None}
-#: Larger budgets, as fractions of the peak, for two programs with convolutions. They end before the
-#: core has tried the backward passes of convolutions three times, and so never recompute them.
+#: Larger budgets, as fractions of the peak, for two programs with convolutions. The core recomputes
+#: the backward pass of a convolution only after trials gave equal bits. These programs end before
+#: that, so results of these backward passes cannot be evicted.
 MORE = {f"{name}, native, anything": 0.85 for name in ("convolutions", "timed_convolutions")}
 
-#: Options of the budget for captured graphs.
+#: Options of the budget for programs that capture a CUDA graph.
 OPTIONS: dict[str, dict[str, Any]] = {
     "swapped": {"swap": rekindle.policies.Swap(only=True)},
     "anything": {"evict": "anything"},
@@ -208,9 +209,9 @@ def _dropped(streams: str) -> dict[str, Any]:
 
 
 def _auto(streams: str, *missing: str) -> dict[str, Any]:
-    """Return budgets of "auto" before and after two steps.
+    """Return the amounts of a budget of "auto": when it begins, and after each of two steps.
 
-    During the first step another process takes memory of the device, or frees some.
+    Before the first step, another process takes memory of the device, or frees some.
     """
     STANDIN.late(*SCHEDULES[streams])
     found: dict[str, Any] = {}

@@ -82,7 +82,7 @@ def _evicted_input(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> li
 def _of_evicted(
     weight: Tensor, side: Any, evict: Evict, read: Callable[[Tensor], object]
 ) -> list[Tensor]:
-    """Capture `read` of a tensor that a variable holds and that may be evicted."""
+    """Evict all that may be evicted, then capture `read` of a tensor that a variable holds."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -103,7 +103,7 @@ def _operator_of_evicted(weight: Tensor, small: Tensor, side: Any, evict: Evict)
 
 
 def _evicted_afterwards(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Capture an operator on tensors of variables, whose addresses are then part of the graph."""
+    """Capture an operator, and then evict: the CUDA graph has the addresses of its operands."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -126,8 +126,9 @@ def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
     """Run a scene within a budget, and then another step.
 
     Returns:
-        "equal": if the bits are those without a budget, or "raised": the error. "of variables":
-        how many storages of the program were evicted when all evictable ones were.
+        "equal": True if the bits are those without a budget, or "raised": the error. "later": True
+        if the other step has the right loss. "of variables": how many storages that variables hold
+        were evicted, when the scene evicted all that may be evicted.
     """
     core: Any = native_core()
     core.fix_costs(1_000)

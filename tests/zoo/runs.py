@@ -58,7 +58,7 @@ class Row:
 
 
 def training_step(architecture: Architecture) -> Program:
-    """Run forward, backward and a step of SGD, with dropout on."""
+    """Return a program that makes one training step: forward, backward (with dropout), and SGD."""
 
     def build() -> Callable[[], Any]:
         model, batch = architecture.build()

@@ -113,7 +113,7 @@ def test_zoo_model_with_tied_embeddings_matches_pytorch(name: str, tied: bool) -
 
 @each_language
 def test_zoo_model_with_frozen_parameters_matches_pytorch(name: str) -> None:
-    """Only norms, biases and the last layers train; gradients pass through frozen matrices."""
+    """All weight matrices are frozen: only vectors train, such as biases and norm weights."""
 
     def frozen(model: nn.Module) -> nn.Module:
         for parameter in model.parameters():
@@ -123,7 +123,7 @@ def test_zoo_model_with_frozen_parameters_matches_pytorch(name: str) -> None:
     _assert_same(compare(_trained(name, frozen)))
 
 
-def test_zoo_model_with_frozen_trunk_matches_pytorch() -> None:
+def test_zoo_model_with_frozen_first_layers_matches_pytorch() -> None:
     def frozen(model: nn.Module) -> nn.Module:
         for parameter in model.model.layers[:2].parameters():
             parameter.requires_grad_(False)
@@ -164,7 +164,7 @@ def test_zoo_model_under_autocast_matches_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_zoo_model_with_new_length_each_step_matches_pytorch(name: str) -> None:
-    """Twenty steps within one budget, with batches of 8 to 56 words."""
+    """Twenty steps within one budget, whose batches have sentences of 8 to 55 words."""
 
     def build() -> Callable[[], Any]:
         model = _built(name)

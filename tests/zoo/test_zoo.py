@@ -31,7 +31,7 @@ def _stable() -> list[Architecture]:
 
 
 def _marked() -> list[object]:
-    """Yield the first of each family as drawn, and the others as slow tests."""
+    """Return the first architecture of each family, and then other ones as slow tests."""
     families: set[str] = set()
     chosen: list[object] = []
     slow: list[object] = []

@@ -92,7 +92,7 @@ def test_allocator_releases_free_segments_before_it_fails() -> None:
     native.free(freed)
     assert native.reserved == 44 * MIB  # the freed segment stays reserved
     assert given_out(native, 20 * MIB).address == freed.address  # 12 MiB of the segment are left
-    # although the device and the segment together have as much free
+    # No free block has 14 MiB, and segments with a block in use cannot be returned to the device.
     assert native.allocate(14 * MIB) is None
     native.check()
     native.free(kept)

@@ -1,4 +1,5 @@
-// A device `cuda` for tests: host memory, CPU kernels, streams that run as late as possible.
+// Simulates a device `cuda` for tests: it uses host memory and CPU kernels. Its streams may run each
+// operator as late as possible, so that a missing wait gives wrong results.
 #include <torch/csrc/utils/pybind.h>
 
 #include "operators.h"
