@@ -71,10 +71,10 @@ bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
            only_first_leads_on(node) && has_no_hooks(node);
 }
 
-// Return true if the backward formula of `node` makes this operator call. The node saved one
-// tensor, and the formula calls no other operator between unpacking this tensor and the call. This
-// excludes other callers on this thread, for example a C++ function in a forward pass that
-// checkpointing runs again.
+// Return true if the backward node `node` makes this operator call, not other code on this thread.
+// (Other code may be a C++ function in a forward pass that checkpointing runs again.) The node
+// makes the call if it saved one tensor, unpacked it last on this thread (`last`), and no other
+// operator ran since.
 bool is_called_by(
     const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
 ) {

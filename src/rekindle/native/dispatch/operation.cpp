@@ -82,7 +82,7 @@ void Operation::run_with_inputs() {
     }
     prune_history();
     retry_evicting_held([&] { know_inputs(); });
-    // This operator may read its inputs after it has returned, so do not evict them while the
+    // An opaque operator may read its inputs after it has returned, so do not evict them while the
     // program holds them.
     if (facts_.opaque) {
         keep_inputs_there();
@@ -482,7 +482,7 @@ void Operation::register_results() {
     if (driver_.held_eviction ? quantized : non_strided_result) {
         keep_inputs_there();
     }
-    // The result is written over the first argument, so that only the result still refers to this
+    // If the result was written over the first argument, only the result still refers to this
     // memory.
     if (parsed_.takes_over) {
         const at::Tensor& result = torch::jit::last(stack_, 1)[0].toTensor();

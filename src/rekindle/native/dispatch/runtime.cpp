@@ -230,7 +230,7 @@ bool run(
         pass(op, keys, stack);
         return false;
     }
-    // PyTorch calls these operators in places where an exception would end the process.
+    // PyTorch calls query operators in places where an exception would end the process.
     if (facts.has(Traits::QUERY)) {
         query(driver, facts, op, keys, stack, lock);
         return false;

@@ -13,7 +13,7 @@ struct Life final {
     std::size_t end;
 };
 
-// Return maker and last reader (a `Life`) of each storage that the calls make, and of each
+// Return the `Life` (maker and last reader) of each storage that the calls make, and of each
 // evictable storage that they read.
 std::vector<Life> lives_of(std::span<Call* const> calls, AddressMap<bool>& evictable) {
     std::vector<Life> lives;
@@ -50,7 +50,9 @@ std::vector<std::size_t> positions(
     std::vector<std::size_t> chosen;
     Bytes made = 0;
     Bytes made_at_best = 0;
-    // Index with the fewest living bytes in the second half of this piece.
+    // Best place so far for the next checkpoint: the index of the call after which the fewest bytes
+    // are alive. Only calls count up to which at least half of `spacing` was made since the last
+    // checkpoint.
     std::size_t best = calls.size();
     for (std::size_t index = 0; index < calls.size(); ++index) {
         made += calls[index]->nbytes;

@@ -1,5 +1,5 @@
-// Choice of checkpoints for a long recomputation: positions at which all living values stay in
-// memory. Twin of rekindle.engine._checkpoints.
+// Chooses checkpoints of a long recomputation: calls after which all values that later calls need
+// stay in memory. Twin of rekindle.engine._checkpoints.
 #pragma once
 
 #include <cstddef>

@@ -137,8 +137,8 @@ public:
     void prefetch(Bytes room = UNLIMITED);
 
 private:
-    // Largest number of restarts of one recomputation, per call in the graph. A recomputation that
-    // makes progress needs fewer.
+    // A recomputation may restart at most this many times for each call in the graph. One that
+    // makes progress restarts less often.
     static constexpr std::size_t MOST_BEGUN = 100;
 
     // Time at which a call locks those of its inputs that are in memory: before or after its

@@ -17,8 +17,7 @@ constexpr double ERROR = 4 * std::numeric_limits<double>::epsilon();
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();
 
-// Entry for a tree node whose greatest line is known. The entry of any other node is an upper bound
-// of its lines (its ceiling).
+// Stands for the ceiling (upper bound of all lines) of a tree node whose greatest line is known.
 constexpr double KNOWN = -NEVER;
 
 }  // namespace

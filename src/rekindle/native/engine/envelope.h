@@ -1,13 +1,14 @@
-// Finds the line with the greatest value at the current time without evaluating all lines. Time
-// only increases. Twin of rekindle.policies._envelope, which finds the same line with wider nodes.
+// Finds the storage whose eviction has the greatest benefit now, without computing the benefits of
+// all storages. Twin of rekindle.policies._envelope, which finds the same storage, but whose tree
+// nodes have more children.
 //
-// The benefit of an eviction, bytes * (now - last) / cost, is a line in time. Lines are the leaves
-// of a tree whose nodes have few children. Each node stores the top line below it, and the time
-// until which that line surely stays on top. As in a kinetic heap, that is the first time at which
-// a steeper line can overtake it. Each node also stores a line that no line below it exceeds (its
-// ceiling). A search visits only nodes below which a line changed or whose time is over, and whose
-// ceiling is not below a known top. So thousands of small storages cost nothing while larger ones
-// are evicted.
+// The benefit of an eviction, bytes * (now - last) / cost, is a line over time, which only
+// increases. Lines are the leaves of a tree whose nodes have few children. Each node stores the top
+// line below it, and the time until which that line surely stays on top. As in a kinetic heap, that
+// is the first time at which a steeper line can overtake it. Each node also stores a line that no
+// line below it exceeds (its ceiling). A search visits only nodes below which a line changed or
+// whose time is over, and whose ceiling is not below a known top. So thousands of small storages
+// cost nothing while larger ones are evicted.
 #pragma once
 
 #include <cstddef>

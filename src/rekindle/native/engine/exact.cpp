@@ -176,8 +176,8 @@ void Exact::evicted(Storage& storage) {
     });
 }
 
-// Raise `most_above_` to the average cost of `MOST_ANCESTORS` evicted storages. It only grows: if
-// it fell, costs would fall that `cost_decreases` does not report.
+// Raise `most_above_` to `MOST_ANCESTORS` times the average cost of the storages evicted so far. It
+// never falls, because costs would then fall that `cost_decreases` does not report.
 void Exact::raise_most_above(Nanoseconds cost) noexcept {
     if (counted_ == Costs::capped) {
         ++n_evictions_;

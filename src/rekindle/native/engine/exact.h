@@ -56,8 +56,8 @@ struct Neighbor final {
 // the recomputed storage.
 class Exact final : public Neighborhood {
 public:
-    // `counted` says which evicted neighbors count: all (`exact`), the ancestors (`ancestors`), or
-    // both up to a limit (`capped`).
+    // `counted` says which evicted neighbors count: all (`exact`), only ancestors (`ancestors`), or
+    // ancestors and descendants, each up to a limit (`capped`).
     Exact(Costs counted, Graph& graph)
         : counted_(counted),
           graph_(graph),

@@ -12,16 +12,18 @@
 
 namespace rekindle {
 
-// A plan in a form that is fast to follow: a list of `moves` (steps of the plan). `moves[stops[i -
-// 1]:stops[i]]` come between the first runs of operators i - 1 and i. A negative move ~s says that
-// storage s is not needed until the plan restores it. A move m >= 0 restores the storages
-// `restored[restores[m]:restores[m + 1]]` with one operator. If there are only n such groups, a
-// move m >= n begins the copy `copies[m - n]`.
+// A plan in a form that is fast to follow: a list of steps, `moves`. The steps `moves[stops[i -
+// 1]:stops[i]]` come between the first runs of operators i - 1 and i. With n = `n_restores()`:
+//
+// - A negative step ~s says that the program does not need storage s until the plan restores it.
+// - A step m with 0 <= m < n restores the storages `restored[restores[m]:restores[m + 1]]` by
+//   running one operator.
+// - A step m >= n starts the copy `copies[m - n]` to or from the host.
 struct Route final {
     std::vector<std::int64_t> stops;
     std::vector<std::int64_t> moves;
-    // Bounds of the groups in `restored`, the storages to restore: one entry more than there are
-    // groups.
+    // Storages to restore, in groups. `restores` has the bounds of the groups in `restored`, so it
+    // has one entry more than there are groups.
     std::vector<std::int64_t> restores;
     std::vector<std::int64_t> restored;
     // Numbers of the storages that stay in memory when the program no longer holds them, because
@@ -30,7 +32,7 @@ struct Route final {
     // Copies to the host and back: s copies storage s to the host, ~s swaps it in.
     std::vector<std::int64_t> copies;
 
-    // Return the number of groups of storages in `restored`.
+    // Return the number of groups of storages to restore.
     std::int64_t n_restores() const noexcept {
         return static_cast<std::int64_t>(restores.size()) - 1;
     }

@@ -37,8 +37,8 @@ public:
     // Return the duration of one swap-in, without the wait for earlier ones.
     Nanoseconds in_ns(Bytes nbytes) const noexcept { return takes(nbytes, in_rate_); }
 
-    // Return true if no swap-out will probably be in progress when `asked` is called next. Assumes
-    // that the time between calls stays the same.
+    // Return true if all queued swap-outs will probably have ended when `asked` is called next,
+    // assuming that the time between its calls stays the same.
     bool idle_out(Nanoseconds now) const noexcept { return busy_out_ - now <= now - asked_; }
 
     // Return true if a swap-in would start at once, because none is queued.

@@ -42,18 +42,19 @@ public:
     // Return a lower bound of `cost(storage)` that is fast to compute.
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
 
-    // Add to `found` the storages whose cost may have decreased since the last call, and return 0.
-    // If that would visit more than `most` evicted storages, `found` is incomplete. Then the cost
-    // of each storage that includes an evicted ancestor with an id in `span` may have decreased
-    // too, by at most the returned number.
+    // Add to `found` the storages whose cost may have decreased since the last call of this
+    // function, and return 0. If that would visit more than `most` evicted storages, add only some
+    // of them, set `span` to a range of storage ids, and return an amount in ns. Each storage whose
+    // cost includes an evicted ancestor with an id in `span` may then have become cheaper, by at
+    // most this amount.
     virtual double cost_decreases(
         std::vector<CostDecrease>& /*found*/, std::size_t /*most*/, Span& /*span*/
     ) {
         return 0;
     }
 
-    // Return the number of recorded changes that the next `cost_decreases` will process. Each keeps
-    // a storage alive.
+    // Return the number of events that the next `cost_decreases` will process. Each of them keeps a
+    // storage alive.
     virtual std::size_t n_deferred() const { return 0; }
 
     virtual void expected(Storage& /*storage*/) {}

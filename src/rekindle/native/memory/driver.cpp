@@ -82,9 +82,9 @@ c10::intrusive_ptr<Driver> active() {
 }
 
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
-    // This thread already holds the session mutex, so Python code runs inside the core: for example
-    // the callback of a weak reference to a storage. The operators of such code are not the
-    // program's, so they bypass the budget.
+    // Operators on meta tensors use no memory. If this thread already holds the session mutex,
+    // Python code runs inside the core, for example the callback of a weak reference to a storage.
+    // Operators of such code are not the program's. Both kinds bypass the budget.
     if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
         return {};
     }
@@ -234,7 +234,7 @@ void Driver::poll() {
     poll_untracked(device.queues());
     if (device.queues()) {
         process_pending();
-        // false: the engine still counts storages that the program has freed
+        // `ask_allocator` returns false if the engine still counts storages that the program freed
         if (!ask_allocator()) {
             look_at_all();
         }
@@ -620,7 +620,7 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
     ++recomputations;
     tests.recomputed(recipe.facts);
-    // While the recomputation ran, another thread removed its recipe. So nothing needs the outputs.
+    // If another thread removed the recipe while the recomputation ran, nothing needs the outputs.
     if (!call.replayable || !call.linked) {
         return;
     }
@@ -644,7 +644,8 @@ void Driver::refuse_in_a_graph(const char* site) const {
 void Driver::settle_results(
     Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
 ) {
-    // The program may read the recomputed value without calling an operator.
+    // True if the program holds the storage of an output, so that it may read the recomputed value
+    // without calling an operator.
     bool is_programs = false;
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {

@@ -213,7 +213,7 @@ public:
         }
     }
 
-    // The id by which Python code names this driver: its address.
+    // Id of this driver in calls from and to Python: its address.
     std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
 
     // Sequence number of this driver in the process, counted from 1; never reused.

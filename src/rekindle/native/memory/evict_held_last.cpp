@@ -136,8 +136,7 @@ bool Driver::evict_keeping_placeholder(StorageRecord& record) {
         return false;
     }
     const StoragePtr storage_impl = record.at();
-    // The program freed the storage just now, maybe in another thread, so that no placeholder is
-    // needed.
+    // If the program freed the storage just now, maybe in another thread, no placeholder is needed.
     if (!storage_impl || !record.is_held()) {
         held_list_.remove(record);
         vacate(record);
@@ -223,7 +222,7 @@ void Driver::pin_exposed_address(c10::StorageImpl& storage_impl) {
     if (found != nullptr && found->record != nullptr) {
         StorageRecord& record = *found->record;
         const Ref<Storage> kept(&record);
-        // Operators have written a part of the memory. Other code may write all of it now.
+        // If operators have written only a part of the memory, other code may now write the rest.
         if (record.special.unwritten() != nullptr) {
             seal(record);
             record.clear_flags();

@@ -167,6 +167,8 @@ void HeldEviction::node_changes() {
     }
     const void* node = torch::autograd::get_current_node().get();
     const std::thread::id thread = std::this_thread::get_id();
+    // True if the node that unpacked `each` has finished: this thread runs another node now or, if
+    // the node ran in another thread, no thread runs a backward pass.
     const auto is_over = [&](const Unpacked& each) {
         return each.thread == thread ? each.node != node : !is_any_backward_pass();
     };

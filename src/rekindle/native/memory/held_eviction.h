@@ -52,7 +52,7 @@ public:
     static bool is_returnable(const c10::TensorImpl& tensor);
 
     bool open = true;  // The budget has not ended.
-    // Number of open scopes in which values made with grad mode off get no recipe.
+    // Number of open scopes in which a value gets no recipe if it is made with grad mode off.
     int unrecorded = 0;
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
@@ -78,8 +78,9 @@ public:
     // of them.
     void stops() { pause(true); }
 
-    // Prepare for an eviction. If the runtime does not know all running threads, exclude user-held
-    // values from the eviction. Releases the session mutex for a moment.
+    // Prepare for an eviction. If threads run that the runtime does not know, exclude user-held
+    // values from the eviction, because such a thread may read them unnoticed. Releases the session
+    // mutex for a moment.
     void about_to_let_go(Locked& lock);
     // Release values without a recipe that the program has freed and only recipes need, if they
     // take too much memory. Called after an operator with grad mode off.
@@ -143,7 +144,8 @@ private:
     // storages that `begin_reading` locked, by the number that it returned
     std::map<std::int64_t, Kept> reads_;
     std::int64_t numbers_ = 0;
-    // number of operators to run until `look_at_sources` next checks its sources
+    // number of operators until `look_at_sources` next adds up the bytes of the sources (values
+    // without a recipe) that the program has freed
     int until_look_ = OPERATORS_BETWEEN_LOOKS;
     bool paused_ = false;  // user-held values are excluded from eviction for now
 };

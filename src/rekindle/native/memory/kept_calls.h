@@ -10,8 +10,9 @@
 
 namespace rekindle {
 
-// Calls of one operator whose results are never evicted, all for the same reason: repeated on a
-// trial, the operator gave different bits or had side effects.
+// Calls of one operator whose results are never evicted, all for the same reason `why`. For
+// example, the operator gave other bits when Rekindle ran it a second time on trial, or it had side
+// effects.
 struct KeptCalls final {
     const Facts* facts;
     std::string why;

@@ -17,8 +17,8 @@ namespace rekindle {
 
 namespace {
 
-// Return the storage of an input of a recomputation, which is in memory. Throw an error if its
-// contents have changed since the operator first ran.
+// Return the storage of `record`, an input of a recomputation. Throw an error if the input is not
+// in memory, or if its size or contents have changed since the operator first ran.
 StoragePtr input_storage(StorageRecord& record) {
     StoragePtr storage_impl = record.at();
     if (record.special.is_gathered() && !(storage_impl && is_back(record, storage_impl))) {
@@ -172,7 +172,8 @@ torch::jit::Stack call_again(
 
 c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
     c10::SmallVector<StoragePtr, 4> storages = storages_of(recipe);
-    // True if the call writes inputs in place. It then gets copies of them (R3, in-place writes).
+    // True if the call writes inputs in place. Without `in_place` it then writes copies of them
+    // (R3, in-place writes).
     const bool writes = !recipe.written().empty() && !recipe.statistics();
     if (writes && !in_place) {
         make_private(recipe, storages);

@@ -58,8 +58,8 @@ Recomputing::~Recomputing() {
         --driver_.in_progress.reading_anything;
     }
     driver_.drain_free_queue();
-    // The program has freed an operand that this recomputation needs, so the recomputation cannot
-    // be used.
+    // True if the program has freed an operand of this recomputation. Its result then cannot be
+    // used.
     const bool dropped = driver_.any_locked_is_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });

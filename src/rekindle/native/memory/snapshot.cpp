@@ -140,7 +140,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
     snapshot.holders.clear();
     snapshot.owned.clear();
     snapshot.has_states = false;
-    // Another thread may free a gradient while this thread reads it, so leave gradients out.
+    // If another thread may free a gradient while this thread reads it, leave gradients out.
     if (!gradients_stay()) {
         return;
     }

@@ -176,7 +176,8 @@ struct StorageRecord final : Storage {
         special.drop_unwritten();
     }
 
-    // An operator has written the memory of `before` in place, and this record replaces `before`.
+    // Take over which bytes of `before` are unwritten. An operator has written the memory of
+    // `before` in place, and this record replaces `before`.
     void take_unwritten(StorageRecord& before) {
         if ((before.flags & UNWRITTEN) != 0) {
             flags |= UNWRITTEN;

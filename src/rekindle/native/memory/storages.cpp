@@ -239,8 +239,8 @@ void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl)
     record.size = static_cast<Bytes>(storage_impl->nbytes());
     record.untracked = !on_cpu || !hook_deleter(*storage_impl);
     device.streams.moved(record.id);
-    // Code outside PyTorch may write this memory: PyTorch did not allocate it, or lent it to NumPy,
-    // so that it cannot be resized.
+    // If PyTorch did not allocate this memory, or has lent it to NumPy (then it cannot be resized),
+    // code outside PyTorch may write it.
     if (((on_cpu && record.untracked) || !storage_impl->resizable()) &&
         !record.special.is_external()) {
         record.special.make_external();

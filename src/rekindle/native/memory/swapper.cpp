@@ -141,7 +141,8 @@ bool Swapper::begin(StorageRecord& record) {
 }
 
 void Swapper::gone(StorageRecord& record) {
-    // the value was swapped in early, and is evicted again before anything read it
+    // if the value was swapped in early, and is evicted again before anything read it, end the
+    // swap-in
     if (record.coming) {
         static_cast<void>(end_swap_in(record));
     }
@@ -175,8 +176,7 @@ void Swapper::handle_failed_write(StorageRecord& record, const StoragePtr& stora
     // values only when their room is needed, not ahead of time.
     ahead = false;
     const bool gone = record.on_host && !record.resident;
-    // During the copy to the host the recipe of `record` was dropped. The copy has failed, so the
-    // value must stay in memory.
+    // If the recipe of `record` was dropped during the failed copy, the value must stay in memory.
     if (gone && !record.replayable) {
         engine_.swap_out_failed(record);
         driver_.attach_storage(record, storage_impl);

@@ -51,7 +51,7 @@ void ParsedCall::take(const torch::jit::Stack& stack) {
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         take_argument(given[i], i);
     }
-    // The doubles decide the size of the result, as in arange(0.0, 1.0, 0.1).
+    // Without tensor arguments, doubles decide the size of the result, as in arange(0.0, 1.0, 0.1).
     if (tensors.empty()) {
         for (const c10::IValue& extra : unkeyed_args) {
             if (extra.isDouble()) {

@@ -1,12 +1,13 @@
-// Decides by trials whether operators may be recomputed, if their recomputation may give other
-// bits. A signature is an operator with shapes, dtypes and other arguments. Until a trial with a
-// signature gave equal bits, the results of such calls are never evicted.
+// Decides by trials whether an operator is recomputed whose second run may give other bits than its
+// first. Decisions are per signature: an operator with the shapes and dtypes of its tensors and its
+// other arguments. The results of calls with one signature are not evicted until a trial with this
+// signature gave equal bits.
 //
 // A trial recomputes an operator call while its first results are still in memory, and compares the
-// results. If the bits are equal, the signature is trusted from then on, and results of such calls
-// may be evicted. If the bits differ, or the call has side effects, these results are never
-// evicted. The settings that choose kernels are part of every signature, so a trial is valid only
-// for the settings at that time.
+// results. If the bits are equal, the signature is trusted: from then on results of calls with this
+// signature may be evicted. If the bits differ, or the call has side effects, results of such calls
+// are never evicted. The settings that choose kernels are part of every signature, so a trial is
+// valid only for the settings at that time.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,13 @@ public:
 
     bool is_kept() const noexcept { return state_ == State::kept; }
 
-    // Return the reason why results are never evicted. Empty if results may be evicted, or if a
-    // trial is still to come.
+    // Return the reason why results of calls with this signature are never evicted. Empty if they
+    // may be evicted, or if a trial is still to come.
     const std::string& why() const noexcept { return why_; }
 
-    // Return true if the current call should be recomputed as a trial. Called only while trials
-    // have not yet decided. After a trial for which the budget had no room, some calls are skipped.
+    // Return true if the current call should run a second time as a trial. Called only while the
+    // signature is neither trusted nor excluded. After a trial for which the budget had no room,
+    // some calls are skipped.
     bool is_due() noexcept {
         if (waits_ > 0) {
             --waits_;

@@ -343,8 +343,9 @@ struct Signatures final {
     }
 
     void add(Slot slot) {
-        // The program has so many signatures because it keeps using new shapes or integers. So
-        // clear the cache. Recipes keep the signatures that they need alive.
+        // A program with so many signatures keeps using new shapes or integers, so its old
+        // signatures seldom return. Clear the cache then. Recipes keep the signatures that they
+        // need alive.
         if (n > MOST_KEPT) {
             slots.assign(slots.size(), Slot{});
             n = 0;

@@ -88,7 +88,7 @@ PyObject* journal(PyObject* arguments);
 PyObject* remembered(PyObject* arguments);
 // remember_at_most(driver, operators) -> None
 //
-// Set the most operators that a step may have to follow a learned plan.
+// Set the most operators of a step that may still follow a learned plan.
 PyObject* remember_at_most(PyObject* arguments);
 // tally(on) -> None
 //
@@ -101,7 +101,8 @@ PyObject* tally(PyObject* arguments);
 PyObject* tallied(PyObject* arguments);
 // places_in(shape, step) -> list[int] | None
 //
-// Return the index in `shape` of each operator of `step`; see `places` in steps/sequence_matcher.h.
+// Return for each operator of `step` its index in `shape`, the operators of a recorded step; see
+// `places` in steps/sequence_matcher.h.
 PyObject* places_in(PyObject* arguments);
 // unwritten_bytes(nbytes, writes) -> bytes | None
 //

@@ -260,7 +260,8 @@ PyObject* new_driver(PyObject* arguments) {
 
 // driver_id(driver) -> int
 //
-// Return the id by which calls into Python name the driver.
+// Return the id of the driver. Calls from the core into Python pass this id to say which driver
+// they are about.
 PyObject* driver_id(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);

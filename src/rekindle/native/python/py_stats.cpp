@@ -205,7 +205,8 @@ PyObject* evicted_bytes(PyObject* arguments) {
 
 // kept(driver) -> [(operator, why, calls, bytes)]
 //
-// Return the operators whose results are never evicted, because a trial recomputation failed.
+// Return the operators whose results are never evicted, because a second run on trial gave other
+// bits or had side effects. `why`: which of the two.
 PyObject* kept(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<KeptCalls> found;

@@ -2,10 +2,9 @@
 // says at which operator of later steps to evict or recompute which values.
 //
 // A step begins with the first operator after an optimizer step that is part of an autograd graph,
-// and ends at the next optimizer step. The running step may be recorded. The shape of a step is its
-// sequence of operators. When another step has the shape of a recorded step, Python makes a plan
-// for this shape in the background (rekindle.pytorch.learned). Python passes the plan to
-// `add_plan`.
+// and ends at the next optimizer step. The running step may be recorded. When a later step runs the
+// same operators of the autograd graph in the same order as a recorded step, Python makes a plan
+// for such steps in the background (rekindle.pytorch.learned), and passes it to `add_plan`.
 //
 // A step whose first operator is that of a plan follows the plan (a `Route`), operator by operator.
 // When the step ends or runs other operators, the eviction policy alone decides again. A plan
@@ -32,8 +31,8 @@
 
 namespace rekindle {
 
-// A learned plan for one shape of a step. Operators and storages appear as numbers only, so the
-// plan keeps no tensor alive.
+// A learned plan for steps that run one sequence of operators. Operators and storages appear as
+// numbers only, so the plan keeps no tensor alive.
 struct StepPlan final : c10::intrusive_ptr_target {
     std::int64_t key = -1;             // number by which Python refers to the plan
     std::vector<std::int64_t> op_ids;  // numbers of the step's operators (`op_id_of`), in order
@@ -171,8 +170,8 @@ private:
     c10::intrusive_ptr<StepPlan> plan_;  // the plan; null: the step follows none
     c10::intrusive_ptr<Following> following_;
     SequenceMatcher matcher_;
-    // Difference of numbers for storages that the current operator makes: number in the plan minus
-    // id.
+    // Storages that the current operator makes: their number in the plan minus their id in the
+    // engine. None if the plan does not have this operator.
     std::optional<std::int64_t> makes_;
 };
 

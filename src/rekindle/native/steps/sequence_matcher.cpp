@@ -6,13 +6,14 @@ namespace rekindle {
 
 namespace {
 
-// Most consecutive operators outside the autograd graph that a step may leave out.
+// Most recorded operators in a row, all outside the autograd graph, that a running step may leave
+// out.
 constexpr std::size_t FAR = 64;
 
 }  // namespace
 
-// Match an operator that is not the expected next one. Skip operators of the shape that are outside
-// the autograd graph, or return `UNMATCHED` or `MISMATCH`.
+// Match an operator that is not the expected next one, if only recorded operators outside the
+// autograd graph lie between. Return its index in the recorded step, or `UNMATCHED`, or `MISMATCH`.
 std::int64_t SequenceMatcher::observe_another(std::int64_t op_id) noexcept {
     if (at_ == 0) {
         return (op_id & BACKWARD) != 0 ? MISMATCH : UNMATCHED;
@@ -28,8 +29,8 @@ std::int64_t SequenceMatcher::observe_another(std::int64_t op_id) noexcept {
     return (op_id & BACKWARD) != 0 || op_id == shape_[0] ? MISMATCH : UNMATCHED;
 }
 
-// Return the index in the shape of the next operator that is part of the autograd graph, or the
-// shape's size.
+// Return the index in the recorded step of its next operator that is part of the autograd graph, or
+// the length of the step if there is none.
 std::size_t SequenceMatcher::next_of_graph() const noexcept {
     std::size_t at = at_;
     while (at < shape_.size() && (shape_[at] & GRAPH) == 0) {
@@ -38,8 +39,8 @@ std::size_t SequenceMatcher::next_of_graph() const noexcept {
     return at;
 }
 
-// Find `op_id` in the shape between the indices `first` and `end` (excluded), and move the cursor
-// past this operator. Return its index, or `MISMATCH`.
+// Find `op_id` in the recorded step between the indices `first` and `end` (excluded), and move the
+// cursor past this operator. Return its index, or `MISMATCH`.
 std::int64_t SequenceMatcher::further(
     std::int64_t op_id, std::size_t first, std::size_t end
 ) noexcept {

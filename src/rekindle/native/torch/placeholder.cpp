@@ -22,7 +22,7 @@ c10::DataPtr token(c10::Device device) {
     return {nullptr, made, &free_placeholder, device};
 }
 
-// This version of torch can make the storage of a placeholder readable again.
+// True if this version of torch can make the storage of a placeholder readable again.
 template <class Storage>
 constexpr bool CAN_BE_READ_AGAIN = requires(Storage& storage_impl) {
     storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());
