@@ -65,7 +65,8 @@ void Effects::run(
     torch::jit::Stack& stack,
     Locked& lock
 ) {
-    // a composite operator: the operators that it calls pass through this function separately
+    // do not check a composite operator: the operators that it calls pass through this function one
+    // by one
     if (facts.composed) {
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, &stack);

@@ -122,8 +122,8 @@ void Operation::run_with_inputs() {
 void Operation::enforce_budget() {
     if (driver_.engine.memory > driver_.engine.budget) {
         about_to_let_go(driver_, lock_);
-        // The operator has overwritten memory and cannot be undone. So do not raise here: the next
-        // operator raises `OutOfBudget` instead.
+        // If the operator has overwritten memory, it cannot be undone. So do not raise here: the
+        // next operator raises `OutOfBudget` instead.
         if (facts_.writes) {
             driver_.clear(0);
             return;
@@ -304,8 +304,8 @@ void Operation::predict() {
             need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
         }
         driver_.drain_free_queue();
-        // The sizes of these results depend on the values of the arguments, so the signature stores
-        // only the upper bound.
+        // If sizes of results depend on contents of the arguments, the signature stores this upper
+        // bound: sizes measured in one call would not hold for the next.
         if (facts_.dynamic) {
             parsed_.signature->needed = needed_;
             parsed_.signature->bound = guessed_;

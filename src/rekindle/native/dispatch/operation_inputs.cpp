@@ -181,8 +181,8 @@ void Operation::save_what_is_overwritten() {
         if (record != nullptr) {
             finish_swap_out(driver_, *record);
         }
-        // Exception: FSDP gathers a parameter again by writing to its storage. Its contents are
-        // compared later, when a recipe reads them.
+        // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to its
+        // storage. Its contents are compared later, when a recipe reads them.
         if (record != nullptr && !record->replayable && record->consumed() && !record->absent) {
             fixed_.push_back(record);
             driver_.forget(*record);

@@ -56,8 +56,8 @@ public:
     }
 
     std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-        // Saved-tensor hooks and checkpoints of the program take precedence, as they do in plain
-        // PyTorch.
+        // Return Rekindle's hooks only if the program has set none: saved-tensor hooks and
+        // checkpoints of the program take precedence.
         if (c10::impl::tls_is_dispatch_key_included(KEY) &&
             !c10::impl::tls_is_dispatch_key_excluded(KEY) &&
             at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {

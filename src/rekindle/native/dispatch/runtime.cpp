@@ -273,8 +273,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 const char* register_fallback() {
     const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    // The kernels of views bypass `run`. Without `PYTHON_COMES_FIRST`, `run` refuses operators that
-    // have a Python dispatch key, so views must pass through `run` then.
+    // These kernels of view operators bypass `run`. Without `PYTHON_COMES_FIRST` views must pass
+    // through `run`, because `run` refuses operators that have a Python dispatch key.
     if (PYTHON_COMES_FIRST && *why_not == '\0') {
         register_view_kernels(library_at_key("aten"));
     }

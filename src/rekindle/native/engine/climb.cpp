@@ -385,7 +385,7 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
 // `Locks::early`: lock the resident inputs now, so that they are not evicted. `Locks::late`: push
 // them on `pending_` as well. Each is then locked once all inputs before it are resident.
 void Engine::open(Call& call, Value* wanted, Locks locks) {
-    // More calls are in progress than exist, so some call depends on its own output.
+    // If more calls are in progress than exist, some call depends on its own output.
     if (frames_.size() > graph.n_calls()) {
         throw Cyclic();
     }
@@ -547,7 +547,7 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
             continue;
         }
         Storage& storage = *value->storage;
-        // This output was in memory already, so free its recomputed duplicate at once.
+        // If this output was in memory already, free its recomputed duplicate at once.
         if (storage.resident) {
             memory -= storage.nbytes;
         } else {

@@ -92,7 +92,8 @@ void Envelope::reprice(Slot slot, double cost, Nanoseconds now_ns) {
 void Envelope::change(std::size_t slot, double now) {
     const double here = benefit(slot, now);
     const double slope = moving_ ? slope_[slot] : 0.0;
-    // The line is below the top of a node, so it is below the tops of all nodes above.
+    // True once the line is below the top line of a node: then it is below those of all nodes
+    // above.
     bool below = false;
     double until = NEVER;
     for (std::size_t level = 0, i = slot / WIDTH; level < levels_.size(); ++level, i /= WIDTH) {

@@ -51,9 +51,10 @@ struct Neighbor final {
     bool expected = false;
 };
 
-// Keeps the graph of evicted storages. When a storage is recomputed, the cost of each storage that
-// was connected with it may fall, at most by the cost of the part of the graph on the other side of
-// the recomputed storage.
+// Keeps the graph of evicted storages, each linked with the evicted storages that it is computed
+// from. A storage leaves the graph when it is recomputed. Costs of eviction then fall for the
+// storages on either side of it (ancestors and descendants): by at most the total cost of this
+// storage and those on its other side.
 class Exact final : public Neighborhood {
 public:
     // `counted` says which evicted neighbors count: all (`exact`), only ancestors (`ancestors`), or

@@ -81,8 +81,8 @@ void ScoredChooser::expected(Storage& storage) {
 
 void ScoredChooser::evicted(Storage& storage) {
     neighborhood_->evicted(storage);
-    // Remove the line of this evicted storage from the `Envelope`: its line will differ when it is
-    // in memory again.
+    // If the `Envelope` has a line of this evicted storage, remove it: the line will differ when
+    // the storage is in memory again.
     if (storage.standing.slot >= 0) {
         take_out(storage);
         dequeue_update(storage);

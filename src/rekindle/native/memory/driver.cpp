@@ -282,8 +282,8 @@ void Driver::drain_free_queue() {
     }
     pending_.take(free_queue);
     for (const void* address : pending_.addresses) {
-        // no entry in the address table: the runtime evicted the storage, the program did not free
-        // it
+        // no entry in the address table means that the runtime evicted the storage, and the program
+        // did not free it
         if (const AddressEntry* found = table_.find(address)) {
             drop_address(address, *found);
         }
@@ -352,8 +352,8 @@ void Driver::process_pending() {
         // subtracted the storages that the engine learns only now to be freed.
         ask_allocator();
     }
-    // Freeing a host copy waits for its transfer, and waiting is impossible during CUDA graph
-    // capture.
+    // Free host copies, but not during CUDA graph capture: freeing one waits for its transfer, and
+    // waiting is impossible then.
     if (has_discarded() && !device.is_capturing()) {
         perform([&] { engine.discards(); });
     }

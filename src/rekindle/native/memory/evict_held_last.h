@@ -40,7 +40,7 @@ bool is_returnable(const c10::TensorImpl& tensor);
 bool may_return(const StorageRecord& record) noexcept;
 
 // Scope in which user-held values may be evicted, except those that are being read. The scope must
-// end before the session mutex is finally released, and before the driver is destroyed.
+// end while its thread still holds the session mutex, and before the driver is destroyed.
 class EvictHeldLast final {
 public:
     explicit EvictHeldLast(Driver& driver);
@@ -115,7 +115,7 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
         return;
     }
     bool moved = false;
-    // the running optimizer step can be undone, so there are backup copies
+    // true if the running optimizer step can be undone, so that there are backup copies
     if (driver.due.tell_ranges) {
         const Unlocked others(lock);
         moved = move_copies_out(driver);
@@ -133,8 +133,8 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
 template <class Step>
 void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
     or_without_copies(driver, lock, [&] {
-        // `evict="anything"`: user-held values are candidates already, so a second try would not
-        // help
+        // with `evict="anything"`, user-held values are candidates already, so a second try would
+        // not help
         if (driver.held_eviction) {
             about_to_let_go(driver, lock);
             driver.held_eviction->attempt(step);

@@ -150,9 +150,9 @@ private:
     bool paused_ = false;  // user-held values are excluded from eviction for now
 };
 
-// Scope in which the storages in `storages` are restored and locked in the engine, so that they are
-// not evicted. It ends with `end`, or with the destructor after an exception. It must end before
-// the session mutex is finally released and before the driver is destroyed.
+// Scope in which `storages` stay in memory. The constructor restores those that are evicted, and
+// locks all of them in the engine; `end` unlocks them. After an exception the destructor does so.
+// `end` needs the session mutex. The scope must end before the driver is destroyed.
 class PinnedOperands final {
 public:
     PinnedOperands(Driver& driver, const StorageList& storages, Locked& lock);

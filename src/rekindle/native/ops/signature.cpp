@@ -210,7 +210,7 @@ Need Signature::predict(
             most = std::max(most, geometry.nbytes());
         }
         const Bytes padded = largest_padded(given);
-        // The result of a pointwise operator on a nested tensor has the size of that tensor.
+        // If a pointwise operator reads a nested tensor, its result has the size of that tensor.
         if (padded != 0 && op.hasTag(at::Tag::pointwise)) {
             return {most, true};
         }
@@ -219,7 +219,7 @@ Need Signature::predict(
     try {
         return {bytes_on_meta(unkeyed_args, device), true};
     } catch (const std::exception& error) {
-        // e.g. KeyboardInterrupt, in a meta kernel written in Python
+        // a meta kernel written in Python may raise KeyboardInterrupt, for example
         if (ends_the_program(error)) {
             throw;
         }

@@ -8,7 +8,8 @@
 
 namespace rekindle {
 
-// Bytes of memory that `bytes_of_dynamic` needs itself: the tensor with a count.
+// Bytes that `bytes_of_dynamic` allocates: a tensor of one number, which counts the selected
+// elements.
 inline constexpr Bytes COUNT_BYTES = 8;
 
 // Return the bytes of an operator's results, or a good upper bound. If neither can be computed

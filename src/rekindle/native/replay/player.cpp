@@ -308,7 +308,8 @@ void Player::read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made) {
         if (known_.size() <= at) {
             known_.resize(std::max(at + 1, 2 * known_.size()));
         }
-        // The output is a view. `storage` is the number of a value in the storage of its base.
+        // Negative bytes mean that the output is a view. Then `storage` is the number of a value in
+        // the storage of its base.
         if (nbytes < 0) {
             const Known base = known(storage);
             known_[at] = {base.storage, &engine_.graph.views(call, *base.storage)};

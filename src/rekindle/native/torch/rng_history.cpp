@@ -10,10 +10,11 @@ namespace rekindle {
 
 namespace {
 
-// Most turns that a search for a generator's state tries, and that one stretch may have. A turn
-// computes the next 624 words of the Mersenne twister. To try all takes some 20 microseconds.
+// Most turns that a search for a generator's state tries, and that one stretch (run of turns) may
+// have. A turn computes the next 624 words of the Mersenne twister. To try so many turns takes some
+// 20 microseconds.
 constexpr int MOST = 64;
-// After a failed search, this many calls begin a new stretch without a search.
+// After a failed search, each of this many states begins a new stretch without a search.
 constexpr int PAUSE = 8;
 constexpr std::size_t FOLLOWED = 4;  // number of stretches that a search tries
 

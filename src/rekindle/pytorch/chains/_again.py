@@ -132,7 +132,7 @@ class Moment:
 
 @contextmanager
 def undisturbed(stage: Stage, x: Any) -> Generator[None]:
-    """Run `stage` inside the block without effects on its buffers and random generators.
+    """Inside the block, let runs of `stage` change neither its buffers nor random generators.
 
     The stage writes into copies of its buffers. After the block, the states of the random number
     generators are reset. So a trial run of the stage does not affect the program.

@@ -184,9 +184,9 @@ def _measure_stage(stage: Stage, x: Any, owned: set[int]) -> tuple[Costs, Any]:
 def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes, ...], Any]:
     """Measure the memory of a stage: return four sizes in bytes, and the output of the stage.
 
-    The first size is that of the output and all tensors that autograd saves. The other sizes are
-    peaks, less the memory that remains allocated afterwards. They belong to a forward pass that
-    saves tensors, one that saves none, and the backward pass.
+    The first size is that of the output and all tensors that autograd saves. The others are the
+    peaks of a forward pass that saves tensors, of one that saves none, and of the backward pass,
+    each without the memory that remains allocated afterwards.
     """
     with Meter() as meter:
         meter.count((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))

@@ -339,8 +339,9 @@ class budget:
         self, error: OutOfBudget, traceback: TracebackType | None, driver: Driver
     ) -> None:
         given = self._arguments
-        # The rehearsal only simulates recomputation. With `evict="anything"` or `swap`, steps need
-        # less memory, so it would name too large a budget.
+        # `look_ahead` finds a budget to suggest by a rehearsal, which simulates recomputation only.
+        # With `evict="anything"` or `swap`, steps need less memory, so the rehearsal would name too
+        # large a budget.
         if given.evict != "anything" and given.swap is None:
             device, policy = driver.device, policy_of(given.policy)
             active = lambda: budget._active is not None  # noqa: E731

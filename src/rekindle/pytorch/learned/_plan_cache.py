@@ -1,9 +1,9 @@
 """Share learned plans between processes through files in the cache folder.
 
-There is one file for each shape of a step (its sequence of operators). A file is written completely
-or not at all, and a damaged file is ignored. Several processes may learn the same shape at the same
-time, such as the ranks of one job. Only the process that holds the shape's `Claim`, a lock file,
-searches for a plan.
+There is one file for each sequence of operators that a step may run. A file is written completely
+or not at all, and a damaged file is ignored. Several processes may record the same sequence at the
+same time, such as the ranks of one job. Only the process that holds the `Claim` of this sequence, a
+lock file, searches for a plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compare the operators of a running training step with those of a recorded step.
 
-The sequence of operators is the shape of a step. Operators of the autograd graph come in the same
-order in all steps of a shape. Other operators vary: a data loader shuffles at the start of an
-epoch, or a loss is printed now and then. Such an operator is matched if the recorded step has it at
-the same point, else it is ignored.
+The sequence of operators is the shape of a step (not of a tensor). Two steps have the same shape if
+they run the same operators of the autograd graph in the same order. Other operators may differ: a
+data loader shuffles at the start of an epoch, or a loss is printed now and then. Such an operator
+is matched if the recorded step has it at the same point, else it is ignored.
 """
 
 from __future__ import annotations

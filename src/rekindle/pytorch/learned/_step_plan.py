@@ -13,7 +13,7 @@ from rekindle.trace import Trace
 @final
 @dataclass(eq=False)
 class StepPlan:
-    """The operators of a recorded training step (its shape), and its plan once there is one.
+    """The operators of a recorded training step, and its plan once there is one.
 
     Attributes:
         op_ids: A number for each operator of the step, in order (see `_sequence_matcher`).
@@ -21,11 +21,11 @@ class StepPlan:
         numbers: For each operator of the step, how many storages the trace has before this
             operator. Storages that the operator makes have the next numbers.
         trace: The trace of the recorded step; None once a search for its plan has started.
-        met_again: True if a second step had this shape, so that a plan is worth its search.
+        met_again: True if a second step ran the same operators, so that a plan is worth its search.
         route: The plan, once found.
         finished: True if the search has ended, so no better plan will be found.
         again: True if another process aborted the search, so a new recording and search are needed.
-        online_loss: The least loss of steps of this shape that followed no plan. The loss is
+        online_loss: The least loss of steps with these operators that followed no plan. The loss is
             recomputation time divided by computation time. None: there was no such step.
         dearer: Number of successive steps that lost more time with the plan than without it.
     """
@@ -42,7 +42,7 @@ class StepPlan:
     dearer: int = 0
 
     def lost_online(self, loss: float | None) -> None:
-        """Update `online_loss` after a step of this shape.
+        """Update `online_loss` after a step that ran the same operators.
 
         Args:
             loss: Recomputation time divided by computation time. None: the step followed a plan.

@@ -1,7 +1,6 @@
 """Keep recorded training steps and their plans from one `rekindle.budget` to the next.
 
-The shape of a step is its sequence of operators. `StepPlans` decides when to record a step, when to
-search for a plan, and when to drop a plan.
+`StepPlans` decides when to record a step, when to search for a plan, and when to drop a plan.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class StepPlans:
     def over(self, step: list[int], written: StepPlan | None, loss: float | None = None) -> None:
         """Learn from a finished step that needed evictions and followed no plan to its end.
 
-        If no two steps have the same shape, the pauses in recording become longer and longer.
+        If no two steps run the same operators, the pauses in recording become longer and longer.
 
         Args:
             step: The numbers of the step's operators.

@@ -150,7 +150,7 @@ class PeakSnapshot:
                 self.look()
 
     def look(self) -> None:
-        """Store the snapshot of the present peak in `looks`, in place of all but the first."""
+        """Store the present peak's snapshot in `Driver.looks`, which keeps the first and last."""
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
@@ -202,7 +202,7 @@ class Driver:
         self.core = core
         amount = -1 if budget is None else budget
         score, chooser = score_of(policy), None
-        # The policy is not built into the native core, so the core calls it through Python.
+        # Without a score, the policy is not built into the native core, so the core calls Python.
         if score is None:
             score, chooser = (0, False, False, False), policy.bind()
         self.handle = core.new_driver(
@@ -298,7 +298,7 @@ class Driver:
 
     @property
     def kept(self) -> list[Kept]:
-        """The operators whose results are never evicted, because a trial recomputation failed."""
+        """The operators whose results are never evicted, because recomputing them is not safe."""
         return [
             Kept(shown_name(name), why, calls, nbytes)
             for name, why, calls, nbytes in self.core.kept(self.handle)

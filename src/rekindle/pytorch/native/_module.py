@@ -132,7 +132,7 @@ class Core(Protocol):
         ...
 
     def driver_id(self, driver: Handle, /) -> int:
-        """Return the id by which callbacks name the driver."""
+        """Return the id of the driver, which callbacks get as the argument `number`."""
         ...
 
     def evict_anything(self, driver: Handle, /) -> None:

@@ -49,8 +49,8 @@ def random_states_counted(driver: Driver) -> Iterator[None]:
     def set_state(generator: torch.Generator, state: Tensor) -> torch.Generator:
         driver = _driver.now
         if driver is not None and is_seen() and isinstance(state, Tensor):
-            # The core does not see the read of this state, because no operator makes it. So restore
-            # it first.
+            # The core does not see that the generator reads this state, because no operator reads
+            # it. So make the state resident first.
             driver.bring_back(state)
         return setter(generator, state)
 

@@ -2,8 +2,8 @@
 
 The journal lists the events of the engine in their order. The entries that describe an operator
 call (the storages that it reads, makes and overwrites) come before the entry of the call. After a
-call that writes in place, handles of the old value refer to the new one. The journal has no entries
-for that, so this file adds them to the trace.
+call that writes in place, the saved-tensor handles of the old value refer to the new one. The
+journal has no entry for this change, so this file adds the change to the trace.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _run(step: Callable[[], object], before: Before) -> object:
 
 @final
 class _Onlooker(TorchDispatchMode):
-    """Call `before.about_to_run` for every operator, including those inside compiled code."""
+    """Dispatch mode: call `before.about_to_run` before every operator, also in compiled code."""
 
     supports_higher_order_operators = True
 

@@ -45,7 +45,7 @@ class Observed:
         report: The report of the step.
         plain_ns: Time (ns) without Rekindle; estimated from `kept_ns` if a budget was given.
         kept_ns: Time (ns) with Rekindle's bookkeeping but without eviction.
-        noise: The time by which the slowest timed step exceeds the fastest, as a fraction.
+        noise: By how much the slowest timed step exceeds the fastest, as a fraction of the fastest.
     """
 
     trace: Trace

@@ -33,7 +33,7 @@ _MOST_FRAMES: Final = 10
 
 
 def gathered_after(frame: FrameType | None) -> int:
-    """Return before which autograd node FSDP2 will gather a storage that it frees now, in `frame`.
+    """Return the autograd node before which FSDP2 gathers a storage again that `frame` frees now.
 
     Returns:
         The sequence number of the newest node of the module's result, if the storage is freed after

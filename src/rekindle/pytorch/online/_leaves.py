@@ -64,7 +64,7 @@ def _leaf(tensor: Tensor) -> Tensor:
     with unwatched(), privately(), torch.enable_grad():
         graph: Any = tensor.view_as(tensor).grad_fn
     accumulator = graph.next_functions[0][0]
-    # The tensor is a view made under no_grad, so autograd accumulates no gradient for it.
+    # For a view made under no_grad there is no accumulator: autograd computes no gradient for it.
     if accumulator is None:
         return tensor
     leaf = accumulator.variable

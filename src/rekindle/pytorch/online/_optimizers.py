@@ -175,7 +175,7 @@ class OptimizerSteps:
         self.recover()
         plain = len(args) == 1 and not kwargs
         closure = kwargs.get("closure", args[1] if len(args) == 2 else None)
-        # The step calls the program's closure first, and writes weights afterwards.
+        # A step with a closure calls the closure first, and writes weights afterwards.
         if closure is not None and _is_predictable(optimizer):
             return (optimizer, self._and_begin(closure, optimizer)), {}
         if _are_alone(optimizer):

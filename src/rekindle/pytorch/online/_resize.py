@@ -2,8 +2,9 @@
 
 `fully_shard` (FSDP) gathers a layer's parameters before the forward pass, and frees them afterwards
 by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. Values that
-autograd saved in between keep their recipes (`native/memory/gathered.h`). The runtime treats any
-other source that is freed as one that is overwritten (R4, sources).
+autograd saved in the layer keep their recipes, although these read the freed parameters
+(`native/memory/gathered.h`). If the program frees any other source (value without a recipe), the
+runtime acts as if the program had overwritten it (R4, sources).
 
 Invertible networks free activations in the same way, and recompute them in the backward pass from
 the layer's output. The runtime treats that as an in-place write (R3, in-place writes): later
@@ -22,8 +23,10 @@ import torch
 from rekindle.pytorch.online._fsdp import NEVER, gathered_after
 from rekindle.pytorch.online._handed_out import Current
 
-#: Called before a resize with a storage, its new size (bytes), and the result of `gathered_after`.
-#: Returns a function to call after the resize, or None.
+#: Called before a storage is resized, with three arguments: the storage, its new size (bytes), and
+#: the sequence number of the autograd node before which FSDP gathers the storage again
+#: (`gathered_after`; `NEVER` if FSDP does not). Returns a function to call after the resize, or
+#: None.
 AboutToResize = Callable[[torch.UntypedStorage, int, int], Callable[[], None] | None]
 
 

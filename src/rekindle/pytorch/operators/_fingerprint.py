@@ -13,7 +13,7 @@ from rekindle.pytorch.tensors import privately, whole
 Fingerprint = bytes
 
 _WORDS = 1 << 20  #: number of 8-byte words to sum at a time, so that temporary memory takes 16 MiB
-#: 2**64 / golden ratio: successive multiples of this factor of the hash differ in all bits
+#: factor of the hash, 2**64 / golden ratio as a signed number: its multiples differ in all bits
 _GOLDEN = -7046029254386353131
 
 

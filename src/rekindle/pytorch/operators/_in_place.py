@@ -32,7 +32,7 @@ class InPlace(NamedTuple):
     overload: str
     #: The name of the overload that writes its result to a given tensor, its last argument.
     twin: str
-    #: Autograd nodes that compute the gradient of their only input with this operator as last one.
+    #: Autograd nodes whose last operator this is. It computes the gradient of their only input.
     nodes: tuple[str, ...]
 
 
@@ -96,8 +96,9 @@ def may_take_over(
     conditions are those of `may_take_over` in native/dispatch/in_place.cpp.
 
     Autograd itself writes the sum of two gradients over the first of them (`InputBuffer::add`), but
-    not while a dispatch mode records operators. So every sum that the backward pass computes counts
-    as written over its first argument, also the few in formulas of nodes.
+    not while a dispatch mode records operators. So every sum of two tensors in the backward pass
+    counts as written over its first argument, also the few sums that an autograd node itself
+    computes.
 
     Args:
         func: The overload that autograd called.

@@ -30,18 +30,18 @@ from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
-#: Name of the setting of Inductor that shows compiled code to dispatch modes, and names of the
-#: functions that make CUDA graphs of compiled code.
+#: Name of the setting of Inductor that shows compiled code to dispatch modes.
 _WRAPPING = "wrap_inductor_compiled_regions"
+#: Names of the functions of Inductor that make CUDA graphs of compiled code.
 _CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 
 
 @contextmanager
 def regions_shown() -> Iterator[None]:
-    """Make code that is compiled inside the block visible to dispatch modes, without CUDA graphs.
+    """Make code that Inductor compiles inside the block visible to dispatch modes.
 
-    The code stays visible after the block. torch 2.10 does not give dispatch modes the graph of
-    compiled code, so code stays invisible with that version.
+    The code is compiled without CUDA graphs, and stays visible after the block. If this version of
+    torch does not give dispatch modes the graph of compiled code, the code stays invisible.
     """
     with ExitStack() as stack:
         stack.enter_context(when_imported("torch._inductor.output_code", _nothing_captured))

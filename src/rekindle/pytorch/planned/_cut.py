@@ -10,9 +10,9 @@ bound by memory bandwidth:
 - Operators that cannot be fused stand alone. These are matrix products, convolutions, attention and
   others that Inductor leaves to a library, random operators, operators that write into arguments,
   and operators that choose by value, such as `argmax`.
-- The light operators between two of these, in one pass, are a run. A run is split into groups of
-  operators that read common tensors or each other's results: only within such a group does fusion
-  save memory traffic.
+- A run consists of the light operators between two of these, all in the forward pass or all in the
+  backward pass. A run is split into groups of operators that read common tensors or each other's
+  results: only within such a group does fusion save memory traffic.
 - A forward group is cut where few bytes cross. A tensor that others read is written to memory even
   without a cut, so a cut after it costs one more read. The cut is made if the tensors that cross it
   have at most half the bytes of the inputs that only the operators before it read. An example is
@@ -241,7 +241,7 @@ class Cut:
                 yield from self._of_size(part)
 
     def _ties(self, node: fx.Node) -> set[Place]:
-        """Return the tensors by which light operators around `node` are put into one group with it.
+        """Return the tensors that tie `node` to other light operators, which join its group.
 
         They are the results of `node`, and its inputs of at least half the size of its largest one.
         """
@@ -391,7 +391,7 @@ _is_slow: dict[str, bool] = {}
 
 
 def _connected(nodes: Sequence[fx.Node], ties: Sequence[set[Place]]) -> Iterator[list[fx.Node]]:
-    """Split `nodes` into groups without common ties, ordered by the last node of each group.
+    """Split `nodes` into groups that no tie connects, ordered by the last node of each group.
 
     Args:
         nodes: Operators in order.

@@ -165,7 +165,8 @@ class Host:
             found = self._ticket_of(ticket)
             if found.number in self._out:
                 self._finish_out(found.number)
-            # The last pass of the graph failed, and left this copy from the host unfinished.
+            # If the last pass of the graph failed, it may have left this copy from the host
+            # unfinished.
             if found.number in self._back:
                 self._finish_back(found.number)
             why = self._lost.get(found.number, "")

@@ -62,7 +62,8 @@ class Joint:
             module: The joint graph.
             forward_outputs: The number of outputs that belong to the forward pass.
             prices: Returns measured costs and sizes of operator calls.
-            besides: From the bytes of the inputs, returns the bytes in memory outside the graph.
+            besides: Gets the bytes of the graph's inputs. Returns the bytes of other memory of the
+                model, which the graph does not read.
             name: The name of the trace.
         """
         self.module = module
@@ -221,7 +222,7 @@ class Joint:
         aliases = [inputs[each.alias] if each.alias >= 0 else None for each in price.results]
         self.nodes.append(node)
         results = price.results
-        # The result is the argument that the operator wrote, and not a new value.
+        # If the operator writes an argument, its result is that argument, and not a new value.
         if mutates(node):
             for index, alias in enumerate(aliases):
                 if alias is not None:

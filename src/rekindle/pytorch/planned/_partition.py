@@ -61,8 +61,8 @@ class Partition:
         self._budget = budget
         self._resident: set[StorageId] = set()
         self._memory: Bytes = 0  # bytes of resident storages at the current point of the schedule
-        # bytes of all storages that the schedule copies to host memory: upper bound on running
-        # copies
+        # total bytes of the storages that the schedule copies to host memory. So copies that run at
+        # the same time never hold more device memory.
         self._leaving: Bytes = 0
         self._copied: dict[StorageId, _Copied] = {}  # storages that have a copy in host memory
         # storages that are being copied back from host memory -> node that began this copy. An

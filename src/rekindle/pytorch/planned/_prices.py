@@ -3,9 +3,9 @@
 A signature is an operator with the shapes, strides and dtypes of its tensors and its other
 arguments. Each signature runs a few times on real tensors. In a training step an operator reads
 some tensors from the processor's caches and others from memory. So its cost is the mean of two
-times. One is that of the fastest run with warm caches, the other that of the fastest run after the
-caches were filled with other data. The same runs show which results are views: a view shares the
-storage of an argument. Schemas do not always tell.
+times. One is the time of the fastest run with warm caches. The other is the time of the fastest run
+after the caches were filled with other data. The same runs show which results are views: a view
+shares the storage of an argument. Schemas do not always tell.
 
 The measurements are kept in `rekindle._cache.cache_folder`, in one file per device and version of
 torch. On a busy machine even the fastest run may be slow. So each of the first few processes
@@ -40,7 +40,8 @@ from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memo
 from rekindle.pytorch.operators import kernels_in_words
 from rekindle.pytorch.planned._segments import Segment
 
-#: numbers of timed runs, each with warm and with cold processor caches
+#: numbers of runs to time with warm processor caches, and as many with cold ones: at least
+#: `FEWEST_RUNS`; normally `ENOUGH_RUNS`; up to `MOST_RUNS` if the times disagree (`AGREE`)
 FEWEST_RUNS, ENOUGH_RUNS, MOST_RUNS = 2, 6, 24
 AGREE = 1.25  #: two measured times agree if the larger is at most this many times the smaller
 ENOUGH_NS = 50_000_000  #: time (ns) after which an operator is not timed again
@@ -314,7 +315,7 @@ def _run(node: fx.Node) -> Price:
 
 
 def _agree(*kinds: list[Nanoseconds]) -> bool:
-    """Return True if, in each list, the two least times differ little, so neither was disturbed."""
+    """Return True if the two least times in each list agree, so no other load disturbed them."""
     return all(second <= AGREE * least for least, second, *_ in map(sorted, kinds))
 
 
@@ -348,7 +349,7 @@ def _quiet_profiler() -> Iterator[None]:
     If the user has set `KINETO_LOG_LEVEL`, do not change it.
     """
     asked = "KINETO_LOG_LEVEL" in os.environ
-    # Kineto reads it when the profiler is first used
+    # Kineto, PyTorch's profiler library, reads this variable when the profiler is first used
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         yield

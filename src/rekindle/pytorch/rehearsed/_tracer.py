@@ -184,8 +184,7 @@ class Tracer(TorchDispatchMode):
         self._values[address] = new
         self._alive[new] += 1
         self._alive[old] -= 1
-        # Another storage still holds the old value, because it was recomputed for the backward
-        # pass.
+        # True if another storage, made by a recomputation for the backward pass, has the old value.
         if self._alive[old]:
             self.trace.use(old)
 

@@ -96,4 +96,4 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End all transfers, and free all values of the store."""
+        """Wait for the running transfers, and free all stored values."""

@@ -37,7 +37,7 @@ class Streams:
         self._seen.setdefault(stream.stream_id, stream)
 
     def wait_on(self, copying: Any) -> None:
-        """Make `copying`, a stream of the store, wait for all work of the program queued so far."""
+        """Make `copying`, a stream of swap copies, wait for all queued work of the program."""
         self.add_current()
         for stream in self._seen.values():
             copying.wait_stream(stream)
@@ -49,9 +49,10 @@ class Streams:
             stream.wait_event(event)
 
     def keep_until_read(self, home: torch.UntypedStorage) -> None:
-        """Make the allocator reuse the memory of `home` only after all work queued before its end.
+        """Keep the memory of `home` unused after its free until the program's earlier work has run.
 
-        Its end is the moment at which the storage `home` is freed.
+        The allocator gives the memory out again only after all work that the program's streams had
+        queued when the storage `home` was freed.
         """
         if len(self._seen) > 1 and home.device.type == self._device.type:
             with privately():
