@@ -205,3 +205,23 @@ def test_sparse_gradients_and_sparse_adam_match_pytorch(evict: Evict) -> None:
         return step
 
     harshest(program, evict=evict)
+
+
+def test_modified_nested_tensor_raises_in_backward_as_in_pytorch() -> None:
+    """The error names the sizes of the parts, because a nested tensor has no single size."""
+
+    def step() -> None:
+        parts = [torch.ones(2, 3), torch.ones(1, 3)]
+        nested = torch.nested.nested_tensor(parts, requires_grad=True).clone()
+        total = nested.sum(-1, keepdim=True)  # for a nested tensor, `sum` saves its input
+        nested.add_(nested)
+        total.backward(torch.nested.nested_tensor([torch.ones(2, 1), torch.ones(1, 1)]))
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step()
+    with (
+        rekindle.budget("1GiB"),
+        pytest.raises(RuntimeError, match="modified by an inplace") as got,
+    ):
+        step()
+    assert "2  3" in str(got.value)

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -223,14 +224,21 @@ void SavedTensorHandle::check_version(const char* maker) const {
         return;
     }
     const auto name = c10::getDtypeNames(c10::typeMetaToScalarType(dtype_)).first;
-    const c10::IntArrayRef sizes = kept_.defined() ? kept_.sizes() : geometry_.sizes_arrayref();
+    std::ostringstream sizes;
+    if (!kept_.defined()) {
+        sizes << geometry_.sizes_arrayref();
+    } else if (kept_.is_nested()) {
+        sizes << kept_._nested_tensor_size();
+    } else {
+        sizes << kept_.sizes();
+    }
     TORCH_CHECK(
         false,
         "one of the variables needed for gradient computation has been modified by an inplace "
         "operation: [torch.",
         name,
         " ",
-        sizes,
+        sizes.str(),
         "], which is output of ",
         maker,
         ", is at version ",
