@@ -43,11 +43,11 @@ def check(engine: Checkable) -> None:
     host, ahead = engine.host, Counter[Storage]()
     if host is not None:
         ahead = Counter([*host.saving, *host.coming])
-        assert {*host.copies} == copied | {*engine.discarded}, "copies are lost"
+        assert {*host.copies} == copied | {*engine.discarded}, "host copies are miscounted"
         assert host.nbytes == sum(storage.nbytes for storage in host.copies)
         assert host.lacks(0) <= 0, "the host's limit is passed"
     else:
-        assert not copied, "copies without a host"
+        assert not copied, "storages have host copies, but swapping is off"
     assert all(each.resident for each in engine.checkpoints), "a checkpoint is not in memory"
     grows = engine.rules.quirks or engine.rules.dead != "evict"
     for storage in storages:
@@ -55,7 +55,7 @@ def check(engine: Checkable) -> None:
         assert (storage.order >= 0) == engine.is_candidate(storage), f"{storage} is misclassified"
         assert storage.references >= 0, f"{storage}"
         for value in storage.values:
-            assert storage.resident or not value.defined, f"{storage} is gone, its value not"
+            assert storage.resident or not value.defined, f"{storage}: evicted, value defined"
         leaks = not (grows or storage.resident or storage.consumers or not storage.dead)
         assert not leaks, f"{storage} leaks"
         if storage.replayable:

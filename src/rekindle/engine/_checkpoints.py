@@ -1,8 +1,9 @@
-"""Choose checkpoints for a long recomputation: positions at which all living values stay in memory.
+"""Choose checkpoints for a long recomputation: positions at which all live values stay in memory.
 
-A chain of evicted values can be longer than what fits into memory. A backward pass reads such a
-chain from its end, so without checkpoints each read would recompute the chain from its beginning.
-With checkpoints it recomputes only the piece behind the last one.
+A value is live between the call that makes it and the last call that reads it. A chain of evicted
+values can need more memory than there is. A backward pass reads such a chain from its end, so
+without checkpoints each read would recompute the chain from its beginning. With checkpoints, each
+read recomputes only the calls since the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -75,12 +76,13 @@ def _lives(
 def _positions(calls: Sequence[Call], alive: Sequence[Bytes], spacing: Bytes) -> list[int]:
     """Return the indices of the calls after which to make checkpoints.
 
-    Between two checkpoints, calls make at most about `spacing` bytes. Each checkpoint is where few
-    bytes are alive.
+    The results of the calls between two checkpoints take at most about `spacing` bytes. Each
+    checkpoint is where few bytes are alive.
     """
     chosen: list[int] = []
-    made = made_at_best = 0
-    best = -1  # index with the fewest living bytes in the second half of this piece
+    made = made_at_best = 0  # bytes that calls made since the last checkpoint
+    # Index with the fewest live bytes, once calls have made half of `spacing`; -1: none yet.
+    best = -1
     for index, call in enumerate(calls):
         made += call.nbytes
         if 2 * made >= spacing and (best < 0 or alive[index] <= alive[best]):

@@ -45,7 +45,7 @@ from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._host import HostMemory
 from rekindle.schedule import Action, Compute, SwapIn
 
-# fraction of the budget that `Engine.prefetch` leaves free for the next operators
+# `Engine.prefetch` leaves this fraction of the budget free for the next operators.
 _LEFT_FREE: Final = 1 / 16
 
 
@@ -118,11 +118,10 @@ class Engine(Exchange):
             kept only to recompute it.
         """
         storage.held = False
-        # the engine evicted the storage before the program freed it
         if not storage.resident or not storage.consumers:
             return self._prune(storage)
-        # Recomputations of other storages may still read this storage, so it stays in the graph,
-        # like an evicted one.
+        # The memory is free now. Recomputations of other storages may still read this storage, so
+        # it stays in the graph, like an evicted one.
         self.memory -= storage.nbytes
         self._vanish(storage)
         self._chooser.evicted(storage)
@@ -247,7 +246,7 @@ class Engine(Exchange):
             self._storages[storage] = None
             storage.cost = call.cost
             storage.replayable = call.replayable
-        # some outputs of the call are views of storages that exist already
+        # If some outputs of the call are views, they change the cost of an existing storage.
         if len(call.made) < len(call.outputs):
             for storage in call.storages():
                 if storage.makers[0] is not call:
@@ -285,8 +284,9 @@ class Engine(Exchange):
     def _climb_ns(self, value: Value, limit: Nanoseconds, host: HostMemory) -> Nanoseconds:
         """Return a lower bound of the time (ns) to recompute `value`.
 
-        A missing input adds its transfer time if it has a copy on the host, else its own recompute
-        time. The search through the inputs ends once the sum reaches `limit`.
+        The time is that of the call that made `value`, and of all calls and transfers that bring
+        its missing inputs back: an input with a copy on the host is swapped in, and any other is
+        recomputed. The search through the inputs ends once the sum reaches `limit`.
         """
         total = value.call.cost
         calls = {value.call}
@@ -616,12 +616,13 @@ class Engine(Exchange):
             copied = [s for s in call.made if s.on_host and not s.resident and s is not wanted]
             self._readmit(frame, in_place)
             unasked = [storage for storage in call.made if storage not in self._storages]
-            # outputs that nothing can use, recomputed together with the wanted one
+            # A call recomputes all of its outputs. Free the outputs that have left the graph,
+            # because nothing can use them.
             for storage in unasked:
                 storage.resident = False
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
-            # other outputs of the call, which need no memory because the host has a copy
+            # Evict the outputs that nobody asked for, if the host has a copy of them.
             for storage in copied:
                 if storage in self._storages:
                     yield from self._evict(storage)
@@ -641,7 +642,7 @@ class Engine(Exchange):
         if self.memory + call.workspace > self.peak:
             self.peak = self.memory + call.workspace
         for storage in call.made:
-            # this output was in memory already, so the driver frees the recomputed copy
+            # If this output was in memory already, the driver frees the recomputed copy.
             if storage.resident:
                 self.memory -= storage.nbytes
             else:

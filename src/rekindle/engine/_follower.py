@@ -26,7 +26,7 @@ class Host(Protocol):
     """The operations that a `Follower` needs from the driver, which owns the memory."""
 
     def poll(self) -> None:
-        """Find out which storages the program no longer holds, because memory is needed."""
+        """Find out which storages the program no longer holds, and tell the engine."""
 
     def current(self, storage: Storage) -> Storage:
         """Return the storage that an in-place call made from `storage`, or `storage` itself."""
@@ -58,6 +58,7 @@ class Follower:
         restored = {storage for made in route.restores for storage in made}
         copied = {max(number, ~number) for number in route.copies}
         freed = {~move for move in route.moves if move < 0}
+        # numbers of all storages that the plan restores, keeps, copies or evicts
         self._named = restored.union(route.kept, copied, freed)
         self._storages: dict[int, Storage] = {}
         # storages whose swap-in is due by the plan, but which did not fit into memory yet
@@ -73,10 +74,11 @@ class Follower:
                 self._kept[number] = storage
 
     def skip(self, op: OpId) -> Iterator[Action]:
-        """Advance in the plan to `op` without bringing any storage back.
+        """Advance in the plan to `op`, without recomputing storages or swapping them in.
 
-        The evictions up to `op` are still advised. Callers use this method when a running step
-        turns out to match the plan, so that they join the plan in its middle.
+        The engine still gets the advice to evict the storages that the plan evicts before `op`.
+        A caller uses this method when a step has run operators already before it turns out that
+        the step matches the plan.
         """
         stop = self.route.stops[op]
         while self.position < stop:
@@ -89,7 +91,10 @@ class Follower:
                 self._unmark(move)
 
     def before(self, op: OpId) -> Iterator[Action]:
-        """Perform the plan's evictions and restores that come before the first run of `op`."""
+        """Make all moves of the plan that come before the first run of `op`.
+
+        A move advises the engine to evict a storage, or brings storages back, or begins a copy.
+        """
         stop = self.route.stops[op]
         while self.position < stop:
             yield from self._move()
@@ -115,9 +120,9 @@ class Follower:
             yield from self._give_up(next(iter(self._kept)))
 
     def _move(self) -> Iterator[Action]:
-        """Make the plan's next move: advise an eviction, begin a copy, or restore storages.
+        """Make the plan's next move: advise an eviction, begin a copy, or bring storages back.
 
-        Storages are restored only if they fit.
+        A storage is brought back only if it fits into memory.
         """
         move = self.route.moves[self.position]
         self.position += 1
@@ -178,7 +183,7 @@ class Follower:
             self._host.disown(storage)
 
     def _unmark(self, move: int) -> list[Storage]:
-        """Withdraw the advice to evict the storages that `move` restores, and return them."""
+        """Withdraw the advice to evict the storages that `move` brings back, and return them."""
         copied = self._copy_of(move)
         if copied is None:
             numbers: tuple[int, ...] = self.route.restores[move]
@@ -209,5 +214,5 @@ class Follower:
 
 
 def _is_away(storage: Storage) -> bool:
-    """Return True if `storage` is needed, and its value is on the host only."""
+    """Return True if `storage` still has values, and they exist only in host memory."""
     return bool(storage.values) and storage.on_host and not storage.resident

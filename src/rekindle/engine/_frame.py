@@ -11,7 +11,7 @@ from rekindle.engine._graph import Call, Storage, Value
 
 @final
 class NoRoom(Exception):
-    """`needed` bytes do not fit into the budget, although all that may be evicted has been.
+    """`needed` bytes do not fit into the budget, although everything evictable was evicted.
 
     Drivers turn this error into `OutOfBudget`, which names the memory that is in use.
     """
@@ -54,8 +54,8 @@ class Frame:
         self.wanted = wanted
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
-        #: the inputs that this call had locked were swapped out, to make room for a call that it
-        #: waits for
+        #: True once the inputs that this call had locked were swapped out, to make room for another
+        #: call, whose result this call waits for
         self.gave_up = False
 
     def may_consume(self) -> bool:

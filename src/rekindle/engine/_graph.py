@@ -61,18 +61,18 @@ class Storage:
         #: number of calls in progress that read the storage; it stays in memory meanwhile
         self.locks = 0
         self.references = 0  #: number of the program's references that permit eviction
-        self.held = False  #: variables of the program hold this storage (user-held)
-        #: the storage may be evicted while variables hold it, because the driver restores it when
-        #: it is read
+        self.held = False  #: True if variables of the program hold this storage (user-held)
+        #: True if the storage may be evicted while variables hold it. The driver then brings it
+        #: back when something reads it.
         self.evictable_while_held = False
-        self.pinned = False  #: the storage stays in memory while anything refers to it
+        self.pinned = False  #: True if the storage is never evicted
         self.resident = False
-        #: the host has a copy of the storage, which can be swapped in instead of recomputing
+        #: True if the host has a copy of the storage, which can be swapped in
         self.on_host = False
         #: True if the program has freed this storage, which has no recipe, but may fill it with the
         #: same contents again (FSDP does). Until then no value that needs it can be recomputed.
         self.absent = False
-        self.replayable = True  #: all calls that made the storage can be recomputed
+        self.replayable = True  #: True if all calls that made the storage can run again
         #: the values in this storage: first the whole contents, then the views
         self.values: list[Value] = []
         #: Calls that made the values of this storage, each once. Empty if the storage is not in the
@@ -84,7 +84,10 @@ class Storage:
         self.payload: Any = None
 
     def parents(self) -> list[Storage]:
-        """Return the storages read to recompute this one; none if it has a copy on the host."""
+        """Return the storages that recomputing this one reads.
+
+        The list is empty if this storage has a copy on the host, because then it is swapped in.
+        """
         if self.on_host:
             return []
         return [
@@ -135,10 +138,10 @@ class Storage:
 
     @property
     def useless(self) -> bool:
-        """True for a source that is kept only to recompute values which are resident anyway.
+        """True if this source serves only to recompute values that are resident and user-held.
 
-        The program cannot reach the source itself. The values are user-held, so they are not
-        evicted as long as variables of the program hold them.
+        The program cannot reach the source itself, and does not evict user-held values. So nothing
+        reads the source any more.
         """
         if not self.dead or not self.consumers:
             return False

@@ -68,14 +68,19 @@ class HostMemory:
         self.limit = self.nbytes
 
     def lacks(self, nbytes: Bytes) -> Bytes:
-        """Return the bytes of copies to discard to fit `nbytes` more; 0 or less if they fit now."""
+        """Return how many bytes of copies must be discarded before a copy of `nbytes` fits.
+
+        The result is 0 or less if the copy fits now.
+        """
         return 0 if self.limit is None else self.nbytes + nbytes - self.limit
 
     def spare(self, nbytes: Bytes) -> list[Storage] | None:
-        """Select copies of resident storages to discard, oldest first, so that `nbytes` more fit.
+        """Select host copies to discard, oldest first, so that a copy of `nbytes` fits.
+
+        Only copies of resident storages are selected.
 
         Returns:
-            The storages, or None if discarding all such copies would not make enough room.
+            The storages whose copies to discard, or None if all such copies are not enough.
         """
         lacking = self.lacks(nbytes)
         found: list[Storage] = []

@@ -38,7 +38,7 @@ class Ledger:
         #: User-held storages from which nothing in the graph is computed. In the native core, the
         #: driver then releases its own references to them.
         self.idle: list[Storage] = []
-        # Storages that lost their recipe, and that `take_unrecomputable` has not returned yet.
+        # Storages that lost their recipe since `take_unrecomputable` last ran.
         self._unrecomputable: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
@@ -98,9 +98,9 @@ class Ledger:
                 yield from self._evict(storage)
 
     def loss(self, storage: Storage) -> float | None:
-        """Return the policy's cost of evicting `storage` now, regardless of its size.
+        """Return what it costs to evict `storage` now, by the policy's estimate.
 
-        The unit depends on the policy.
+        The cost is not divided by the size of `storage`. Its unit depends on the policy.
 
         Returns:
             The cost, or None if `storage` may not be evicted.
@@ -398,7 +398,11 @@ class Ledger:
     # -- hooks for `Exchange` ----------------------------------------------------------------------
 
     def _abandon_copy(self, storage: Storage) -> bool:
-        """Unlock `storage` if only transfers lock it. Return True if no lock is left."""
+        """Remove the locks that transfers to and from the host hold on `storage`.
+
+        Returns:
+            True if no other lock is left.
+        """
         return False
 
     def _left(self, storage: Storage) -> None:

@@ -18,9 +18,10 @@ from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use
 @final
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A plan: `moves[stops[i - 1]:stops[i]]` come between the first runs of operators i - 1 and i.
+    """A plan: the moves to make before each operator of the program runs for the first time.
 
-    The last of the `stops` is the end of the program. A move is a number:
+    `moves[stops[i - 1]:stops[i]]` come between the first runs of operators i - 1 and i. The last
+    entry of `stops` stands for the end of the program. A move is a number:
 
     - `~s` (negative): storage s is not needed until it is brought back, so it may be evicted.
     - an index of `restores`: recompute these storages, all by one operator.
@@ -48,9 +49,9 @@ class Route:
         # pairs: an index in `moves`, and the number of the copy in `Route.copies`
         copies: list[tuple[int, int]] = []
         kept: dict[StorageId, None] = {}
-        # storages that the schedule has not evicted up to this action
+        # storages that were made, and that the schedule has not evicted up to this action
         untouched: set[StorageId] = set()
-        death = _deaths(trace)
+        death = _deaths(trace)  # for each storage: how many operators ran before it died
 
         def copy(number: int) -> None:
             copies.append((len(moves), number))
@@ -71,14 +72,14 @@ class Route:
                     if not keep:
                         moves.append(~storage)
                         untouched.discard(storage)
-                # the schedule runs the operator for the first time
-                case Compute(op) if op == len(stops):
+                case Compute(op) if op == len(stops):  # the first run of the operator
                     stops.append(len(moves))
                     untouched.update(trace.new_storages(trace.ops[op]))
                 case Compute(op):
                     keep_for({trace.values[value] for value in trace.ops[op].inputs})
                     made = tuple(trace.new_storages(trace.ops[op]))
-                    # else the call only makes views, which are restored together with their storage
+                    # An operator that makes only views needs no move: views are recomputed
+                    # together with their storage.
                     if made:
                         moves.append(len(restores))
                         restores.append(made)
@@ -98,7 +99,7 @@ class Route:
 
     @staticmethod
     def from_numbers(numbers: Mapping[str, Any]) -> Route:
-        """Restore a plan from the result of `as_numbers`."""
+        """Return the plan that `as_numbers` has converted to `numbers`."""
         restores = tuple(tuple(made) for made in numbers["restores"])
         return Route(
             tuple(numbers["stops"]),

@@ -34,7 +34,8 @@ class AdvisedChooser(Chooser):
         self._marked: dict[Candidate, None] = {}
         self._ready: dict[Candidate, None] = {}  # marked storages that may be evicted now
         self.spare: Bytes = 0  #: total size of the storages in `_ready`
-        self._behind = False  # True if marks decided evictions after the policy's last choice
+        # True if `choose` has returned marked storages since the policy itself last chose.
+        self._behind = False
         self.recompute_ns = chooser.recompute_ns
         self.loss = chooser.loss
         self.expected = chooser.expected
@@ -46,7 +47,7 @@ class AdvisedChooser(Chooser):
         self.repriced = chooser.repriced
 
     def mark(self, storage: Candidate) -> None:
-        """Mark `storage` for eviction: the plan does not need it until the plan restores it."""
+        """Mark `storage` for eviction: the plan does not need it until it calls `unmark`."""
         self._marked[storage] = None
         if storage.order >= 0:
             self._make_ready(storage)

@@ -77,8 +77,8 @@ class Chooser(ABC):
     def loss(self, storage: Candidate, now: Nanoseconds) -> float:
         """Return the cost of evicting `storage`, regardless of its size.
 
-        An allocator that needs one contiguous piece of memory compares these costs. Default: cost
-        over staleness.
+        To free one contiguous piece of memory, the engine's caller adds up and compares these
+        costs. Default: the cost of recomputation divided by the time since the last use.
 
         Args:
             storage: A candidate.
@@ -87,7 +87,10 @@ class Chooser(ABC):
         return storage.cost / max(1, now - storage.last_access)
 
     def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
-        """Record that a running call will make `storage` (only with `Rules.quirks`)."""
+        """Record that a running call will make `storage`.
+
+        The engine calls this only when it imitates the DTR authors' simulator (`Rules.quirks`).
+        """
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """Record that `storage` was evicted. It can be recomputed or swapped in."""

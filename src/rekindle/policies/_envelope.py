@@ -131,7 +131,10 @@ class Envelope:
         return self._benefit(self._bytes[slots], self._last[slots], self._cost[slots], now)
 
     def _benefit(self, nbytes: Any, last: Any, cost: Any, now: Nanoseconds) -> Any:
-        """Return the benefit. At most one extra rounding occurs, so equal scores stay equal."""
+        """Return bytes * staleness / cost. One product and one quotient are rounded, in that order.
+
+        So storages with equal scores have equal benefits.
+        """
         return nbytes * (now - last) / cost if self._moving else nbytes / cost
 
     @staticmethod

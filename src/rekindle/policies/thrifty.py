@@ -10,9 +10,9 @@ full. The two changes:
   descendants must be recomputed in any case. Evicting s does not make them costlier: it only makes
   s needed once more, for c0. h_DTR counts them in full. A storage above a long evicted region then
   looks too precious to evict, and under a tight budget nothing else is left. The cap of 2/3 is a
-  compromise. At half of the memory, a GPT recomputes 0.081 of its computation without descendants,
-  0.094 with the cap 2/3, and 0.111 with the cap 1. For the DTR paper's TreeLSTM the figures are
-  0.137, 0.104 and 0.104.
+  compromise. Within half of its memory, the recomputation time of a GPT is 0.081 of its computation
+  time if descendants do not count, 0.094 with the cap 2/3, and 0.111 with the cap 1. For the DTR
+  paper's TreeLSTM the figures are 0.137, 0.104 and 0.104.
 - **Staleness is damped.** Staleness predicts the time until the next use. The prediction is right
   for values that a backward pass reads in reverse order. It is wrong for skip connections and for
   values next to weights, and it grows without bound. MSPS ignores staleness: it is better where
