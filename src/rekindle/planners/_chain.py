@@ -3,8 +3,9 @@
 A chain is a model of L stages in sequence, then the loss as stage L. For stage i (counted from 0):
 
     forward[i], backward[i]   times; backward[L] is the time of the loss
-    value[i]                  x_i, size of the input of stage i and of its gradient; [L]: output
-    tape[i]                   X_{i+1}, size of all that a taped forward saves, and of its output
+    value[i]                  size of x_i, the input of stage i, and also of its gradient y_i;
+                              value[L] is the size of the output of the last stage
+    tape[i]                   size of X_{i+1}: all that a taped forward saves, with its output
     forward_extra[i]          transient memory of the forward beyond input and result
     backward_extra[i]         transient memory of the backward beyond x_i, y_i, y_{i+1}, X_{i+1}
 
@@ -33,7 +34,7 @@ class Kind(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Operation of a schedule for a chain: a kind and the number of a stage."""
+    """One operation of a schedule for a chain: what runs (`kind`), and the number of the stage."""
 
     kind: Kind
     stage: int

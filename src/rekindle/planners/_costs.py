@@ -28,7 +28,7 @@ class Stage:
         gradient: Bytes of the gradient of the output; 0 if the output needs none.
         tape: Bytes that a taped forward (one that saves for the backward) adds to the bytes of its
             input; includes the output.
-        taped_extra: The most bytes in use while a taped forward runs, beyond input and `tape`.
+        taped_extra: The most bytes in use while a taped forward runs, beyond its input and `tape`.
         dropped_extra: The most bytes in use while a forward that saves nothing runs, beyond input
             and output.
         backward_extra: The most bytes in use while the backward runs, beyond its inputs and

@@ -46,10 +46,11 @@ from rekindle.planners._sequence import Copy, Timeline, prune, timeline
 # cycles. After _PATIENCE evictions without progress the search fails.
 _PATIENCE = 200
 _DEARER = 1.25
-# relative noise on a price, so that `shake` also tries gaps whose price is slightly higher
+# `shake` raises each price by a random share of up to _NOISE, so that it does not always close the
+# gap with the lowest price.
 _NOISE = 0.3
 _SHARES = (0.1, 0.3, 0.6)  # shares of the best plan's recomputations that `shake` removes
-# number of earlier steps to try for a recomputation that does not fit just before its reader
+# If a recomputation does not fit just before its reader, this many earlier steps are tried for it.
 _MOMENTS = 12
 _ROUND = 32  # a round evicts at most 1 / _ROUND of the candidates at the worst step
 
@@ -258,10 +259,11 @@ class _Gaps:
         return found
 
     def _gap(self, copy: Copy, reads: list[int]) -> tuple[int, int]:
-        """Return the last step before the worst step that reads the storage, and the next after it.
+        """Return the steps that last read the storage before, and first read it after, the worst.
 
-        If no earlier step reads the storage, the first result is the step that makes the storage.
-        If no later step reads it, the second result is -1.
+        The worst step is the one that exceeds the budget most. If no step reads the storage before
+        the worst step, the first result is the step that makes the storage. If no step reads it
+        after the worst step, the second result is -1.
         """
         start, end = copy.start, -1
         for step in reads:
@@ -273,13 +275,19 @@ class _Gaps:
         return start, end
 
     def _held(self, item: int, start: int, end: int) -> bool:
-        """Return True if `item` is pinned or user-held at any step between `start` and `end`."""
+        """Return True if `item` may not be evicted at some step between `start` and `end`.
+
+        That is so while the item is pinned or user-held.
+        """
         first = self.line.first
         holds = self.problem.holds_of.get(item, ())
         return any(first[hold.first] < end and first[hold.last] > start for hold in holds)
 
     def _again(self, item: int, at: int) -> list[int] | None:
-        """Return the nodes that recompute `item` before step `at`, or None if one cannot rerun."""
+        """Return the nodes that recompute `item` before step `at`.
+
+        Returns None if a node that is needed cannot run again.
+        """
         problem = self.problem
         nodes: list[int] = []
         made: set[int] = set()
@@ -304,7 +312,10 @@ class _Gaps:
         return nodes
 
     def _alive(self, item: int, at: int) -> bool:
-        """Return True if `item` is in memory just before step `at`, possibly by a recomputation."""
+        """Return True if `item` is in memory just before step `at`.
+
+        The gap of the item that was closed in this round counts as an absence.
+        """
         start, end = self.closed.get(item, (at, at))
         if start < at < end:
             return False

@@ -1,4 +1,4 @@
-"""Select candidates for checkpoints along the forward pass, and make sequences that keep some.
+"""Select candidates for checkpoints along the forward pass, and make plans that keep some of them.
 
 An *articulation* candidate is a value whose removal cuts the forward graph in two: all later values
 depend on earlier ones only through this value. Chen et al. 2016 assume a chain of such values.
@@ -61,7 +61,7 @@ def reverse(
     slots: int,
     split: Callable[[int, int], int],
 ) -> list[int]:
-    """Make a sequence that keeps at most `slots` checkpoint candidates at once.
+    """Make a sequence that keeps at most `slots` checkpoint candidates in memory at once.
 
     The values between two neighboring candidates are recomputed together when the backward pass
     first reads one of these values. They stay in memory until the backward pass has read them.
@@ -70,8 +70,10 @@ def reverse(
         problem: The operators and storages to plan, made from a trace.
         line: The candidates, in order.
         slots: The most candidates to keep at once.
-        split: A function of (number of candidates to reverse, slots) that returns the position,
-            from 1, of the first candidate to keep.
+        split: Chooses the next candidate to keep. Its arguments are the number of candidates
+            between the last kept one and the position that the backward pass has reached, and the
+            number of free slots. It returns how many candidates after the last kept one the next
+            one comes.
     """
     backward = backward_start(problem)
     makers = [problem.maker[item] for item in line]

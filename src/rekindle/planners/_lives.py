@@ -57,9 +57,10 @@ class Gap(NamedTuple):
 
 
 def gaps(line: Timeline) -> list[Gap]:
-    """Return the longest gap in the life of each storage, except gaps without steps or bytes.
+    """Return the longest gap in each life (period in memory) of each storage.
 
-    A gap is an interval in which the storage is in memory but not needed.
+    A gap is an interval in which the storage is in memory but not needed. Gaps that contain no step
+    are left out, and so are storages of 0 bytes.
     """
     lives = Lives.of(line)
     found: list[Gap] = []

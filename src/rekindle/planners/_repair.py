@@ -146,7 +146,11 @@ class Repairer:
     ) -> tuple[Relaxation, Floats] | None:
         """Solve the relaxation with the cuts `added`, and with the decisions at other cuts fixed.
 
-        If no solution exists, the decisions at the earlier cuts near the new ones are open too.
+        If this has no solution, it is tried again with free decisions at a few of the earlier cuts,
+        those nearest to the new ones.
+
+        Returns:
+            The relaxation and its solution, or None if none of these attempts has a solution.
         """
         cuts = sorted({*before, *added})
         near = sorted(before, key=lambda cut: min(abs(cut - other) for other in added))
@@ -202,7 +206,7 @@ def worst_moments(
 
 
 def moment_of(line: Timeline, step: int) -> int:
-    """Return the node that is first computed at `step`, or else the next one first computed."""
+    """Return the node that runs for the first time at `step`, or as the next one after it."""
     return min(int(line.first.searchsorted(step)), len(line.problem) - 1)
 
 

@@ -62,8 +62,7 @@ class Plan:
     recompute_ns: Nanoseconds | None = None
     peak: Bytes | None = None
     smallest_budget: Bytes | None = None
-    """If no schedule was found: the smallest budget for which this planner knows a schedule.
-    """
+    """If no schedule was found, the smallest budget for which this planner knows one."""
     needed: Bytes = 0
     """The budget below which provably no schedule exists."""
     waiting_ns: Nanoseconds = 0

@@ -31,14 +31,13 @@ from rekindle.planners._swap_bound import swap_bound
 from rekindle.planners.given import steps_of
 from rekindle.schedule import Schedule
 
-# Shares of the time limit for the three parts of the search.
 _ALONE: Final = 0.15  # share of the time limit for the search for a plan that only recomputes
 _WIDER: Final = 0.03  # share of the time limit for each plan for more memory than the budget
 _BOUND: Final = 0.15  # share of the time limit for the computation of the lower bound
 
-# shares of the missing memory to swap that the search tries first
+# The search first tries to swap these shares of the memory that is missing to keep everything.
 _PARTS: Final = (1.0, 0.5, 0.25, 0.125)
-# next, the search tries a share above (1) or below (-1) the best one so far
+# Then it tries, in this order, a share above (1) or below (-1) the best share so far.
 _SIDES: Final = (1, -1, 1, -1)
 _MARGINS: Final = (1.0, 0.9)  # shares of the budget to fill; swap-ins that start early use the rest
 _MOST_AT_ONCE: Final = 64  # most edits of a sequence in one attempt
