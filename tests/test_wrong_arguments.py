@@ -124,7 +124,10 @@ OTHER_LOSS = (
         (estimate(loss=lambda output: output), OTHER_LOSS.format(r"a tensor of \(4, 8\)")),
         (estimate(loss=lambda x: x.detach().sum()), OTHER_LOSS.format("a number without.*")),
         (estimate(device="gpu"), 'got no device that PyTorch knows; write .*device="cpu"'),
-        (simulate(None), r"got None, wanted a trace, or the path of one; write .*capture\(step\)"),
+        (
+            simulate(None),
+            r"got None, wanted a trace, or the path of a trace file; write .*capture\(step\)",
+        ),
         (simulate(step), "got function, wanted a trace"),
         (simulate(core="c"), 'wanted one of "auto", "native", "python"; write'),
         (simulate(rules=3), "got int, wanted rules"),

@@ -119,7 +119,7 @@ def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
     )
     console.print(
         f"A GPT of {settings.layers} layers learns Python's standard library: "
-        f"{settings.tokens:,} characters a step,\n{len(text.alphabet)} different ones."
+        f"{settings.tokens:,} characters in each step,\n{len(text.alphabet)} different characters."
     )
     with progress:
         yield View(settings, console, progress)

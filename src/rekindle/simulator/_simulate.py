@@ -68,7 +68,7 @@ def simulate(
     checks.kind(
         trace,
         (Trace, str, PathLike),
-        "a trace, or the path of one",
+        "a trace, or the path of a trace file",
         "rekindle.simulate({}, budget=...)",
         "rekindle.capture(step)",
     )

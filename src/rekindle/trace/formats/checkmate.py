@@ -110,8 +110,9 @@ def write(trace: Trace) -> Iterator[str]:
     for op_id, op in enumerate(trace.ops):
         if len(op.outputs) != 1 or not trace.is_root(op.outputs[0]) or op.overwrites:
             raise Unsupported(
-                f"a graph file cannot express op {op_id} ({op.name}), which has {len(op.outputs)} "
-                "outputs, makes a view or writes in place; save the trace as .jsonl instead"
+                f"a graph file can only express ops that have exactly one output, make no view and "
+                f"do not write in place, unlike op {op_id} ({op.name}), which has "
+                f"{len(op.outputs)} outputs; save the trace as .jsonl instead"
             )
         (output,) = op.outputs
         node: dict[str, object] = {

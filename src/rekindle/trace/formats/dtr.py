@@ -223,7 +223,7 @@ class _Reader:
 
 
 def _following(line: Line, rest: Iterator[Line], kind: str, name: str) -> Line:
-    """Return the next line, which must be an instruction `kind` about `name`."""
+    """Return the line after `line`: it must have the instruction `kind` and the name `name`."""
     following = next(rest, None)
     if following is None:
         raise InvalidFile(line.number + 1, "INSTRUCTION", f"{kind} of {name}", "the end")
@@ -295,7 +295,7 @@ class _Writer:
                 if not op.replayable and (op.cost or len(op.outputs) != 1):
                     raise Unsupported(
                         f"a DTR log cannot hold op {op_id} ({op.name}): an op that cannot be "
-                        "recomputed must have one output and no cost; save the trace as .jsonl "
+                        "recomputed must have one output and cost 0; save the trace as .jsonl "
                         "instead"
                     )
                 yield from self._call(op, position)
