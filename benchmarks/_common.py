@@ -87,9 +87,9 @@ def write_table(
 
 
 def earlier(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of the last run: those that are not measured again stay, with their commit.
+    """Return the rows of an earlier results file, each with its commit; [] if there is no file.
 
-    The result is empty if there was no run.
+    A script keeps the rows that it does not measure again.
     """
     if not path.exists():
         return []

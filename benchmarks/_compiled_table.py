@@ -9,7 +9,7 @@ from _tables import spread
 
 HEADS = (
     "model", "budget", "method", "time over plain", "memory", "peak over budget",
-    "seconds to build", "of them compiling", "same bits",
+    "seconds to build", "seconds of compilation", "same bits",
 )  # fmt: skip
 
 

@@ -27,10 +27,10 @@ def breakdown() -> str:
     text = (
         "Why does a step take longer within a budget than in plain PyTorch? The table splits the "
         f"time that a budget of {found['fraction']:.0%} of the activations adds into four parts. "
-        "Each is divided by the time of the step in plain PyTorch. *Bookkeeping* is the time that "
-        "a budget without a limit adds. *Recomputation* is the time of recomputed operators. "
-        "*Choosing* is the time to select the values to evict. *Other* is the rest; it can be "
-        "negative because times vary."
+        "Each part is divided by the time of the step in plain PyTorch. *Bookkeeping* is the time "
+        "that a budget without a limit would add. *Recomputation* is the time of recomputed "
+        "operators. *Choosing* is the time to select the values to evict. *Other* is the rest; it "
+        "can be negative because times vary."
     )
     heads = ["model", "time over plain", *parts]
     return section("Where the time of a step goes", found, text, table_of(heads, rows))
@@ -54,8 +54,9 @@ def native() -> str:
     ]
     text = (
         "Inside a budget Rekindle records each operator, so that its results can be recomputed. "
-        "*Operators* is their number in a step. *Plain* is the average time of an operator in "
-        "plain PyTorch. *Added* is the time that a budget adds to it, recomputation included. "
+        "*Operators* is the number of operators in a step. *Plain* is the average time of an "
+        "operator in plain PyTorch. *Added* is the time that a budget adds to each operator, "
+        "recomputation included. *No limit* is a budget without a limit, which evicts nothing. "
         "Recording takes about the same time for small and large operators, so the relative cost "
         "is higher in a model with small operators."
     )
@@ -65,8 +66,9 @@ def native() -> str:
         for row in found["bookkeeping"]
     ]
     after = (
-        "The next table shows how much memory these records need at the end of a first forward "
-        "pass, and that memory divided by the peak of all tensors. Records of weights are included."
+        "The next table shows how much memory these records take at the end of a first forward "
+        "pass: in bytes for each operator, and as a share of the memory peak of all tensors. "
+        "Records of weights are included."
     )
     about = ["model", "operators", "bytes for each operator", "share of the peak"]
     parts = ["## What recording adds", "", said(found), "", text, "", *table_of(heads, rows)]
@@ -131,8 +133,9 @@ def threads() -> str:
     text = (
         "Several Python threads share one budget, and each trains its own model. The elapsed time "
         "and the processor time are divided by those of the same number of threads in plain "
-        "PyTorch. *Peak* is the highest memory peak divided by the budget. On a CPU, autograd "
-        "runs each backward pass in the thread that calls it, so there are no other threads."
+        "PyTorch. *Peak* is the highest memory peak divided by the budget. *No limit* is a budget "
+        "without a limit. On a CPU, autograd runs each backward pass in the thread that calls it, "
+        "so there are no other threads."
     )
     heads = ["model", "threads", "activations", "elapsed time", "processor time", "peak"]
     return section("Several threads", found, text, table_of(heads, rows))
@@ -154,9 +157,10 @@ def cap() -> str:
     text = (
         "Is the budget ever exceeded? Each cell has up to three numbers, all divided by the "
         "budget: the memory peak of the first step, the peak of later steps, and, if measured, the "
-        "growth of the process's resident memory. Peaks are those of the allocations and frees "
-        "that PyTorch's profiler reports. Only *online* and *learned* limit the resident memory. "
-        "Threads and libraries add a constant amount to it, so it exceeds small budgets."
+        "growth of the process's resident memory. Peaks are computed from the allocations and "
+        "frees that PyTorch's profiler reports. Only *online* and *learned* limit the resident "
+        "memory. Threads and libraries add a constant amount to it, so it exceeds small budgets. "
+        "The second column is the budget, as a share of the activations."
     )
     heads = ["model", "activations", *(way.removeprefix("rekindle ") for way in ways)]
     return section("A cap that is a cap", found, text, table_of(heads, rows))
@@ -203,18 +207,19 @@ def functions() -> str:
     ]  # fmt: skip
     text = (
         "Can a model train in little memory if its parts are `autograd.Function`s? The model is a "
-        "LLaMA with functions in the style of a library. The functions were written for this "
-        "table; the libraries themselves were not used. The first three columns are the smallest "
-        "budget, as a share of the activations. *As they are*: the functions are not recomputed. "
-        "*As units*: each function is recomputed as one operator, by `rekindle.recomputable`. "
-        "*First steps*: the same in the first steps of a new process, in which Rekindle must try "
-        "each function before it may recompute it. *One backward pass* is the memory that the "
-        "largest backward pass of a function needs, as a share of the activations. The last two "
-        "columns are for functions as units within 35 % of the activations; *recomputed* is the "
-        "number of recomputed operators, functions included."
+        "LLaMA whose parts are functions that imitate those of a library, the *style*. (The "
+        "libraries themselves were not used.) Three columns are the smallest budget with which the "
+        "model trains, as a share of the activations. *Plain functions*: Rekindle does not "
+        "recompute the functions, so their results stay in memory. *Recomputable functions*: "
+        "`rekindle.recomputable` was applied to the functions, so that Rekindle recomputes each "
+        "function like one operator. *First steps*: the same, but in the first two steps of a new "
+        "process, in which Rekindle must run each function twice before it may recompute it. "
+        "*Largest backward* is the most memory that the backward pass of one function needs, as a "
+        "share of the activations. The last two columns are from a run with recomputable functions "
+        "within 35 % of the activations; a recomputed function counts as an operator."
     )
-    heads = ["style", "as they are", "as units", "first steps", "one backward pass", "recomputed",
-             "same bits"]  # fmt: skip
+    heads = ["style", "plain functions", "recomputable functions", "first steps",
+             "largest backward", "recomputed operators", "same bits"]  # fmt: skip
     return section("Models made of functions", found, text, table_of(heads, rows))
 
 
@@ -260,22 +265,23 @@ def fragmentation() -> str:
     text = (
         "PyTorch's CUDA allocator reserves more memory than tensors use, because it rounds sizes "
         "and keeps free pieces. How much more? The figures are simulated, by models of the "
-        "allocator that were not compared with a device yet. In the first table, a cell has the "
-        "peak of reserved memory divided by the peak of the tensors' memory: first for the default "
-        "allocator, then with `expandable_segments:True`. The columns are budgets, as shares of "
+        "allocator that were not compared with a device yet. A cell of the first table has two "
+        "figures: the peak of reserved memory divided by the peak of the tensors' memory, with the "
+        "default allocator and with `expandable_segments:True`. The columns are budgets, as shares "
+        "of "
         "the peak when everything is kept. All tensors of a program with a peak below "
         f"{found['gigabytes']:.0f} GB were enlarged until its peak was that large. An x marks a "
         "program that fails within the budget, or recomputes for too long."
     )
     limited = (
-        "The second table shows what such free pieces cost: recomputation time divided by "
+        "The second table shows how much time such free pieces cost: recomputation time divided by "
         "computation time, on a device whose memory is 1.05 or 1.2 times the budget. *Native* is "
         "the default allocator, and *expandable* is `expandable_segments:True`. If an allocation "
         "fails because no free piece is large enough, the simulator evicts values: one by one in "
         "the order of their score (*score*), or the cheapest values at adjacent addresses "
-        "(*window*). For comparison, in the column *by sums* an allocation succeeds if enough "
-        f"memory is free in total. {len(costs) - len(costly)} of {len(costs)} rows are left out, "
-        "because all their columns are equal."
+        "(*window*). The column *by sums* is for an ideal allocator, which succeeds whenever "
+        f"enough memory is free in total. {len(costs) - len(costly)} of {len(costs)} rows are left "
+        "out, because all their columns are equal."
     )
     count = (
         "The third table counts the outcomes of all cases (a case is a program and a budget). "
@@ -328,14 +334,15 @@ def in_place() -> str:
                  within["recomputed_operators"] if within else ""]
             )  # fmt: skip
     text = (
-        "Within a budget, some backward operators write their result into the memory of their "
-        "incoming gradient, if nothing else reads that gradient (*in place*). The table compares "
-        "the memory peak and the number of recomputed operators with those of operators that write "
-        "to *new memory*. Budgets are shares of the activations with new memory. All results equal "
-        "plain PyTorch's, bit for bit."
+        "Within a budget, some backward operators write their result over their incoming gradient, "
+        "if nothing else reads that gradient. How much memory and recomputation does this save? "
+        "The columns *overwriting* are for steps with this optimization, and the columns "
+        "*allocating* for steps without it, in which these operators allocate memory for their "
+        "results. Budgets are shares of the activations of steps without the optimization. All "
+        "results equal plain PyTorch's, bit for bit."
     )
-    heads = ["model", "budget", "peak MB, new memory", "peak MB, in place",
-             "recomputed, new memory", "recomputed, in place"]  # fmt: skip
+    heads = ["model", "budget", "peak MB, allocating", "peak MB, overwriting",
+             "recomputed operators, allocating", "recomputed operators, overwriting"]  # fmt: skip
     return section("Results in place of gradients", found, text, table_of(heads, rows))
 
 
@@ -355,8 +362,8 @@ def loops() -> str:
     text = (
         "The program is a loop of thousands of steps `x = normalize(c @ x)`, and a backward pass "
         "through all of them. Budgets are shares of the activations. *Checkpoint* is "
-        "`torch.utils.checkpoint` around pieces of sqrt(n) of the n steps. Times are processor "
-        "times."
+        "`torch.utils.checkpoint` around each sqrt(n) consecutive steps of a loop of n steps. "
+        "Times are processor times."
     )
     heads = ["steps", "method", "peak MiB", "time over plain", "recomputed operators", "same bits"]
     return section("Long loops", found, text, table_of(heads, rows))

@@ -70,7 +70,7 @@ def activations(trainer: Trainer, device: str) -> int:
 
 
 def block(step: Callable[[], None], count: int, device: str) -> float:
-    """Return the seconds of a step."""
+    """Return the seconds of a step, averaged over `count` steps."""
     gc.collect()
     start = time.perf_counter()
     for _ in range(count):
@@ -120,9 +120,8 @@ def in_turn(
         free = block(plain[0].step, plain[1], device)
         with point.around(constants, peak):
             if point.method.startswith("rekindle"):
-                for _ in range(
-                    3
-                ):  # not timed: a new budget first registers parameters and finds its plan
+                # Not timed: a new budget first registers the parameters and finds its plan.
+                for _ in range(3):
                     changed[0].step()
             found.append((free, block(changed[0].step, changed[1], device)))
     return found

@@ -2,7 +2,8 @@
 
     scripts/bench breakdown [--models gpt bert ...] [--fraction 0.5] [--rounds 5]
 
-For each model, these times, divided by the time of a step in plain PyTorch:
+The script measures these times for each model, and divides each of them by the time of a step in
+plain PyTorch:
 
 `bookkeeping`: the time that a budget without a limit adds to a step.
 `recomputation`: the time of recomputed operators, at their measured costs.

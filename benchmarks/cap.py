@@ -1,14 +1,18 @@
-"""Measure by how much steps exceed their budget: online, learned, planned, `rekindle.sequential`.
+"""Measure whether memory exceeds the budget: online, learned, planned, `rekindle.sequential`.
 
     scripts/bench cap [--models gpt bert ...] [--ways ...] [--fractions 0.7 ...]
 
-The budget is the sum of the constants of the plain model (weights, gradients, the optimizer's
-state) and a fraction of its activation memory. Both are measured by the allocator's events. `over`
-is the peak of a later step, constants included, divided by the budget. `first` is the same for the
-first step, when Rekindle has not measured any operator. `resident` is the growth of the process's
-resident memory up to the peak of a step, divided by the budget; before, memory that the plain model
-used is returned to the operating system. Each point runs in its own process. The script measures no
-time.
+The budget is the sum of the constants (weights, gradients, the optimizer's state) and a fraction of
+the activation memory. Both are measured in a step of plain PyTorch, from its allocations and frees.
+Three figures are compared with the budget:
+
+- `first` is the memory peak of the first step, in which Rekindle has not measured any operator yet,
+  divided by the budget.
+- `over` is the same for a later step. Both peaks include the constants.
+- `resident` is the growth of the process's resident memory up to the peak of a step, divided by
+  the budget. Before the step, free memory is returned to the operating system.
+
+Each combination of model, method and fraction runs in its own process. The script measures no time.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ The step is a whole training step after the optimizer has its state. For each mo
 `real`: the smallest budget within which a new process takes two steps, by bisection to 1 %.
     `short_of_room` is the operator that did not fit into the largest budget that failed.
 
-All are given in bytes, and divided by `bound`. The script measures no time.
+The results give each amount in bytes, and as a multiple of `bound`. The script measures no time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def traced(name: str) -> Trace:
 
 
 def need_of_what_is_held(trace: Trace) -> tuple[int, str]:
-    """Return the most bytes that an operator needs, user-held memory included, and its name."""
+    """Return the most bytes that one operator needs, and the operator's name.
+
+    The bytes include the tensors that variables of the program hold while the operator runs.
+    """
     held: set[int] = set()
     most, operator = 0, ""
     for event in trace.events:

@@ -2,10 +2,11 @@
 
     scripts/bench fragmentation [--logs FOLDER] [--models NAME ...] [--gigabytes 8]
 
-Simulates the DTR paper's logs in FOLDER, if given, and one step of each network of `_workloads.py`,
-with models of PyTorch's CUDA allocator. If the peak of a program is below 8 GB when everything is
-kept, all sizes are multiplied, because blocks and segments of an allocator have fixed sizes that
-would dominate in small programs. Budgets are fractions of that peak. For each budget:
+The script simulates the DTR paper's logs in FOLDER, if given, and one step of each network of
+`_workloads.py`, with models of PyTorch's CUDA allocator. If the peak of a program is below 8 GB
+when everything is kept, all tensors are enlarged until the peak is 8 GB, because blocks and
+segments of an allocator have fixed sizes that would dominate in small programs. Budgets are
+fractions of that peak. For each budget, the results have:
 
 `sums`: recomputation time divided by computation time, if an allocation succeeds whenever enough
     bytes are free in total.
@@ -43,9 +44,9 @@ from rekindle.trace.formats import load
 
 RATIOS = (1.0, 0.9, 0.7, 0.5, 0.4, 0.3)
 SHARES = (1.05, 1.2)
-LIMIT = 5  # longer recomputation, in multiples of the computation, counts as a failure
+LIMIT = 5  # a run fails if recomputation takes more than this multiple of the computation time
 WARM_UP = 3  # steps until operators have measured costs
-LIKE = 0.001  # a smaller difference counts as equal; a share of the computation time
+LIKE = 0.001  # results that differ by less than this share of the computation time count as equal
 
 
 def programs(logs: Path | None, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:

@@ -9,13 +9,13 @@ function was passed to `rekindle.recomputable`. `smallest` is the smallest budge
 process that has taken steps before. It is given as a share of the activations: the bytes above
 weights, gradients and tables of sines and cosines.
 
-`first` is the smallest share within which a new process takes its first two steps. At that time no
-workspace is known, and Rekindle must try every function before it may recompute it. The search
-raises the share by hundredths. `equal` is true if the gradients within 0.35 of the activations
-equal those without a budget, bit for bit. `recomputed` counts the operators that ran again for
-these gradients. `backward_alone` is the most memory that the backward pass of one function
-allocates at once, as a share of the activations. Variables of the function hold this memory, so it
-cannot be evicted. The script measures no time.
+`first` is the smallest share within which a new process takes its first two steps. In these steps
+Rekindle does not know the operators' workspaces yet, and it must run every function twice before it
+may recompute it. The search raises the share by hundredths. `equal` is true if the gradients within
+0.35 of the activations equal those without a budget, bit for bit. `recomputed` counts the operators
+that ran again for these gradients. `backward_alone` is the most memory that the backward pass of
+one function allocates at once, as a share of the activations. Variables of the function hold this
+memory, so it cannot be evicted. The script measures no time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def choose(*, units: bool) -> None:
 def begins(style: str, share: float, activations: int, *, units: bool) -> dict[str, Any]:
     """Return {"fits": True} if the first two steps fit within `share` of the activations.
 
-    The caller runs this function in a new process, in which no workspace is known.
+    The caller runs this function in a new process, in which Rekindle knows no workspaces yet.
     """
     choose(units=units)
     training = Training(style)

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _rows(device: Device, steps: int, timed: bool) -> list[dict[str, Any]]:
-    """Return one row for each program and mode, with counts for one step."""
+    """Return one row for each program and mode (plain PyTorch or a budget), for one step."""
     extension = ""
     if device == "stand-in":
         from tests.standin.process import compiled  # imports torch, so not before the stand-in
@@ -86,7 +86,7 @@ def _instructions(folder: Path) -> list[int]:
 
 
 def _with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each row what its mode costs more than a plain step, per operator call."""
+    """Add to each row the cost that its mode adds to plain PyTorch, per operator call."""
     plain = {row["program"]: row for row in rows if row.get("mode") == "plain"}
     for row in rows:
         base = plain.get(row.get("program", ""))
@@ -204,7 +204,8 @@ def _counted(mode: str, program: Program, steps: int, standin: Any) -> dict[str,
             with _Count() as count:
                 act()
             row["calls"][name] = count.calls
-    if standin is not None:  # its worker threads do much of the work, so times mean nothing
+    # Worker threads of the stand-in device do much of the work, so times would mean nothing.
+    if standin is not None:
         del row["passes"]
         row["asked"] = asked
     return row

@@ -5,8 +5,9 @@
 The programs are three language models. Their attention is written out with softmax and dropout, or
 is `nn.MultiheadAttention`, or scaled dot product attention. The last two use PyTorch's math
 kernels. Each model trains twice within the same budgets: once with results written over gradients
-(in place), and once with results in new memory. Budgets are fractions of the activation memory with
-new memory. A row also says if losses, weights and gradients equal plain PyTorch's, bit for bit.
+(`in place`), and once with results in newly allocated memory (`new memory`). Budgets are fractions
+of the activation memory in the second case. A row also says if losses, weights and gradients equal
+plain PyTorch's, bit for bit.
 """
 
 from __future__ import annotations

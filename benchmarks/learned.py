@@ -1,12 +1,13 @@
-"""Compare how much is recomputed with a learned plan, online without one, and at least.
+"""Compare how much is recomputed online, with a learned plan, and at the proven minimum.
 
     scripts/bench learned [--seconds 60] [--only NAME ...]
 
 Each model trains twice: without learning, and with a plan that the run waits for. The budget is the
 model's constants and a fraction of its activation memory, or the smallest feasible budget if that
-is too small. All figures are the time of recomputed operators divided by the time of operators.
-`online` is without a plan. `promised` is what the plan predicts, `learned` what was recomputed
-while the run followed the plan. `bound` is a proven minimum for the step (`planners/cuts.py`).
+is too small. All figures are the time of recomputed operators divided by the time of the operators'
+first runs. `online` is without a plan. `promised` is what the plan predicts, `learned` what was
+recomputed while the run followed the plan. `bound` is a proven minimum for the step
+(`planners/cuts.py`).
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
     """Take a few steps that may teach a plan, then measure recomputation in a few more.
 
     Returns:
-        `share`, the time of recomputed operators divided by the time of operators in the measured
-        steps, and further figures.
+        `share`, the time of recomputed operators divided by the time of the operators' first runs
+        in the measured steps, and further figures.
     """
     _step_plans.forget_plans()
     workload = case.build()

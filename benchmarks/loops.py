@@ -4,8 +4,8 @@
 
 The program repeats `x = normalize(c @ x)` n times, and computes the gradient of a weight in `c`
 (pytorch/pytorch#125591). It runs in plain PyTorch, within a budget that is a share of its
-activations, and with `torch.utils.checkpoint` around pieces of sqrt(n) steps. The three alternate
-in one process. Times are processor times.
+activations, and with `torch.utils.checkpoint` around each sqrt(n) consecutive iterations. These
+three ways take turns in one process. Times are processor times.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def loop(steps: int, piece: int | None = None) -> float:
 
     Args:
         steps: The number of iterations.
-        piece: Wrap pieces of this many iterations in `torch.utils.checkpoint`. None: do not.
+        piece: Wrap each group of this many consecutive iterations in `torch.utils.checkpoint`.
+            None: wrap nothing.
     """
     generator = torch.Generator().manual_seed(0)
     first, second, x = (

@@ -89,9 +89,10 @@ def on_device() -> str:
 
 _ABOUT_DEVICE = [
     "`scripts/on_device` checks and measures Rekindle on a GPU. This section has one part for each",
-    "run of the script, the newest first. In each part, the first table counts the checks of each",
-    "group, and those that hold. The second table has the time of a step with so small a batch",
-    "that the GPU waits for the CPU. The other tables show throughput.",
+    "run of the script, the newest first. In each part, the first table shows for each group of",
+    "checks how many checks there are, how many of them hold, and whether the group ran to its",
+    "end. The second table has the time of a step with so small a batch that the GPU waits for the",
+    "CPU. The other tables show throughput.",
     "",
     "The question of the throughput tables: how fast does a larger batch train within the memory",
     "that plain PyTorch needs for a smaller batch? For each model, the row *plain* is this run of",
@@ -103,14 +104,18 @@ _ABOUT_DEVICE = [
     "  PyTorch's allocator reserved in the base run.",
     '- *of reserved*: a budget with `of="reserved"`, which limits the memory that the allocator',
     "  reserves, instead of the memory of tensors. The limit is what the base run reserved.",
-    "- *watched*: `rekindle.budget(None)` with the smaller batch, which only measures.",
-    "- *plain, beyond the memory*: plain PyTorch with the larger batch, without a memory limit.",
+    "- *watched*: `rekindle.budget(None)`, a budget without a limit, with the smaller batch.",
+    "  Rekindle then records all operators, but evicts nothing.",
+    "- *plain, beyond the memory*: plain PyTorch with the larger batch, which may use the whole",
+    "  memory of the GPU.",
     "",
     "The columns: *rows* is the batch size, *rows/s* the number of samples per second, and *over",
-    "plain* the throughput divided by that of the base run. DTR published 94.3 % for BERT-base and",
-    "96.5 % for BERT-large with twice the batch, and 93.2 % for GPT-2 with three times the batch.",
-    "*CPU's share* is the part of a step's time in which the CPU calls operators; then it waits",
-    "for the GPU. In rows with `expandable_segments:True`, the allocator has this setting.",
+    "plain* the throughput divided by that of the base run. *Peak MiB* is the memory peak of the",
+    "tensors, and *reserved MiB* the most memory that PyTorch's allocator took from the GPU.",
+    "*CPU's share* is the part of a step's time in which the CPU calls operators; in the rest of",
+    "the step it waits for the GPU. In rows with `expandable_segments:True`, the allocator has",
+    "this setting. The DTR paper's throughput over plain is 94.3 % for BERT-base and 96.5 % for",
+    "BERT-large with twice the batch, and 93.2 % for GPT-2 with three times the batch.",
     "",
     "The groups of checks are: *bits*, *in place*, *triton* and *compiled* (results equal those of",
     "plain PyTorch), *captured* (CUDA graphs), *races* (operators on two streams wait for each",
@@ -144,13 +149,15 @@ def _on_device(found: dict[str, Any]) -> str:
          line["within half ms"], line["within half, recomputed"]]
         for line in lines if "host of" in line
     ]  # fmt: skip
-    heads = ["CPU time of a small batch in bfloat16", "operator calls", "plain ms", "watched ms",
-             "half of the activations, ms", "recomputed operators"]  # fmt: skip
+    heads = ["CPU time of a small batch in bfloat16", "operator calls", "plain ms",
+             "budget without a limit, ms", "half of the activations, ms",
+             "recomputed operators"]  # fmt: skip
     parts += ["", *table_of(heads, hosts)] if hosts else []
     optimizers = {line["optimizer"]: line["ms a step"] for line in lines if "optimizer" in line}
     if optimizers:
-        parts += ["", "Milliseconds of a step of fused AdamW with 300 small parameters (*within*: "
-                  "within 1 GiB, where nothing is evicted): "
+        parts += ["", "Milliseconds of a step of fused AdamW with 300 small parameters, in plain "
+                  "PyTorch (*plain*), in a budget without a limit (*watched*), and in a budget of "
+                  "1 GiB, which evicts nothing (*within*): "
                   + ", ".join(f"{name} {ms}" for name, ms in optimizers.items()) + "."]  # fmt: skip
     for bf16 in (False, True):
         rows = [line for line in lines if "rows/s" in line and line["bf16"] is bf16]
@@ -239,7 +246,8 @@ def compiled() -> str:
         "The table compares three methods: *planned* is a plan that runs eagerly; *compiled plan*",
         "is a plan in which Inductor compiles small groups of cheap operators; *torch.compile* is",
         "the whole model compiled, without a budget. *Memory* is the measured memory as a share of",
-        "the activations, and *peak over budget* is the memory peak divided by the budget. *Same",
+        "the activations, and *peak over budget* is the memory peak divided by the budget.",
+        "*Seconds to build* is the time until the first step ends, compilation included. *Same",
         "bits* compares with the same compiled code without a budget, not with plain PyTorch. In",
         "the section above, the rows *rekindle compiled* were measured with an earlier version.",
         "",
@@ -309,7 +317,8 @@ def runtime() -> str:
     parts = ["## What the online runtime costs", "", said(found), ""]
     parts += [
         "The first table shows what a budget costs if it is so large that nothing is evicted:",
-        "the microseconds that it adds to each operator. *Operators* is their number in a step.",
+        "the microseconds that it adds to each operator. *Operators* is the number of operators",
+        "that a step runs.",
         "",
     ]
     rows = [
@@ -324,7 +333,8 @@ def runtime() -> str:
     ]
     parts += [
         "",
-        "The second table shows the time over plain within half and within a third of activations.",
+        "The second table shows the time over plain if the budget allows a half, or a third, of",
+        "the activations.",
         "",
     ]
     parts += table_of(["time over plain", "half the activations", "a third"], rows)
@@ -350,14 +360,15 @@ def policies() -> str:
     parts += [
         "A policy decides which values to evict. The table compares policies by simulation of",
         "recorded training steps. A *case* is a program and a budget. There are three budgets for",
-        "each program. A budget of 0 % would be the smallest that any schedule needs, and 100 %",
-        "the peak when everything is kept; the three are at 50, 30 and 15 % between them.",
+        "each program: 50, 30 and 15 %, on a scale from the smallest budget for which a schedule",
+        "could exist (0 %) to the peak when everything is kept (100 %).",
         "*Over h_DTR* is the recomputation time of a policy divided by that of h_DTR, the policy",
         "of the DTR paper, as a geometric mean over all cases. *Less* and *more* count the cases",
         "with less and with more recomputation than h_DTR. *Within 1.5* counts the cases whose",
         "recomputation is at most 1.5 times the proven lower bound, of those for which a bound is",
-        "known. *No room* counts the cases that failed. The default policy is *thrifty*. It was",
-        "tuned on the programs of the group *chosen on*, and on no others.",
+        "known. *No room* counts the cases in which the program ran out of its budget. The default",
+        "policy is *thrifty*. It was tuned on the programs of the group *chosen on*, and on no",
+        "others.",
     ]
     rows = [
         [
@@ -389,7 +400,7 @@ def learned() -> str:
     text = (
         "How much less is recomputed when `rekindle.budget` follows a plan that it has learned? "
         "The figures are the recomputation time divided by the computation time of a step. The "
-        "budget is a share of the activations, in the second column. No schedule recomputes less "
+        "second column is the budget, as a share of the activations. No schedule recomputes less "
         "than the lower bound."
     )
     heads = ["model", "activations", "online", "learned", "lower bound"]
@@ -436,7 +447,8 @@ def accuracy() -> str:
     title = "## Planned models: predicted against measured"
     text = (
         "A plan predicts the memory peak and the time of its model. The table compares both with a "
-        "measured step. *Recomputation* is the time of recomputed operators, divided by the time "
+        "measured step. An error is the difference of prediction and measurement, as a share of "
+        "the measurement. *Recomputation* is the time of recomputed operators, divided by the time "
         "of all other operators."
     )
     return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
@@ -617,10 +629,12 @@ def zoo_planned() -> list[str]:
         f"`rekindle.plan` was tried on {counts['tried']} architectures. With a large budget,",
         f"{counts['roomy']} gave the same bits as plain PyTorch. For {counts['refused']},",
         "`rekindle.plan` raised an error that says why it cannot plan them. Of those with the same",
-        f"bits, {exact} were traced as in eager PyTorch, and the others as for a compiler. Within",
-        "40 % of the activations, or the smallest budget with a known plan,",
-        f"{counts['40%']} of {len(tried)} gave the same bits. Architectures with other bits or an",
-        f"unexpected error: {', '.join(counts['failed']) or 'none'}.",
+        f"bits, {exact} were traced on the code path that they take in eager PyTorch, and the",
+        "others on the path that they take when they are compiled",
+        "(`torch.compiler.is_compiling()`). Within 40 % of the activations, or the smallest budget",
+        f"with a known plan, {counts['40%']} of {len(tried)} gave the same bits.",
+        "Architectures with other bits or an unexpected error:",
+        f"{', '.join(counts['failed']) or 'none'}.",
         *several_runs(rows),
     ]
     return parts

@@ -2,10 +2,11 @@
 
     scripts/bench policies [--seconds 10] [--every 10]
 
-Records one training step of each network of `_workloads.py` and of every tenth architecture of the
-zoo (transformers and diffusers). Simulates it within budgets between the smallest that any schedule
-needs and the peak when everything is kept. The parameters of `Thrifty`, the default policy, were
-tuned on these networks and on the DTR paper's logs. Nothing was tuned on the zoo.
+The script records one training step of each network of `_workloads.py`, and of every tenth
+architecture of the zoo (transformers and diffusers). It simulates each step within three budgets,
+which lie between the smallest budget that any schedule needs and the peak when everything is kept.
+The parameters of `Thrifty`, the default policy, were tuned on these networks and on the DTR paper's
+logs. Nothing was tuned on the zoo.
 
 An overhead is the recomputation time divided by the computation time, at measured costs. No
 schedule of the same step has a lower overhead than `bound`, which the planner Cuts proves. Prints a
@@ -37,7 +38,7 @@ from rekindle.trace import Trace
 
 FRACTIONS = (0.5, 0.3, 0.15)
 POLICIES = ("dtr", "dtr-eq", "thrifty", "msps")
-LIMIT = 5  # longer recomputation, in multiples of the computation, counts as a failure
+LIMIT = 5  # a run fails if recomputation takes more than this multiple of the computation time
 WARM_UP = 3  # steps until operators have measured costs
 
 

@@ -3,16 +3,16 @@
     scripts/bench resident [--programs gpt lstm_80 ...] [--ways plain malloc arena]
                            [--fractions 0.7 ...] [--threads 1 2] [--preload LIBRARY]
 
-Each point runs in its own process. It measures the processor time of the steps, and the growth of
-resident memory after the moment before the model is built, so that the memory of weights,
+Each point runs in its own process. The process measures the processor time of the steps, and how
+much its resident memory grows from just before the model is built. So the memory of weights,
 gradients, optimizer state and batches is included. The ways are `plain` (no budget), `malloc` (a
 budget with `arena=False`) and `arena` (a budget with Rekindle's CPU allocator, the default).
 
 The budget of a model is its constants and a fraction of its activation memory. `lstm_80` is an
 unrolled LSTM cell within 80 MiB. `loop_100` and `loop_25` are the loop of 2,000 matrix products of
 pytorch#125591 within 100 and 25 MiB. With `--cap` a watchdog kills each process whose anonymous
-memory (memory that is no file's, as control groups charge it) exceeds 1.2 times its budget plus
-250 MiB. The memory of Python and PyTorch is included.
+memory exceeds 1.2 times its budget plus 250 MiB. Anonymous memory is memory without a file behind
+it, which is what control groups limit. The memory of Python and PyTorch is included.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def point(command: list[str], most: int | None, preload: str) -> dict[str, Any]:
 
 
 def watch(process: subprocess.Popen[str], limit: int) -> None:
-    """Kill the process when its anonymous memory (memory of no file) exceeds `limit` bytes."""
+    """Kill the process when its anonymous memory (without a file) exceeds `limit` bytes."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         try:

@@ -2,10 +2,10 @@
 
     scripts/bench swap_learned --traces FOLDER [--only NAME ...] [--rates 50] [--seconds 60]
 
-FOLDER has traces NAME-LARGER-KIND.jsonl.gz and NAME-SMALLER-KIND.jsonl.gz of training steps with a
-larger and a smaller batch. The larger batch is simulated within a budget that equals the peak of
-the smaller batch. An overhead is the time of recomputing and of waiting for copies, divided by the
-computation time. The overheads of a row:
+FOLDER has traces NAME-BATCH-KIND.jsonl.gz of training steps: for each model NAME and number format
+KIND (such as fp32), one with a larger and one with a smaller BATCH. The larger batch is simulated
+within a budget that equals the peak of the smaller batch. An overhead is the time of recomputing
+and of waiting for copies, divided by the computation time. The overheads of a row:
 
 `recompute`: the default policy, which only recomputes.
 `online`: the engine decides for each evicted value whether to swap or to recompute it.
@@ -13,7 +13,7 @@ computation time. The overheads of a row:
 `followed`: the engine follows this plan, as in a real run that has learned it.
 `bound`: a lower bound; no run that recomputes and swaps is faster.
 
-Prints a table, writes results/swap_learned.json after each trace.
+The script prints a table, and writes results/swap_learned.json after each trace.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     scripts/bench swap_planned --logs FOLDER [--only NAME ...] [--seconds 60]
 
-Simulates the DTR paper's logs. Budgets, bandwidths and overheads are those of `swap_simulated.py`,
-and so are three of the columns: `recompute` (only recomputing), `swap` (only swapping) and `hybrid`
-(the engine decides online). The planner starts its search from these three runs. `planned` is the
-overhead of its plan, simulated with the same bandwidth. `bound` is a lower bound of all runs.
-Prints a table, writes results/swap_planned.json after each log. Rows of logs that are not measured
-again stay, each with its commit.
+The script simulates the DTR paper's logs. Budgets, bandwidths and overheads are those of
+`swap_simulated.py`, and so are three of the columns: `recompute` (only recomputing), `swap` (only
+swapping) and `hybrid` (the engine decides online). The planner starts its search from these three
+runs. `planned` is the overhead of its plan, simulated with the same bandwidth. `bound` is a lower
+bound of the overhead of every run. The script prints a table, and writes results/swap_planned.json
+after each log. Rows of logs that are not measured again stay, each with its commit.
 """
 
 from __future__ import annotations

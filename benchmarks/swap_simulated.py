@@ -2,14 +2,15 @@
 
     scripts/bench swap_simulated --logs FOLDER [--only NAME ...]
 
-Simulates the logs. Budgets are fractions of the peak when everything is kept. Bandwidths (the same
-in both directions) are fractions of the bandwidth at which copies cost no time. At that bandwidth,
-all values can be copied out during a third of the computation, about a forward pass.
+The script simulates the logs. Budgets are fractions of the peak when everything is kept. Bandwidths
+(the same in both directions) are fractions of the bandwidth at which copies cost no time. At that
+bandwidth, all values can be copied to the host during a third of the computation, about a forward
+pass.
 
 `recompute`: only recomputing. `swap`: only swapping. `hybrid`: the engine decides for each evicted
 value. `chosen`: the best of the three, which a user can choose after a simulation. An overhead is
-the time of recomputing and of waiting for copies, divided by the computation time. Prints a table,
-writes results/swap_simulated.json and .png.
+the time of recomputing and of waiting for copies, divided by the computation time. The script
+prints a table, and writes results/swap_simulated.json and .png.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rekindle.trace.formats import load
 
 RATIOS = (0.5, 0.4, 0.3, 0.2)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-LIMIT = 10  # longer recomputation, in multiples of the computation, counts as a failure
+LIMIT = 10  # a run fails if recomputation takes more than this multiple of the computation time
 WAYS = ("recompute", "swap", "hybrid", "chosen")
 RESULT = ROOT / "benchmarks" / "results" / "swap_simulated.json"
 

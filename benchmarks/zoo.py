@@ -183,7 +183,7 @@ def by_plans(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count the plans with equal bits within the large and the small budget, and the refused."""
+    """Count the plans with equal bits, and the architectures that `rekindle.plan` refused."""
     verdicts = [{name: row.get(name, {}).get("verdict") for name in BUDGETS} for row in rows]
     return {
         "tried": len(rows),
