@@ -137,10 +137,10 @@ class OutOfBudget(RekindleError, MemoryError):
         held: Bytes that cannot be evicted, by category.
         smallest_budget: The smallest budget with which this operator runs, if `needed` is exact; a
             later operator may need more.
-        worth_trying: The budget that the message names: `smallest_budget`, or more if budgets named
-            before were too small, or the budget for whole steps after `rehearse()`. If `needed` is
-            exact, it is at most the peak of plain PyTorch, or 1.6 % above that peak if a named
-            budget has failed.
+        worth_trying: The budget that the message tells the user to try. It is `smallest_budget`; or
+            more, if budgets that earlier messages named were too small; or, after `rehearse()`, the
+            budget for whole steps. If `needed` is exact, `worth_trying` is at most the peak of
+            plain PyTorch, or 1.6 % more than that peak if such an earlier budget was too small.
         operator: The name of the operator that does not fit.
         where: The source line that called this operator, as "file:line".
     """
@@ -223,7 +223,7 @@ class OutOfBudget(RekindleError, MemoryError):
         self._say(f"On this command line: {option}", instead_of=HOW_TO_REHEARSE)
 
     def _say(self, line: str, instead_of: str = "") -> None:
-        """Replace the line of the message that suggests a budget by `line`.
+        """Put `line` in the place of the line of the message that suggests a budget.
 
         Args:
             line: The new line.

@@ -41,9 +41,10 @@ from rekindle.simulator import replay, smallest_budget
 # program's own time. A run that recomputes longer is a bad start and slow to simulate.
 LONGEST: Final = 10
 _QUICK: Final = 1  # the same limit for the first simulated run, before any plan is known
-# Settings of the search for the smallest budget that has a plan: its share of the time limit, the
-# share of one attempt, and the distance to the lower bound at which an attempt stops. The distance
-# is large, because any plan, however slow, shows that the budget suffices.
+# Settings of the search for the smallest budget that has a plan. _ASIDE is its share of the time
+# limit, and _TRY the share of one attempt. An attempt stops at a plan that costs at most the share
+# _ENOUGH above the lower bound. This share is large, because any plan, however slow, shows that the
+# budget suffices.
 _ASIDE, _TRY, _ENOUGH = 0.25, 0.02, 10.0
 
 

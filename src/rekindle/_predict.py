@@ -24,7 +24,8 @@ from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, neediest
 
-_NEARLY = 0.9  # if one operator needs more than this share of the smallest budget, advice names it
+# The profile names an operator that alone needs more than this share of the smallest budget.
+_NEARLY = 0.9
 
 
 def profile(

@@ -18,7 +18,7 @@ from rekindle.cli._demo_training import Identical, Settings, Step, Text, Trained
 
 
 class _Memory(ProgressColumn):
-    """Progress bar that shows the memory peak of the last step; `View.scale` is a full bar."""
+    """Bar for the memory peak of the last step; the bar is full at `View.scale` bytes."""
 
     def render(self, task: Task) -> ProgressBar:
         scale, peak = task.fields["scale"], task.fields["peak"]

@@ -83,7 +83,10 @@ class MainProgram:
         )
 
     def _refuse_what_is_no_program(self) -> None:
-        """Raise `click.UsageError` for a file of another kind, or a folder without __main__.py."""
+        """Raise `click.UsageError` if the place is no program.
+
+        Examples are a picture, or a folder without __main__.py.
+        """
         path = Path(self.place)
         if path.is_dir():
             kind = None if (path / "__main__.py").exists() else "a folder without a __main__.py"

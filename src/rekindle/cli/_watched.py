@@ -1,4 +1,4 @@
-"""Show a running program for `rekindle run`: a live line (--progress) and budgets (--profile)."""
+"""Show what `rekindle run` measures: a status line (--progress), budgets to try (--profile)."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _folder(folder: Path) -> str:
 
 
 def _allocator() -> Iterator[Row]:
-    """Name the CPU memory allocator: that of the C library, or a preloaded one.
+    """Yield a row with the CPU memory allocator: that of the C library, or a preloaded one.
 
     The resident memory of a process depends on the allocator, because allocators keep freed memory.
     """
@@ -127,7 +127,7 @@ def _allocator() -> Iterator[Row]:
 
 
 def _extras() -> Iterator[Row]:
-    """Name the installed optional packages, and the commands that install the others."""
+    """Yield a row for each optional extra: its installed packages, and how to install the rest."""
     for extra, packages in _extra_packages().items():
         found: list[str] = []
         absent: list[str] = []

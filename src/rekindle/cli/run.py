@@ -213,7 +213,7 @@ def command(
     except BaseException as error:
         code = show(_with_a_hint(error, f"-m {program}" if is_module else program))
     finally:
-        # A process that the program forked writes no report.
+        # Only this process writes the report, not one that the program has forked.
         if run is not None and os.getpid() == process:
             _tell(run, reports, quiet)
             if phases is not None:

@@ -15,7 +15,9 @@ from rekindle._types import Bytes, Nanoseconds
 @final
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Uses of memory at one moment. If `memory` is known, the bytes of each table add up to it.
+    """Uses of memory at one moment, in tables by category, module, source line and operator.
+
+    If `memory` is known, the bytes in each table add up to it.
 
     Attributes:
         memory: Bytes in use.

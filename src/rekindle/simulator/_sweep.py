@@ -38,7 +38,7 @@ class Case:
     budget: Bytes | None = None  #: budget in bytes, instead of `ratio`; both None: no limit
     dead: Literal["evict", "ignore", "banish"] = "evict"  #: treatment of unreferenced storages
     quirks: bool = False  #: make the same decisions as the simulator of the DTR paper's authors
-    #: a run that takes longer than this multiple of the program's own time counts as thrashing
+    #: A run fails with "thrash" if it takes longer than this multiple of the program's own time.
     limit: float | None = 2.0
     count: bool = False  #: count the scores that the policy computes
     swap: Swap | None = None
