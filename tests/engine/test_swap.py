@@ -38,7 +38,7 @@ BYTE_PER_NS = 1_000_000_000
 
 @st.composite
 def swaps(draw: st.DrawFn) -> Swap:
-    """Draw bandwidths below and above the speed of recomputation, and a host memory."""
+    """Draw the host memory, and bandwidths below and above the speed of recomputation."""
     rate = st.sampled_from([BYTE_PER_NS // 20, BYTE_PER_NS, 50 * BYTE_PER_NS])
     host = draw(st.none() | st.integers(0, 60))
     return Swap(host, draw(rate), draw(rate), only=draw(st.booleans()))

@@ -43,7 +43,7 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 
 
 class Network(nn.Module):
-    """Layers, of which one is used in every other step only, or never."""
+    """Six layers. With `sometimes`, another layer is used in every other step."""
 
     def __init__(self, *, sometimes: bool = False) -> None:
         super().__init__()

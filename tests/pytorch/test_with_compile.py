@@ -294,7 +294,7 @@ def test_operators_of_stance_force_eager_are_recomputed() -> None:
 
 
 @pytest.mark.slow
-def test_scan_operator_matches_pytorch_without_recomputation() -> None:
+def test_scan_operator_inside_budget_matches_pytorch() -> None:
     """The results of `scan` count only after it has run, so they may exceed the budget."""
 
     def results(budget: str | None) -> tuple[dict[str, object], int]:

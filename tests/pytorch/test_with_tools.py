@@ -51,8 +51,8 @@ KEEPS = {"save on cpu"}
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", [name for name in TOOLS if name not in KEEPS])
-def test_profilers_and_anomaly_mode_with_budget_match_pytorch(name: str, inside: bool) -> None:
-    """The tool is inside the budget or around it, for the forward or the backward pass."""
+def test_tool_inside_or_around_budget_matches_pytorch(name: str, inside: bool) -> None:
+    """The tool is a context, such as a profiler, around both passes or around the whole budget."""
     tool = TOOLS[name]
 
     def program() -> Step:
@@ -135,7 +135,7 @@ def test_kernel_in_profiler_that_reads_evicted_tensor_raises() -> None:
         assert (x.sum() + y.sum()).item() == 200 + 1200
 
 
-def test_tensors_of_save_on_cpu_are_evicted_after_others() -> None:
+def test_tensors_of_save_on_cpu_are_evicted_only_by_evict_auto() -> None:
     """Tensors that `save_on_cpu` holds are user-held tensors."""
 
     def trained(budget: str, **how: Any) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def test_sequential_of_tuples_can_be_copied_and_pickled() -> None:
     assert type(pickle.loads(pickle.dumps(simple))) is type(simple)
 
 
-def test_sequential_of_module_without_layer_list_is_refused() -> None:
+def test_sequential_of_unsupported_model_or_call_is_refused() -> None:
     model, x = built("mlp")
     chained, _ = within((model, x), 1)
     with pytest.raises(rekindle.Unsupported, match=r"got 2 inputs"):

@@ -206,7 +206,7 @@ def test_plan_without_budget_argument_chooses_feasible_budget(tmp_path: Path) ->
         pytest.param(MODEL, (torch.ones(2, 63),), r"float32\[2, 63\].*dim", marks=pytest.mark.slow),
     ],
 )
-def test_plan_of_object_other_than_model_is_refused(
+def test_plan_of_wrong_model_or_inputs_is_refused(
     model: object, inputs: object, reported: str
 ) -> None:
     with pytest.raises(rekindle.InvalidArgument, match=reported):

@@ -52,7 +52,7 @@ class Program:
 
 
 def in_a_thread(work: Callable[[], object]) -> list[BaseException]:
-    """Run `work` in a thread to its end; return the error that it raised, or None."""
+    """Run `work` in a thread to its end. Return a list with its error, empty if it raised none."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -208,7 +208,7 @@ def test_own_swap_threads_of_rekindle_are_outside_of_budget() -> None:
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_threading_thread_class_is_restored_after_any_error() -> None:
+def test_threading_thread_class_is_restored_after_error() -> None:
     before = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError), rekindle.budget("1GiB"):
         _ = 1 / 0
@@ -237,9 +237,9 @@ def test_ended_dispatch_mode_is_inactive_despite_running_thread(evict: Evict) ->
 
 @pytest.mark.parametrize("works", [False, True])
 def test_report_with_second_thread_lists_memory_by_category(works: bool) -> None:
-    """The report has categories, because the other threads do not train.
+    """The report has categories, because the other thread does not train.
 
-    One shows a progress bar, and the other prepares batches.
+    The other thread prepares batches if `works`. Otherwise it only waits, like a progress bar.
     """
     over = threading.Event()
 

@@ -107,7 +107,7 @@ def test_operand_deleted_during_recomputation_matches_pytorch() -> None:
 
 
 def test_end_of_budget_does_not_recompute_deleted_value() -> None:
-    """At its end, the budget recomputes one value, and that deletes the variable of the other."""
+    """At its end, the budget recomputes `first`, which deletes the variable of the other value."""
     weight = vector()
     with rekindle.budget(4 * NBYTES, record=True) as run:
         first = dropping(weight)

@@ -69,7 +69,7 @@ def only_counted(late: nn.Linear, x: Tensor) -> Tensor:
 def test_first_use_of_model_evicts_values_held_in_list(
     first_access: Callable[[nn.Linear, Tensor], Tensor],
 ) -> None:
-    """At its first use, the model counts in the budget, with gradients and optimizer state."""
+    """The model, its gradients and optimizer state count from the first use of a parameter on."""
     torch.manual_seed(20)
     late = nn.Linear(128, 128, bias=False)
     optimizer = torch.optim.AdamW(late.parameters())
@@ -123,7 +123,7 @@ def states() -> Callable[[], Any]:
     return step
 
 
-def test_list_of_hidden_states_is_evicted_after_saved_values() -> None:
+def test_list_of_hidden_states_fits_in_budget_with_evict_auto() -> None:
     plain = measure(states()).peak
     budget = harshest(states, evict="auto").budget
     assert budget < 0.6 * plain

@@ -35,7 +35,7 @@ def inner() -> nn.Sequential:
 def trained(
     inner: Callable[[Tensor], Tensor], model: nn.Module, budget: int | None
 ) -> tuple[dict[str, object], Run]:
-    """Return the gradients of a step in which the program holds twelve values around `inner`."""
+    """Return the gradients of a step that holds twelve values, one of them made by `inner`."""
     model.zero_grad()
     kept = [torch.linspace(-1.0, 1.0, WIDTH * BATCH).view(BATCH, WIDTH).requires_grad_()]
     evict = "saved" if budget is None else "anything"

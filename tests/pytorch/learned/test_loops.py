@@ -119,7 +119,7 @@ def train(loop: Loop, epochs: int = 4, after: After = nothing, before: After = n
 def assert_follows(
     after: After = nothing, before: After = nothing, *, learning: int = 3, left: int = 0
 ) -> Run:
-    """Assert that all but the first steps follow their plan, with the results of plain PyTorch."""
+    """Assert that steps after the first `learning` ones follow a plan, and that bits are equal."""
     budget = budget_of()
     plain = Loop()
     train(plain, 4, after, before)

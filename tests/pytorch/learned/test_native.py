@@ -57,7 +57,7 @@ def test_native_sequence_matcher_finds_operator_far_ahead() -> None:
     assert module().places_in(shape, step) == places(shape, step)
 
 
-def test_transcript_entry_kinds_are_equal_in_python_and_cpp() -> None:
+def test_journal_entry_kinds_are_equal_in_python_and_cpp() -> None:
     text = (Path(native.__file__).parent / "engine" / "journal.h").read_text()
     body = text.partition("enum class Kind")[2].partition("};")[0].partition("{")[2]
     assert tuple(re.findall(r"^\s*(\w+),", body, re.MULTILINE)) == KINDS
@@ -108,7 +108,10 @@ def test_failed_early_recomputation_is_retried_on_use(before: bool) -> None:
 
 
 def _survives(replays: int, *, before: bool) -> bool:
-    """Let one recomputation of a step fail. Return True if the step continues with equal bits."""
+    """Let one recomputation of a step fail, `before` or after it runs.
+
+    Return True if the step continues, and False if it raises the error. Also compare the bits.
+    """
     budget = budget_of()  # before the trainings below, because it runs one to measure memory
     plain = Training()
     six(plain)

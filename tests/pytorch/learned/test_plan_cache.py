@@ -62,7 +62,7 @@ def test_second_process_follows_cached_plan_from_first_step() -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-def test_plan_cache_keeps_plan_of_each_batch_shape() -> None:
+def test_plan_cache_keeps_plan_of_each_kind_of_step() -> None:
     def steps(training: Training) -> None:
         for number in range(12):
             training.step(number, depth=(None, 6)[number % 2])

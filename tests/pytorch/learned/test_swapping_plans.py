@@ -159,7 +159,7 @@ class CopyOverwritten(AtOnce):
 
 
 def _scaled(model: Deep, x: Tensor, depth: int | None = None) -> Tensor:
-    """Overwrite values by a custom function; only recomputations read the old contents again."""
+    """Return the loss of a forward pass in which only recomputations read overwritten contents."""
     for layer in model.layers:
         y = layer[0](x)
         y.mul_(3)

@@ -18,7 +18,7 @@ SCALE, ZERO = torch.ones(1), torch.zeros(1)
 
 
 def quantized(x: Tensor) -> Tensor:
-    """An operator without a meta kernel."""
+    """An operator without a meta kernel, so that its result size must be estimated."""
     return torch._fake_quantize_learnable_per_tensor_affine(x, SCALE, ZERO, -128, 127)
 
 

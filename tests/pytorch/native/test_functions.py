@@ -392,7 +392,7 @@ def test_recomputable_function_in_two_threads_matches_pytorch() -> None:
 
 
 def _seeded() -> list[Tensor]:
-    """Train on numbers from a generator that no other thread uses."""
+    """Train on fixed numbers, so that the results do not depend on other threads."""
     weights = [torch.linspace(-1, 1, WIDTH**2).view(WIDTH, WIDTH).requires_grad_() for _ in "abcd"]
     x = torch.linspace(-1, 1, ROWS * WIDTH).view(ROWS, WIDTH)
     for weight in weights:

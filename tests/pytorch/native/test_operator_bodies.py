@@ -104,7 +104,7 @@ def test_operator_that_reads_its_operand_in_python_is_recomputed(name: str, evic
 
 @pytest.mark.parametrize("evict", EVICT)
 @pytest.mark.parametrize("look", [Tensor.numpy, Tensor.untyped_storage, Tensor.data_ptr])
-def test_operator_that_exports_view_of_operand_is_recomputed(
+def test_operator_that_exports_detached_operand_matches_pytorch(
     look: Callable[[Tensor], object], evict: Any
 ) -> None:
     twice = _operator(f"twice_{look.__name__}_{evict}", lambda x: (look(x), x * 2)[1])
@@ -191,12 +191,12 @@ def test_backward_pass_during_recomputation_matches_pytorch(
     assert run.recomputations > 0
 
 
-def test_operator_that_exports_its_operand_each_time_raises(
+def test_operator_that_exports_operand_matches_pytorch_or_raises(
     pool: list[ThreadPoolExecutor],
 ) -> None:
-    """The operator exports its operand to NumPy, which may overwrite it, in each recomputation too.
+    """Each recomputation of the operator exports its operand to NumPy, which may overwrite it.
 
-    A value whose operand may have changed cannot be recomputed, so the budget raises an error.
+    A value whose operand may have changed cannot be recomputed. Then the budget raises an error.
     """
     operator = _pooled(pool, lambda x: (x.detach().numpy(), x * 2)[1], "handed_out")
 

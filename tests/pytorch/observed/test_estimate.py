@@ -32,7 +32,7 @@ def parts(case: Case) -> tuple[nn.Module, Any, Callable[[Any], Tensor]]:
     model, batch = workload.model, workload.data(1)
     for module in model.modules():
         if isinstance(module, Residual):
-            module.drop = 0.0  # otherwise each step would need another amount
+            module.drop = 0.0  # no stochastic depth, with which each step would need other memory
     if case.name == "gan":
         return model.critic, batch, torch.mean
     x, target = batch
@@ -158,7 +158,7 @@ def test_estimate_of_hugging_face_model_is_close_to_real_step(name: str) -> None
     assert abs(estimate.compare(max(peaks)).error) < 0.01
 
 
-def test_estimate_with_data_dependent_size_states_assumption() -> None:
+def test_estimate_with_data_dependent_branch_states_assumption() -> None:
     class Choosing(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -359,7 +359,7 @@ def test_optimizer_step_recomputes_values_that_read_weights() -> None:
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_learned_plans_are_followed_with_every_optimizer() -> None:
+def test_learned_plans_are_followed_with_adamw() -> None:
     plain, ours = Program(), Program()
     for _ in range(10):
         plain.step()

@@ -49,7 +49,7 @@ def test_second_backward_without_retain_graph_raises() -> None:
 
 
 def test_autograd_grad_of_some_inputs_matches_pytorch() -> None:
-    """Covers several outputs, given gradients, unused inputs, and batched gradients."""
+    """The calls have several outputs, an unused input, and given or batched output gradients."""
 
     def program() -> Step:
         first, second, unused = vector(True), vector(True), vector(True)
@@ -78,7 +78,7 @@ def test_autograd_grad_of_some_inputs_matches_pytorch() -> None:
 def test_batched_gradients_of_dropout_match_pytorch(
     way: str, evict: Literal["saved", "anything"]
 ) -> None:
-    """Recomputation runs below `vmap`, which refuses random operators (R5, randomness)."""
+    """Recomputation bypasses `vmap`, which would refuse random operators (R5, randomness)."""
 
     def program() -> Step:
         weight, ways = vector(True), torch.eye(4)
@@ -102,7 +102,7 @@ def test_batched_gradients_of_dropout_match_pytorch(
 
 
 def test_second_derivative_matches_pytorch() -> None:
-    """In a gradient penalty, the backward pass is recorded as well and its values are evicted."""
+    """With a gradient penalty, autograd also records the backward pass. Its values are evicted."""
 
     def program() -> Step:
         network = nn.Sequential(
@@ -173,7 +173,7 @@ def test_third_derivative_matches_pytorch() -> None:
 
 
 def test_backward_with_create_graph_and_step_matches_pytorch() -> None:
-    """The program then makes its own optimizer step on the gradient."""
+    """The program itself makes optimizer steps through which gradients flow."""
 
     def program() -> Step:
         weight, rate = vector(True), torch.tensor(0.1, requires_grad=True)
@@ -195,7 +195,7 @@ def test_backward_with_create_graph_and_step_matches_pytorch() -> None:
 
 
 class Cube(torch.autograd.Function):
-    """A function that saves an input, a result, the same tensor twice, and a tensor of its own."""
+    """A function that saves an input twice, an intermediate value, and its result."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -284,10 +284,10 @@ def test_second_derivative_of_custom_function_matches_pytorch() -> None:
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["here", "in a thread"])
 @pytest.mark.parametrize("inside", [False, True], ids=["after", "inside"])
-def test_backward_after_budget_in_other_thread_matches_pytorch(
-    inside: bool, threaded: bool
-) -> None:
-    """Saved-tensor handles outlive the budget and work in any thread, also several times.
+def test_backward_in_thread_or_after_budget_matches_pytorch(inside: bool, threaded: bool) -> None:
+    """Handles, which autograd holds in place of saved tensors, outlive the budget.
+
+    They can be unpacked in any thread, also several times.
 
     Rule R10, after the context.
     """
@@ -324,7 +324,7 @@ def test_backward_after_budget_in_other_thread_matches_pytorch(
 
 
 def test_second_derivative_after_budget_matches_pytorch() -> None:
-    """The second graph saves tensors that were unpacked from handles of the budget.
+    """The backward pass unpacks handles of the budget, and saves their tensors in a second graph.
 
     Rule R10, after the context.
     """

@@ -37,10 +37,13 @@ EMPTY: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("filled", [_by_numpy, _by_address])
 @pytest.mark.parametrize("name", EMPTY)
-def test_memory_filled_outside_pytorch_is_pinned(
+def test_memory_filled_outside_pytorch_keeps_its_contents(
     name: str, filled: Callable[[Tensor], None]
 ) -> None:
-    """Rekindle must notice that the contents are not those that the operator in EMPTY made."""
+    """An operator allocates memory, and then code outside of PyTorch fills it.
+
+    Rekindle must not recompute the operator, because that would give other contents.
+    """
 
     def program() -> Step:
         weight = vector(True)
@@ -81,7 +84,7 @@ def test_memory_filled_by_numpy_and_operator_matches_pytorch() -> None:
     harshest(program)
 
 
-def test_saved_memory_that_numpy_filled_is_pinned() -> None:
+def test_saved_memory_that_numpy_filled_keeps_its_contents() -> None:
     class Save(torch.autograd.Function):
         @staticmethod
         def forward(ctx, weight):
@@ -108,10 +111,10 @@ def test_saved_memory_that_numpy_filled_is_pinned() -> None:
     harshest(program)
 
 
-def test_weights_and_sources_are_never_evicted() -> None:
-    """Sources are weights, batches, and values made without grad, such as the mask.
+def test_results_that_depend_on_sources_match_pytorch() -> None:
+    """Rekindle cannot recompute weights, batches, and values made without grad, such as the mask.
 
-    Only autograd and recipes hold the batch and the mask when the chain needs memory.
+    Only autograd and recipes hold the batch and the mask when other values need memory.
     """
 
     def program() -> Step:
@@ -311,7 +314,7 @@ def test_after_backward_pass_only_sources_are_in_memory() -> None:
     assert run.evictions > 0
 
 
-def test_value_whose_source_was_overwritten_is_pinned() -> None:
+def test_value_whose_source_was_overwritten_keeps_its_contents() -> None:
     """The value can no longer be recomputed, but other values are recomputed from it."""
 
     def program() -> Step:

@@ -63,7 +63,7 @@ class Bang(Exception):
     pass
 
 
-#: Errors to raise. The native core's failure switch for tests raises a plain error instead of
+#: Errors to expect from `core.interrupt`, which raises a plain `RuntimeError` instead of
 #: `KeyboardInterrupt`.
 Interrupted = (KeyboardInterrupt, RuntimeError)
 
@@ -117,7 +117,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("inside", [True, False], ids=["caught inside", "caught outside"])
 @pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
-def test_training_after_failure_of_any_operator_matches_pytorch(
+def test_training_after_failed_hook_or_operator_matches_pytorch(
     fail: Callable[..., Callable[[], None]], inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test fails if an error leaves a locked storage, a record, a mode or a count behind."""
@@ -183,7 +183,7 @@ def test_backward_pass_repeated_after_interrupt_matches_pytorch(before: bool) ->
 def test_training_after_out_of_budget_anywhere_matches_pytorch() -> None:
     """The error is raised in the forward pass, the backward pass or the optimizer.
 
-    No weight changes.
+    A step that raises changes no weight.
     """
     plain = Trainer()
     for _ in range(2):

@@ -362,6 +362,7 @@ def declared(x: Tensor) -> None:
 def test_write_by_address_is_right_if_program_declares_it(
     fill: Callable[[Tensor], None], right: bool
 ) -> None:
+    """Rekindle observes the write only inside a custom operator that has `mutates_args`."""
     weight = vector(requires_grad=True)
 
     def gradient(run: Run | None) -> Tensor:
@@ -382,7 +383,7 @@ ARRAY = np.zeros(WIDTH, np.float32)
 
 @torch.library.custom_op("rekindle_tests::observe", mutates_args=())
 def observe(x: Tensor) -> Tensor:
-    """Fill the same array each time, like an environment in reinforcement learning."""
+    """Return one array, changed in each call, like an environment in reinforcement learning."""
     ARRAY[:] += 1
     return torch.from_numpy(ARRAY)
 

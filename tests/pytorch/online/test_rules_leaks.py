@@ -39,7 +39,7 @@ class Bang(Exception):
 
 
 def entries(run: Run) -> tuple[int, int, int]:
-    """Return the sizes of the engine's graph, native records and list of user-held storages."""
+    """Return the numbers of storages in the engine and of native records, and the bytes in use."""
     torch.zeros(())  # Rekindle notices freed storages at the next operator
     now = run._driver.engine.now()
     return now.storages, now.alive, run.memory

@@ -78,8 +78,8 @@ def test_recomputation_inside_autocast_ignores_autocast() -> None:
     assert harshest(program).again["mm"] > 0
 
 
-def test_no_grad_and_inference_values_are_never_recomputed() -> None:
-    """Values made in these modes have no recipe, even if autograd saves them later."""
+def test_values_of_no_grad_and_inference_mode_match_pytorch() -> None:
+    """Values made in these modes cannot be recomputed, even if autograd saves them later."""
 
     def program() -> Step:
         network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))

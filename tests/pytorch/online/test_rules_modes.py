@@ -132,7 +132,7 @@ def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any
 # torch 2.14 warns about any saved-tensor hooks here
 @pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")
 def test_recomputation_uses_no_cache_of_selective_checkpoint() -> None:
-    """A checkpoint returns its cached results in order, each once. Recomputation must take none."""
+    """A selective checkpoint returns each cached result once. Recomputation must not take any."""
 
     def program() -> Callable[[], Any]:
         weight = vector(requires_grad=True)

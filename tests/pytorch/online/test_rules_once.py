@@ -65,7 +65,8 @@ def _lstm(x: Tensor) -> Tensor:
 def test_recomputed_random_operators_match_pytorch(name: str) -> None:
     """Recomputation draws the same numbers again, and does not advance the program's generators.
 
-    `harshest` compares the state of the global generator. The program's own is among the results.
+    `harshest` compares the state of the global generator. The state of the program's own generator
+    is among the results.
 
     Rule R5, randomness.
     """
@@ -139,7 +140,7 @@ def test_scalar_cpu_argument_does_not_select_random_generator(
 
 
 def test_recomputation_after_reseeding_draws_first_numbers() -> None:
-    """The program draws its own numbers, and recomputation those of the first run.
+    """The program reseeds the generator, but recomputation draws the numbers of the first run.
 
     Rule R5, randomness.
     """

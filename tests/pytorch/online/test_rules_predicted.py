@@ -36,7 +36,7 @@ def _met_for_the_first_time() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_result_size_of_loss_is_predicted(name: str, reduction: str) -> None:
-    """Some losses return one number, but first allocate a result with an element for each input."""
+    """Some losses return one number, but first allocate a result as large as the input."""
     x, y = torch.rand(10, 30), torch.rand(10, 30)
     amount = x.nbytes + y.nbytes + 100
     with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount):

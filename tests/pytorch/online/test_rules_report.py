@@ -46,7 +46,7 @@ def test_wrong_budget_is_refused_with_line_to_write(amount: object, line: str) -
     assert isinstance(caught.value, ValueError)
 
 
-def test_out_of_budget_in_first_optimizer_step_lists_state() -> None:
+def test_report_of_first_optimizer_step_lists_its_state() -> None:
     model = nn.Linear(100, 100)
     optimizer = torch.optim.Adam(model.parameters())
     with rekindle.budget(None) as run:
@@ -198,7 +198,10 @@ def test_out_of_budget_of_held_chain_suggests_about_plain_peak() -> None:
 
 
 def test_repeated_out_of_budget_suggests_larger_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suggestion adds half of the last increase. After a smaller budget it adds nothing."""
+    """If a suggested budget fails, the next suggestion adds the missing bytes to the need.
+
+    Each later suggestion adds twice as much. After a smaller budget, nothing is added.
+    """
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     tried, plenty = BudgetHistory(), 1_000_000
     assert tried.suggest_after(1_000, 1_100, plenty) == 1_100

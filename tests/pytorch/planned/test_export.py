@@ -113,7 +113,7 @@ def test_export_that_cannot_fit_into_budget_reports_excess() -> None:
     assert "over it" in str(export)
 
 
-def test_export_in_ample_budget_checkpoints_no_blocks() -> None:
+def test_export_checkpoints_only_needed_or_listed_blocks() -> None:
     model, step = made()
     assert rekindle.export(model, step, "1GB").blocks == {}
     named = rekindle.export(model, step, "1MB", blocks=["blocks.0", "blocks.3.mlp"])

@@ -139,7 +139,7 @@ def test_planned_model_with_two_forward_passes_matches_pytorch() -> None:
 
 
 class Several(nn.Module):
-    """A model with several results, one without a gradient, keyword arguments, and a plain flag."""
+    """A model that takes keyword arguments and a flag. One of its three results has no gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -167,7 +167,7 @@ class Opaque(torch.autograd.Function):
         return gradients[0] * ctx.saved_tensors[0]
 
 
-def test_results_of_custom_functions_are_swapped(tmp_path: Path) -> None:
+def test_values_saved_by_custom_functions_are_swapped(tmp_path: Path) -> None:
     def slope(weight: Tensor) -> Tensor:
         x = weight
         for _ in range(20):
@@ -251,7 +251,7 @@ def test_recorded_run_with_swaps_passes_verifier(tmp_path: Path) -> None:
 def test_simulation_of_recorded_swaps_takes_same_actions(
     only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Early copies are disabled, because the runtime starts them when the disk is idle."""
+    """Copies before an eviction are disabled, because their times depend on the disk."""
     monkeypatch.setattr(Engine, "ahead", lambda engine: iter(()))
     make = Driver.__init__
 

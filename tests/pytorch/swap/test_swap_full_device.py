@@ -65,7 +65,7 @@ class _Reads:
 def test_swap_in_without_device_memory_is_retried_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The value is read by an operator, or is swapped in early."""
+    """An operator that reads the value starts the swap-in, or Rekindle starts it early."""
     weight = vector(True)
     wanted = gradient(weight)
     with _Operators() as operators, swapping(tmp_path, 20 * VECTOR) as run:
@@ -84,7 +84,7 @@ def test_swap_in_without_device_memory_is_retried_at_once(
 def test_swap_in_error_other_than_oom_is_not_retried(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The value is read by an operator, or is swapped in early."""
+    """An operator that reads the value starts the swap-in, or Rekindle starts it early."""
     weight = vector(True)
     wanted = gradient(weight)
     reads = 0
@@ -118,6 +118,8 @@ def test_swap_in_error_other_than_oom_is_not_retried(
 def test_page_locking_error_other_than_oom_reaches_program(
     error: Exception, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If page-locked memory is full, the store takes no copy, and the program gets no error."""
+
     def refused(nbytes: int) -> torch.Tensor:
         raise error
 

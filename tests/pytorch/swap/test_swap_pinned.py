@@ -104,7 +104,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
     return PinnedStore(100_000, CPU, Streams(CPU))
 
 
-def test_page_locked_copy_keeps_value_alive_until_it_ends(store: PinnedStore) -> None:
+def test_page_locked_copy_keeps_value_until_program_waits_for_it(store: PinnedStore) -> None:
     tensor = torch.randn(1000)
     home = tensor.untyped_storage()
     begun = store.write(home)
