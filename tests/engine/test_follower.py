@@ -202,7 +202,7 @@ def test_plan_is_equal_after_json_round_trip() -> None:
     assert Route.from_numbers(json.loads(json.dumps(route.as_numbers()))) == route
 
 
-def test_policy_without_marks_of_plan_chooses_like_its_base() -> None:
+def test_policy_with_advice_but_no_marks_acts_like_base_policy() -> None:
     trace = chain(30)
     budget = keep_all_peak(trace) // 2
     plain = replay(trace, budget=budget, policy=DTR())

@@ -69,6 +69,7 @@ def test_release_rules_evict_ignore_or_banish_dead_storage() -> None:
 
 
 def test_banished_storage_pins_values_computed_from_it() -> None:
+    """A banished storage is freed for good, so values cannot be recomputed from it."""
     trace = _with_a_dead_start()
     assert replay(trace, budget=9, policy=LRU()).recomputations == 2  # `b` and its input `a`
     with pytest.raises(NoRoom):

@@ -98,7 +98,7 @@ def test_swap_with_host_limit_of_zero_copies_no_bytes(
 
 
 def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
-    """Omit, double, or change the storage of one swap action of a schedule."""
+    """Return a schedule with one wrong copy: omitted, doubled, discarded, or of another storage."""
     actions = list(schedule.actions)
     places = [i for i, a in enumerate(actions) if isinstance(a, SwapOut | SwapIn)]
     assume(places)

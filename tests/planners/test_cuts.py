@@ -57,6 +57,7 @@ def test_cuts_planner_on_small_graph_equals_brute_force(drawn: tuple[Problem, in
 @given(small_graphs())
 @examples(60)
 def test_relaxation_with_all_cuts_never_exceeds_optimum(drawn: tuple[Problem, int]) -> None:
+    """A cut is the moment before an operator first runs. The relaxation limits memory at cuts."""
     problem, budget = drawn
     best = exhaustive(problem, budget)
     relaxation = Relaxation(problem, range(len(problem)), budget)

@@ -138,10 +138,10 @@ def test_values_that_compiled_region_saves_count_in_budget() -> None:
     assert raised.value.needed >= 4 * activation
 
 
-def test_compiled_region_in_torch_2_10_is_not_one_operator(
+def test_compiled_region_in_older_torch_is_not_one_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In torch 2.10, code compiled inside a budget is treated like code compiled before it."""
+    """Without `InductorCompiledCallable`, as in torch 2.10, PyTorch cannot wrap a region."""
     from torch._higher_order_ops import wrap as module
     from torch._inductor import config
 

@@ -133,7 +133,7 @@ def test_simulate_of_malformed_log_names_its_line(tmp_path: Path) -> None:
     )
 
 
-def test_simulate_with_fast_swap_swaps_and_recomputes_nothing(logs: Path) -> None:
+def test_simulate_with_fast_swap_recomputes_less(logs: Path) -> None:
     words = ("simulate", logs / "short.jsonl", "--budget", "5kB", "--limit", 100, "--json")
     alone = json.loads(_run(*words).stdout)
     fast = json.loads(_run(*words, "--swap", "100TB").stdout)

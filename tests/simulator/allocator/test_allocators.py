@@ -47,7 +47,7 @@ def given_out(allocator: CachingAllocator, nbytes: int) -> Block:
         (25 * MIB, 25 * MIB, 26 * MIB),
     ],
 )
-def test_allocator_rounds_request_and_reserves_segment_of_class(
+def test_allocator_rounds_request_and_chooses_segment_size(
     nbytes: int, block: int, segment: int
 ) -> None:
     assert rounded(nbytes) == block
