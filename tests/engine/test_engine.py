@@ -131,7 +131,7 @@ def test_chain_of_in_place_writes_is_recomputed_on_one_copy() -> None:
     assert record.peak == 8
 
 
-def test_old_value_of_in_place_write_is_recomputed_on_copy() -> None:
+def test_old_value_of_in_place_write_is_recomputed_separately() -> None:
     builder = TraceBuilder()
     (old,) = builder.call("make", 1, (), [8])
     # no `release(old)`: the program keeps a reference to `old`

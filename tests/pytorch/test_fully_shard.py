@@ -466,7 +466,7 @@ class Fails(nn.Module):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_fsdp_step_after_out_of_budget_matches_pytorch(backward: bool, inside: bool) -> None:
-    """After `OutOfBudget` in a pass, parameters are still gathered. The next step frees them."""
+    """`OutOfBudget` ends a pass while parameters are gathered. Later, Rekindle frees them."""
     torch.manual_seed(7)
     fails = Fails(backward=backward)
     model, x = sharded([Unit(), Nested(), fails, Unit()], inner=False), torch.randn(ROWS, WIDTH)

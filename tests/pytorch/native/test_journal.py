@@ -104,7 +104,7 @@ PROGRAMS = [_chain, _in_place, _unrolled, _trained, _twice_through_one_graph]
 
 
 def _kept() -> Step:
-    """Hold values in variables, and gradients until the backward pass reads them."""
+    """Hold intermediate values in a list, some of them written in place, while a step runs."""
     weight = vector(True)
 
     def step() -> None:

@@ -176,7 +176,7 @@ class Recurrent(nn.Module):
         return h
 
 
-def test_compiled_plan_recomputes_norm_from_sum_it_reads(
+def test_compiled_segment_recomputes_norm_from_stored_sum(
     one_by_one: list[fx.Graph],
 ) -> None:
     """The segment that recomputes a norm reads the sum, and not the two summands."""

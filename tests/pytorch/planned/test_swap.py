@@ -62,7 +62,7 @@ def build() -> Branches:
 
 
 def train(model: nn.Module) -> list[Tensor]:
-    """Make three steps. The second one runs backward twice. The last one's loss is one result."""
+    """Make three steps: the second runs backward twice, the last uses one result as the loss."""
     torch.manual_seed(21)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
     losses: list[Tensor] = []
@@ -86,7 +86,10 @@ def expected() -> Any:
 
 
 def swapping(model: nn.Module, folder: Path, fraction: float = 0.3, **options: Any) -> ModelPlan:
-    """Plan `model` with swapping, within a budget between the smallest one and the full peak."""
+    """Plan `model` with swapping, within a budget between the smallest one and the full peak.
+
+    The budget is the smallest one plus `fraction` of the difference.
+    """
     given = {"swap": FAST, "swap_directory": folder, "check": False} | options
     keeps = rekindle.plan(model, (batch(),), budget=1 << 40, **given)
     least = rekindle.plan(model, (batch(),), budget=1, **given).smallest_budget
