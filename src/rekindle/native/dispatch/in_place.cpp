@@ -73,8 +73,9 @@ bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
 
 // Return true if the backward node `node` makes this operator call, not other code on this thread.
 // (Other code may be a C++ function in a forward pass that checkpointing runs again.) The node
-// makes the call if it saved one tensor, unpacked it last on this thread (`last`), and no other
-// operator ran since.
+// makes the call if an argument is `last`, the tensor that this node unpacked on this thread, and
+// no other operator ran since. A node that multiplies or divides by a Python number unpacks that
+// number without hooks, so it always counts as the caller.
 bool is_called_by(
     const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
 ) {

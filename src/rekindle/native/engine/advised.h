@@ -24,7 +24,7 @@ public:
     // Remove the mark of `storage`, because the plan needs the value of `storage` from now on.
     void unmark(Storage& storage);
     // Remove all marks, so that the wrapped policy decides alone. If marks have decided evictions
-    // since the wrapped policy last chose, this policy first processes the updates that it
+    // since the wrapped policy last chose, that policy first processes the updates that it
     // deferred.
     void clear(Nanoseconds now);
     // Return the bytes of all candidates that the plan has marked as not needed, except those that

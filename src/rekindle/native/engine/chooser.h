@@ -68,7 +68,8 @@ public:
     virtual void disposed(Storage& /*storage*/) noexcept {}
 
 protected:
-    // Return the storage's own cost (without evicted neighbors) divided by its staleness.
+    // Return the storage's own cost (without evicted neighbors) divided by its staleness, the time
+    // since its last access.
     static double own_loss(const Storage& storage, Nanoseconds now) noexcept {
         const auto staleness = std::max<Nanoseconds>(1, now - storage.last_access);
         return static_cast<double>(storage.cost) / static_cast<double>(staleness);
@@ -85,7 +86,8 @@ struct Policy final {
     Costs costs = Costs::capped;
     bool by_size = true;
     bool by_staleness = true;
-    bool root = true;  // True: the score contains the square root of the staleness.
+    // True: the score contains the square root of the staleness, not the staleness itself.
+    bool root = true;
 
     // Make the state of this eviction policy for one run of the engine with `graph`.
     std::unique_ptr<Chooser> bind(Graph& graph) const;

@@ -3,8 +3,8 @@
 // explained there.
 //
 // The program's events are calls of the methods below; the engine acts by calling a `Performer`.
-// The engine has no torch, no clock and no lock of its own. Its time is the sum of the costs of the
-// calls that ran. The session's mutex guards it.
+// The engine does not use torch, reads no clock, and has no lock. Its time is the sum of the costs
+// of the calls that ran. The session mutex guards it.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +25,9 @@ class Engine final : public Ledger {
 public:
     // Make an engine with a budget of `most` bytes.
     //
-    // `advised`: marks can overrule the policy, as a `Follower` needs. `own`: chooser that replaces
-    // `policy`. The performer, and the slabs in which it keeps storages and calls, must outlive the
-    // engine. No `Ref` may outlive the engine.
+    // `advised`: a plan can mark storages that are evicted before the policy is asked, as a
+    // `Follower` needs. `own`: chooser that replaces `policy`. The performer, and the slabs in
+    // which it keeps storages and calls, must outlive the engine. No `Ref` may outlive the engine.
     Engine(
         Bytes most,
         Performer& performer,

@@ -60,8 +60,8 @@ void Exact::walk_children(Storage& storage) {
     each_child(storage, [&](const Storage& child) { walk_from(child); });
 }
 
-// Add to `found_` all evicted storages that can be reached from those in `found_` in direction
-// `way` (ancestors or descendants). Return the sum of their costs; stop once it reaches `most`.
+// Add to `found_` all evicted ancestors, or all evicted descendants (`way`), of the storages in
+// `found_`. Return the sum of the costs of all storages in `found_`; stop once it reaches `most`.
 Nanoseconds Exact::walk(Way way, Nanoseconds most) {
     Nanoseconds total = 0;
     for (std::size_t i = 0; i < found_.size() && total < most; ++i) {
@@ -199,7 +199,7 @@ void Exact::returned(Storage& storage) {
     } else if (n_expected_ != 0) {
         notice(storage);
     }
-    // If no cost was computed while `storage` was evicted, no known cost includes that of
+    // If no cost was computed while `storage` was evicted, no stored cost includes the cost of
     // `storage`.
     if (own.evicted && remove(own) < asked_) {
         add_returned(own);

@@ -26,8 +26,8 @@ struct Link final {
     Link* next_down = nullptr;
 };
 
-// State of a storage that was evicted at least once, or that is a parent or child of such a
-// storage. In the comments below, "it" is the storage.
+// State of a storage that was evicted at least once, or of a parent or child of one. In the
+// comments below, "it" is the storage.
 struct Neighbor final {
     Storage* storage = nullptr;
     Link* up = nullptr;      // Links to the evicted storages that it is computed from.

@@ -184,7 +184,7 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
 
 // Make room for the topmost call in progress: swap out the inputs that the other calls in progress,
 // from position `first` on, have locked. Each call gives up its inputs in this way only once.
-// Return true if some call did so now.
+// Return true if at least one call gave up inputs now.
 bool Engine::give_up(std::size_t first) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {

@@ -222,8 +222,8 @@ public:
     // Add to `found`, oldest first, the storages that are computed from `storage`, directly or
     // through evicted storages. The search does not go beyond storages that are in memory.
     void made_through(Storage& storage, std::vector<Storage*>& found);
-    // Add to `found` the referenced storages that can be recomputed from the source `storage`. Adds
-    // none unless all of them are resident and held by the program only.
+    // Add to `found` the referenced storages that can be recomputed from the source `storage`. Add
+    // none unless all of them are resident and only the program refers to them.
     void ends(Storage& storage, std::vector<Ref<Storage>>& found);
     // Return true if `storage` is a source (no recipe) without references that only serves to
     // recompute values that the program holds anyway.

@@ -1,4 +1,4 @@
-// Bookkeeping of the copies of values in host memory, and the cost of making another one. Twin of
+// Bookkeeping of the copies of values in host memory, and the cost of making a copy. Twin of
 // rekindle.engine._host.
 #pragma once
 

@@ -23,7 +23,8 @@ namespace rekindle {
 
 namespace {
 
-// Scope in which the engine's stack of locked storages also has those of one waiting call.
+// Scope in which the engine's stack of locked storages also contains the storages that one waiting
+// call has locked.
 class Lent final {
 public:
     Lent(std::vector<Storage*>& stack, const std::vector<Storage*>& locked)
@@ -179,7 +180,8 @@ private:
     std::priority_queue<Call*, std::vector<Call*>, RanLater> queue_;
 };
 
-// Recompute in order. Return false if there is no room.
+// Run `call`, to recompute `wanted` or for the first time, as NOTE [Recomputation in order]
+// describes. Return false if there is no room.
 bool Engine::recomputes_in_order(Call& call, Value* wanted, bool held) {
     if (wanted != nullptr && !is_missing(*wanted)) {
         return true;  // an event of another thread has recomputed it
@@ -251,8 +253,9 @@ std::vector<Checkpoint> Engine::checkpoints_for(std::span<Call* const> calls) {
     return choose_checkpoints(calls, free_bytes(), evictable);
 }
 
-// Swap in `missing`, an input of the first waiting call, or add its call to the waiting ones. It
-// was in memory when this recomputation began, or it has a copy on the host.
+// Swap in `missing`, an input of the first waiting call, or add the call that makes it to the
+// waiting calls. The input was in memory when this recomputation began, or it has a copy on the
+// host.
 void Engine::restore_missing(Waiting& waiting, Value& missing) {
     if (copies(missing)) {
         swap_in(*missing.storage);
@@ -293,7 +296,7 @@ void Engine::unlock_and_prune(const Call& call) {
     }
 }
 
-// Add `call` to the waiting calls, and those that recompute its missing inputs.
+// Add `call`, and the calls that recompute its missing inputs, to the waiting calls.
 void Engine::enqueue(Waiting& waiting, Call& call, Value* wanted) {
     std::vector<std::pair<Call*, Value*>> rest{{&call, wanted}};
     while (!rest.empty()) {

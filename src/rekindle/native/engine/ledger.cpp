@@ -242,7 +242,7 @@ void Ledger::unlock(Storage& storage) {
     }
 }
 
-// -- advice, if the engine is advised -------------------------------------------------------------
+// -- marks of a plan (advised engine) -------------------------------------------------------------
 
 void Ledger::mark(Storage& storage) {
     note_event(Entry::Kind::mark, storage.id);
@@ -479,7 +479,8 @@ void Ledger::touch(Storage& storage) {
     }
     storage.last_access = clock;
     // A storage that a call reads is usually locked, so it is no candidate for eviction. It can
-    // still be one if the call reads an evicted view, or if it is locked later (`Locks::late`).
+    // still be a candidate if the call reads an evicted view, or if it is locked later
+    // (`Locks::late`).
     if (storage.order >= 0) {
         chooser_->touched(storage);
     }

@@ -141,7 +141,7 @@ public:
     // its eviction.
     bool swap_out_failed(Storage& storage);
 
-    // -- advice, if the engine is advised -------------------------------------------------------
+    // -- marks of a plan (advised engine) -------------------------------------------------------
 
     // Mark `storage` as not needed until the plan recomputes it. Marked storages are evicted first.
     void mark(Storage& storage);
@@ -204,7 +204,7 @@ protected:
     void prune(Storage& start);
     // Mark `start`, and all calls whose recomputation depends on it, as not replayable.
     void lose_recipe(Call& start);
-    // Keep those of `storages` that are resident as checkpoints.
+    // Make those of `storages` that are resident checkpoints, so that they are evicted last.
     void keep_checkpoint(std::span<Storage* const> storages);
     // Make the checkpoints ordinary candidates for eviction.
     void give_up_checkpoints();

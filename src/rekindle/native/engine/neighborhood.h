@@ -44,9 +44,9 @@ public:
 
     // Add to `found` the storages whose cost may have decreased since the last call of this
     // function, and return 0. If that would visit more than `most` evicted storages, add only some
-    // of them, set `span` to a range of storage ids, and return an amount in ns. Each storage whose
-    // cost includes an evicted ancestor with an id in `span` may then have become cheaper, by at
-    // most this amount.
+    // of them, extend `span` to contain some storage ids, and return an amount in ns. The cost of
+    // each storage that included an evicted ancestor with an id in `span` may then have decreased
+    // by up to this amount.
     virtual double cost_decreases(
         std::vector<CostDecrease>& /*found*/, std::size_t /*most*/, Span& /*span*/
     ) {

@@ -45,9 +45,10 @@ private:
     // State of the candidate whose line is in one slot of the `Envelope`.
     struct Member final {
         Storage* storage = nullptr;
+        // Stored cost of evicting the storage now: exact, or a lower bound.
         double price = 0;
-        double due =
-            NOT_DUE;  // `price` is a lower bound of the cost until `all_fell_` exceeds this.
+        // `price` is a lower bound of the cost until `all_fell_` exceeds this.
+        double due = NOT_DUE;
         // Value of `changes_` when `price` was computed exactly; negative if `price` is only a
         // lower bound.
         std::int64_t priced = -1;
@@ -95,9 +96,9 @@ private:
     Spans spans_;  // Ids of the evicted ancestors that each stored cost includes.
     std::vector<Spans::Slot> reached_;
     Nanoseconds now_ = 0;  // Clock of the last `choose`.
-    // `all_fell_`: how much every cost may have fallen since the start, at most. `due_`: values of
-    // `all_fell_` from which on a price is no longer a lower bound; a heap with the smallest first,
-    // which may contain outdated entries.
+    // `all_fell_`: upper bound of how much any cost has fallen since the start. `due_`: for each
+    // stored price, the value of `all_fell_` from which on it may exceed the cost. It is a heap
+    // with the smallest value first, and may contain outdated entries.
     double all_fell_ = 0;
     std::vector<Due> due_;
 };

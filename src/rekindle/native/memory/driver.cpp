@@ -1,4 +1,4 @@
-// The central part of the driver: the active driver of the process, evicting for new memory,
+// The central part of the driver: the active driver of the process, evictions for new allocations,
 // processing of freed storages, and the engine's actions. driver.h lists the other files.
 #include "driver.h"
 

@@ -152,7 +152,7 @@ public:
 
     TakingOver taking_over;
     bool records_streams = false;  // the program called `record_stream`
-    // values evicted so far, without those that nothing could use again
+    // number of evictions so far, not counting values that nothing could use again
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
     // operator calls that ran twice, because the workspace of the first call did not fit into the
@@ -340,8 +340,8 @@ public:
     // `torch.utils.swap_tensors` refuses tensors with weak references.
     void suspend_origin_tracking(const c10::TensorImpl& tensor);
     void resume_origin_tracking();
-    // Find the storages that the program has freed among those without a deleter hook, whose frees
-    // nothing reports. If `youngest`, look only at those added last.
+    // Find out which storages without a deleter hook the program has freed, because nothing reports
+    // their frees. If `youngest`, check only the storages added last.
     void poll_untracked(bool youngest = false);
     // Drop the recipes of values, such as an RNN's state, that the program carries from one
     // autograd graph to the next. Otherwise their chain of recipes would grow forever.

@@ -160,8 +160,9 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
     }
 }
 
-// Return the record of the storage of `tensor`; null if it has no memory. A storage that is not
-// known yet is registered. If it does not fit otherwise, user-held values are evicted for it.
+// Return the record of the storage of `tensor`; null if it has no memory. Register the storage if
+// it has no record yet. If it does not fit into the budget otherwise, evict user-held values to
+// make room.
 inline StorageRecord* find_or_register(
     Driver& driver, Locked& lock, const c10::TensorImpl& tensor
 ) {

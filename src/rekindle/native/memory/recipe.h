@@ -75,8 +75,8 @@ struct Recipe final : Call {
 
     bool statistics() const noexcept { return aside && aside->statistics; }
 
-    // Return the value of the tensor argument number `index`, not counting those that a
-    // recomputation leaves out.
+    // Return the value of tensor argument `index`. Arguments that a recomputation leaves out do not
+    // count.
     const Value& argument(std::size_t index) const noexcept {
         const bool shifted = aside && aside->first_is_last;
         return *inputs()[shifted ? (index + n_inputs - 1) % n_inputs : index].value;

@@ -120,7 +120,8 @@ bool UnwrittenBytes::split_axis(Bytes step) {
         return true;
     }
     const auto at = static_cast<std::size_t>(found - steps_.begin());
-    // The first axis may end anywhere, so that only the others must be divisible.
+    // `step` must be a multiple of the step of this axis, and must divide the step of the next
+    // larger axis. The first axis has no larger one: it may end anywhere.
     if (step % steps_[at] != 0 || (at != 0 && steps_[at - 1] % step != 0)) {
         return false;
     }

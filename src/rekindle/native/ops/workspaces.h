@@ -78,7 +78,8 @@ Bytes likely_need(Signature& signature, Bytes results, Bytes refused, const Devi
 // workspace. The number is the same in every process.
 using NumberedWorkspaces = std::vector<std::pair<std::int64_t, Bytes>>;
 
-// Set the measurements of earlier processes, and drop those known so far.
+// Use `measured`, the workspaces that earlier processes measured, in place of all workspaces
+// remembered before.
 void remember_workspaces(const NumberedWorkspaces& measured);
 // Return the measurements that this process made since the last call of this function.
 NumberedWorkspaces take_new_workspaces();

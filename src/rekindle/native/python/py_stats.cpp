@@ -205,8 +205,8 @@ PyObject* evicted_bytes(PyObject* arguments) {
 
 // kept(driver) -> [(operator, why, calls, bytes)]
 //
-// Return the operators whose results are never evicted, because a second run on trial gave other
-// bits or had side effects. `why`: which of the two.
+// Return the operators whose results are never evicted, because a trial (a second run) showed that
+// recomputing them is not safe. `why`: what the trial showed.
 PyObject* kept(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<KeptCalls> found;

@@ -35,7 +35,8 @@ std::pair<Driver&, std::int64_t> recording_in(PyObject* arguments) {
     return {driver, number};
 }
 
-// Throw an error unless a recording is `complete`. It is not if memory for its events ran out.
+// Throw an error unless a recording is `complete`. A recording is incomplete if memory for its
+// events ran out.
 void check_written(bool complete) {
     TORCH_CHECK(complete, "there was no memory to record the events of the program");
 }

@@ -6,9 +6,9 @@
 // same operators of the autograd graph in the same order as a recorded step, Python makes a plan
 // for such steps in the background (rekindle.pytorch.learned), and passes it to `add_plan`.
 //
-// A step whose first operator is that of a plan follows the plan (a `Route`), operator by operator.
-// When the step ends or runs other operators, the eviction policy alone decides again. A plan
-// affects only how long a step takes, never its results.
+// A step that begins with the first operator of a plan follows the plan (a `Route`), operator by
+// operator. When the step ends or runs other operators, the eviction policy alone decides again. A
+// plan affects only how long a step takes, never its results.
 //
 // The code here runs during a step; rekindle.pytorch.learned runs between steps.
 #pragma once

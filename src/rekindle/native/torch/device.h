@@ -85,8 +85,8 @@ public:
     // Return the index of the current stream `now`, and register the stream if it is new.
     StreamIndex see(const std::optional<c10::Stream>& now) { return now ? streams.see(*now) : 0; }
 
-    // Run `act`. The work that `act` queues runs after all work queued before and before all work
-    // queued later, on every stream.
+    // Run `act`. The work that `act` queues runs after all earlier work, and before all later work,
+    // of every stream.
     template <class F>
     void in_order(F&& act) {
         const StreamIndex here = see();

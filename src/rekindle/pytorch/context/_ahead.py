@@ -56,7 +56,7 @@ def look_ahead(
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
-        # Some arguments of the model can be neither copied nor weakly referenced. Then there is no
+        # If an argument of the model can be neither copied nor weakly referenced, there is no
         # rehearsal.
         with suppress(TypeError, RuntimeError, NotImplementedError):
             calls = [ModelCall(frame)]

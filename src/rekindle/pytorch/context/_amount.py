@@ -13,7 +13,7 @@ from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.pytorch.context._auto import available
 
-#: Environment variable that sets the budget for "auto" from outside the program.
+#: Environment variable that sets the amount for `rekindle.budget("auto")` from outside the program.
 CAP: Final = "REKINDLE_BUDGET"
 
 #: Bytes. A smaller number without a unit is refused: the user probably forgot the unit.

@@ -21,7 +21,7 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online import Step
 from rekindle.pytorch.tensors import homes_of, living_tensors
 
-#: Fraction of memory that "auto" leaves for fragmentation and for memory outside of tensors.
+#: Fraction of memory that `budget("auto")` leaves for fragmentation and memory outside of tensors.
 MARGIN = 0.1
 
 #: Smallest correction of the budget after the first step, as a fraction of the budget. A smaller
@@ -77,7 +77,7 @@ def measured_again(run: Run, device: torch.device) -> None:
     cannot be evicted.
     """
 
-    # A weak reference: `run` refers to `correct`, so a strong one would keep the run in a cycle.
+    # Use a weak reference: `run` refers to `correct`, so a strong one would be a reference cycle.
     reference = weakref.ref(run)
 
     def correct(step: Step) -> None:

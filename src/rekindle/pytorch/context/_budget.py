@@ -218,7 +218,7 @@ class budget:
         return run
 
     def _make(self, device: torch.device, amount: Bytes | None) -> tuple[Run, Runtime]:
-        """Make the native core's objects for one budget, and its `Run`. It installs no hook."""
+        """Make the native core's objects for one budget, and its `Run`. Install no hook."""
         given = self._arguments
         host, policy = given.host(device), policy_of(given.policy)
         core = native_core_for(device)
@@ -349,7 +349,7 @@ class budget:
 
     @contextmanager
     def _in_thread(self, driver: Driver, steps: OptimizerSteps) -> Iterator[None]:
-        """Give a thread that the program started inside the budget the hooks of the budget."""
+        """Install the budget's hooks in a thread that the program started inside the budget."""
         its_steps = steps.of_this_thread()
         try:
             with thread_registered(driver.held), seen_in_thread(driver):
@@ -362,8 +362,8 @@ class budget:
 def _is_within_transform() -> bool:
     """Return True inside a transform of `torch.func`.
 
-    It reads a dispatch key, which costs nothing. Asking functorch for its interpreter would create
-    thread-local state, which autograd copies at each node of every later backward pass.
+    The check reads a dispatch key, which costs nothing. Asking functorch for its interpreter would
+    create thread-local state, which autograd copies at each node of every later backward pass.
     """
     front = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
     return torch._C._dispatch_tls_is_dispatch_key_included(front)

@@ -25,7 +25,7 @@ class Environment:
 
     Attributes:
         torch: Version and commit of torch, and the CUDA or ROCm that it was built for.
-        devices: One text per device, with the bytes that a budget of "auto" would have.
+        devices: One text per device, with the bytes that `rekindle.budget("auto")` would use.
         core: Why there is no compiled native core; empty if there is one.
         remedy: How to get the missing native core; empty if there is one.
         refuses: Operators and features that the native core refuses with this torch, or empty.

@@ -26,7 +26,7 @@ def native_core_for(device: torch.device) -> Core:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `Unsupported` if a budget cannot be for the memory of `device`."""
+    """Raise `Unsupported` if a budget cannot limit the memory of `device`."""
     if device.type != "cpu" and not is_accelerator(device):
         raise Unsupported(
             f"rekindle.budget(..., device={str(device)!r}): a budget limits the memory of the CPU "

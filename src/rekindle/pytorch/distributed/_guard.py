@@ -67,7 +67,7 @@ class _Watch(threading.Thread):
         self._grace_s = grace_s
         store: Any = dist.distributed_c10d._get_default_store()
         self._store = store
-        # A second connection to the store, because a collective may block the first one.
+        # Use a second connection to the store, because a collective may block the first one.
         self._looking = store.clone()
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 

@@ -56,7 +56,7 @@ def agree(
             then repeat the step.
         overhead: A rank votes for a larger budget if its time lost, divided by its compute time,
             was above this in its last step.
-        growth: The factor by which that rank votes to raise its budget.
+        growth: The factor by which a rank with too much recomputation votes to raise its budget.
         group: The process group. Default: all ranks. A gloo group does not wait for the device.
 
     Returns:

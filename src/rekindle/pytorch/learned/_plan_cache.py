@@ -38,7 +38,8 @@ MOST_BYTES: Final = 64 << 20
 LESS: Final = 0.95
 """A stored plan is used if its budget is at least this fraction of the present budget.
 
-It need not be equal, because budget="auto" differs a little from process to process.
+The budgets need not be equal, because `rekindle.budget("auto")` differs a little from process to
+process.
 """
 ENDING: Final = ".plan"
 

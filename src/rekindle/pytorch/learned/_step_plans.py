@@ -128,7 +128,7 @@ class StepPlans:
         return None
 
     def ended(self, *, evicting: bool, followed: bool, left: bool) -> None:
-        """Count a finished step, to decide if later steps are observed and follow plans.
+        """Count a finished step, to decide if the core observes later steps and follows plans.
 
         Args:
             evicting: True if the step needed evictions.
@@ -208,7 +208,7 @@ class StepPlans:
     def _waits(self, length: int) -> bool:
         """Count a step of `length` operators. Return True if recording must wait.
 
-        It waits until steps of one length have occurred `PATIENCE` times.
+        Recording waits until steps of one length have occurred `PATIENCE` times.
         """
         if self._lengths is None:
             return False

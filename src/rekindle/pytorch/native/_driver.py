@@ -208,14 +208,14 @@ class Driver:
         self.handle = core.new_driver(
             amount, str(device), assumed, learns, evicts_held_last, score, chooser
         )
-        # `gone` undoes this when the last saved-tensor handle of this budget is freed.
+        # `PythonCallbacks.gone` undoes this when the budget's last saved-tensor handle is freed.
         leaves.activate()
         #: True for evict="anything": operators without grad get recipes as well.
         self.anything = anything
         if anything:
             core.evict_anything(self.handle)
-        #: Set if the program's own variables may lose memory to eviction (`evict="auto"`,
-        #: "anything").
+        #: Knows the threads of the process. None if memory that the program's own variables hold is
+        #: never evicted (`evict="saved"`).
         self.held: KnowsThreads | None = None
         #: the learner of plans; None if this run learns no plans
         self.watcher: Watcher | None = None

@@ -43,7 +43,7 @@ class EngineHandle:
 
     @contextmanager
     def without_limit(self) -> Iterator[None]:
-        """Evict nothing inside the block, whose memory may exceed the budget."""
+        """Inside the block, evict nothing, even if memory exceeds the budget."""
         self._core.set_budget(self._handle, -1)
         try:
             yield
@@ -102,7 +102,7 @@ class EngineHandle:
 
     @property
     def storages(self) -> Iterator[int]:
-        """An iterator with one meaningless item for each storage of the graph, to count them."""
+        """Return an iterator with one (meaningless) item per storage of the engine's graph."""
         return iter(range(self.now().storages))
 
     def take_samples(self) -> bytes:

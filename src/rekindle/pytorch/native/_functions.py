@@ -51,8 +51,8 @@ KNOWN: Final = (
     "apex.normalization.*",
     "unsloth.kernels.*",
 )
-#: Most variants of the arguments of one function that are recomputed. With more variants, the
-#: arguments probably change in each call, and each new variant would cost a trial.
+#: Largest number of argument variants of one function whose calls are recomputed. With more
+#: variants, the arguments probably change in each call, and each new variant would cost a trial.
 _MOST_VARIANTS: Final = 256
 #: Most functions that are recomputed in one process. Some programs define new functions all the
 #: time, and the native core never removes one.

@@ -132,7 +132,7 @@ class _Kernel:
 
 @contextmanager
 def compiled_regions_seen() -> Iterator[None]:
-    """Make PyTorch run code that is compiled inside the block as a higher-order operator."""
+    """Make PyTorch run code that it compiles inside the block as a higher-order operator."""
     with regions_shown(), when_imported("torch._inductor.output_code", _as_in_a_mode):
         yield
 

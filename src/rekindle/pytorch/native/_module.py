@@ -169,7 +169,7 @@ class Core(Protocol):
         ...
 
     def audit(self, driver: Handle, /) -> None:
-        """Compare recomputed values with the values of the first run."""
+        """From now on, compare each recomputed value with the value of the first run."""
         ...
 
     def recomputed_differently(self, driver: Handle, /) -> list[tuple[str, int]]:
@@ -286,7 +286,7 @@ class Core(Protocol):
         ...
 
     def new_parameters(self, driver: Handle, /) -> list[Storage]:
-        """Return the storages of weights that operators used for the first time."""
+        """Return the storages of weights that operators first used since the last call."""
         ...
 
     def program_tensors(self, driver: Handle, /) -> list[Tensor]:
@@ -376,7 +376,7 @@ class Core(Protocol):
         ...
 
     def kept(self, driver: Handle, /) -> list[tuple[str, str, int, Bytes]]:
-        """Return operator, reason, calls and bytes of results that are never evicted."""
+        """Return name, reason, calls, bytes of each operator whose results are never evicted."""
         ...
 
     def last_unit(self) -> tuple[bool, str]:
@@ -471,7 +471,7 @@ class Core(Protocol):
         ...
 
     def retain_plans(self, driver: Handle, keys: list[int], /) -> None:
-        """Keep only the plans with these keys, the latest used first."""
+        """Keep only the plans with these keys, which are sorted by last use, the latest first."""
         ...
 
 

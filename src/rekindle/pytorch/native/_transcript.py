@@ -38,7 +38,7 @@ class Transcript(NamedTuple):
     """
 
     present: bytes
-    """Storages in the graph at the start: id, bytes, references, 1 if it was user-held."""
+    """Storages in the engine's graph at the start: id, bytes, references, 1 if user-held."""
     counted: bytes
     """Counted memory outside of the engine's graph at the start, in the same form."""
     entries: bytes

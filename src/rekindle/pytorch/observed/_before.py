@@ -57,8 +57,8 @@ class Before:
         leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
         self._gradients = [(weakref.ref(leaf), leaf.grad) for leaf in leaves]
         tensors += [grad for _, grad in self._gradients if grad is not None]
-        #: Weak references to the storages that existed, by address. Weak, so that the step can free
-        #: these storages.
+        #: References to the storages that existed, by address. They are weak, so that the step can
+        #: free these storages.
         self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
         self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         seen: dict[int, PutBack] = {}

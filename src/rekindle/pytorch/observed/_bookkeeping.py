@@ -27,7 +27,8 @@ class Prices(NamedTuple):
 
     Attributes:
         operator: Overhead of each operator that a program calls.
-        again: Overhead of each recomputed operator, with that of evicting its result before.
+        again: Overhead of each recomputed operator, including that of the earlier eviction of its
+            result.
     """
 
     operator: Nanoseconds

@@ -31,7 +31,7 @@ EVALUATION: Final = "evaluation"
 _BEFORE: Final = ""
 
 MOST_PARTS: Final = 64
-"""Most parts of a phase to simulate. After that, only parts with a new largest peak are."""
+"""Most parts of a phase to simulate. Further parts are simulated only at a new largest peak."""
 
 
 @final
@@ -170,7 +170,7 @@ class Phases:
             self._part = driver.also_capture()
 
     def _end(self, peak: Bytes) -> None:
-        """End the present part and simulate it. `peak` is the most memory (bytes) it can need."""
+        """End the present part and simulate it. It can need at most `peak` bytes."""
         part, self._part = self._part, None
         if part is None:
             return

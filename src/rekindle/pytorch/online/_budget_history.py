@@ -45,7 +45,8 @@ class BudgetHistory:
     #: larger.
     FIRST = 20
     #: If a suggested budget fails, the next one is at least 1/SLACK above `smallest`, even if plain
-    #: PyTorch holds less at this operator. Else each retry may get past a single small tensor.
+    #: PyTorch holds less at this operator. Otherwise each retry might get only one small tensor
+    #: further.
     SLACK = 64
     MOST = 64  #: most programs to store, and most failed budgets for each
 

@@ -317,7 +317,7 @@ def _are_alone(optimizer: Optimizer) -> bool:
     """Return True if the optimizer has no step hooks except those of Rekindle."""
     before, after = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
     its_own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    # of the two hooks after steps, one is that of `OptimizerSteps` and one is that of `_warm`
+    # of the two hooks after steps, one belongs to `OptimizerSteps` and one to `_warm`
     return len(before) == 1 and len(after) == 2 and not its_own
 
 

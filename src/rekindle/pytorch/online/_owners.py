@@ -81,7 +81,7 @@ class Owners:
             return None
         model: nn.Module = frame.f_locals["self"]
         if len(self.calls) < _MOST_CALLS and id(model) not in self.calls:
-            # Some arguments of a model allow no weak references. Then its call is not recorded.
+            # If an argument of the model allows no weak references, the call is not recorded.
             with suppress(TypeError, RuntimeError, NotImplementedError):
                 self.calls[id(model)] = ModelCall(frame)
         return model

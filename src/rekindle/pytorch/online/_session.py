@@ -26,7 +26,7 @@ class EngineInterface(Counting, Protocol):
         ...
 
     def without_limit(self) -> AbstractContextManager[None]:
-        """Evict nothing inside the block, whose memory may exceed the budget."""
+        """Inside the block, evict nothing, even if memory exceeds the budget."""
         ...
 
     def has_room(self, needed: Bytes) -> bool:

@@ -50,7 +50,7 @@ _optimizers.load_state_dict = _load_and_remember
 
 @final
 class WarmOptimizers:
-    """Optimizers that have state when the first parameters are seen, by parameter."""
+    """The optimizers that had state when the first parameters were seen, by their parameters."""
 
     def __init__(self) -> None:
         #: The optimizer of each parameter, by the address of the parameter's storage. Filled on

@@ -121,8 +121,8 @@ OVERWRITING = {
     "aten::zero_",
 }
 
-#: Operators that choose another kernel if an argument requires a gradient. Recomputation must pass
-#: an argument with the same flag.
+#: Operators that choose another kernel if an argument requires a gradient. A recomputation must
+#: pass an argument with the same `requires_grad`.
 SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
 #: Operators whose kernels call other operators on tensors with the conjugate bit. While a dispatch
@@ -234,8 +234,8 @@ class Operator:
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
-        # Kept alive, because the cache `_known` identifies an overload by its id, which could be
-        # reused.
+        # Keep the overload alive, because the cache `_known` identifies it by its id, which could
+        # be reused.
         self.overload = func
         self.name: str = schema.name
         #: The function that computes the sizes of results from meta tensors. It is the operator

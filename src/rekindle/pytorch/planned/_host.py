@@ -26,7 +26,7 @@ from rekindle.pytorch.swap import Copies, HostMemory, Transfers
 from rekindle.pytorch.tensors import Geometry, geometry_of, privately
 
 CALL = "rekindle.plan(model, x, {})"
-# Fraction of a measured bandwidth that plans may use, because the program needs some of it too.
+# Fraction of the measured bandwidth that plans may use. The program may need the rest itself.
 SLACK = 0.9
 
 

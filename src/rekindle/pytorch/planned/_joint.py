@@ -316,7 +316,9 @@ def is_random(node: fx.Node) -> bool:
         return False
     name = target._schema.name
     if name.startswith("prims::inductor_"):
-        return False  # Deterministic: the random seed is an argument, which another operator drew.
+        # The operator is deterministic: its random seed is an argument, which another operator
+        # drew.
+        return False
     return torch.Tag.nondeterministic_seeded in target.tags or name in UNTAGGED_RANDOM
 
 

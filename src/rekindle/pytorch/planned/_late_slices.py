@@ -2,8 +2,8 @@
 
 The gradient of a concatenation is cut into slices, which are views of one storage. In a U-Net, the
 decoder reads one slice at once. The other is read much later, when the encoder's backward pass adds
-it to another gradient. Until then it keeps the whole storage alive, because no planner can free
-half a storage. Eager PyTorch has the same cost (in a U-Net, 7 % of all activations).
+it to another gradient. Until then this slice keeps the whole storage alive, because no planner can
+free half a storage. Eager PyTorch has the same cost (in a U-Net, 7 % of all activations).
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class Prices:
         return {}
 
     def _save(self, device: str) -> None:
-        """Write the measurements for `device` to its file; keep those of other processes.
+        """Write the measurements for `device` to its file, and keep those of other processes in it.
 
         The file keeps the least cost, which may be less than the cost that this process uses.
         """

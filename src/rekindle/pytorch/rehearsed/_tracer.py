@@ -85,7 +85,7 @@ class Tracer(TorchDispatchMode):
         self._within.close()
 
     def build(self) -> Trace:
-        """Return the trace so far. It does not free values that are alive now."""
+        """Return the trace so far. In the trace, values that are alive now are never freed."""
         return taking_over(self.trace.build(), self._in_place)
 
     def meet(self, tensor: Tensor) -> ValueId | None:

@@ -24,7 +24,7 @@ class Slower(Protocol):
 
 
 class _Moved(NamedTuple):
-    """A transfer that was waited for, and the `Pace` that monitors its direction, if any."""
+    """A transfer that was waited for, and the `Pace` for its direction (out or back), if any."""
 
     nbytes: Bytes
     transfer: Transfer
