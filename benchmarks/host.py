@@ -114,7 +114,7 @@ def _with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _work(device: str, extension: str, steps: int) -> None:
-    """Print a row for each program and mode."""
+    """Print a row for each program and mode (plain PyTorch or a budget)."""
     standin = None
     if device == "stand-in":
         from tests.standin.device import install

@@ -61,8 +61,8 @@ METHODS = (
     "checkpoint",
     "selective",
 )
-#: Budgets as fractions of the activations. On a CPU the measured peak includes workspaces, which
-#: the budget does not, and a lower budget leaves room for them.
+#: Budgets as fractions of the activations. If the measured peak exceeds a budget a little, such as
+#: by a workspace at the first call of an operator, a lower budget leaves room for that.
 SHARES = (1.0, 0.97, 0.85, 0.7)
 PUBLISHED = {"gpt": ((3, 0.932),), "bert": ((2, 0.943), (2, 0.965))}
 MOST = 16  #: largest batch to try, in multiples of the base batch

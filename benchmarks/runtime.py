@@ -130,7 +130,7 @@ def side_by_side(case: Case, budget: str | int, rounds: int, steps: int) -> dict
     }
 
 
-# -- the three questions --------------------------------------------------------------------------
+# -- the parts overhead, step_time and smallest ---------------------------------------------------
 
 
 def overhead(rounds: int) -> dict[str, Any]:
@@ -162,7 +162,10 @@ def step_time(rounds: int) -> dict[str, Any]:
 
 
 def smallest() -> dict[str, Any]:
-    """Find the smallest fraction of the activations that suffices, and `program_holds`."""
+    """Find the smallest fraction of its activations within which each model trains.
+
+    Also measure `program_holds` of each model.
+    """
     found: dict[str, Any] = {}
     for case in ALL_CASES:
         memory = plain(case)
