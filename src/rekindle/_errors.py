@@ -113,7 +113,7 @@ class InvalidSchedule(RekindleError, ValueError):
 #: The words by which fairseq, detectron2, accelerate and Lightning recognize that memory ran out.
 _RETRY_WORDS: Final = "CUDA out of memory. DefaultCPUAllocator: can't allocate memory"
 
-#: The line of an `OutOfBudget` on how to find a budget for whole steps in Python.
+#: The line in the message of `OutOfBudget` that says how to find a budget for whole steps.
 HOW_TO_REHEARSE: Final = (
     "To find the budget that a whole step needs: error.rehearse(), or "
     "rekindle.profile(step).smallest_budget"
@@ -215,7 +215,7 @@ class OutOfBudget(RekindleError, MemoryError):
         self.worth_trying = budget
 
     def for_command_line(self, option: str) -> None:
-        """Name `option` in the message in place of Python code, which a script's user cannot call.
+        """Show `option` in the message in place of Python code, which a script's user cannot call.
 
         Args:
             option: The option of the command line, with a budget that suffices.

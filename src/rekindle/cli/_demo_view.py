@@ -103,7 +103,7 @@ def _verdict(same: bool) -> Line:
 def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
     """Open a `View` while the context is open.
 
-    On a terminal its lines are updated in place; elsewhere they are printed at the end.
+    On a terminal the lines of the view are updated in place; elsewhere they are printed at the end.
     """
     console = Console(quiet=quiet, highlight=False)
     progress = Progress(

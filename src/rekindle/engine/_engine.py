@@ -134,8 +134,8 @@ class Engine(Exchange):
         recomputed first. Afterwards nothing made from `storage` can be recomputed (R4, sources).
         """
         needy = storage.made_through()
-        # Lock the resident storages of `needy`, so that restoring the evicted ones does not evict
-        # them.
+        # Lock the resident storages of `needy`, so that they are not evicted while the others are
+        # recomputed.
         saved = [made for made in needy if made.resident]
         for made in saved:
             self._lock(made)

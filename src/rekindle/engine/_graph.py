@@ -140,8 +140,8 @@ class Storage:
     def useless(self) -> bool:
         """True if this source serves only to recompute values that are resident and user-held.
 
-        The program cannot reach the source itself, and does not evict user-held values. So nothing
-        reads the source any more.
+        The program cannot reach the source itself. User-held values are not evicted, so no
+        recomputation reads the source.
         """
         if not self.dead or not self.consumers:
             return False

@@ -55,7 +55,7 @@ class Route:
 
         def copy(number: int) -> None:
             copies.append((len(moves), number))
-            moves.append(0)  # filled in below, once the number of groups in `restores` is known
+            moves.append(0)  # replaced below, once the length of `restores` is known
 
         def keep_for(read: set[StorageId]) -> None:
             dead = [each for each in read & untouched if death[each] <= len(stops)]

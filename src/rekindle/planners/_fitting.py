@@ -177,7 +177,7 @@ class _Gaps:
             self._offer(queue, number, copy, reads)
         while queue and len(self.closed) < most and self.over[self.worst] > 0:
             _, number, closed, offer = heapq.heappop(queue)
-            # The price is outdated: other gaps were closed after it was computed.
+            # If other gaps were closed after this price was computed, compute it again.
             if closed < len(self.closed):
                 self._offer(queue, number, offer.copy, reads)
             else:

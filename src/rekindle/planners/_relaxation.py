@@ -187,7 +187,7 @@ class Relaxation:
                 multiple of the cost of the program.
         """
         problem = self.problem
-        # A share of a tiny budget may be 0 bytes.
+        # The budget may be 0 bytes, because callers pass a share of the user's budget.
         scale = price * problem.compute_ns / self.tick / max(1, self.budget) / len(self.cuts)
         for cut, columns in zip(self.cuts, self._resident, strict=True):
             for item, column in columns.items():
@@ -214,7 +214,7 @@ class Relaxation:
         return held.union(self.problem.reads[cut])
 
     def _columns(self, k: int, last: Sequence[int]) -> None:
-        """Add the variables (columns) S and R of cut k."""
+        """Add the variables S (is resident) and R (is recomputed) of cut k."""
         problem, cut = self.problem, self.cuts[k]
         forced = self._forced(cut)
         self._resident.append(

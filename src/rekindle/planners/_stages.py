@@ -2,9 +2,9 @@
 
 Stage i runs from one articulation value to the next: a value through which all later ones depend on
 earlier ones (`_line.py`). The nodes after the last such value, up to the first backward node that
-needs a stage, are the loss. The memory of a stage is measured as if
-only its nodes ran. Programs that are not chains (skips over articulation points, gradients larger
-than values) are described approximately. So `rotor.py` computes the real peak of its result.
+needs a stage, are the loss. The memory of a stage is computed as if only its nodes ran. A program
+that is no chain, because it skips over articulation points or has gradients larger than values, is
+described only approximately. So `rotor.py` computes the real peak of its result.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
     steps: list[int] = []
     todo: list[tuple[int, int, int]] = [(0, length, min(slots, length))]
     loss_is_due = True
-    # entries: (start, number of values to reverse, slots); 0 values mean a backward step
+    # An entry of `todo` is (start, number of values to reverse, slots). With 0 values it stands for
+    # one backward step.
     while todo:
         start, values, free = todo.pop()
         if values == 0:

@@ -133,8 +133,9 @@ class Local(Neighborhood):
 _Graph = dict[Candidate, dict[Candidate, None]]
 
 #: The default policy counts the evicted ancestors of a storage up to the average cost of this many
-#: evicted storages. To visit more of them for each choice would take longer than recomputing: 55 s
-#: for a loop of 2,000 LSTM steps in 10 % of its memory. Of 24 ordinary models none has so many.
+#: evicted storages. Visiting more ancestors for each choice would take longer than recomputing them
+#: (55 s for a loop of 2,000 LSTM steps in 10 % of its memory). In 24 ordinary models, no storage
+#: has so many evicted ancestors.
 MOST_ANCESTORS = 1000
 
 
@@ -248,8 +249,8 @@ class Exact(Neighborhood):
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
-        # Without this storage, its evicted ancestors may not reach its evicted descendants any
-        # more. How far their costs fall is unknown, so the bound is infinite.
+        # If this storage has evicted children, its ancestors may have reached them only through it.
+        # How far the costs of the ancestors fall is unknown then, so the bound is infinite.
         if self._down[storage]:
             lost = math.inf
             for child in self._down[storage]:

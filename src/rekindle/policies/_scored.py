@@ -39,7 +39,7 @@ class ScoredChooser(Chooser):
         """Make a chooser without candidates.
 
         Args:
-            neighborhood: The cost in the score.
+            neighborhood: Computes the cost in the score.
             by_size: Divide by the size of the storage.
             by_staleness: Divide by the time since the last access.
             root: Use the square root of the staleness. The square of the benefit is then a line in
@@ -115,13 +115,13 @@ class ScoredChooser(Chooser):
         while True:
             slot = self._lines.best(now)
             storage = self._member[slot]
-            # The benefit that is greatest by its upper bound is exact, so no other benefit is
-            # greater.
+            # If this benefit is exact, no other one is greater, because it is at least as great as
+            # the upper bounds of all others.
             if self._priced.get(storage) == self._changes:
                 return storage
             self._priced[storage] = self._changes
             price = self._neighborhood.cost(storage) or _LEAST
-            # The stored lower bound was the exact cost.
+            # If the stored lower bound equals the true cost, the benefit is exact as well.
             if price == self._price[storage]:
                 return storage
             self._reprice(storage, price)

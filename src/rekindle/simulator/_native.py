@@ -227,7 +227,7 @@ def words_for(trace: t.Trace) -> array[int]:
 
 
 def encode(trace: t.Trace) -> array[int]:
-    """Encode a trace as words for the native engine, in the format described above."""
+    """Encode a trace as words, in the format that the docstring of this module describes."""
     words = array("q")
     storages, values, root, ops = trace.storages, trace.values, trace.root, trace.ops
     for event in trace.events:

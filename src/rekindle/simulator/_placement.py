@@ -186,7 +186,11 @@ class Placement:
         return found
 
     def _repair(self, nbytes: Bytes, engine: Engine) -> Iterator[Action]:
-        """Evict storages whose eviction makes `nbytes` fit. If none are found, evict any."""
+        """Evict storages, because `nbytes` contiguous bytes are not free.
+
+        With the setting "window", the cheapest neighbors in memory are evicted. If there are none,
+        or with the setting "score", the storage that the policy chooses is evicted.
+        """
         self.repairs += 1
         victims = self._neighbors(nbytes, engine) if self.device.repair == "window" else []
         return engine.evict(victims) if victims else engine.shrink(engine.memory - 1)

@@ -184,7 +184,10 @@ class Run:
                 timeline.follow(action, engine.memory)
 
     def _copy(self, event: Value | None, engine: Engine, timeline: Timeline) -> None:
-        """Wait until the program can read the value `event`, and start early swap-ins."""
+        """Wait until the program can read the value `event`, then start copies ahead of time.
+
+        In the backward pass these are swap-ins, and otherwise copies to the host.
+        """
         if event is not None:
             timeline.need(event.storage.id)
         self._perform(engine.discards(), engine)

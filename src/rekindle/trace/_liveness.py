@@ -22,7 +22,7 @@ class References:
         self._held = [False] * len(trace.storages)
 
     def called(self, event: Call) -> None:
-        """Apply a call: each output gets an owner, and overwritten inputs lose all of theirs.
+        """Apply a call: each output gets an owner, and no variable holds overwritten inputs.
 
         The owner is a variable of the program if the call's `held` is True, else a reference.
         """

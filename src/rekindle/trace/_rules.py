@@ -76,7 +76,7 @@ def _views_follow_their_root(trace: Trace) -> Iterator[str]:
 
 
 def _overwrites_pair_output_and_input(trace: Trace) -> Iterator[str]:
-    """Yield a message for each in-place write with a wrong output, input or size."""
+    """Yield a message for each pair in `Op.overwrites` that is no output and input of equal size."""
     for op_id, op in enumerate(trace.ops):
         for output, source in op.overwrites:
             if output not in op.outputs or source not in op.inputs:

@@ -121,7 +121,7 @@ class CachingAllocator(ABC):
         blocks = [block for first in self.segments() for block in first.onward()]
         idle: set[Block] = set()
         for pool in (self.large, self.small):
-            assert all(first.previous is None for first in pool.segments), "it begins elsewhere"
+            assert all(first.previous is None for first in pool.segments), "not a first block"
             idle.update(pool.free(), pool.unmapped())
         assert idle == {block for block in blocks if not block.used}, (
             "the index of free blocks is wrong"
@@ -130,7 +130,7 @@ class CachingAllocator(ABC):
             behind = block.following
             assert block.nbytes > 0, f"{block}"
             assert block.nbytes % GRAIN == 0, f"{block}"
-            assert block.mapped or not block.used, f"nothing is behind {block}"
+            assert block.mapped or not block.used, f"{block} has no device memory"
             if behind is not None:
                 assert behind.previous is block, f"{block} is not the block before {behind}"
                 assert behind.address == block.end, f"{block} does not touch {behind}"

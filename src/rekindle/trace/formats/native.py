@@ -184,7 +184,7 @@ class _Reader:
         return [line.as_amount(field, number) for number in item]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
     def trace(self, name: str) -> Trace:
-        """Return the trace, after a check that no id is missing (the only rule checked)."""
+        """Return the trace. Raise `InvalidTrace` if an id is missing; check no other rule."""
         for kind, ids in (("value", self.values), ("storage", self.storages)):
             if ids and len(ids) != max(ids) + 1:
                 missing = next(i for i in range(max(ids)) if i not in ids)
