@@ -118,7 +118,7 @@ def in_ranks(ranks: int, parameters: str, budget: int | None) -> dict[str, Any] 
                 except rekindle.OutOfBudget:
                     code = 2
                 finally:
-                    os._exit(code)  # ends this rank at once; the others notice the closed connections
+                    os._exit(code)  # ends this rank; the others see the closed connections
             children.append(child)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         if any(codes):

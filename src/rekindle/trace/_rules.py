@@ -76,7 +76,10 @@ def _views_follow_their_root(trace: Trace) -> Iterator[str]:
 
 
 def _overwrites_pair_output_and_input(trace: Trace) -> Iterator[str]:
-    """Yield a message for each pair in `Op.overwrites` that is no output and input of equal size."""
+    """Yield a message for each pair in `Op.overwrites` that is invalid.
+
+    A valid pair is an output and an input of the op, of equal size.
+    """
     for op_id, op in enumerate(trace.ops):
         for output, source in op.overwrites:
             if output not in op.outputs or source not in op.inputs:
