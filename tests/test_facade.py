@@ -78,10 +78,10 @@ def test_plan_with_swap_and_planner_without_swap_is_refused() -> None:
         rekindle.plan(chain(4), budget="1GB", swap=swap, swap_directory="/tmp")
 
 
-def test_plan_shows_progress_on_terminal_after_three_seconds(
+def test_progress_of_stages_is_shown_after_two_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each task of planning shows progress only after three seconds of its own."""
+    """After `done()`, the next task also shows progress only after two seconds of its own."""
     now = [100.0]
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -28,7 +28,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def measured(
     benchmark: ModuleType, method: str, *, quick: bool = False
 ) -> tuple[dict[str, Any], set[int]]:
-    """Return the rows by fraction of memory, and the batches that fit."""
+    """Return the rows by multiple of the reference batch ("2x"), and the batches that fit."""
     workload = replace(benchmark.WORKLOADS["gpt"], cpu=TINY)
     reported: list[dict[str, Any]] = []
     benchmark.measure(workload, method, "cpu", reported.append, quick)

@@ -432,7 +432,7 @@ def test_fsdp_backward_after_budget_matches_pytorch() -> None:
     torch.testing.assert_close(run(1 << 30), wanted, rtol=0, atol=0)
 
 
-def test_fsdp_backward_after_optimizer_step_outside_is_refused() -> None:
+def test_fsdp_backward_after_step_outside_of_budget_is_refused() -> None:
     model = units()
     evicting_always()
     with rekindle.budget(1 << 30, evict="saved"):

@@ -273,7 +273,8 @@ def test_flex_attention_forward_in_budget_matches_pytorch() -> None:
         assert torch.equal(flex_attention(heads, heads, heads), wanted)
 
 
-def test_compiled_code_with_undeclared_write_raises_unsupported() -> None:
+def test_compiled_code_with_unknown_higher_order_op_is_refused() -> None:
+    """Rekindle cannot see whether the operator `wrap` writes to arguments of the region."""
     graph = fx.Graph()
     argument = graph.placeholder("primals_1")
     part = graph.get_attr("part")

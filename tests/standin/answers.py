@@ -432,13 +432,13 @@ def _parts(question: str) -> list[str]:
 
 
 def _at_most(name: str, amount: int) -> int:
-    """Return the memory of the device, in whole segments of its allocator."""
+    """Return `amount` rounded up to whole segments (2 MiB) of the device's allocator."""
     segment = 2 << 20
     return max(-(-amount // segment), 1) * segment
 
 
 def answer(question: str) -> dict[str, Any]:
-    """Answer a question: usually if bits are equal, and the allocator's peak over the budget."""
+    """Return the answer to a question: for most, whether bits are equal, and peak / budget."""
     name, mode, streams, *missing = _parts(question)
     if mode == "refuses":
         STANDIN.late(*SCHEDULES[streams])

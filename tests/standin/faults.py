@@ -109,7 +109,7 @@ def _no_segments() -> dict[str, Any]:
 
 
 def _held() -> dict[str, Any]:
-    """Return how many vectors are in memory after a forward pass."""
+    """Return how many vectors are in memory after a forward pass, if 40 fit on the device."""
     weight = _weight()
     with _room_for(40) as refused, _budget() as run:
         loss = _deep(weight, 50).sum()
@@ -168,7 +168,7 @@ def _add_one_to_each(rows: list[Tensor]) -> None:
 
 
 def _written() -> dict[str, Any]:
-    """Fail an operator after it wrote part of a list; it must not be retried."""
+    """Fail an operator after it wrote to a list of tensors; it must not be retried."""
     rows = [torch.ones(3, device="cuda"), torch.ones(4, device="cuda")]
     _calls.clear()
     found: dict[str, Any] = {}

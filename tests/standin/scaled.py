@@ -21,7 +21,7 @@ from tests.pytorch import networks
 from tests.standin.timed import timed_passes
 
 PART = 8
-# bytes or operations per us: of memory, of products, of copies
+# Speed of the whole device, per us: bytes of memory, operations of products, bytes of copies.
 BYTES, FLOPS, COPIED = 2.6e6, 45e6, 50e3
 
 

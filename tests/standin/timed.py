@@ -18,7 +18,7 @@ from tests.standin.programs import blocks
 STEPS = 8
 SECONDS = 8.0  # seconds for the search of a plan
 FRACTION = 0.5
-BYTES, FLOPS = 100_000.0, 1_000_000.0  # bytes or operations per us: of memory, of products
+BYTES, FLOPS = 100_000.0, 1_000_000.0  # per us: bytes of memory, operations of products
 
 WAYS: dict[str, dict[str, Any]] = {
     "alone": {"learn": False},

@@ -93,7 +93,7 @@ class Wanted:
 
 @contextmanager
 def _doing_nothing(*, check: bool) -> Iterator[None]:
-    """Return a dispatch mode and saved-tensor hooks that change nothing.
+    """Enter a dispatch mode and saved-tensor hooks that change nothing.
 
     With `check`, the hooks compare versions as autograd does without hooks.
     """

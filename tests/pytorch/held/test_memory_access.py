@@ -326,7 +326,7 @@ def test_kernel_that_reads_evicted_storage_raises() -> None:
 
 
 def test_reading_evicted_storage_without_raise_flag_crashes() -> None:
-    """PyTorch's flag that makes reading raise is needed: kernels do not check for freed memory."""
+    """Without PyTorch's flag that makes reads raise, a kernel reads freed memory and crashes."""
     program = (
         "import torch; x = torch.ones(4); "
         "x.untyped_storage()._swap_data_ptr_(torch.UntypedStorage(0)); x + 1"

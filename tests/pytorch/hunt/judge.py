@@ -172,8 +172,8 @@ def _start(error: BaseException) -> str:
 class Plain:
     """The results of two or three runs in plain PyTorch.
 
-    `first` ran without, `below` within a dispatch mode that only measures memory. `determined` is
-    True if the program gives equal results each time.
+    `first` ran without a dispatch mode, `below` within one that only measures memory. `determined`
+    is True if the program gives equal results each time.
     """
 
     def __init__(self, source: str) -> None:

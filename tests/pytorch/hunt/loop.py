@@ -29,7 +29,8 @@ OPTIMIZERS = (
     "ASGD(parameters(net), 0.02)",
     "Adafactor(parameters(net), 0.01)",
 )
-#: The places where the budget is entered.
+#: Where budgets are entered: around the loop, each step, each forward pass, each half of the loop,
+#: every other step, or the first two steps.
 PLACES = ("loop", "step", "forward", "halves", "every other step", "two steps")
 LOSSES = (
     "loss = F.mse_loss(y, target)",
@@ -48,8 +49,8 @@ LOSSES = (
 class Loop:
     """A drawn training loop.
 
-    `trip` is the operator that raises `Interrupted`, by name and number. `outside` is the place
-    where that is caught: in the loop, or around the budget of a step.
+    `place` says where budgets are entered. `trip` has the name and the number of the operator that
+    raises `Interrupted`. The loop catches this error around each step.
     """
 
     blocks: tuple[str, ...]

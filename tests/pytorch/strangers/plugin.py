@@ -28,7 +28,7 @@ _FILE = Path(os.environ["STRANGERS_FOUND"])  # file to which outcomes are writte
 _TOLD: dict[str, Any] = json.loads(Path(os.environ["STRANGERS_TOLD"]).read_text(encoding="utf-8"))
 _DONE: frozenset[str] = frozenset(_TOLD["done"])
 _PEAKS: dict[str, int] = _TOLD["peaks"]
-_LEAST = 1 << 16  # smallest tight budget: a test with less memory is not run within one
+_LEAST = 1 << 16  # smallest budget in the way `TIGHT`, in bytes
 
 _peaks: dict[str, int] = {}
 
@@ -48,7 +48,7 @@ def _same(value: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests up to the one that ended the process before."""
+    """Skip the tests that earlier processes ran. The last test of each ended its process."""
     items[:] = [item for item in items if item.name not in _DONE]
 
 

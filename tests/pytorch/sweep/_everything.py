@@ -62,6 +62,6 @@ def counted() -> Iterator[Counter[str]]:
 
 @contextmanager
 def everything_recomputed() -> Iterator[tuple[Run, Counter[str]]]:
-    """Enter a budget that evicts everything at once; count recomputations by operator."""
+    """Enter a budget that evicts everything after each operator; count recomputed operators."""
     with counted() as again, rekindle.budget(AMPLE, evict=evict) as run, _EvictAll(run):
         yield run, again

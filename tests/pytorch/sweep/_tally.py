@@ -98,7 +98,7 @@ def tally(
 
 
 def _unlisted(entry: str, found: Tally, every: bool, evict: str) -> Iterator[str]:
-    """Return a complaint about an unlisted entry without a case that recomputes anything."""
+    """Yield complaints if the lists of entries without samples or recomputations are wrong."""
     if found.refused and every and entry not in NOT_HERE:
         yield "PyTorch refuses every sample"
     if found.tried and entry in NOT_HERE:

@@ -51,9 +51,9 @@ AMONG = 16  #: samples are drawn from the first 16, because making all of them t
 
 
 def drawn(samples: Iterable[T], few: int | None, *seeds: object) -> Iterator[tuple[int, T]]:
-    """Return at most `few` of the samples with their numbers, the same ones each time, or all.
+    """Return at most `few` of the samples, the same ones each time, with their numbers.
 
-    They are made before any other code draws random numbers.
+    If `few` is None, return all. The samples are made before any other code draws random numbers.
     """
     known = list(enumerate(itertools.islice(samples, None if few is None else AMONG)))
     if few is not None and few < len(known):

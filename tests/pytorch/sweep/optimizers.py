@@ -97,7 +97,7 @@ def _budget(training: Training) -> int:
 
 
 class _Words(nn.Module):
-    """A model with sparse gradients of its weights, and a gradient that is not requested."""
+    """A model whose only weight is an embedding with a sparse gradient."""
 
     def __init__(self) -> None:
         super().__init__()
