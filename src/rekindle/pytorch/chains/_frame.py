@@ -129,9 +129,9 @@ class Frame:
             for operation in steps:
                 if operation.kind is not Kind.BACK:
                     self._perform(operation.kind, operation.stage)
-        # A second or a partial backward pass over a retained graph needs stages that the schedule
-        # has passed already. For such a stage, start from the nearest stage input that is still in
-        # memory.
+        # If `stage` is still missing, the schedule has passed it already: a second or a partial
+        # backward pass over a retained graph needs it again. Then start from the nearest stage
+        # input that is still in memory.
         if stage not in self._back:
             start = max(kept for kept in self._inputs if kept <= stage)
             for between in range(start, stage):

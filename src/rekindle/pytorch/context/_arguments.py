@@ -88,8 +88,9 @@ class Arguments:
     def learns_by_itself(self) -> bool:
         """True if `learn="auto"` plans steps, once they look alike.
 
-        No steps are planned with `record`, which must show the decisions of the policy, with a
-        policy other than the default, or without the solver (highspy) that makes the plans.
+        No steps are planned in three cases: with `record`, which must show the decisions of the
+        policy; with a policy other than the default; without the solver (highspy) that makes the
+        plans.
         """
         unsaid = self.learn == "auto" and self.evict != "anything"
         unsaid = unsaid and policy_of(self.policy) == DEFAULT

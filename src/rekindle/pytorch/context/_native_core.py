@@ -13,7 +13,7 @@ def native_core_for(device: torch.device) -> Core:
     """Return the native core for a budget on `device`; the first call may compile it.
 
     Raises:
-        Unsupported: A budget cannot be on `device`, or there is no native core here.
+        Unsupported: A budget cannot limit the memory of `device`, or there is no native core here.
     """
     check_device(device)
     found = core()

@@ -402,7 +402,7 @@ class Driver:
         """Free values that are kept only to recompute other values, all of which are in memory.
 
         Returns:
-            True if there were such values.
+            True if any value was freed.
         """
         return self.core.release_recompute_sources(self.handle)
 

@@ -124,8 +124,8 @@ class Core(Protocol):
             assumed: True if the user did not name the device.
             learns: True if the run follows learned plans.
             evicts_held_last: Evict user-held values as a last resort.
-            score: The built-in policy, as `policies._score.score_of` describes it: which costs the
-                score contains, if it contains the size and the staleness, and if the staleness is
+            score: The built-in policy (see `policies._score.score_of`): which costs the score
+                contains; if it contains the size; if it contains the staleness; if the staleness is
                 under a root.
             chooser: A policy written in Python, used instead of `score`, or None.
         """
@@ -321,7 +321,7 @@ class Core(Protocol):
         """Free values that are kept only to recompute other values, all of which are in memory.
 
         Returns:
-            True if there were such values.
+            True if any value was freed.
         """
         ...
 

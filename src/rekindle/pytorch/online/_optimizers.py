@@ -262,9 +262,9 @@ class OptimizerSteps:
     def _predict(self, optimizer: Optimizer, kind: StepKind) -> Bytes:
         """Return the bytes that the step will need, from a dry run now or of an equal step.
 
-        A dry run runs the step on tensors without memory (`_dry_run`). The result of the first one
-        of a kind is not used for later steps: workspaces of its operators may have been measured
-        only in the step that followed it.
+        A dry run runs the step on tensors without memory (`_dry_run`). The first dry run for a kind
+        of step serves only that step: workspaces of its operators may have been measured only when
+        the step ran.
         """
         needed = _predicted.get(kind)
         if needed is not None:

@@ -18,9 +18,9 @@ _STAGE = ("Failed to run stage backward", "failed to run forward")
 def lost_in(error: RuntimeError, driver: DriverInterface) -> OutOfBudget | None:
     """Return the `OutOfBudget` that other code replaced by `error`, or None.
 
-    Instead of the `OutOfBudget`, `load_state_dict` raises an error with the same text,
-    TorchScript's interpreter one without any text, and a pipeline stage one whose cause is the
-    `OutOfBudget`.
+    Other code replaces the error in three ways. `load_state_dict` raises an error with the same
+    text. TorchScript's interpreter raises an error without any text. A pipeline stage raises an
+    error whose cause is the `OutOfBudget`.
     """
     cause = error.__cause__
     if isinstance(cause, OutOfBudget) and any(text in str(error) for text in _STAGE):

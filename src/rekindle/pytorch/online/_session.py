@@ -112,7 +112,7 @@ class DriverInterface(Protocol):
         """Free values that are kept only to recompute other values, all of which are in memory.
 
         Returns:
-            True if there were such values.
+            True if any value was freed.
         """
         ...
 

@@ -184,7 +184,8 @@ class Tracer(TorchDispatchMode):
         self._values[address] = new
         self._alive[new] += 1
         self._alive[old] -= 1
-        # True if another storage, made by a recomputation for the backward pass, has the old value.
+        # If another storage still has the old value, because the backward pass unpacked it, the
+        # trace must make the old value resident again.
         if self._alive[old]:
             self.trace.use(old)
 
