@@ -351,7 +351,7 @@ class Driver:
 
     @property
     def stepping(self) -> bool:
-        """True while an optimizer's step runs, whose workspaces may use all free memory."""
+        """True while an optimizer's step runs. Room for its memory was made when it began."""
         return self._stepping
 
     @stepping.setter

@@ -535,7 +535,7 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _key_of(argument: Any) -> Any:
-    """Return a key of `argument`, equal for arguments with which a forward pass does the same.
+    """Return a key. Arguments have equal keys only if a forward pass does the same with them.
 
     Raises:
         _NotRecomputable: The argument may change before a recomputation.

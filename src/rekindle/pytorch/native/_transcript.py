@@ -40,7 +40,7 @@ class Transcript(NamedTuple):
     present: bytes
     """Storages in the engine's graph at the start: id, bytes, references, 1 if user-held."""
     counted: bytes
-    """Counted memory outside of the engine's graph at the start, in the same form."""
+    """Counted memory outside of the engine's graph at the start, in the form of `present`."""
     entries: bytes
     """The journal's entries of six numbers each: kind, id, number, flags, clock, memory."""
     places: bytes

@@ -199,7 +199,7 @@ def _synchronize(run: Run) -> None:
 
 
 def _constants(run: Run) -> list[weakref.ref[Tensor]]:
-    """Return the tensors that the program still holds after a step, for the next step to read."""
+    """Return weak references to the tensors that the program still holds after a step."""
     return [weakref.ref(tensor) for tensor in run._driver.program_tensors()]
 
 

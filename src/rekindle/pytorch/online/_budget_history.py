@@ -104,7 +104,7 @@ class BudgetHistory:
         return best
 
     def _stride_before(self, budget: Bytes) -> Bytes | None:
-        """Return the bytes that an earlier process added when it suggested `budget`, or None."""
+        """Return the stride (see `_named`) if an earlier process suggested `budget`, or None."""
         named = (each for each in self._earlier().values() if budget in (each.smallest, each.next))
         return next((each.next - each.smallest for each in named), None)
 

@@ -53,7 +53,8 @@ from rekindle.pytorch.planned._segments import Segment, segment_of
 WORTH = 0.004
 #: overhead of one operator call, as the number of bytes that it could move in this time
 CALL_BYTES = 8 << 10
-MOST_OPERATORS = 32  #: most operators in a compiled segment; more take more compile time and memory
+#: most operators in a compiled segment: larger ones compile longer, and need more memory
+MOST_OPERATORS = 32
 #: Names of operators that are light although they are not tagged as pointwise or as a reduction.
 LIGHT = {
     "_adaptive_avg_pool2d",

@@ -144,7 +144,7 @@ class Host:
         with privately(), self._lock:
             self._tidy()
             taken = sum(self._out[number] for number in self._leaving)
-            # Sorted by number, because copies end in the order in which they began.
+            # Wait in the order of the numbers, in which the copies began and end.
             for number in sorted(self._leaving):
                 if taken <= allowed:
                     break

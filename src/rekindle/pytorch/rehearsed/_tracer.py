@@ -32,7 +32,7 @@ from rekindle.pytorch.tensors import Geometry, geometry_of
 from rekindle.trace import Trace, TraceBuilder, taking_over
 
 Take = Callable[[Operator, tuple[Any, ...], dict[str, Any], Bytes], tuple[Nanoseconds, Bytes]]
-"""Returns cost (ns) and workspace (bytes) of an operator call that makes some bytes."""
+"""Returns cost (ns) and workspace (bytes) of a call. Last argument: bytes of its new storages."""
 
 
 @final
