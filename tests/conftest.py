@@ -13,7 +13,9 @@ from hypothesis import settings
 from tests import durations
 from tests.helpers import own_cache
 
-settings.register_profile("fast", settings.get_profile("ci"), max_examples=20)
+_EXAMPLES = {"fast": 20, "ci": 50, "whole": 100}  # of each property, by profile of hypothesis
+for _name, _most in _EXAMPLES.items():
+    settings.register_profile(_name, settings.get_profile("ci"), max_examples=_most)
 
 _ROOT = Path(__file__).parents[1]
 _SLOW = durations.read_slow()

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
 
-#: Hypothesis' default number of examples, which the CI profile keeps.
+#: Examples that the profile "whole" draws; hypothesis draws as many by default.
 USUAL_EXAMPLES = 100
 
 
 def examples(most: int) -> settings:
-    """Draw `most` examples in CI, and proportionally fewer if the profile draws fewer.
+    """Draw `most` examples with the profile "whole", and proportionally fewer with others.
 
     Use it instead of `settings(max_examples=...)`, which ignores the profile.
     """

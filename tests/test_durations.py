@@ -105,8 +105,10 @@ def test_slow_list_entry_of_missing_test_is_reported(tmp_path: Path) -> None:
 def test_number_of_hypothesis_examples_follows_active_profile() -> None:
     before = settings.get_current_profile_name()
     try:
-        settings.load_profile("ci")
+        settings.load_profile("whole")
         assert examples(60).max_examples == 60
+        settings.load_profile("ci")
+        assert examples(60).max_examples == 30
         settings.load_profile("fast")
         assert examples(60).max_examples == 12
         assert examples(1).max_examples == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle._planners import Online, WarmCuts
@@ -99,7 +99,7 @@ def test_fitted_plan_fits_budget_and_costs_at_least_optimum(drawn: tuple[Problem
 
 
 @given(problems())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 def test_fitted_plan_of_random_program_is_valid_within_budget(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)

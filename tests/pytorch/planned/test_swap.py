@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -29,6 +29,7 @@ from rekindle.pytorch.planned._planned import ModelPlan
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.planned.test_plan import ROWS, WIDTH, batch, mlp
+from tests.strategies import examples
 
 FAST = Swap(out_bytes_per_s=10**12, in_bytes_per_s=10**12)
 SLOW = Swap(out_bytes_per_s=10**3, in_bytes_per_s=10**3)
@@ -157,7 +158,7 @@ class Drawn:
         return replace(found, budget=budget)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     seed=st.integers(0, 1 << 16),
     rate=st.sampled_from([10**8, 10**9, 10**10]),
@@ -256,7 +257,7 @@ def test_planned_swap_on_failing_disk_matches_pytorch_or_raises(tmp_path: Path) 
     expected = _gradients(plan.apply())
     outcomes: set[bool] = set()
 
-    @settings(max_examples=30, deadline=None, database=None)
+    @examples(30)
     @given(every=st.integers(1, 60), name=st.sampled_from(["preadv", "pwrite"]))
     def play(every: int, name: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
