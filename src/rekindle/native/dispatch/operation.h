@@ -139,6 +139,8 @@ private:
     void enforce_budget();
     void draw();
     c10::Device where() const;
+    template <class F>
+    void each_source(F&& visit);
     void hold_sources();
     void own_sources();
     void let_go_of_sources();

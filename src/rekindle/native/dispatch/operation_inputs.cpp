@@ -235,35 +235,38 @@ bool Operation::take_private_inputs() {
     return true;
 }
 
-// Hold the memory of those inputs that are sources (values without a recipe) while the operator
-// runs. The program may free its last reference meanwhile, or the kernel drops it with its
-// arguments, and the recipe needs these inputs.
-void Operation::hold_sources() {
+// Call `visit` for each input that is a source (a value without a recipe), if the call gets a
+// recipe.
+template <class F>
+void Operation::each_source(F&& visit) {
     if (!recording_) {
         return;
     }
     for (const Ref<Storage>& each : inputs_) {
         if (each->pinned || !each->replayable) {
-            StorageRecord& record = record_of(*each);
-            sources_.push_back({each, record.at()});
+            visit(each);
         }
     }
 }
 
-// Give the runtime a reference to each input that is a source, now that a recipe is about to read
-// it. An input may have lost its own recipe while the operator ran.
+// Hold the memory of the sources while the operator runs, because the recipe needs them. The
+// program may free its last reference meanwhile, or the kernel may drop it with its arguments.
+void Operation::hold_sources() {
+    each_source([&](const Ref<Storage>& each) {
+        sources_.push_back({each, record_of(*each).at()});
+    });
+}
+
+// Give the runtime a reference to each source, now that a recipe is about to read it. An input may
+// have lost its own recipe while the operator ran. Record no recipe if the memory of a source is
+// gone.
 void Operation::own_sources() {
-    if (!recording_) {
-        return;
-    }
-    for (const Ref<Storage>& each : inputs_) {
-        if (each->pinned || !each->replayable) {
-            StorageRecord& record = record_of(*each);
-            driver_.own(record);
-            sources_.push_back({each, {}});
-            recording_ = recording_ && record.keeper;
-        }
-    }
+    each_source([&](const Ref<Storage>& each) {
+        StorageRecord& record = record_of(*each);
+        driver_.own(record);
+        sources_.push_back({each, {}});
+        recording_ = recording_ && record.keeper;
+    });
 }
 
 // Release the memory of the sources. The runtime keeps a reference to what recipes read.
