@@ -30,7 +30,7 @@ public:
     // Change the limit of the active budget, if a budget is active on the CPU.
     void limit(Bytes limit);
 
-    // Report how many bytes of CPU memory the program holds, from all allocators.
+    // Set how many bytes of CPU memory the program holds, from all allocators. The caller counts.
     void note_counted(Bytes memory) noexcept { blocks_.note_counted(memory); }
 
     // Allocate `nbytes` of memory. Return null if no budget is active on the CPU, or if the system

@@ -36,8 +36,8 @@ public:
     // limit is 0, free blocks are unmapped now, and other blocks as soon as they are freed.
     void limit(Bytes most);
 
-    // Report how many bytes of CPU memory the program holds. Memory from other allocators counts
-    // against the limit.
+    // Set how many bytes of CPU memory the program holds, from this and from other allocators. The
+    // caller counts them. The bytes from other allocators count against the limit.
     void note_counted(Bytes memory) noexcept {
         const Bytes outside = memory - asked_.load(std::memory_order_relaxed);
         outside_.store(outside > 0 ? outside : 0, std::memory_order_relaxed);

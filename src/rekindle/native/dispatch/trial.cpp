@@ -171,7 +171,7 @@ void Operation::stand_trial() {
         probation.failed(why);
     } else if (tried_ && recording_ && inputs_can_be_had()) {
         if (results.non_strided_result || results.external) {
-            probation.failed("its results are not plain tensors");
+            probation.failed("its results are sparse, or PyTorch did not allocate their memory");
         } else if (find_room_for_trial(results.nbytes)) {
             try_again();
         } else {

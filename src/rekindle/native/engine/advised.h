@@ -28,8 +28,9 @@ public:
     // deferred.
     void clear(Nanoseconds now);
     // Return the bytes of all candidates that the plan has marked as not needed, except those that
-    // `inputs` read. `mark` is a new mark of the graph (`Graph::new_mark`), which this function
-    // sets on the inputs.
+    // `inputs` read. `mark` has nothing to do with the plan: it is the number of a new walk over
+    // the graph (`Graph::new_mark`). This function writes it to the storages of `inputs`, so that
+    // it subtracts each storage only once.
     Bytes spare_beside(std::span<const Edge> inputs, std::uint64_t mark) const;
 
     void add(Storage& storage) override;

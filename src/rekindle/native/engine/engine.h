@@ -83,7 +83,8 @@ public:
     // held: variables of the program hold the outputs.
     void call(Call& call, bool held);
     // Event: the program has run `call` for the first time. Room for its outputs was made before.
-    // Links the outputs into the graph. held: variables of the program hold the outputs.
+    // Adds the call and its outputs to the graph of calls and values (`graph`). held: variables of
+    // the program hold the outputs.
     void admit(Call& call, bool held);
     // Event: the program reads `value`. Restores the value if it is evicted. The value counts as
     // user-held from now on.

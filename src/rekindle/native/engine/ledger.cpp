@@ -242,7 +242,7 @@ void Ledger::unlock(Storage& storage) {
     }
 }
 
-// -- marks of a plan (advised engine) -------------------------------------------------------------
+// -- storages that a plan marks as not needed for now ---------------------------------------------
 
 void Ledger::mark(Storage& storage) {
     note_event(Entry::Kind::mark, storage.id);

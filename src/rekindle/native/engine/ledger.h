@@ -141,7 +141,8 @@ public:
     // its eviction.
     bool swap_out_failed(Storage& storage);
 
-    // -- marks of a plan (advised engine) -------------------------------------------------------
+    // -- storages that a plan marks as not needed for now ---------------------------------------
+    // Only with a policy that is wrapped in an `AdvisedChooser`.
 
     // Mark `storage` as not needed until the plan recomputes it. Marked storages are evicted first.
     void mark(Storage& storage);

@@ -1,4 +1,5 @@
-// Sources that FSDP frees after a forward pass, and gathers again for the backward pass.
+// Parameters that FSDP frees after a forward pass, and gathers again for the backward pass. Recipes
+// read them as sources.
 //
 // NOTE [Gathered parameters]
 //
@@ -7,16 +8,18 @@
 // gathers them into the same storages before the unit's backward pass. In between, nothing can be
 // recomputed from them.
 //
-// Values that autograd saved in the unit are read in the unit's backward pass, when its parameters
-// are gathered again. These values keep their recipes, and may be evicted. Every other reader needs
-// a tensor of the program: so when FSDP frees a parameter, the values that depend on it and that
-// the program holds lose their recipes and stay in memory (`leave`). An example is the result of
-// the unit. Recipes of values computed later from these values do not read the parameter.
+// Only the unit's backward pass reads the values that autograd saved in the unit, and by then its
+// parameters are gathered again. These values keep their recipes, and may be evicted. Values that
+// the program itself holds, such as the result of the unit, may be read while the parameter is
+// freed. So when FSDP frees a parameter, the values that depend on it and that the program holds
+// lose their recipes and stay in memory (`leave`). Recipes of values computed later from these
+// values do not read the parameter.
 //
-// A unit may leave behind more than its result, such as a loss of its own. Autograd runs newer
-// nodes first. Nodes that are older than those of the result run after the hook of the result, by
-// which FSDP gathers. If the unit left newer nodes behind, they may run earlier, so all values that
-// depend on the parameter stay in memory.
+// A unit may make more tensors than its result, such as a loss of its own. In a backward pass,
+// autograd runs nodes that were created later first. FSDP gathers the parameters in a hook of the
+// result. Nodes created before those of the result run after this hook. If the unit created nodes
+// after those of the result, they may run before the hook. Then all values that depend on the
+// parameter stay in memory.
 //
 // The parameter may have changed when it comes back: an optimizer's step, a checkpoint, another
 // rank. So its contents are compared, at the first recomputation that reads it (`is_back`). If they

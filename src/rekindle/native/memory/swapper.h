@@ -125,7 +125,7 @@ private:
         host_only_;            // evicted records with a copy on the host, sorted by id
     bool performing_ = false;  // true while `perform` runs events
     Bytes counted_ = 0;        // bytes of transfers in flight that the engine counts between events
-    // number of the program's streams that were reported to `copies`
+    // number of the program's streams that `report_streams` has passed to `copies`, the host store
     std::size_t known_streams_ = 0;
 };
 

@@ -11,9 +11,10 @@
 // recipe when an operator reads unwritten bytes, or when autograd saves it. Reads of written bytes
 // are harmless: a recomputation writes them again first.
 //
-// The unwritten bytes are a list of disjoint boxes. The axes of the boxes come from the strides of
-// the tensors that are read and written: the storage begins as a single axis, and each new stride
-// splits an axis in two.
+// The unwritten bytes are a list of disjoint boxes. A box is a range of indices for each axis. The
+// axes come from the strides of the tensors that are read and written: the storage begins as a
+// single axis, and each new stride splits an axis in two. The bytes of some tensors are no box, for
+// example if two axes of the tensor overlap.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -59,15 +60,16 @@ public:
 
     // Return true if `region` may have an unwritten byte.
     bool overlaps(const ByteRegion& region);
-    // An operator has written `region`. Ignore the write if no box describes it. Return false if
-    // too many boxes would be left; then this object is unchanged.
+    // Record that an operator has written `region`. If the bytes of `region` are no box, they still
+    // count as unwritten, which is safe. Return false, and change nothing, if more than
+    // `MOST_BOXES` boxes of unwritten bytes would be left. Otherwise return true.
     bool write(const ByteRegion& region);
     // Return true if `copy` can tell which bytes are unwritten after a copy from `source` to
     // `target`.
     bool can_copy(const ByteRegion& target, const ByteRegion& source);
-    // An operator has copied `source` to `target`, two regions of equal shape and strides for which
-    // `can_copy` is true. Copies of unwritten bytes count as unwritten. Return false as `write`
-    // does.
+    // Record that an operator has copied `source` to `target`, two regions of equal shape and
+    // strides for which `can_copy` is true. Copies of unwritten bytes count as unwritten. Return
+    // false, and change nothing, if more than `MOST_BOXES` boxes of unwritten bytes would be left.
     bool copy(const ByteRegion& target, const ByteRegion& source);
 
 private:

@@ -17,8 +17,8 @@ namespace rekindle {
 
 namespace {
 
-// Storages of evicted tensors that this thread made readable for a profiler. Later, reading their
-// addresses must raise an error again.
+// Storages of evicted tensors whose address a profiler may read in this thread at the moment. At
+// other times, reading the address of an evicted tensor raises an error.
 thread_local std::vector<StoragePtr> readable;
 // Handle of this thread's callback that runs after the profiler's own callback. Invalid while no
 // profiler runs in this thread.
@@ -26,7 +26,8 @@ thread_local at::CallbackHandle last_callback = at::INVALID_CALLBACK_HANDLE;
 // Number of profilers that run within the budget. Guarded by the GIL, like `last_callback`.
 int profilers = 0;
 
-// At the end of an operator, make reads of the storages in `readable` raise errors again.
+// Called when an operator ends. Undo `allow`: from now on, reading the address of a storage in
+// `readable` raises an error, as it did before. Empty the list.
 void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*none*/) {
     if (readable.empty()) {
         return;
@@ -38,14 +39,15 @@ void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*non
     readable.clear();
 }
 
-// After the profiler has read addresses, make reads of the storages in `readable` raise errors
-// again.
+// Called when an operator begins, after the profiler has read the addresses of its operands. Undo
+// `allow`.
 std::unique_ptr<at::ObserverContext> refuse_first(const at::RecordFunction& call) {
     refuse_again(call, nullptr);
     return nullptr;
 }
 
-// Before the profiler reads addresses of operands, make the storages of evicted operands readable.
+// Called when an operator begins, before the profiler reads the addresses of its operands. Let it
+// read those of evicted operands, and add their storages to `readable`.
 std::unique_ptr<at::ObserverContext> allow(const at::RecordFunction& call) {
     const Looking looking;
     const c10::ArrayRef<const c10::IValue> inputs = call.inputs();

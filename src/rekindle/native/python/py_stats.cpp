@@ -18,9 +18,20 @@ namespace rekindle {
 
 // numbers(driver) -> tuple[int, ...]
 //
-// Return twelve numbers, in this order: memory, peak, clock, compute_ns, recompute_ns, lost_ns,
-// evictions, recomputations, bytes of storages without a record, number of storages, number of
-// records and recipes, and bytes of the runtime's own bookkeeping.
+// Return twelve numbers, in this order:
+//
+//  1. memory: bytes that count against the budget now
+//  2. peak: the most such bytes so far
+//  3. clock: the engine's time in ns, the sum of the costs of all operators that ran
+//  4. compute_ns: cost of operators that the program ran
+//  5. recompute_ns: cost of recomputed operators
+//  6. lost_ns: time that choosing, evicting and recomputing took
+//  7. evictions: number of evicted storages
+//  8. recomputations: number of recomputed operators
+//  9. bytes that count but belong to no storage of the graph
+// 10. number of storages in the graph of the engine
+// 11. number of records and recipes
+// 12. bytes of the runtime's own bookkeeping
 PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::array<std::int64_t, 12> found{};
