@@ -117,7 +117,10 @@ class Trained:
 def train(
     attention: Callable[[], nn.Module], steps: int, context: Any, *, takes_over: bool
 ) -> Trained:
-    """Train a new model within `context`."""
+    """Train a new model within `context`.
+
+    If `takes_over` is true, backward operators may write their results over incoming gradients.
+    """
     torch.manual_seed(0)
     model = Language(attention)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -143,7 +146,10 @@ def row(
     attention: Callable[[], nn.Module], steps: int, wanted: dict[str, Any], fraction: float | None,
     budget: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return figures of one budget: with results written over gradients, and with new memory."""
+    """Train twice within one budget, and return the figures of both.
+
+    Backward operators write their results over incoming gradients, or each result gets new memory.
+    """
     found: dict[str, Any] = {"fraction": fraction, "budget": budget}
     for takes_over in (False, True):
         limit = rekindle.budget.unlimited() if budget is None else rekindle.budget(budget)

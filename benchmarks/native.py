@@ -80,14 +80,18 @@ def context(budget: int | None) -> rekindle.budget:
 
 
 class Clock:
-    """Trains a model in blocks of steps, plainly or within a budget."""
+    """Measures the time of training steps, in plain PyTorch or within a budget."""
 
     def __init__(self, case: Case, steps: int) -> None:
         self.workload = case.build()
         self.steps = steps
 
     def block(self, within: rekindle.budget | None) -> tuple[float, Any]:
-        """Return the median seconds of a step in a block, and the run."""
+        """Run two steps and `steps` timed steps inside `with within:` (None: in plain PyTorch).
+
+        Returns:
+            The median seconds of the timed steps, and the run (None in plain PyTorch).
+        """
         gc.collect()
         seconds = []
         with nullcontext() if within is None else within as run:

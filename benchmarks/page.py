@@ -190,7 +190,11 @@ def _held(lines: Iterable[dict[str, Any]]) -> tuple[int, int]:
 
 
 def peers() -> str:
-    """Return the section on other tools: the fastest setting of each within shares of memory."""
+    """Return the section on other tools.
+
+    For each tool and each of several memory limits, it has the time of the fastest setting of the
+    tool that needs no more memory than the limit.
+    """
     found = load("peers")
     if not found:
         return ""
@@ -608,8 +612,8 @@ def zoo() -> str:
     parts += [
         f"One training step of each of {counts['tried']} architectures of the libraries",
         "transformers and diffusers was compared with plain PyTorch, with small random weights.",
-        "The budget is 30 % of the activations, or the smallest budget with which the",
-        f"architecture trains, if that is larger. {counts['equal']} architectures give the same",
+        "The budget is 30 % of the activations. If an architecture does not train within it, the",
+        f"budget is the smallest with which it does. {counts['equal']} architectures give the same",
         f"bits. {', '.join(counts['unstable'])} cannot be compared: already two runs in plain",
         "PyTorch differ from each other.",
     ]
@@ -629,10 +633,11 @@ def zoo_planned() -> list[str]:
         f"`rekindle.plan` was tried on {counts['tried']} architectures. With a large budget,",
         f"{counts['roomy']} gave the same bits as plain PyTorch. For {counts['refused']},",
         "`rekindle.plan` raised an error that says why it cannot plan them. Of those with the same",
-        f"bits, {exact} were traced on the code path that they take in eager PyTorch, and the",
-        "others on the path that they take when they are compiled",
-        "(`torch.compiler.is_compiling()`). Within 40 % of the activations, or the smallest budget",
-        f"with a known plan, {counts['40%']} of {len(tried)} gave the same bits.",
+        f"bits, {exact} were traced while `torch.compiler.is_compiling()` was false, as in plain",
+        "PyTorch. The others cannot be traced so. They were traced while it was true, which lets",
+        "a model run code that is meant for compilers. These architectures were also planned",
+        "within 40 % of their activations. If no plan was found for that budget, the smallest was",
+        f"used for which one was found. Here {counts['40%']} of {len(tried)} gave the same bits.",
         "Architectures with other bits or an unexpected error:",
         f"{', '.join(counts['failed']) or 'none'}.",
         *several_runs(rows),

@@ -73,11 +73,12 @@ def measure(trace: Trace, fraction: float, seconds: float) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare each policy with h_DTR, on rows where both pass and something is recomputed.
+    """Compare each policy with h_DTR, in cases in which both finish the step and recompute.
 
     Returns:
         For each policy: its recomputation divided by h_DTR's (geometric mean), and how often it
-        recomputes less than h_DTR, more than h_DTR, and at most 1.5 times the bound.
+        recomputes less than h_DTR, more than h_DTR, and at most 1.5 times the lower bound, which
+        holds for every schedule of the same step.
     """
     found: dict[str, Any] = {}
     for name in POLICIES:
@@ -98,7 +99,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each bound")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="time limit of the search for each lower bound"
+    )
     parser.add_argument("--every", type=int, default=10, help="which architectures of the zoo")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
