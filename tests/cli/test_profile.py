@@ -50,7 +50,7 @@ def test_profile_of_script_passes_arguments_to_script(script: Path) -> None:
     assert len(report["choices"]) > 3
 
 
-def test_profile_of_script_calls_it_run_and_not_step(script: Path) -> None:
+def test_profile_of_script_says_run_instead_of_step(script: Path) -> None:
     result = run("profile", "tiny_training.py")
     assert result.exit_code == 0, result.output
     assert "\nplain run  " in result.stdout

@@ -33,7 +33,7 @@ def _played(words, budget: int, policy: Policy, **more) -> Played:
 
 
 @pytest.mark.parametrize("policy", [Thrifty(), DTR()], ids=repr)
-def test_engine_journal_of_random_events_replays_in_python(policy: Policy) -> None:
+def test_python_engine_replays_native_journal_of_random_events(policy: Policy) -> None:
     compared = 0
     for seed in range(60):
         stream = Stream(random.Random(seed), 20, policy, Rules())
@@ -43,7 +43,7 @@ def test_engine_journal_of_random_events_replays_in_python(policy: Policy) -> No
     assert compared > 2000
 
 
-def test_engine_journal_with_failed_copies_replays_in_python() -> None:
+def test_python_engine_replays_native_journal_with_failed_copies() -> None:
     compared, copied = 0, 0
     for seed in range(60):
         swap = some_swap(random.Random(seed))
@@ -57,7 +57,7 @@ def test_engine_journal_with_failed_copies_replays_in_python() -> None:
     assert copied > 1000
 
 
-def test_engine_journal_replayed_with_other_budget_differs() -> None:
+def test_native_journal_replayed_with_other_budget_differs() -> None:
     trace = chain(30, nbytes=3, cost=2)
     played = _played(encode(trace), 30, DTR(), journal=10**5)
     words = played.journal()
@@ -66,7 +66,7 @@ def test_engine_journal_replayed_with_other_budget_differs() -> None:
         Replay(27, DTR()).compare(words)
 
 
-def test_full_engine_journal_keeps_its_last_entries() -> None:
+def test_full_native_journal_keeps_its_last_entries() -> None:
     trace = chain(30, nbytes=3, cost=2)
     everything = _played(encode(trace), 30, DTR(), journal=10**5).journal()
     assert _played(encode(trace), 30, DTR(), journal=7).journal() == everything[-7 * 6 :]

@@ -283,7 +283,10 @@ _BACKENDS = (
 
 
 def on_streams(machine: Machine, *, pinned: bool = True) -> Any:
-    """Alternate blocks between two streams, with a refilled staging buffer and sleeping kernels."""
+    """Run the blocks of a model alternately on two streams, each after a kernel that only waits.
+
+    The batch of each step is written to the same buffer on the host, and copied to the device.
+    """
     model = blocks(machine)
     streams = [torch.cuda.Stream() for _ in range(2)] if machine.is_cuda else [None, None]
     buffer = batch(machine, "cpu")

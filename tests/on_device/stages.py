@@ -103,9 +103,11 @@ def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
 
 
 def races(machine: Machine) -> Iterator[Line]:
-    """Train on two streams with a staging buffer and sleeping kernels.
+    """Train on two streams, with a host buffer that is refilled before each step.
 
-    Freed memory is poisoned, so a read that comes too early gives wrong bits.
+    Kernels that only wait (`torch.cuda._sleep`) delay the work of each stream. So an operator that
+    does not wait for the other stream reads memory before it is written, or after it has been
+    reused, and the results differ from those of plain PyTorch.
     """
     for pinned in (True, False):
         program = partial(programs.on_streams, pinned=pinned)

@@ -29,7 +29,10 @@ def _residual(machine: Machine) -> Any:
 
 
 def chosen_kernels(machine: Machine) -> Iterator[Line]:
-    """Measure which share of activations is recomputed, with kernels chosen by time and without."""
+    """Train within several budgets, and check that the peak is within the budget.
+
+    cuDNN chooses kernels by rules, and then by measured times (`torch.backends.cudnn.benchmark`).
+    """
     for timed in (False, True):
         with switched(torch.backends.cudnn, "benchmark", timed):
             plain = machine.trained(_residual)

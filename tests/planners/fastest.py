@@ -1,6 +1,7 @@
-"""Find the fastest run of a small planning problem with swapping, by trying all orders of actions.
+"""Find the fastest run of a small planning problem with swapping, by trying all runs.
 
-It shares no code with the planners, so that tests can compare their times with it.
+A run is a sequence of actions: compute a node, evict a value, or copy a value to or from the host.
+The search shares no code with the planners, so that tests can compare their plans with its result.
 """
 
 from __future__ import annotations

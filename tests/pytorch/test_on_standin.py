@@ -144,7 +144,7 @@ def test_allocation_on_full_device_waits_for_swap_out(extension: Path) -> None:
 
 
 @pytest.mark.slow
-def test_full_device_evicts_values_at_adjacent_addresses(extension: Path) -> None:
+def test_on_full_device_values_at_adjacent_addresses_are_evicted(extension: Path) -> None:
     """For comparison, another run evicts values until their bytes suffice, wherever they are.
 
     That run must evict more values. The policy does not depend on measured times.

@@ -95,7 +95,7 @@ def test_sweep_of_other_projects_reports_exception_that_passes(suite: Path) -> N
     assert "test_some::test_passes passes now: take it from the list" in done.output
 
 
-def test_sweep_of_other_projects_without_files_is_skipped(tmp_path: Path) -> None:
+def test_sweep_of_missing_file_of_other_project_is_skipped(tmp_path: Path) -> None:
     done = _sweep(tmp_path / "test_autograd.py")
     assert done.exit_code == 0
     assert done.output.startswith("skipped: no such file.")

@@ -32,7 +32,7 @@ def deep(x: Tensor, depth: int = DEPTH) -> Tensor:
 
 @contextmanager
 def capturing(side: Any) -> Iterator[None]:
-    """Capture operators that are launched on `side` into a graph while the context is open."""
+    """Inside the block, capture operators launched on the stream `side` in a CUDA graph."""
     import _standin
 
     side.wait_stream(torch.cuda.current_stream())
@@ -50,9 +50,9 @@ Scene = Callable[[Tensor, Tensor, Any, Evict], list[Tensor]]
 
 
 def _step_during_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Capture a backward pass and an optimizer step.
+    """Capture a backward pass and an optimizer step in a CUDA graph.
 
-    Meanwhile copies to the host are in flight, and values with such copies are freed.
+    During capture, copies to the host are in flight, and values with such copies are freed.
     """
     optimizer = torch.optim.SGD([small], 0.1)
     found: list[Tensor] = []
@@ -71,7 +71,7 @@ def _step_during_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) 
 
 
 def _evicted_input(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Capture a backward pass whose saved values were evicted."""
+    """Capture in a CUDA graph a backward pass whose saved values were evicted."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         loss = deep(weight)
@@ -82,7 +82,7 @@ def _evicted_input(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> li
 def _of_evicted(
     weight: Tensor, side: Any, evict: Evict, read: Callable[[Tensor], object]
 ) -> list[Tensor]:
-    """Evict all that may be evicted, then capture `read` of a tensor that a variable holds."""
+    """Evict the value of `held`, and then call `read(held)` while a CUDA graph is captured."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -103,7 +103,10 @@ def _operator_of_evicted(weight: Tensor, small: Tensor, side: Any, evict: Evict)
 
 
 def _evicted_afterwards(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Capture an operator, and then evict: the CUDA graph has the addresses of its operands."""
+    """Capture an operator in a CUDA graph, and then evict all values that may be evicted.
+
+    The operands of the captured operator must stay, because the graph has their addresses.
+    """
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2

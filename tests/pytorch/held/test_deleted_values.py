@@ -107,7 +107,10 @@ def test_operand_deleted_during_recomputation_matches_pytorch() -> None:
 
 
 def test_end_of_budget_does_not_recompute_deleted_value() -> None:
-    """At its end, the budget recomputes `first`, which deletes the variable of the other value."""
+    """At its end, the budget recomputes evicted values that variables hold.
+
+    The recomputation of `first` deletes the variable of the other value.
+    """
     weight = vector()
     with rekindle.budget(4 * NBYTES, record=True) as run:
         first = dropping(weight)
@@ -120,7 +123,7 @@ def test_end_of_budget_does_not_recompute_deleted_value() -> None:
 
 
 def test_value_deleted_during_its_own_recomputation_is_freed() -> None:
-    """The value's input is freed together with the value."""
+    """The recomputation deletes the variables of its own result and of its other operand."""
     weight = vector()
     with rekindle.budget(5 * NBYTES):
         variables.append(weight.sin())

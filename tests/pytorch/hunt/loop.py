@@ -67,7 +67,7 @@ class Loop:
 
     @property
     def parts(self) -> Iterator[str]:
-        """Yield the names that `known` may use."""
+        """Yield the names of the parts of this loop, which the list of known defects refers to."""
         yield from (f"block {name}" for name in self.blocks)
         yield from (f"habit {name}" for name in self.habits)
         yield f"driver {self.driver}"
@@ -79,7 +79,11 @@ class Loop:
 
     @property
     def without(self) -> Iterator[Loop]:
-        """Yield loops that lack one part of this loop. Loops that lack most come first."""
+        """Yield simpler versions of this loop, to find a small one that still fails.
+
+        Each lacks a part, such as a habit or half of the blocks, or has fewer steps, or has the
+        simplest place, loss or optimizer.
+        """
         if self.interrupted:
             yield replace(self, interrupted=False, trip=None)
         if self.driver != "plain":

@@ -144,9 +144,7 @@ def _journal(step: Step, budget: int | None, **options: Any) -> tuple[list[int],
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("part", [None, 0.8, 0.6])
-def test_python_engine_takes_same_actions_as_native_run(
-    program: Callable[[], Step], part: float | None
-) -> None:
+def test_python_engine_repeats_native_run(program: Callable[[], Step], part: float | None) -> None:
     torch.manual_seed(20)
     step = program()
     _, roomy = _journal(step, None)
@@ -185,7 +183,7 @@ def test_native_policy_evicts_same_storages_as_python_policy(
     "program", [*PROGRAMS, _kept, _without_grad], ids=lambda each: each.__name__.strip("_")
 )
 @pytest.mark.parametrize("part", [0.8, 0.6])
-def test_python_engine_takes_same_actions_with_evict_anything(
+def test_python_engine_repeats_native_run_with_evict_anything(
     program: Callable[[], Step], part: float
 ) -> None:
     torch.manual_seed(20)
@@ -202,7 +200,7 @@ def test_python_engine_takes_same_actions_with_evict_anything(
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("only", [True, False])
-def test_python_engine_takes_same_actions_with_swap(
+def test_python_engine_repeats_native_run_with_swap(
     program: Callable[[], Step], only: bool, tmp_path: Path
 ) -> None:
     """With `only`, every evicted value is copied to the host. Otherwise some are recomputed."""

@@ -125,7 +125,7 @@ def test_second_derivative_matches_pytorch() -> None:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
-def test_second_derivative_of_batch_norm_matches_pytorch(
+def test_second_derivative_of_instance_norm_matches_pytorch(
     evict: Literal["saved", "anything"],
 ) -> None:
     """The first backward pass unpacks a saved tensor, and saves it again for the second one.

@@ -1,6 +1,7 @@
-"""Tests of rule R9 (everything else runs once) with dispatch modes.
+"""Tests of rule R9 with dispatch modes: recomputation runs no Python code of the program again.
 
-A mode sees each operator once. Only a mode that is active around the budget sees recomputations.
+So a mode sees each operator once. Only a mode that is active around the budget also sees
+recomputations.
 """
 
 from __future__ import annotations

@@ -190,9 +190,10 @@ class Tally:
 
     @contextmanager
     def of_a_budget(self) -> Iterator[None]:
-        """Count bytes allocated inside as bytes of a budget.
+        """Count bytes that are allocated inside the block as bytes of a budget.
 
-        Memory from before counts once the budget sees it, which the allocator does not show.
+        Memory allocated before the block also counts against the budget, once an operator reads it
+        inside. This method does not count it, because the allocator does not report reads.
         """
         before, _ = self._look()
         try:

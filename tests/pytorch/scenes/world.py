@@ -119,7 +119,10 @@ class World:
     # -- budgets ---------------------------------------------------------------------------------
 
     def loop(self) -> Iterator[int]:
-        """Yield the number of each step; enter and leave budgets between steps, as drawn."""
+        """Yield the number of each step.
+
+        Enter and leave budgets between steps, at the randomly chosen steps that `place` names.
+        """
         if self.place in ("all", "until the last", "changes"):
             run = self._stack.enter_context(self.budget())
         for step in range(self.steps):
@@ -136,7 +139,7 @@ class World:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Leave every budget that a scene left open, whatever the scene raised."""
+        """Leave at the end every budget that is still active, also after an exception."""
         with self._stack:
             yield
 

@@ -65,7 +65,7 @@ class _Reads:
 def test_swap_in_without_device_memory_is_retried_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator that reads the value starts the swap-in, or Rekindle starts it early."""
+    """The first attempt of each swap-in fails because the device has no free memory."""
     weight = vector(True)
     wanted = gradient(weight)
     with _Operators() as operators, swapping(tmp_path, 20 * VECTOR) as run:
@@ -84,7 +84,7 @@ def test_swap_in_without_device_memory_is_retried_at_once(
 def test_swap_in_error_other_than_oom_is_not_retried(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator that reads the value starts the swap-in, or Rekindle starts it early."""
+    """The swap-in number `nth` (from 0) fails: one that an operator waits for, or an early one."""
     weight = vector(True)
     wanted = gradient(weight)
     reads = 0

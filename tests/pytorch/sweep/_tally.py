@@ -13,14 +13,14 @@ from tests.pytorch.sweep._verdict import Case
 
 @dataclass
 class Tally:
-    """The counts of one entry of a database, or of several entries."""
+    """Counts of cases of one entry of a database (such as one operator), or of several entries."""
 
     kinds: Counter[str] = field(default_factory=Counter)  #: number of each verdict
     #: number of recomputations of each operator
     again: Counter[str] = field(default_factory=Counter)
     recomputed: int = 0  #: number of cases in which an operator was recomputed
-    failures: list[str] = field(default_factory=list)
-    #: entries whose cases are all refused by PyTorch
+    failures: list[str] = field(default_factory=list)  #: complaints about cases that fail
+    #: entries without a case that runs in plain PyTorch
     refused: set[str] = field(default_factory=set)
     idle: set[str] = field(default_factory=set)  #: entries in which no operator was ever recomputed
 
