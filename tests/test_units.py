@@ -52,10 +52,15 @@ def test_parse_bytes_of_valid_text_returns_bytes(value: Any, n: int) -> None:
     [
         ("6 Gigs", "the unknown unit 'Gigs'", UNITS, ["6GiB"]),
         ("1.5 meg", "the unknown unit 'meg'", UNITS, ["1.5MiB"]),
-        ("1e9", "a power of ten", "an int, or a number and a unit", [1000000000, "1GB"]),
-        ("2.5E9", "a power of ten", "an int, or a number and a unit", [2500000000, "2.5GB"]),
-        ("1e30", "a power of ten", "an int, or a number and a unit", ["6GiB"]),
-        ("1e999", "a power of ten", "an int, or a number and a unit", ["6GiB"]),
+        ("1e9", "a number with an exponent", "an int, or a number and a unit", [1000000000, "1GB"]),
+        (
+            "2.5E9",
+            "a number with an exponent",
+            "an int, or a number and a unit",
+            [2500000000, "2.5GB"],
+        ),
+        ("1e30", "a number with an exponent", "an int, or a number and a unit", ["6GiB"]),
+        ("1e999", "a number with an exponent", "an int, or a number and a unit", ["6GiB"]),
         ("1efg", "the unknown unit 'efg'", UNITS, ["6GiB"]),
         (
             "6.5m",

@@ -132,7 +132,7 @@ class _Reader:
             raise self._refused("a fraction and no unit", f"a unit: {_ANY_UNIT}", instead)
         if _SCIENTIFIC.fullmatch(text):
             wanted = "an int, or a number and a unit"
-            raise self._refused("a power of ten", wanted, *_instead_of(float(text)))
+            raise self._refused("a number with an exponent", wanted, *_instead_of(float(text)))
         if unit.lower() not in _BYTES_IN:
             raise self._unknown_unit(number, unit)
         n = _amount(number, unit)

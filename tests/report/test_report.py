@@ -152,8 +152,8 @@ def test_report_read_from_its_json_is_equal(report: Report) -> None:
         ("rekindle report", "a song", "format"),
         ('"version": 1', '"version": 2', "version"),
         ('"peak": ', '"peak": 0.5, "pike": ', "peak"),
-        ('"advice"', '"advise"', "fields of a report"),
-        ('"clock": [', '"clock": 7, "clack": [', "fields of a report"),
+        ('"advice"', '"advise"', "fields of a Rekindle report"),
+        ('"clock": [', '"clock": 7, "clack": [', "fields of a Rekindle report"),
         ("{", "", "JSON"),
     ],
 )

@@ -38,7 +38,7 @@ def command(file: Path, html: Path | None, as_json: bool) -> None:
         raise click.ClickException(str(error.at(str(file)))) from None
     except UnicodeDecodeError:
         raise click.ClickException(
-            f"{file}: expected a report as JSON, got {what_is(file)}"
+            f"{file}: expected a Rekindle report as JSON, got {what_is(file)}"
         ) from None
     if html is not None:
         html.write_text(report.to_html(), encoding="utf-8")

@@ -37,11 +37,19 @@ from rekindle.planners._result import Plan
 
 @cache
 def forwards(length: int, slots: int) -> int:
-    """Return P(l, s), the least number of forward steps to reverse `length` values in `slots`."""
+    """Return P(l, s), the least number of forward steps of a backward pass over a chain.
+
+    Args:
+        length: The number l of values of the chain.
+        slots: The number s of values that memory can hold as checkpoints.
+    """
     if length == 0:
         return 0
     if slots < 1:
-        raise ValueError(f"got {slots} slots to reverse {length} values, wanted at least 1 slot")
+        raise ValueError(
+            f"got {slots} memory slots for checkpoints, wanted at least 1 to run the backward pass "
+            f"of a chain of {length} values"
+        )
     rounds = 0
     while comb(slots + rounds, slots) < length + 1:
         rounds += 1

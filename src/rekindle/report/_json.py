@@ -35,7 +35,7 @@ def read(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidFile(1, "", "a report as JSON", _what_it_is(text)) from None
+        raise InvalidFile(1, "", "a Rekindle report as JSON", _what_it_is(text)) from None
     if not isinstance(data, dict) or data.get("format") != "rekindle report":  # pyright: ignore[reportUnknownMemberType]
         raise InvalidFile(1, "format", '"rekindle report"', _what_it_is(text))
     found = cast("dict[str, Any]", data)
@@ -49,7 +49,9 @@ def read(text: str) -> dict[str, Any]:
         fields = {name: _PARTS.get(name, _as_is)(value) for name, value in fields.items()}
         Figures(**fields)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise InvalidFile(1, "", "the fields of a report", str(error)) from None
+        raise InvalidFile(
+            1, "", "a JSON object with the fields of a Rekindle report", str(error)
+        ) from None
     return fields
 
 

@@ -228,7 +228,10 @@ class _Fill:
 
 
 def _never(_: None) -> Tensor:
-    raise AssertionError("a second run's graph has no backward pass")
+    raise AssertionError(
+        "a tensor saved by the recomputation of a stage was unpacked, but no backward pass uses "
+        "the graph of a recomputation"
+    )
 
 
 def _versions(x: Any) -> list[int]:

@@ -58,6 +58,8 @@ _MOST_VARIANTS: Final = 256
 #: time, and the native core never removes one.
 _MOST_UNITS: Final = 1_000
 _DEVICES: Final = ("cpu", "cuda")
+#: Completes messages about a tensor for which `_is_simple` is false.
+_UNUSUAL: Final = "a subclass with __torch_dispatch__, sparse, quantized, or not on the CPU or CUDA"
 #: Types of arguments that are immutable and can be compared.
 _FIXED: Final = (
     type(None), bool, int, complex, str, bytes, Enum,
@@ -344,7 +346,7 @@ class _FirstRun:
             self._variant.why = "it writes to its arguments (ctx.mark_dirty)"
         made = _tensors_made(self.outputs, self._ctx, self._tensors)
         if not all(_is_simple(each) for each in made):
-            self._variant.why = "it makes tensors that are not plain"
+            self._variant.why = f"it makes a tensor that is {_UNUSUAL}"
         return made
 
 
@@ -387,7 +389,7 @@ def _find(value: Any, found: dict[int, Tensor]) -> None:
 
 
 def _is_simple(tensor: Tensor) -> bool:
-    """Return True for a plain strided tensor on the CPU or on CUDA."""
+    """Return True for a strided tensor on the CPU or CUDA without its own `__torch_dispatch__`."""
     return (
         is_plain(type(tensor))
         and tensor.layout is torch.strided
@@ -543,7 +545,7 @@ def _key_of(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         if not _is_simple(argument):
             raise _NotRecomputable(
-                f"it is given a tensor that is not plain ({type(argument).__name__})"
+                f"it is given a tensor ({type(argument).__name__}) that is {_UNUSUAL}"
             )
         return _TENSOR, argument.requires_grad
     if isinstance(argument, float):

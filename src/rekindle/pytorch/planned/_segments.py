@@ -96,8 +96,8 @@ class Segment:
         for expected, found in zip(wanted, results, strict=True):
             if found.stride() != expected.stride() or not _close(found, expected):
                 raise Unsupported(
-                    f"{self}: the code that Inductor compiled gives other results than its "
-                    "operators do, run one by one. Leave out compile=True; in "
+                    f"{self}: the code that Inductor compiled gives other results than PyTorch "
+                    "does when it runs the same operators one by one. Leave out compile=True; in "
                     'rekindle.backend(...), write inner="eager" instead'
                 )
 
