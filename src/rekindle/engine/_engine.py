@@ -569,7 +569,7 @@ class Engine(Exchange):
                     yield from self._swap_out(storage, host)
 
     def _open(self, frame: Frame, eager_locks: bool) -> None:
-        """Queue the inputs of a call to be locked; if `eager_locks`, lock those in memory now."""
+        """Lock the inputs of a call that are in memory, if `eager_locks`, and queue the others."""
         for value in frame.call.inputs:
             storage = value.storage
             self._touch(storage)
@@ -581,7 +581,11 @@ class Engine(Exchange):
         frame.pending.reverse()
 
     def _next_missing(self, frame: Frame) -> Value | None:
-        """Lock the queued inputs of a call up to the first that is evicted, and return that one."""
+        """Lock the queued inputs of a call in order, and stop before the first evicted one.
+
+        Returns:
+            The evicted input, or None if all inputs are in memory, and locked now.
+        """
         while frame.pending:
             if not frame.pending[-1].defined:
                 return frame.pending[-1]

@@ -206,7 +206,7 @@ def worst_moments(
 
 
 def moment_of(line: Timeline, step: int) -> int:
-    """Return the node that runs for the first time at `step`, or as the next one after it."""
+    """Return the first node whose first run is at `step` or later."""
     return min(int(line.first.searchsorted(step)), len(line.problem) - 1)
 
 

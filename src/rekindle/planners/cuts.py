@@ -301,10 +301,11 @@ class _Rounds:
                 return
 
     def _add_cuts(self, line: Timeline) -> bool:
-        """Constrain memory at the steps where `line` exceeds the budget most.
+        """Add memory constraints at the steps where `line` exceeds the budget most.
 
-        Each of these steps adds a cut: the node that first runs at this step or next after it. If
-        the step recomputes a node, it adds a pair to `tight` as well.
+        For each such step, `cuts` gets a node that runs for the first time at or near this step.
+        If the step recomputes a node, `tight` gets a pair: the recomputed node, and the first node
+        that runs for the first time after the step.
 
         Returns:
             True if anything was added.

@@ -27,7 +27,10 @@ class Advised(Policy):
 
 @final
 class AdvisedChooser(Chooser):
-    """The state of an advised policy. The owner of the plan calls `mark` and `unmark`."""
+    """Chooses the storages that a plan has marked as not needed, and then those of a policy.
+
+    The code that follows the plan calls `mark` and `unmark`.
+    """
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser

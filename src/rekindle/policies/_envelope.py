@@ -1,8 +1,8 @@
 """A data structure that finds the greatest of many lines at a time that only moves forward.
 
-The benefit of evicting a storage, bytes * (now - last access) / cost, is a linear function of time:
-a line. The next storage to evict is the one whose line is greatest now. This file finds that line
-without evaluating every line.
+The benefit of evicting a storage, bytes * (now - last access) / cost, is a linear function of time,
+here called a line. The next storage to evict is the one with the greatest benefit now. This file
+finds it without computing the benefit of every storage.
 
 Up to `FEW` lines are all evaluated, as one vector. More lines are divided into rows of `WIDTH`
 lines. Each row stores which of its lines is greatest (the top), and until when. The top may change
@@ -36,7 +36,8 @@ Floats = npt.NDArray[np.float64]
 class Envelope:
     """Finds the candidate whose eviction has the greatest benefit at a given time.
 
-    The benefit of a candidate is a line in time. Each line is stored in a slot, an index of arrays.
+    The benefit of a candidate is a linear function of time, called its line. Each line is stored in
+    a slot, an index of arrays.
     """
 
     def __init__(self, *, moving: bool, few: int = FEW) -> None:

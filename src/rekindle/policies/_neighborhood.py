@@ -284,8 +284,9 @@ class Exact(Neighborhood):
         above = _reach(self._up, (*nearest, *lost))
         below = _reach(self._down, (c for s in returned_now for c in s.children()))
         fall = _sum(returned_now) + sum(lost.values())
-        # The cost of an ancestor falls by the returned storages and those below them. The cost of a
-        # descendant falls by the returned storages and those above them.
+        # Upper bounds of the decrease. The cost of an ancestor falls at most by the costs of the
+        # storages that are in memory again (`returned_now`) and of the evicted ones below them. The
+        # cost of a descendant falls at most by the costs of the former and of those above them.
         loss_above, loss_below = fall + _sum(below), fall + _sum(above)
         if self._counted != "ancestors":
             border = (s for member in above for s in member.parents())

@@ -175,7 +175,11 @@ def cases(
     swap: Swap | None = None,
     device: Device | None = None,
 ) -> list[Case]:
-    """Return a case for each combination of log, policy and ratio, with equal other settings."""
+    """Return a `Case` for each combination of a log, a policy and a ratio.
+
+    A log is the file of a recorded program. A ratio is the budget divided by the peak when
+    everything is kept. All cases share the other settings.
+    """
     return [
         Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap, device=device)
         for log in logs

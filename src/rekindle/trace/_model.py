@@ -70,7 +70,7 @@ class Use:
 @final
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Event: a reference to `value` begins, such as one of autograd. The value may be evicted."""
+    """Event: autograd or another owner begins to hold `value`, which may still be evicted."""
 
     value: ValueId
 
@@ -78,7 +78,7 @@ class Retain:
 @final
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Event: one reference to `value` ends.
+    """Event: an owner that a `Retain` announced stops holding `value`.
 
     A storage that has no references and that no variable holds is dead.
     """

@@ -60,11 +60,14 @@ class Keeper(Protocol):
         ...
 
     def present_in_forward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Make `tensors` resident for a custom forward, whose operators get no recipes."""
+        """Make `tensors` resident during the forward of an `autograd.Function`.
+
+        Operators inside the block get no recipes.
+        """
         ...
 
     def present_in_backward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Make `tensors` and saved values resident for a custom function's backward."""
+        """Make `tensors` and saved values resident during an `autograd.Function`'s backward."""
         ...
 
     def keep(self, tensor: Tensor) -> None:
@@ -89,13 +92,16 @@ def _present(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
 
 
 def _present_in_forward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Make `tensors` resident for a custom function's forward, if a budget is active."""
+    """Make `tensors` resident during an `autograd.Function`'s forward, if a budget is active."""
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present_in_forward(tensors)
 
 
 def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Make `tensors` and saved values resident for a custom function's backward, if in a budget."""
+    """Make `tensors` and saved values resident during an `autograd.Function`'s backward.
+
+    Do nothing if no budget is active.
+    """
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present_in_backward(tensors)
 

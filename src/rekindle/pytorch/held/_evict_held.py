@@ -99,7 +99,7 @@ class EvictHeld:
 
     @contextmanager
     def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Make the memory of `tensors` resident for a custom function's forward.
+        """Make the memory of `tensors` resident during the forward of an `autograd.Function`.
 
         The function may write to tensors by kernels that the core does not see, and autograd
         changes their version counters only afterwards. So operators inside get no recipes.
@@ -113,7 +113,7 @@ class EvictHeld:
 
     @contextmanager
     def present_in_backward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Make `tensors` and saved values resident for a custom function's backward."""
+        """Make `tensors` and saved values resident during an `autograd.Function`'s backward."""
         with self.present(tensors, saved=True):
             yield
 

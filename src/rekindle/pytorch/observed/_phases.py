@@ -133,7 +133,7 @@ class Phases:
         found = curve(trace, self._run.policy, points=points)
         return [(point.budget, point.recompute_ns / compute_ns) for point in found]
 
-    # -- cuts -------------------------------------------------------------------------------------
+    # -- where parts of the run begin and end -----------------------------------------------------
 
     def _called(self, module: nn.Module, _: Any) -> None:
         if not self._is_here():
