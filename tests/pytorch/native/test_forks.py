@@ -13,7 +13,7 @@ from tests.helpers import WHOLE
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
-    "count", [80, pytest.param(5_000 if WHOLE else 500, marks=pytest.mark.slow)]
+    "count", [80, pytest.param(5_000 if WHOLE else 200, marks=pytest.mark.slow)]
 )
 def test_child_forked_while_threads_compute_exits_normally(count: int) -> None:
     command = [sys.executable, "-m", "tests.pytorch.native.forks", str(count)]
