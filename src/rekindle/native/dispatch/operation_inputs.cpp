@@ -263,9 +263,11 @@ void Operation::hold_sources() {
 void Operation::own_sources() {
     each_source([&](const Ref<Storage>& each) {
         StorageRecord& record = record_of(*each);
-        driver_.own(record);
-        sources_.push_back({each, {}});
-        recording_ = recording_ && record.keeper;
+        if (!record.keeper) {
+            driver_.own(record);
+            sources_.push_back({each, {}});
+            recording_ = recording_ && record.keeper;
+        }
     });
 }
 
