@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-import rekindle
+from rekindle import budget
 from rekindle.pytorch.operators import Fingerprint, fingerprint_of
 
 
@@ -20,18 +21,20 @@ def off_by_the_last_bit(result: Tensor) -> Tensor:
 @contextmanager
 def wrong_again(instead: Callable[[Tensor], Tensor] = off_by_the_last_bit) -> Iterator[None]:
     """Make recomputed `tanh` wrong while the context is open: a recomputation returns `instead`."""
-    asked: set[tuple[int, Fingerprint]] = set()
+    # by budget, weakly: the address of one that is gone may be that of the next
+    asked: WeakKeyDictionary[budget, set[Fingerprint]] = WeakKeyDictionary()
 
     def tanh(x: Tensor) -> Tensor:
         result = x.clone()
         torch.ops.aten.tanh_.default(result)
-        active = rekindle.budget._active
+        active = budget._active
         if active is None:
             return result
-        question = id(active), fingerprint_of(x)
-        if question in asked:
+        questions = asked.setdefault(active, set())
+        question = fingerprint_of(x)
+        if question in questions:
             return instead(result)
-        asked.add(question)
+        questions.add(question)
         return result
 
     library = torch.library.Library("aten", "IMPL")
