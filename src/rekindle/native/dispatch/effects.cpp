@@ -6,6 +6,7 @@
 
 #include "../memory/audit.h"
 #include "../ops/parsed_call.h"
+#include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/random.h"
 
@@ -74,7 +75,7 @@ void Effects::run(
     }
     look_at(facts, stack);
     std::vector<const c10::StorageImpl*> read;
-    each_home(torch::jit::last(stack, facts.arguments), [&](const c10::StorageImpl* storage_impl) {
+    each_home(last_values(stack, facts.arguments), [&](const c10::StorageImpl* storage_impl) {
         read.push_back(storage_impl);
     });
     lock.unlock();
@@ -82,7 +83,7 @@ void Effects::run(
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
         op.redispatchBoxed(keys & BELOW_KEY, &stack);
     }
-    each_home(torch::jit::last(stack, facts.returns), [&](const c10::StorageImpl* storage_impl) {
+    each_home(last_values(stack, facts.returns), [&](const c10::StorageImpl* storage_impl) {
         if (std::ranges::find(read, storage_impl) == read.end()) {
             made_.insert(storage_impl);
         }
@@ -102,7 +103,7 @@ void Effects::look_at(const Facts& facts, const torch::jit::Stack& stack) {
     for (const std::uint32_t position : call.written) {
         about_to_write(*call.tensors[position]);
     }
-    const auto given = torch::jit::last(stack, facts.arguments);
+    const auto given = last_values(stack, facts.arguments);
     if (facts.moves && !given.empty() && given[0].isTensor()) {
         about_to_write(*given[0].toTensor().unsafeGetTensorImpl());
     }

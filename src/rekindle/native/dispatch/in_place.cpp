@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include "../memory/storage_record.h"
@@ -63,12 +65,26 @@ bool unpacks_without_hooks(const torch::autograd::Node& node) {
            unpacks_without_hooks<torch::autograd::generated::DivBackward0>(node);
 }
 
+// Return true if the name of `node` is one of those in `entry`. All nodes of a type that PyTorch
+// generates have the same name, so names of such a type are compared once in a row.
+bool is_listed(const torch::autograd::Node& node, const InPlace& entry) {
+    const std::type_info& type = typeid(node);
+    if (entry.last_type != &type) {
+        const bool listed = std::ranges::find(entry.nodes, node.name()) != entry.nodes.end();
+        if (!std::string_view(type.name()).starts_with("N5torch8autograd9generated")) {
+            return listed;
+        }
+        entry.last_type = &type;
+        entry.last_is_listed = listed;
+    }
+    return entry.last_is_listed;
+}
+
 // Return true if `node` computes the gradient of its first input by the operator of `entry` alone,
 // and no other input requires a gradient. Then this operator is the last use of the incoming
 // gradient, so it may write over it.
 bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
-    return std::ranges::find(entry.nodes, node.name()) != entry.nodes.end() &&
-           only_first_leads_on(node) && has_no_hooks(node);
+    return is_listed(node, entry) && only_first_leads_on(node) && has_no_hooks(node);
 }
 
 // Return true if the backward node `node` makes this operator call, not other code on this thread.
@@ -231,8 +247,8 @@ bool may_be_written(const at::Tensor& gradient, bool pointwise) {
 
 }  // namespace
 
-void note_unpacked(const at::Tensor& saved) {
-    unpacked() = {torch::autograd::get_current_node().get(), storage_or_null(saved)};
+void note_unpacked(const torch::autograd::Node* node, const at::Tensor& saved) {
+    unpacked() = {node, storage_or_null(saved)};
 }
 
 void forget_unpacked() noexcept {

@@ -18,9 +18,9 @@
 
 namespace rekindle {
 
-// Record that autograd unpacked the saved tensor `saved` on this thread, for the backward node that
-// runs.
-void note_unpacked(const at::Tensor& saved);
+// Record that autograd unpacked the saved tensor `saved` on this thread. `node` is the backward
+// node that runs, or null.
+void note_unpacked(const torch::autograd::Node* node, const at::Tensor& saved);
 // Forget the saved tensor that `note_unpacked` recorded, because another operator ran on this
 // thread after autograd unpacked it.
 void forget_unpacked() noexcept;

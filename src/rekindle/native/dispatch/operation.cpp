@@ -12,6 +12,7 @@
 #include "../memory/swapper.h"
 #include "../ops/sizes.h"
 #include "../ops/workspaces.h"
+#include "../torch/arguments.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
 #include "../torch/storage_ptr.h"
@@ -38,8 +39,9 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     const bool without_grad =
         driver_.held_eviction && driver_.held_eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
-    recording_ = (c10::GradMode::is_enabled() || differentiated || without_grad) &&
-                 !parsed_.opaque && !facts_.opaque && driver_.never_recompute == 0 &&
+    grad_mode_ = c10::GradMode::is_enabled();
+    recording_ = (grad_mode_ || differentiated || without_grad) && !parsed_.opaque &&
+                 !facts_.opaque && driver_.never_recompute == 0 &&
                  (!may_differ() || is_trusted_or_tried());
     run_as_it_may();
     if (facts_.unit) {
@@ -64,7 +66,7 @@ void Operation::run_as_it_may() {
 // Decide whether a backward operator writes its result over its incoming gradient; see
 // dispatch/in_place.h.
 void Operation::decide_in_place() {
-    const auto given = torch::jit::last(stack_, facts_.arguments);
+    const auto given = last_values(stack_, facts_.arguments);
     const TakesOver what = takes_over(driver_, facts_, op_.hasTag(at::Tag::pointwise), given);
     would_take_over_ = what == TakesOver::without_modes;
     if (what == TakesOver::yes) {
@@ -208,7 +210,7 @@ void Operation::only_count() {
     Bytes made = 0;
     if (!facts_.returns_written) {
         each_memory(
-            torch::jit::last(stack_, facts_.returns),
+            last_values(stack_, facts_.returns),
             [&](std::uint32_t, const at::Tensor& tensor, bool) {
                 made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
             }
@@ -298,7 +300,7 @@ void Operation::need(Need need) {
 void Operation::predict() {
     need({parsed_.signature->needed, !parsed_.signature->bound});
     if (needed_ < 0) {
-        const auto given = torch::jit::last(stack_, facts_.arguments);
+        const auto given = last_values(stack_, facts_.arguments);
         {
             const Unlocked others(lock_);
             need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
@@ -312,7 +314,7 @@ void Operation::predict() {
         }
     }
     if (facts_.has(Traits::COUNTED_FIRST)) {
-        const Need exact = bytes_of_dynamic(facts_, torch::jit::last(stack_, facts_.arguments));
+        const Need exact = bytes_of_dynamic(facts_, last_values(stack_, facts_.arguments));
         if (exact.nbytes != UNLIMITED) {
             need(exact);
         }
@@ -347,7 +349,7 @@ void Operation::make_room() {
     driver_.about_to_peak(needed_);
     if (!fits()) {
         if (facts_.dynamic) {
-            const auto given = torch::jit::last(stack_, facts_.arguments);
+            const auto given = last_values(stack_, facts_.arguments);
             driver_.make_room(COUNT_BYTES, facts_.name.c_str());
             if (const Need better = bytes_of_dynamic(facts_, given); better.nbytes <= needed_) {
                 need(better);
@@ -394,7 +396,7 @@ void Operation::draw() {
 // may be a single number.
 c10::Device Operation::where() const {
     if (facts_.device >= 0) {
-        const auto given = torch::jit::last(stack_, facts_.arguments);
+        const auto given = last_values(stack_, facts_.arguments);
         const c10::IValue& asked_for = given[static_cast<std::size_t>(facts_.device)];
         if (asked_for.isDevice()) {
             return asked_for.toDevice();
@@ -415,7 +417,7 @@ c10::Device Operation::where() const {
 Operation::Results Operation::gather_results() {
     Results results;
     each_memory(
-        torch::jit::last(stack_, facts_.returns),
+        last_values(stack_, facts_.returns),
         [&](std::uint32_t position, const at::Tensor& tensor, bool all) {
             c10::StorageImpl* storage_impl = tensor.storage().unsafeGetStorageImpl();
             const auto same = [&](const Made& other) { return other.storage_impl == storage_impl; };
@@ -485,7 +487,7 @@ void Operation::register_results() {
     // If the result was written over the first argument, only the result still refers to this
     // memory.
     if (parsed_.takes_over) {
-        const at::Tensor& result = torch::jit::last(stack_, 1)[0].toTensor();
+        const at::Tensor& result = last_values(stack_, 1)[0].toTensor();
         Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
     }
     if (!made.empty()) {
@@ -643,7 +645,7 @@ bool Operation::written_over(bool recording, Bytes results) {
 // a recomputation restores the first argument after the others.
 void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     call.signature = parsed_.signature;
-    call.grad_mode = c10::GradMode::is_enabled();
+    call.grad_mode = grad_mode_;
     if (!random_.empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty()) {
         call.aside = std::make_unique<Recipe::Aside>();
         call.aside->random = std::move(random_);

@@ -193,6 +193,7 @@ private:
     c10::SmallVector<StoragePtr, 1> private_;  // private copies of inputs that other code may write
     StreamIndex stream_ = 0;                   // stream that the operator runs on
     bool begun_ = false;                       // this operation is registered as a `Reader`
+    bool grad_mode_ = false;                   // grad mode was on when the operator was called
     bool recording_ = false;
     // The results get a recipe only if a trial recomputation gives the same bits.
     bool tried_ = false;

@@ -13,6 +13,7 @@
 #include "../ops/kernel_operands.h"
 #include "../ops/workspaces.h"
 #include "../steps/learner.h"
+#include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/global_flags.h"
 #include "../torch/raised.h"
@@ -88,7 +89,7 @@ void Operation::call() {
     // its arguments.
     c10::SmallVector<c10::IValue, 6> arguments;
     if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) {
-        const auto given = torch::jit::last(stack_, facts_.arguments);
+        const auto given = last_values(stack_, facts_.arguments);
         arguments.append(given.begin(), given.end());
     }
     // The loop ends: an attempt of the kernel has a memory limit only if the attempt before got
@@ -214,7 +215,7 @@ void Operation::run_kernel() {
         op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
         return;
     }
-    const at::Tensor over = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
+    const at::Tensor over = last_values(stack_, facts_.arguments)[0].toTensor();
     stack_.emplace_back(over);
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it may take over
     facts_.twin->redispatchBoxed(keys_ & BELOW_KEY, &stack_);
@@ -245,7 +246,7 @@ void Operation::priced_by_events() {
 // Return true if a recomputation may give different bits, so that the results must not be evicted
 // without a trial. Twin of rekindle.pytorch.operators._doubtful, which gives the reasons.
 bool Operation::may_differ() const {
-    const auto given = torch::jit::last(stack_, facts_.arguments);
+    const auto given = last_values(stack_, facts_.arguments);
     if (facts_.rng_state_args != 0) {
         bool draws = true;
         for (std::uint32_t i = 0; i < facts_.arguments && i < 64; ++i) {

@@ -1,6 +1,7 @@
 // Operators with `evict="anything"`: the operands are restored, and locked in memory while the
 // operator runs. Afterwards its results may be evicted although the program holds them.
 #include "../memory/held_eviction.h"
+#include "../torch/arguments.h"
 #include "../torch/parts.h"
 #include "operation.h"
 
@@ -55,8 +56,7 @@ bool Operation::may_let_go() {
 void Operation::let_results_return() {
     HeldEviction& held_eviction = *driver_.held_eviction;
     each_memory(
-        torch::jit::last(stack_, facts_.returns),
-        [&](std::uint32_t, const at::Tensor& tensor, bool) {
+        last_values(stack_, facts_.returns), [&](std::uint32_t, const at::Tensor& tensor, bool) {
             const auto* found = driver_.find_by_address(*tensor.storage().unsafeGetStorageImpl());
             if (found != nullptr && found->record != nullptr) {
                 held_eviction.made(*found->record);

@@ -32,6 +32,7 @@
 #include "../memory/evict_held_last.h"
 #include "../memory/held_eviction.h"
 #include "../memory/program.h"
+#include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
@@ -60,7 +61,7 @@ void bring_operands(
     std::optional<Reading>& reading
 ) {
     StorageList storages;
-    for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
+    for (const c10::IValue& value : last_values(stack, facts.arguments)) {
         if (value.isTensor() && has_memory(*value.toTensor().unsafeGetTensorImpl())) {
             storages.push_back(
                 value.toTensor().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
@@ -90,7 +91,7 @@ void set_memory(
     std::optional<PinnedOperands> touched;
     std::optional<Reading> reading;
     bring_operands(driver, facts, *stack, lock, touched, reading);
-    const at::Tensor target = torch::jit::last(*stack, facts.arguments)[0].toTensor();
+    const at::Tensor target = last_values(*stack, facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
         if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
@@ -120,7 +121,7 @@ void set_memory(
 void register_first_argument(
     Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock
 ) {
-    const auto given = torch::jit::last(stack, facts.arguments);
+    const auto given = last_values(stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
         register_base(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
     }
@@ -135,7 +136,7 @@ void view(
     torch::jit::Stack* stack,
     Locked& lock
 ) {
-    const auto given = torch::jit::last(*stack, facts.arguments);
+    const auto given = last_values(*stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
         const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
         if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`, which returns nothing
@@ -174,8 +175,7 @@ void query(
     driver.drain_free_queue();
     Bytes made = 0;
     each_memory(
-        torch::jit::last(*stack, facts.returns),
-        [&](std::uint32_t, const at::Tensor& tensor, bool) {
+        last_values(*stack, facts.returns), [&](std::uint32_t, const at::Tensor& tensor, bool) {
             made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
         }
     );
@@ -187,8 +187,7 @@ void query(
 void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
     driver.drain_free_queue();
     each_memory(
-        torch::jit::last(stack, facts.arguments),
-        [&](std::uint32_t, const at::Tensor& tensor, bool) {
+        last_values(stack, facts.arguments), [&](std::uint32_t, const at::Tensor& tensor, bool) {
             const auto* found = driver.find_by_address(*tensor.storage().unsafeGetStorageImpl());
             if (found == nullptr || found->record == nullptr) {
                 return;

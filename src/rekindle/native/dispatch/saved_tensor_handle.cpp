@@ -152,9 +152,10 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
 }  // namespace
 
 at::Tensor SavedTensorHandle::call_unpack_hook() {
+    const auto node = torch::autograd::get_current_node();
     if (record_ == nullptr) {
         check_version("a tensor");
-        note_unpacked(kept_);
+        note_unpacked(node.get(), kept_);
         return kept_;
     }
     at::Tensor found = translate_errors(*driver_, [&] {
@@ -173,7 +174,6 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         }
         if (StorageRecord& record = current(*record_); record.replayable || !record.held) {
             bring_back_saved(driver, lock, record);
-            const auto node = torch::autograd::get_current_node();
             driver.unpacked.add(node.get(), record.id);
         }
         if (kept_.defined()) {
@@ -189,7 +189,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         return in(storage_impl);
     });
     notify(*driver_);
-    note_unpacked(found);
+    note_unpacked(node.get(), found);
     return found;
 }
 

@@ -11,6 +11,7 @@
 
 #include "../memory/recipe.h"
 #include "../ops/kernel_operands.h"
+#include "../torch/arguments.h"
 #include "../torch/raised.h"
 #include "../torch/replay_dispatch_guard.h"
 #include "../torch/storage_ptr.h"
@@ -241,9 +242,7 @@ void Operation::try_again() {
         {
             const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
             why = difference(
-                torch::jit::last(stack_, facts_.returns),
-                torch::jit::last(again, facts_.returns),
-                storages
+                last_values(stack_, facts_.returns), last_values(again, facts_.returns), storages
             );
         }
         driver_.drain_free_queue();

@@ -57,18 +57,18 @@ std::uint64_t next_ordinal() noexcept {
     return made.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// Return true if the program started this thread inside the active budget. The caller holds the
-// session mutex.
-bool is_started_inside() noexcept {
-    return joined() != 0 && pthread_self() != the_active().entered_in;
+// Return true if the program started this thread, which was assigned to the budget `which`, inside
+// the active budget. The caller holds the session mutex.
+bool is_started_inside(std::uint64_t which) noexcept {
+    return which != 0 && pthread_self() != the_active().entered_in;
 }
 
-// Return the driver of the active budget if this thread works within that budget, else null. The
-// caller holds the session mutex or the spin lock of `Active`.
-c10::intrusive_ptr<Driver> active_for_this_thread() {
+// Return the driver of the active budget if this thread, which was assigned to the budget `which`,
+// works within the active one, else null. The caller holds the session mutex or the spin lock of
+// `Active`.
+c10::intrusive_ptr<Driver> active_for(std::uint64_t which) {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
-    const std::uint64_t which = driver ? joined() : 0;
-    if (which != 0 && which != driver->ordinal) {
+    if (driver && which != 0 && which != driver->ordinal) {
         return {};
     }
     return driver;
@@ -78,7 +78,7 @@ c10::intrusive_ptr<Driver> active_for_this_thread() {
 
 c10::intrusive_ptr<Driver> active() {
     const std::scoped_lock guard(the_active().flag);
-    return active_for_this_thread();
+    return active_for(joined());
 }
 
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
@@ -89,11 +89,12 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
         return {};
     }
     std::unique_lock lock(the_mutex());
-    c10::intrusive_ptr<Driver> driver = active_for_this_thread();
+    const std::uint64_t which = joined();
+    c10::intrusive_ptr<Driver> driver = active_for(which);
     if (!driver) {
         return {};
     }
-    if (is_started_inside() && in_backward_pass()) {
+    if (is_started_inside(which) && in_backward_pass()) {
         the_active().trained_elsewhere = true;
     }
     lock.release();
@@ -102,12 +103,12 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
 
 bool gradients_stay() {
     const auto lock = locked_if_not_mine();
-    return !the_active().trained_elsewhere && !is_started_inside();
+    return !the_active().trained_elsewhere && !is_started_inside(joined());
 }
 
 bool looks_later() {
     const auto lock = locked_if_not_mine();
-    return !the_active().trained_elsewhere && is_started_inside();
+    return !the_active().trained_elsewhere && is_started_inside(joined());
 }
 
 void join(const Driver* driver) noexcept {

@@ -153,6 +153,14 @@ bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     });
 }
 
+// Return which products the operator sums. The names of PyTorch's products of matrices end in "mm".
+Products products_of(std::string_view name) {
+    if (!is_one_of(tables().products, name)) {
+        return Products::none;
+    }
+    return name.starts_with("aten::") && name.ends_with("mm") ? Products::matrix : Products::any;
+}
+
 // Derive the properties of an operator from its schema, its tags, its kernels and the tables.
 Facts& learn(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
@@ -182,7 +190,7 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.content = facts.has(Traits::ZEROS) ? ZEROED : 0;
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.content;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
-    facts.product = is_one_of(tables().products, facts.name);
+    facts.products = products_of(facts.name);
     facts.may_use_workspace = is_one_of(tables().may_use_workspace, facts.name);
     facts.region = facts.name.starts_with("rekindle_regions");
     facts.unit = facts.name.starts_with("rekindle_units");

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -73,7 +74,13 @@ struct InPlace final {
     std::string twin;
     // Names of the autograd nodes that use the operator in this way.
     std::vector<std::string> nodes;
+    // The last type of nodes whose name was compared with `nodes`, and whether it is one of them.
+    mutable const std::type_info* last_type = nullptr;
+    mutable bool last_is_listed = false;
 };
+
+// Which products an operator sums, if any: those of matrices, or unknown ones.
+enum class Products : std::uint8_t { none, matrix, any };
 
 // Properties of one operator overload.
 struct Facts final {
@@ -114,7 +121,7 @@ struct Facts final {
     // The operator may write memory that is in no argument, so it is refused (R11, refuse loudly).
     bool unseen = false;
     // The operator sums products, so PyTorch's precision settings affect it.
-    bool product = false;
+    Products products = Products::none;
     bool may_use_workspace = false;  // On a CPU, the operator's workspace may exceed its results.
     bool marks = false;              // The operator begins or ends a range of the profiler.
     bool ends = false;               // The operator ends a range of the profiler.

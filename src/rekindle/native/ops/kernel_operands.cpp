@@ -19,17 +19,17 @@ bool is_in(const c10::TensorImpl& tensor, const c10::StorageImpl& storage_impl) 
 }  // namespace
 
 KernelOperands::KernelOperands(std::span<const c10::TensorImpl* const> operands) noexcept
-    : first_run_(operands), outer_(innermost()) {
-    innermost() = this;
+    : first_run_(operands), innermost_(innermost()), outer_(innermost_) {
+    innermost_ = this;
 }
 
 KernelOperands::KernelOperands(std::span<const StoragePtr> operands) noexcept
-    : recomputed_(operands), outer_(innermost()) {
-    innermost() = this;
+    : recomputed_(operands), innermost_(innermost()), outer_(innermost_) {
+    innermost_ = this;
 }
 
 KernelOperands::~KernelOperands() {
-    innermost() = outer_;
+    innermost_ = outer_;
 }
 
 bool KernelOperands::has(const c10::StorageImpl& storage_impl) noexcept {

@@ -33,6 +33,7 @@ private:
 
     const std::span<const c10::TensorImpl* const> first_run_;
     const std::span<const StoragePtr> recomputed_;
+    const KernelOperands*& innermost_;  // of this thread
     const KernelOperands* const outer_;
 };
 

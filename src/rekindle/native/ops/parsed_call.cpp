@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "../torch/arguments.h"
 #include "../torch/device.h"
 #include "../torch/global_flags.h"
 #include "../torch/parts.h"
@@ -44,10 +45,12 @@ std::int64_t bits_of(double number) noexcept {
 
 void ParsedCall::take(const torch::jit::Stack& stack) {
     sees_requires_grad_ = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
+    key.expect(expected_key());
     key.push_back(static_cast<std::int64_t>(std::bit_cast<std::uintptr_t>(&facts)));
     key.push_back(global_flags());
-    key.push_back(facts.product ? matmul_precision_flags() : 0);
-    const auto given = torch::jit::last(stack, facts.arguments);
+    const bool only_matrix = facts.products == Products::matrix;
+    key.push_back(facts.products == Products::none ? 0 : precision_flags(only_matrix));
+    const auto given = last_values(stack, facts.arguments);
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         take_argument(given[i], i);
     }
@@ -132,20 +135,15 @@ void ParsedCall::take_tensor(const at::Tensor& tensor, bool is_written) {
     const bool asks = sees_requires_grad_ && impl.requires_grad();
     const bool there = impl.device_type() == ACCELERATOR;
     const std::int64_t device = there ? impl.device().index() + 1 : 0;
-    const std::size_t before = key.size();
-    key.resize_for_overwrite(before + 2 + 2 * sizes.size());
-    std::int64_t* word = &key[before];
-    *word++ = Mark::tensor |
-              static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
-              device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
-              static_cast<std::int64_t>(impl.is_neg()) << 25 |
-              static_cast<std::int64_t>(asks) << 26 | static_cast<std::int64_t>(sizes.size()) << 32;
-    *word++ = impl.storage_offset();
-    // A tensor has few dimensions, so this loop is faster than a call of a copy function.
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-        *word++ = sizes[i];
-        *word++ = strides[i];
-    }
+    key.push_tensor(
+        Mark::tensor | static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
+            device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
+            static_cast<std::int64_t>(impl.is_neg()) << 25 | static_cast<std::int64_t>(asks) << 26 |
+            static_cast<std::int64_t>(sizes.size()) << 32,
+        impl.storage_offset(),
+        sizes,
+        strides
+    );
 }
 
 // Parse a Python number that PyTorch wrapped into a tensor: copy the number, and do not count the
@@ -218,7 +216,7 @@ void ParsedCall::take_text(std::string_view text) {
 // Find the running statistics that this call writes although the operator's schema does not say so
 // (R6, hidden writes).
 void ParsedCall::take_statistics(const torch::jit::Stack& stack) {
-    const auto given = torch::jit::last(stack, facts.arguments);
+    const auto given = last_values(stack, facts.arguments);
     const auto [mean, variance, training] = facts.traits.statistics;
     if (mean < 0) {
         return;  // The table has no positions for this operator, so its schema is right.

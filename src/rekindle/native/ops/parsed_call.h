@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "call_key.h"
 #include "facts.h"
 #include "signature.h"
 
@@ -33,7 +34,7 @@ public:
     void take_over();
 
     const Facts& facts;
-    c10::SmallVector<std::int64_t, 64> key;
+    CallKey key;
     // Tensor arguments in order. A tensor without memory of its own, such as a sparse one, is
     // replaced by its components.
     c10::SmallVector<c10::TensorImpl*, 8> tensors;

@@ -9,11 +9,13 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <utility>
 
 #include "../base/address_map.h"
 #include "../base/slab.h"
+#include "../torch/arguments.h"
 #include "../torch/device.h"
 #include "../torch/parts.h"
 #include "../torch/raised.h"
@@ -48,12 +50,10 @@ std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
 
 }  // namespace
 
-Signature::Signature(
-    c10::OperatorHandle called, const ParsedCall& parsed, const torch::jit::Stack& stack
-)
+Signature::Signature(c10::OperatorHandle called, ParsedCall& parsed, const torch::jit::Stack& stack)
     : facts(parsed.facts),
       op(std::move(called)),
-      key(parsed.key.begin(), parsed.key.end()),
+      key(parsed.key.words().begin(), parsed.key.words().end()),
       takes_over(parsed.takes_over),
       rebuildable_(!parsed.opaque) {
     const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
@@ -61,7 +61,7 @@ Signature::Signature(
         geometries.push_back(Geometry::of(*tensor));
         geometries.back().requires_grad = asks && tensor->requires_grad();
     }
-    for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
+    for (const c10::IValue& value : last_values(stack, facts.arguments)) {
         parts_.push_back(part_of(value));
     }
 }
@@ -325,6 +325,28 @@ std::int64_t Signature::number() {
 
 namespace {
 
+// The signatures of the latest calls. It expects that the program goes on as it did after an
+// earlier call with the same signature, as the steps of a training loop do.
+class CallHistory final {
+public:
+    // Return the signature that the next call is expected to have, or null.
+    Signature* expected() const noexcept { return calls_[next_ % calls_.size()]; }
+
+    // Add a call with this signature.
+    void add(Signature& signature) noexcept {
+        next_ = (expected() == &signature ? next_ : signature.latest) + 1;
+        signature.latest = n_;
+        calls_[n_++ % calls_.size()] = &signature;
+    }
+
+    void clear() noexcept { calls_.fill(nullptr); }
+
+private:
+    std::array<Signature*, std::size_t{1} << 14> calls_{};
+    std::size_t n_ = 0;     // number of calls so far
+    std::size_t next_ = 0;  // number of the earlier call that is expected to be repeated next
+};
+
 struct Signatures final {
     struct Slot final {
         std::uint64_t hash = 0;
@@ -333,6 +355,7 @@ struct Signatures final {
 
     std::vector<Slot> slots{std::size_t{1} << 12};
     std::size_t n = 0;
+    CallHistory history;
 
     void place(Slot slot) {
         std::size_t i = slot.hash & (slots.size() - 1);
@@ -342,13 +365,29 @@ struct Signatures final {
         slots[i] = std::move(slot);
     }
 
+    void clear() {
+        history.clear();
+        slots.assign(slots.size(), Slot{});
+        n = 0;
+    }
+
+    // Return the signature with the key `words`, or null.
+    Signature* find(std::uint64_t hash, std::span<const std::int64_t> words) const noexcept {
+        const std::size_t mask = slots.size() - 1;
+        for (std::size_t i = hash & mask; slots[i].signature; i = (i + 1) & mask) {
+            if (slots[i].hash == hash && std::ranges::equal(slots[i].signature->key, words)) {
+                return slots[i].signature.get();
+            }
+        }
+        return nullptr;
+    }
+
     void add(Slot slot) {
         // A program with so many signatures keeps using new shapes or integers, so its old
         // signatures seldom return. Clear the cache then. Recipes keep the signatures that they
         // need alive.
         if (n > MOST_KEPT) {
-            slots.assign(slots.size(), Slot{});
-            n = 0;
+            clear();
         }
         if (2 * ++n > slots.size()) {
             std::vector<Slot> before(2 * slots.size());
@@ -370,26 +409,27 @@ Signatures& signatures() {
 
 }  // namespace
 
+std::span<const std::int64_t> expected_key() noexcept {
+    const Signature* expected = signatures().history.expected();
+    return expected == nullptr ? std::span<const std::int64_t>() : expected->key;
+}
+
 c10::intrusive_ptr<Signature> signature_of(
-    const c10::OperatorHandle& op, const ParsedCall& parsed, const torch::jit::Stack& stack
+    const c10::OperatorHandle& op, ParsedCall& parsed, const torch::jit::Stack& stack
 ) {
-    const std::uint64_t hash = hash_of(parsed.key);
     Signatures& all = signatures();
-    const std::size_t mask = all.slots.size() - 1;
-    for (std::size_t i = hash & mask; all.slots[i].signature; i = (i + 1) & mask) {
-        const Signatures::Slot& slot = all.slots[i];
-        if (slot.hash == hash && std::equal(
-                                     slot.signature->key.begin(),
-                                     slot.signature->key.end(),
-                                     parsed.key.begin(),
-                                     parsed.key.end()
-                                 )) {
-            return slot.signature;
+    Signature* found = parsed.key.is_as_expected() ? all.history.expected() : nullptr;
+    if (found == nullptr) {
+        const std::uint64_t hash = hash_of(parsed.key.words());
+        found = all.find(hash, parsed.key.words());
+        if (found == nullptr) {
+            auto made = c10::make_intrusive<Signature>(op, parsed, stack);
+            found = made.get();
+            all.add({hash, std::move(made)});
         }
     }
-    auto made = c10::make_intrusive<Signature>(op, parsed, stack);
-    all.add({hash, made});
-    return made;
+    all.history.add(*found);
+    return c10::intrusive_ptr<Signature>::reclaim_copy(found);
 }
 
 std::size_t signatures_known() noexcept {
@@ -408,8 +448,7 @@ std::vector<const Signature*> all_signatures() {
 
 void fix_costs(Nanoseconds cost) noexcept {
     fixed_cost = cost;
-    signatures().slots.assign(signatures().slots.size(), Signatures::Slot{});
-    signatures().n = 0;
+    signatures().clear();
 }
 
 }  // namespace rekindle

@@ -39,7 +39,7 @@ class ParsedCall;
 // object.
 class Signature final : public c10::intrusive_ptr_target {
 public:
-    Signature(c10::OperatorHandle called, const ParsedCall& parsed, const torch::jit::Stack& stack);
+    Signature(c10::OperatorHandle called, ParsedCall& parsed, const torch::jit::Stack& stack);
     Signature(const Signature&) = delete;
     Signature& operator=(const Signature&) = delete;
     Signature(Signature&&) = delete;
@@ -67,6 +67,7 @@ public:
     Bytes workspace = 0;
     int watched = 0;  // Number of calls whose workspace was measured.
     Probation probation;
+    std::size_t latest = 0;  // Number of the latest call with this signature (`CallHistory`).
 
     // Predict the bytes of the results by the operator's meta kernel, which computes only shapes.
     // Without a meta kernel, or if sizes depend on contents of tensors, return a bound. This may
@@ -124,10 +125,13 @@ private:
     std::int64_t number_ = -1;
 };
 
+// Return the key that the next operator call has if the program repeats its calls; empty if no key
+// is expected. Valid until `signature_of` is called.
+std::span<const std::int64_t> expected_key() noexcept;
 // Return the signature of an operator call. Calls with equal keys share one signature, until the
 // cache of signatures is full and is cleared.
 c10::intrusive_ptr<Signature> signature_of(
-    const c10::OperatorHandle& op, const ParsedCall& parsed, const torch::jit::Stack& stack
+    const c10::OperatorHandle& op, ParsedCall& parsed, const torch::jit::Stack& stack
 );
 std::size_t signatures_known() noexcept;
 std::vector<const Signature*> all_signatures();

@@ -5,6 +5,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <array>
+#include <span>
 #include <utility>
 #ifdef __SSE__
 #include <xmmintrin.h>
@@ -14,15 +15,13 @@ namespace rekindle {
 
 namespace {
 
+// The settings that kernels read, those of matrix products first. A setting may say "inherit from
+// the more general setting"; torch resolves that when the setting is read.
 constexpr std::array PRECISE{
-    std::pair(at::Float32Backend::GENERIC, at::Float32Op::ALL),
-    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::ALL),
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL),
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::CONV),
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::RNN),
 };
-// A precision setting may say "inherit from the more general setting"; torch resolves that when the
-// setting is read.
 constexpr std::array PRECISE_ON_DEVICE{
     std::pair(at::Float32Backend::CUDA, at::Float32Op::MATMUL),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::CONV),
@@ -30,6 +29,14 @@ constexpr std::array PRECISE_ON_DEVICE{
 };
 // bit position, in the packed word, of the precision set by torch's older functions
 constexpr int LEGACY = 48;
+// Bits of the packed word. The first is always set, so that the word is never 0. The second is set
+// if the word has only the first of `PRECISE`.
+constexpr std::int64_t PRESENT = std::int64_t{1} << 62;
+constexpr std::int64_t ONLY_MATRIX = std::int64_t{1} << 61;
+
+constexpr std::span<const std::pair<at::Float32Backend, at::Float32Op>> precise(bool only_matrix) {
+    return std::span(PRECISE).first(only_matrix ? 1 : PRECISE.size());
+}
 
 bool has_device() {
     static const bool has = at::hasCUDA();
@@ -137,7 +144,7 @@ void set_precision(std::int64_t word) {
     if (const auto legacy = static_cast<std::size_t>(word >> LEGACY & 3); legacy != 0) {
         at::globalContext().setFloat32MatmulPrecision(names.at(legacy - 1));
     }
-    set_precisions(word, PRECISE);
+    set_precisions(word, precise((word & ONLY_MATRIX) != 0));
     if (has_device()) {
         set_precisions(word, PRECISE_ON_DEVICE);
     }
@@ -172,11 +179,11 @@ std::int64_t global_flags() {
     return has_device() ? word | switches_of_device() : word;
 }
 
-std::int64_t matmul_precision_flags() {
-    // Start with a set bit, so that the word is never 0.
-    std::int64_t word = std::int64_t{1} << 62;
+std::int64_t precision_flags(bool only_matrix) {
+    only_matrix = only_matrix && !has_device();
+    std::int64_t word = only_matrix ? PRESENT | ONLY_MATRIX : PRESENT;
     int shift = 0;
-    read_precisions(word, shift, PRECISE);
+    read_precisions(word, shift, precise(only_matrix));
     if (has_device()) {
         read_precisions(word, shift, PRECISE_ON_DEVICE);
         word |= legacy_precision(word) << LEGACY;
@@ -187,7 +194,9 @@ std::int64_t matmul_precision_flags() {
 ScopedGlobalFlags::ScopedGlobalFlags(std::int64_t switches_then, std::int64_t precision_then)
     : now_(global_flags()),
       then_(switches_then),
-      precision_now_(precision_then == 0 ? 0 : matmul_precision_flags()),
+      precision_now_(
+          precision_then == 0 ? 0 : precision_flags((precision_then & ONLY_MATRIX) != 0)
+      ),
       precision_then_(precision_then) {
     if (now_ != then_) {
         set_all_switches(then_);

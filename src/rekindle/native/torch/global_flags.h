@@ -13,9 +13,10 @@ namespace rekindle {
 // Return the settings that decide which kernel runs, packed into one word. The word is part of each
 // signature.
 std::int64_t global_flags();
-// Return the precisions of matrix products, packed into one word, which is never 0. The word is
-// part of the signatures of matrix products.
-std::int64_t matmul_precision_flags();
+// Return the precisions of products in float32, packed into one word, which is never 0. The word is
+// part of the signatures of operators that sum products. If `only_matrix`, the operator multiplies
+// matrices, so precisions of other products may be left out.
+std::int64_t precision_flags(bool only_matrix);
 
 // Scope in which PyTorch's global settings are those that were active when the program called the
 // operator. Otherwise a recomputation could give other bits.
