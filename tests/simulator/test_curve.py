@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rekindle import InvalidTrace
 from rekindle.policies import DTR, LRU, Policy
 from rekindle.simulator import at_batch, curve, fits, smallest_budget
+from rekindle.simulator._curve import _with_other_times
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak, largest_need
 from tests.strategies import examples
 
@@ -37,6 +38,14 @@ def test_trace_fits_smallest_budget_but_not_3_percent_less(policy: Policy) -> No
     assert largest_need(trace) <= found < keep_all_peak(trace)
     assert fits(trace, int(0.97 * found), policy) is None
     assert smallest_budget(trace, policy, above=found + 5) == found + 5
+
+
+def test_smallest_budget_for_other_times_suffices_for_each() -> None:
+    trace = chain(40, nbytes=100, cost=1000)
+    found = smallest_budget(trace, DTR(), other_times=20)
+    assert found > smallest_budget(trace, DTR())
+    for seed in range(20):
+        assert fits(_with_other_times(trace, seed), found, DTR()) is not None
 
 
 @examples(30)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
@@ -40,14 +41,37 @@ def fits(trace: Trace, budget: Bytes, policy: Policy) -> Record | None:
         return None
 
 
-def smallest_budget(trace: Trace, policy: Policy, *, above: Bytes = 0) -> Bytes:
+def smallest_budget(
+    trace: Trace, policy: Policy, *, above: Bytes = 0, other_times: int = 0
+) -> Bytes:
     """Find the smallest budget (bytes) with which a simulated run succeeds, by bisection to 1 %.
 
     Args:
         trace: The recorded program: operators, storages and events.
         policy: The policy that selects storages to evict.
         above: A lower limit of the result.
+        other_times: The run must also succeed if the operators take other times: in so many further
+            simulations, each with times drawn anew. A program measures other times in every run,
+            so a policy that depends on them evicts other storages.
     """
+    found, before = _smallest_budget(trace, policy, above), -1
+    # A larger budget may be too small for times with which a smaller one sufficed: simulate again.
+    while other_times and found != before:
+        before = found
+        for seed in range(other_times):
+            found = _smallest_budget(_with_other_times(trace, seed), policy, found)
+        found = _smallest_budget(trace, policy, found)
+    return found
+
+
+def _with_other_times(trace: Trace, seed: int) -> Trace:
+    """Return the trace with the cost of each operator multiplied by a factor from 1/4 to 4."""
+    draw = random.Random(seed)
+    ops = [replace(op, cost=int(op.cost * 2 ** draw.uniform(-2, 2))) for op in trace.ops]
+    return replace(trace, ops=type(trace.ops)(ops))
+
+
+def _smallest_budget(trace: Trace, policy: Policy, above: Bytes) -> Bytes:
     low, high = max(above, largest_need(trace)), keep_all_peak(trace)
     if low >= high or fits(trace, low, policy):
         return low
