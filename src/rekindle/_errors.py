@@ -277,9 +277,15 @@ def _other_kernel() -> str:
     """Return advice: a sentence with code that lets convolutions use less workspace."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and not torch._C._get_mkldnn_enabled():
-        return "convolutions of oneDNN need less workspace: torch.backends.mkldnn.enabled = True"
+        return (
+            "convolutions of oneDNN need less workspace, and give results of other rounding: "
+            "torch.backends.mkldnn.enabled = True"
+        )
     layout = ".to(memory_format=torch.channels_last)"
-    return f"convolutions of channels-last images need less workspace: model{layout}, batch{layout}"
+    return (
+        "convolutions of channels-last images need less workspace, and give results of other "
+        f"rounding: model{layout}, batch{layout}"
+    )
 
 
 def _kind_to_raise(kind: type[Any]) -> type[Any]:

@@ -285,7 +285,7 @@ def max_batch(
         progress.done()
     if found:
         return Batch(found, price[found])
-    raise shortages[0] if shortages else _too_slow(limit, too_slow[0], most)
+    raise shortages[0] if shortages else _too_slow(limit, too_slow[0], most, simulated)
 
 
 def _so_far(price: dict[int, float]) -> str:
@@ -330,10 +330,11 @@ def _does_not_fit(budget: Bytes, smallest: Bytes) -> OutOfBudget:
     )
 
 
-def _too_slow(budget: Bytes, price: float, most: float) -> OutOfBudget:
+def _too_slow(budget: Bytes, price: float, most: float, simulated: bool) -> OutOfBudget:
     """Return the error for a batch of 1 that runs within `budget`, but takes too long."""
+    where = "in simulation, " if simulated else ""
     return OutOfBudget(
-        f"rekindle.max_batch: in simulation, a batch of 1 fits into {format_bytes(budget)}, but a "
+        f"rekindle.max_batch: {where}a batch of 1 fits into {format_bytes(budget)}, but a "
         f"step takes {price:.2f} times as long as without a budget, wanted at most {most:.2f} "
         "times; write a larger budget=, or rekindle.max_batch(step_factory, "
         f"slowdown={ceil(100 * price) / 100:.2f})",

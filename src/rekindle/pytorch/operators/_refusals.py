@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
+from rekindle._units import format_bytes
 
 
 def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
@@ -28,15 +29,15 @@ def gathered_input(nbytes: Bytes, changed: bool) -> Unsupported:
     """Return the error for a parameter, needed to recompute, that FSDP has freed or changed."""
     if changed:
         return Unsupported(
-            f"a parameter of {nbytes} bytes that FSDP gathered again has other contents than in "
-            "the forward pass, so values of that pass cannot be recomputed. Change parameters "
-            "after the backward pass, or write "
+            f"a parameter of {format_bytes(nbytes)} that FSDP gathered again has other contents "
+            "than in the forward pass, so values of that pass cannot be recomputed. Change "
+            "parameters after the backward pass, or write "
             "fully_shard(module, reshard_after_forward=False)"
         )
     return Unsupported(
-        f"a parameter of {nbytes} bytes that recomputation needs is not gathered: FSDP freed it "
-        "after the forward pass, and a value of its module is read outside the module's backward "
-        "pass. Write fully_shard(module, reshard_after_forward=False) for this module"
+        f"a parameter of {format_bytes(nbytes)} that recomputation needs is not gathered: FSDP "
+        "freed it after the forward pass, and a value of its module is read outside the module's "
+        "backward pass. Write fully_shard(module, reshard_after_forward=False) for this module"
     )
 
 

@@ -115,7 +115,7 @@ class ModelPlan:
         """
         if self.plan.schedule is None:
             raise OutOfBudget(
-                f"there is no plan to apply, because none fits into {self.budget} bytes "
+                f"there is no plan to apply, because none fits into {format_bytes(self.budget)} "
                 f"({self.plan.message}); write rekindle.plan(model, ..., "
                 f"budget={self.smallest_budget})",
                 needed=self.smallest_budget,
