@@ -23,14 +23,13 @@ from rekindle.pytorch.devices import is_accelerator, rounded
 from rekindle.pytorch.operators import (
     STRIDED,
     Invocation,
-    Operator,
     Place,
     operator,
     signature_of,
     tensors_in,
     written_by,
 )
-from rekindle.pytorch.tensors import geometry_of
+from rekindle.pytorch.tensors import Geometry, geometry_of
 
 
 def bytes_of_step(optimizer: torch.optim.Optimizer, device: torch.device) -> Bytes:
@@ -93,6 +92,9 @@ class _DryRun(TorchDispatchMode):
         self.peak: Bytes = 0
         # storages of stand-ins that are alive, by address
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # results of earlier calls that are one new tensor: the geometry and the storage's bytes, by
+        # key of the call's signature
+        self._results: dict[Any, tuple[Geometry, Bytes]] = {}
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """Return a stand-in for a tensor that exists before the step.
@@ -119,28 +121,44 @@ class _DryRun(TorchDispatchMode):
             # A number that the step reads from a tensor, for example a norm, only scales updates.
             # No tensor's size depends on it, so return any number.
             return 1
-        shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
+        shapes = tuple(map(_shape_of, args))
+        named = {name: _shape_of(arg) for name, arg in kwargs.items()}
+        key = None
         if not facts.view:
-            self.peak = max(self.peak, self.alive + self._needed(facts, shapes, named))
+            invocation = Invocation(facts, shapes, named)
+            key = invocation.key
+            needed = signature_of(facts, key, self._place).predict(invocation.extras)
+            self.peak = max(self.peak, self.alive + needed)
         if not stood_in:
             result = func(*args, **kwargs)
         elif facts.writes and facts.returns_written:
             return _returned(func, list(written_by(facts, args, kwargs)))
         else:
-            result = self._made(func, args, shapes, named)
+            device = named.get("device") or next(each.device for each in tensors_in(list(args)))
+            result = self._made(func, shapes, named, device, key)
         for tensor in tensors_in(result):
             self._meet(tensor, self._bytes(tensor))
         self.peak = max(self.peak, self.alive)
         return result
 
-    def _made(self, func: Any, args: Any, shapes: Any, named: dict[str, Any]) -> Any:
-        """Run an operator on meta tensors, and return its results as stand-ins without memory."""
+    def _made(
+        self, func: Any, shapes: Any, named: dict[str, Any], device: torch.device, key: Any
+    ) -> Any:
+        """Run an operator on meta tensors, and return its results as stand-ins without memory.
+
+        Meta kernels are slow, and an optimizer calls the same operators for each parameter. So an
+        operator whose result is one new tensor runs once for each `key` of a signature.
+        """
+        if (known := self._results.get(key)) is not None:
+            geometry, nbytes = known
+            return _StandIn(geometry.of(torch.UntypedStorage(nbytes, device="meta")), device)
         metas, named = tree_map_only(Tensor, lambda each: each.to("meta"), (shapes, named))
-        asked = named.get("device")
-        if asked is not None:
+        if named.get("device") is not None:
             named["device"] = "meta"
-        device = asked or next(each.device for each in tensors_in(list(args)))
         result = func(*metas, **named)
+        if key is not None and type(result) is Tensor and not _is_alias(result, metas, named):
+            nbytes = result.untyped_storage().nbytes()
+            self._results[key] = (geometry_of(result), nbytes)
         return tree_map_only(Tensor, lambda each: _StandIn(each, device), result)
 
     def _bytes(self, tensor: Tensor) -> Bytes:
@@ -150,12 +168,6 @@ class _DryRun(TorchDispatchMode):
         """
         on_it = tensor.layout is STRIDED and tensor.device.type == self._device.type
         return rounded(_home(tensor).nbytes(), self._device) if on_it else 0
-
-    def _needed(self, facts: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bytes:
-        """Return the bytes for which the runtime would make room before it runs this operator."""
-        invocation = Invocation(facts, args, dict(kwargs))
-        signature = signature_of(facts, invocation.key, self._place)
-        return signature.predict(invocation.extras)
 
     def _meet(self, tensor: Tensor, nbytes: Bytes) -> None:
         """Add `nbytes` to the memory in use if the storage of `tensor` is not counted yet.
@@ -196,6 +208,22 @@ def copy_of_number(tensor: Tensor) -> Tensor:
 def _home(tensor: Tensor) -> torch.UntypedStorage:
     """Return the storage that identifies `tensor`: for a stand-in, that of its meta tensor."""
     return (tensor.shape_of if type(tensor) is _StandIn else tensor).untyped_storage()
+
+
+def _shape_of(arg: Any) -> Any:
+    """Return an argument of an operator with meta tensors in place of stand-ins."""
+    kind = type(arg)
+    if kind is _StandIn:
+        return arg.shape_of
+    # faster than `tree_map`, which also looks into containers that operators do not get
+    return kind(map(_shape_of, arg)) if kind is list or kind is tuple else arg
+
+
+def _is_alias(result: Tensor, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return True if `result` has the storage of an argument."""
+    home = result.untyped_storage()._cdata
+    given = tensors_in([*args, *kwargs.values()])
+    return any(each.untyped_storage()._cdata == home for each in given)
 
 
 def _returned(func: Any, written: list[Tensor]) -> Any:
