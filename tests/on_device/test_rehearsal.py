@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import sampled
 from tests.on_device.page import failed, page
 from tests.on_device.stages import STAGES
 
@@ -18,14 +19,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_rehearsal_of_device_script_passes_all_stages(tmp_path: Path) -> None:
+def test_rehearsal_of_device_script_passes_stages(tmp_path: Path) -> None:
+    """CI runs five of the stages, and `scripts/sweep tests` runs all."""
+    here = [name for name, stage in STAGES.items() if stage.on_cpu]
+    here = sorted(sampled(here, 5), key=here.index)
     command = ["scripts/on_device", "--device", "cpu", "--tiny", "--slower", "20", "--jobs", "2"]
-    command += ["--out", str(tmp_path)]
+    command += ["--out", str(tmp_path), *(f"--stage={name}" for name in here)]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads((tmp_path / "on_device.json").read_text())
-    here = [name for name, stage in STAGES.items() if stage.on_cpu]
     assert [each["stage"] for each in found["stages"]] == here
     assert found["failed"] == []
     for each in found["stages"]:

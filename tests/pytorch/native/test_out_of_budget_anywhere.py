@@ -22,7 +22,7 @@ from tests.pytorch.native.refused import PROGRAMS, Program
 NEVER = 1 << 40
 ROOMY = 1 << 30
 SAMPLE = ("batch_norm", "checkpoint", "penalty")
-STEP = 1 if WHOLE else 5  # `scripts/sweep tests` tries every operator
+STEP = 1 if WHOLE else 11  # `scripts/sweep tests` tries every operator
 #: Optimizers whose failed steps Rekindle undoes from copies that the budget does not count. For a
 #: moment a restored storage and its copy both exist, so the peak may exceed the budget.
 UNDONE = ("lbfgs", "sparse")
