@@ -26,6 +26,7 @@ from rekindle.pytorch.learned._step_plan import StepPlan
 from rekindle.pytorch.learned._step_plans import MOST_PLANS, StepPlans, forget_plans, plans_for
 from rekindle.schedule import verify
 from rekindle.trace import chain
+from tests.helpers import sampled
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.test_models import differing, everything, plainly
 from tests.pytorch.tracker import Measured, Tracker, measure
@@ -404,7 +405,7 @@ def test_recording_stops_if_no_step_repeats() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(ALL_CASES, 4), ids=lambda case: case.name)
 def test_models_with_learned_plans_match_pytorch(case: Case) -> None:
     """Three steps without a plan and three with a plan equal six steps without a budget."""
     plain = case.build()

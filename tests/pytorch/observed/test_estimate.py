@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
-from tests.helpers import others_slow
+from tests.helpers import combined, name_of
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.networks import GPT, Residual
 from tests.pytorch.tracker import Tracker
@@ -69,8 +69,17 @@ def measured(
     return peaks
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("case", others_slow(STATIC), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        *((STATIC[0], name) for name in OPTIMIZERS),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in combined(STATIC[1:], [*OPTIMIZERS])
+        ),
+    ],
+    ids=name_of,
+)
 def test_estimate_is_within_two_percent_of_measured_step(
     case: Case, name: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -17,8 +17,8 @@ from rekindle.cli import _demo_training as demo
 from rekindle.pytorch.observed._before import Undo
 from rekindle.pytorch.observed._phases import Phases
 from rekindle.report import Choice, Profile
-from tests.pytorch.models import Case
-from tests.pytorch.test_models import each_case
+from tests.helpers import sampled
+from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.tracker import Tracker, measure
 
 
@@ -108,7 +108,7 @@ def test_profile_categories_of_demo_add_up_to_tracked_peak() -> None:
 
 
 @pytest.mark.slow
-@each_case
+@pytest.mark.parametrize("case", sampled(ALL_CASES, 4), ids=lambda case: case.name)
 def test_profile_categories_of_models_add_up_to_tracked_peak(case: Case) -> None:
     workload = case.build()
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import (
 
 import rekindle
 from rekindle.pytorch.online import _optimizers
+from tests.helpers import combined
 from tests.pytorch.bits import differing
 
 WIDTH = 16
@@ -134,8 +135,11 @@ def _nothing_is_left_behind() -> None:
     assert not _optimizers.hooks._global_optimizer_pre_hooks
 
 
-@pytest.mark.parametrize("evict", MODES)
-@pytest.mark.parametrize(("kind", "options"), KINDS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options", "evict"),
+    [(*optimizer, evict) for optimizer, evict in combined(KINDS, MODES)],
+    ids=str,
+)
 def test_optimizer_step_that_raises_out_of_budget_keeps_weights(
     kind: Any, options: dict[str, Any], evict: Evict
 ) -> None:
