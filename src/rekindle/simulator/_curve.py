@@ -51,7 +51,7 @@ def smallest_budget(
         policy: The policy that selects storages to evict.
         above: A lower limit of the result.
         other_times: The run must also succeed if the operators take other times: in so many further
-            simulations, each with times drawn anew. A program measures other times in every run,
+            simulations, each with other times. A program measures other times in every run,
             so a policy that depends on them evicts other storages.
     """
     found, before = _smallest_budget(trace, policy, above), -1
