@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rekindle._units import parse_bytes
-from tests.cli.test_public_scripts import ALL, SCRIPTS, Script
+from tests.cli.test_public_scripts import ALL, LANGUAGE, PLAIN, SCRIPTS, Script
 from tests.cli.test_run import run
-from tests.helpers import sampled
+from tests.helpers import WHOLE, sampled
 
 SAMPLING = [
     Script("sampling", (), 1.0, ""),
@@ -42,7 +42,7 @@ def within(budget: str, folder: Path, *words: object) -> subprocess.CompletedPro
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [*sampled(ALL, 3), *sampled(SAMPLING, 2)],
+    [*(ALL if WHOLE else (PLAIN, LANGUAGE)), *sampled(SAMPLING, 2)],
     ids=lambda script: " ".join((script.name, *script.words))[:40],
 )
 def test_budget_that_profile_suggests_suffices_for_whole_run(
