@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 import rekindle
 from rekindle.pytorch.native import is_seen
 from rekindle.pytorch.online import _optimizers
+from rekindle.pytorch.online._dry_run import bytes_of_step, most_bytes_of_step
 from tests.helpers import name_of
 from tests.pytorch.bits import differing
 from tests.pytorch.tracker import Tracker, measure
@@ -61,6 +62,8 @@ def dry_runs(monkeypatch: pytest.MonkeyPatch) -> list[optim.Optimizer]:
     found: list[optim.Optimizer] = []
     find_out = _optimizers.bytes_of_step
     monkeypatch.setattr(_optimizers, "_predicted", {})
+    # as if no budget were large enough for every step
+    monkeypatch.setattr(_optimizers, "most_bytes_of_step", lambda optimizer: 1 << 60)
 
     def bytes_of_step(optimizer: optim.Optimizer, device: torch.device) -> int:
         found.append(optimizer)
@@ -98,6 +101,35 @@ def test_weights_and_state_of_each_optimizer_match_pytorch(
     with rekindle.budget("1GiB"):
         for _ in range(6):
             ours.step()
+    assert differing(ours.state(), plain.state()) == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"foreach": True}, {"maximize": True}], ids=str)
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=str)
+def test_optimizer_step_needs_less_than_its_upper_bound(
+    kind: type[optim.Optimizer], options: dict[str, Any], settings: dict[str, bool]
+) -> None:
+    if "fused" in options and "foreach" in settings:
+        pytest.skip("PyTorch allows one of them")
+    parameters = [nn.Parameter(torch.randn(size, 1_000)) for size in (1_000, 300, 2)]
+    optimizer = kind(parameters, **options | settings)
+    for _ in range(2):  # the first step makes the state
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        needed = bytes_of_step(optimizer, torch.device("cpu"))
+        assert 1.5 * needed <= most_bytes_of_step(optimizer)
+        optimizer.step()
+
+
+def test_optimizer_step_that_fits_in_any_case_is_not_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_optimizers, "_predicted", {})
+    monkeypatch.setattr(_optimizers, "bytes_of_step", None)  # an error if it is called
+    plain, ours = Program(optim.AdamW), Program(optim.AdamW)
+    with rekindle.budget("1GiB"):
+        for _ in range(3):
+            assert torch.equal(ours.step(), plain.step())
     assert differing(ours.state(), plain.state()) == []
 
 

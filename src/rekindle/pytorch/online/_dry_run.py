@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -31,6 +31,11 @@ from rekindle.pytorch.operators import (
 )
 from rekindle.pytorch.tensors import Geometry, geometry_of
 
+MOST_COPIES: Final = 12
+"""Most tensors of a parameter's size that a step of an element-wise optimizer has at once."""
+MOST_SMALL: Final = 32 << 10
+"""Most bytes for a parameter's tensors of one element, and to round up the sizes of all."""
+
 
 def bytes_of_step(optimizer: torch.optim.Optimizer, device: torch.device) -> Bytes:
     """Return the most bytes that `optimizer.step()` will need in addition to those in use now.
@@ -48,6 +53,25 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, device: torch.device) -> Byt
             # Call the method of the optimizer without its profiler range and step hooks.
             step.__wrapped__(shadow)
     return dry_run.peak
+
+
+def most_bytes_of_step(optimizer: torch.optim.Optimizer) -> Bytes:
+    """Return an upper bound of the bytes that `optimizer.step()` needs, without a dry run.
+
+    The step makes a few tensors of each parameter's size, as state or for a moment, and a few of
+    one element.
+
+    Args:
+        optimizer: One of PyTorch's own optimizers that work element by element.
+    """
+    parameters = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    nbytes = sum(each.numel() * max(4, each.element_size()) for each in parameters)
+    return MOST_COPIES * nbytes + MOST_SMALL * len(parameters)
 
 
 @final

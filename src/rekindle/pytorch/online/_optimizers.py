@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rekindle._types import Bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.online._dry_run import bytes_of_step
+from rekindle.pytorch.online._dry_run import bytes_of_step, most_bytes_of_step
 from rekindle.pytorch.online._session import RuntimeInterface
 from rekindle.pytorch.online._step_kind import StepKind, kind_of_step
 from rekindle.pytorch.online._steps import Numbers
@@ -262,6 +262,8 @@ class OptimizerSteps:
     def _predict(self, optimizer: Optimizer, kind: StepKind) -> Bytes:
         """Return the bytes that the step will need, from a dry run now or of an equal step.
 
+        0 if the step fits in any case, so that nothing must be evicted.
+
         A dry run runs the step on tensors without memory (`_dry_run`). The first dry run for a kind
         of step serves only that step: workspaces of its operators may have been measured only when
         the step ran.
@@ -269,6 +271,11 @@ class OptimizerSteps:
         needed = _predicted.get(kind)
         if needed is not None:
             return needed
+        engine = self._driver.engine
+        room = engine.budget - engine.now().memory if engine.budget is not None else None
+        fits = room is None or most_bytes_of_step(optimizer) <= room
+        if fits and type(optimizer) in KNOWN:
+            return 0
         with self._runtime.not_of_the_program():
             needed = bytes_of_step(optimizer, self._driver.device)
         _predicted[kind] = needed if kind in _predicted else None
