@@ -66,5 +66,6 @@ def _steps(machine: Machine, name: str, *, bf16: bool) -> Iterator[Line]:
             taken_over=taken_over(took.run),
             recomputations=took.run.recomputations,
         )
-    spared = recomputed[False] - recomputed[True]
-    yield check(f"in place: {name}, recomputes less", spared >= (0 if machine.tiny else 1))
+    if not machine.tiny:  # costs of tiny operators are noise, on which evictions depend
+        fewer = recomputed[True] < recomputed[False]
+        yield check(f"in place: {name}, recomputes less", fewer)

@@ -36,6 +36,8 @@ def counting() -> Iterator[None]:
         patch.setattr(Driver, "__init__", counted)
         try:
             yield
+            module = core()
+            assert module is None or module.underestimated() == 0  # type: ignore[attr-defined]
         finally:
             _made.clear()
             _tunings.clear()

@@ -132,6 +132,7 @@ private:
     void save_what_is_overwritten();
     void need(Need need);
     void predict();
+    bool fits_in_any_case();
     bool fits() const;
     bool take_private_inputs();
     void make_room();
@@ -205,6 +206,7 @@ private:
     bool foreign_ = false;  // other code than PyTorch may write some input
     Bytes needed_ = 0;      // predicted bytes of the results
     bool guessed_ = false;  // `needed_` is only an upper bound of the bytes of the results
+    bool bounded_ = false;  // `needed_` is the upper bound of `most_bytes`
     // predicted bytes of the operator's workspace, which the kernel allocates and frees itself
     Bytes inside_ = 0;
     RngCheckpoints random_;

@@ -23,6 +23,8 @@ struct TestHooks final {
     bool interrupt_before = false;
     bool list_recomputed_ops = false;  // list the recomputed operators in `recomputed_ops`
     std::vector<const Facts*> recomputed_ops;
+    // Number of calls of this process whose results had more bytes than `most_bytes` says.
+    inline static std::int64_t underestimated = 0;
 
     // Count one operator of the program. Return true if a test chose this one to fail with
     // `OutOfBudget`.

@@ -56,6 +56,9 @@ struct Traits final {
     static constexpr std::uint32_t QUERY = 131072;
     // Flag: the operator is recomputed only after a trial gave equal bits (ops/probation.h).
     static constexpr std::uint32_t TRIED = 262144;
+    // Flag: given floating-point numbers, the results have at most four times the bytes of the
+    // tensor arguments.
+    static constexpr std::uint32_t LIKE_ARGUMENTS = 524288;
     static constexpr std::uint32_t DOUBT = ATOMICS | ACCUMULATES | TIMED;
 
     std::uint32_t flags = 0;

@@ -6,10 +6,13 @@
 #include <ATen/ops/index.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/sum.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <limits>
 #include <string_view>
+#include <vector>
 
 #include "../torch/replay_dispatch_guard.h"
 
@@ -89,6 +92,103 @@ Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
         return {found, found != UNLIMITED};
     }
     return {UNLIMITED, false};
+}
+
+namespace {
+
+// Most bytes of an element of a result, unless an argument has larger elements.
+constexpr Bytes ELEMENT = 8;
+// Most results of an operator that works element by element.
+constexpr Bytes MOST_RESULTS = 2;
+
+// Return the number of elements that the arguments have when they are broadcast together, or more
+// if they cannot be.
+std::int64_t broadcast_elements(std::span<const Geometry> geometries) {
+    c10::SmallVector<std::int64_t, 8> most;  // the last dimension first
+    for (const Geometry& geometry : geometries) {
+        const std::size_t n = geometry.sizes.size();
+        most.resize(std::max(most.size(), n), 1);
+        for (std::size_t i = 0; i < n; ++i) {
+            most[i] = std::max(most[i], geometry.sizes[n - 1 - i]);
+        }
+    }
+    return c10::multiply_integers(most);
+}
+
+// Return the number of elements of a product of matrices, whose last two arguments are the factors;
+// -1 for other operators.
+std::int64_t product_elements(const Signature& signature) {
+    const std::string_view name = signature.facts.name;
+    const bool adds = name == "aten::addmm" || name == "aten::baddbmm";
+    const bool multiplies = name == "aten::mm" || name == "aten::bmm";
+    const std::vector<Geometry>& geometries = signature.geometries;
+    if ((!adds && !multiplies) || geometries.size() != (adds ? 3U : 2U)) {
+        return -1;
+    }
+    const Geometry& left = geometries[geometries.size() - 2];
+    const Geometry& right = geometries.back();
+    if (left.sizes.size() < 2 || right.sizes.size() < 2 || left.sizes.back() == 0) {
+        return -1;
+    }
+    return left.numel() / left.sizes.back() * right.sizes.back();
+}
+
+// Return the number of elements of a convolution's result; -1 for a transposed one.
+std::int64_t convolution_elements(
+    std::span<const Geometry> geometries, std::span<const c10::IValue> given
+) {
+    if (given.size() < 7 || !given[3].isIntList() || !given[4].isIntList() ||
+        !given[5].isIntList() || given[6].toBool() || geometries.size() < 2 ||
+        geometries[0].sizes.size() != geometries[1].sizes.size()) {
+        return -1;
+    }
+    const auto stride = given[3].toIntVector();
+    const auto padding = given[4].toIntVector();
+    const auto dilation = given[5].toIntVector();
+    const auto& input = geometries[0].sizes;
+    const auto& weight = geometries[1].sizes;
+    const std::size_t n = input.size() < 2 ? 0 : input.size() - 2;
+    if (n == 0 || stride.size() != n || padding.size() != n || dilation.size() != n) {
+        return -1;
+    }
+    std::int64_t elements = input[0] * weight[0];
+    for (std::size_t i = 0; i < n; ++i) {
+        const std::int64_t reach = dilation[i] * (weight[i + 2] - 1) + 1;
+        const std::int64_t room = input[i + 2] + 2 * padding[i] - reach;
+        elements *= room < 0 ? 0 : room / std::max<std::int64_t>(1, stride[i]) + 1;
+    }
+    return elements;
+}
+
+}  // namespace
+
+Bytes most_bytes(const Signature& signature, std::span<const c10::IValue> given) {
+    const Facts& facts = signature.facts;
+    const std::span<const Geometry> geometries(signature.geometries);
+    const bool lists = std::ranges::any_of(given, &c10::IValue::isTensorList);
+    if (geometries.empty() || facts.dynamic) {
+        return -1;
+    }
+    Bytes all = 0;
+    Bytes element = ELEMENT;
+    for (const Geometry& geometry : geometries) {
+        if (geometry.numel() == 0) {
+            return -1;  // for example, the sum of no rows has elements
+        }
+        all += geometry.nbytes();
+        element = std::max(element, static_cast<Bytes>(geometry.dtype.itemsize()));
+    }
+    if (signature.op.hasTag(at::Tag::pointwise) && !lists) {
+        return MOST_RESULTS * element * broadcast_elements(geometries);
+    }
+    if (facts.has(Traits::LIKE_ARGUMENTS) &&
+        c10::isFloatingType(c10::typeMetaToScalarType(geometries[0].dtype))) {
+        return 4 * all;
+    }
+    const std::int64_t elements = facts.name == "aten::convolution"
+                                      ? convolution_elements(geometries, given)
+                                      : product_elements(signature);
+    return elements < 0 ? -1 : element * elements;
 }
 
 }  // namespace rekindle

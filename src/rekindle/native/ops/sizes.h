@@ -1,4 +1,5 @@
-// Computes sizes of results that depend on the contents of arguments, as for `nonzero`.
+// Computes sizes of results: those that depend on the contents of arguments, as for `nonzero`, and
+// upper bounds of others.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -15,5 +16,10 @@ inline constexpr Bytes COUNT_BYTES = 8;
 // Return the bytes of an operator's results, or a good upper bound. If neither can be computed
 // quickly, return `UNLIMITED`. This function runs operators on the arguments `given`.
 Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given);
+
+// Return an upper bound of the bytes of the results of a call with these arguments, from the sizes
+// of the arguments alone. This takes far less time than a meta kernel. Return -1 for an operator
+// for which no bound is known.
+Bytes most_bytes(const Signature& signature, std::span<const c10::IValue> given);
 
 }  // namespace rekindle

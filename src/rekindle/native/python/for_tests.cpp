@@ -185,6 +185,11 @@ PyObject* refuse(PyObject* arguments) {
     return PyLong_FromLongLong(left);
 }
 
+PyObject* underestimated(PyObject* /*arguments*/) {
+    const Locked lock;
+    return PyLong_FromLongLong(TestHooks::underestimated);
+}
+
 PyObject* fix_costs(PyObject* arguments) {
     long long cost = 0;
     parse(arguments, "L", &cost);

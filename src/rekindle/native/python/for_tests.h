@@ -70,6 +70,10 @@ PyObject* interrupt(PyObject* arguments);
 // Let `operators` more operators run, and raise `OutOfBudget` in the next one. Negative: never
 // raise it. Return how many operators were left from the previous call.
 PyObject* refuse(PyObject* arguments);
+// underestimated() -> int
+//
+// Return how many calls of this process had larger results than `most_bytes` says.
+PyObject* underestimated(PyObject* arguments);
 // fix_costs(ns) -> None
 //
 // Use `ns` as the cost of every operator. Negative: measure costs again.

@@ -707,6 +707,7 @@ PyMethodDef methods[] = {
     method<rekindle::interrupt>("interrupt"),
     method<rekindle::refuse>("refuse"),
     method<rekindle::fix_costs>("fix_costs"),
+    method<rekindle::underestimated>("underestimated"),
     method<rekindle::open_journal>("open_journal"),
     method<rekindle::journal>("journal"),
     method<rekindle::remembered>("remembered"),

@@ -190,6 +190,34 @@ FUNCTIONAL = {
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
 
 
+#: Operators whose results, given floating-point numbers, have at most four times the bytes of the
+#: tensor arguments. Those that work element by element are not listed: PyTorch tags them.
+LIKE_ARGUMENTS = {
+    "aten::_log_softmax",
+    "aten::_log_softmax_backward_data",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    "aten::_softmax",
+    "aten::_softmax_backward_data",
+    "aten::cat",
+    "aten::clone",
+    "aten::convolution_backward",
+    "aten::mean",
+    "aten::mse_loss",
+    "aten::mse_loss_backward",
+    "aten::native_batch_norm",
+    "aten::native_batch_norm_backward",
+    "aten::native_group_norm",
+    "aten::native_group_norm_backward",
+    "aten::native_layer_norm",
+    "aten::native_layer_norm_backward",
+    "aten::nll_loss_backward",
+    "aten::nll_loss_forward",
+    "aten::sum",
+}
+
 #: Operators that return a sum in a storage with room for all summands, such as losses.
 REDUCED_IN_PLACE = {
     "aten::binary_cross_entropy",

@@ -18,6 +18,7 @@ from rekindle.pytorch.operators._operators import (
     EMPTY,
     HIDDEN_STATISTICS,
     INDEXING,
+    LIKE_ARGUMENTS,
     OVERWRITING,
     QUERIES,
     REDUCED_IN_PLACE,
@@ -54,6 +55,7 @@ _KINDS: Final = {
     32768: _in_aten(TIMED),
     65536: CONJUGATING,
     131072: QUERIES,
+    524288: LIKE_ARGUMENTS,
 }
 
 
