@@ -332,10 +332,14 @@ bool Operation::fits_in_any_case() {
     }
     const bool unlimited = driver_.engine.budget == UNLIMITED;
     const auto given = last_values(stack_, facts_.arguments);
-    const Bytes most = unlimited ? 0 : most_bytes(*parsed_.signature, given);
+    Bytes most = unlimited ? 0 : most_bytes(*parsed_.signature, given);
+    if (most < 0) {
+        return false;
+    }
+    most += facts_.returns * driver_.device.rounded(1);  // the allocator rounds up each result
     // The workspace, which is unknown as well, is guessed from the size of the results.
     needed_ = 4 * most;
-    if (most < 0 || !fits()) {
+    if (!fits()) {
         needed_ = -1;
         return false;
     }
