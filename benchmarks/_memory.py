@@ -100,6 +100,8 @@ def first_minute() -> str:
         text += " Figures in parentheses are of an earlier commit on the same machine."
     heads = ["model", "modules", "plain, ms", "around each", "first", "tenth", "empty, ms"]
     parts = [section("The first minute", found, text, table_of(heads, rows))]
+    if "processes" in found:
+        parts.append(_new_processes(found["processes"]))
     if "run" in found:
         run = found["run"]
         parts.append(
@@ -113,6 +115,25 @@ def first_minute() -> str:
             "processor time."
         )
     return "\n".join(parts) + "\n"
+
+
+def _new_processes(found: list[dict[str, Any]]) -> str:
+    """Return the table of the first steps of new processes."""
+    text = (
+        "The models above had run before. In a new process no operator is known, and the optimizer "
+        "has no state. The columns are the times of the first three steps of such a process, "
+        "divided by those of another new process in plain PyTorch."
+    )
+    rows = [
+        [
+            row["model"],
+            cell(row["plain_ms"][0]["median"]),
+            *(cell(each["median"]) for each in row["ratios"]),
+        ]
+        for row in found
+    ]
+    heads = ["model", "plain first step, ms", "first", "second", "third"]
+    return f"\n{text}\n\n{table_of(heads, rows)}\n"
 
 
 def threads() -> str:

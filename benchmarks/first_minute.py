@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +121,37 @@ def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
     return row | {name: spread(values, 3) for name, values in found.items()}
 
 
+def first_steps(name: str, *, within: bool) -> list[float]:
+    """Return the processor seconds of the first three steps of a new process."""
+    command = [sys.executable, __file__, "--child", name, *(["--within"] if within else [])]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
+def new_processes(name: str, rounds: int) -> dict[str, Any]:
+    """Time the first three steps of new processes, in plain PyTorch and in a budget in turn."""
+    plain, within = [], []
+    for _ in range(rounds):
+        plain.append(first_steps(name, within=False))
+        within.append(first_steps(name, within=True))
+    ratios = [
+        [mine[at] / theirs[at] for mine, theirs in zip(within, plain, strict=True)]
+        for at in range(3)
+    ]
+    return {
+        "model": name,
+        "plain_ms": [spread([1e3 * each[at] for each in plain], 1) for at in range(3)],
+        "ratios": [spread(each, 3) for each in ratios],
+    }
+
+
+def child(name: str, *, within: bool) -> None:
+    """Print the seconds of the first three steps of this process."""
+    step, _ = training(MODELS[name])
+    with rekindle.budget(AMOUNT) if within else nullcontext():
+        print(json.dumps([seconds(step) for _ in range(3)]))
+
+
 def process(command: list[str], **environment: str) -> dict[str, float]:
     """Return the processor and the wall-clock seconds of a process, its children included."""
     began = time.perf_counter()
@@ -163,9 +196,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[*MODELS])
-    parser.add_argument("--parts", nargs="*", default=["contexts", "run", "build"])
+    parser.add_argument("--parts", nargs="*", default=["contexts", "processes", "run", "build"])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
+    if options.child:
+        child(options.child, within=options.within)
+        return
     results: dict[str, Any] = conditions()
     if "run" in options.parts:
         results["run"] = empty_script(options.rounds)
@@ -176,6 +214,12 @@ def main() -> None:
         rows.append(row | {"commit": results["commit"]})
         figures = {part: row[part]["median"] for part in FIGURES}
         print(f"{name}: {figures}", flush=True)
+    if "processes" in options.parts:
+        results["processes"] = []
+        for name in options.models:
+            found = new_processes(name, options.rounds)
+            results["processes"].append(found | {"commit": results["commit"]})
+            print(f"{name}: {[each['median'] for each in found['ratios']]}", flush=True)
     if "build" in options.parts:
         results["build"] = cold_build()
         print("cold build:", results["build"], flush=True)
