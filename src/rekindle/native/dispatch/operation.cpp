@@ -327,19 +327,16 @@ void Operation::predict() {
 // Return true if the results of a first call fit without evicting anything, whatever their sizes
 // are. Then set `needed_` to an upper bound: a meta kernel would take longer than most operators.
 bool Operation::fits_in_any_case() {
-    if (foreign_ || parsed_.opaque || facts_.dynamic || driver_.reserved.limited()) {
+    // After a device OOM, `rescue` needs the exact bytes.
+    if (foreign_ || parsed_.opaque || facts_.dynamic || driver_.device.queues()) {
         return false;
     }
     const bool unlimited = driver_.engine.budget == UNLIMITED;
     const auto given = last_values(stack_, facts_.arguments);
-    Bytes most = unlimited ? 0 : most_bytes(*parsed_.signature, given);
-    if (most < 0) {
-        return false;
-    }
-    most += facts_.returns * driver_.device.rounded(1);  // the allocator rounds up each result
+    const Bytes most = unlimited ? 0 : most_bytes(*parsed_.signature, given);
     // The workspace, which is unknown as well, is guessed from the size of the results.
     needed_ = 4 * most;
-    if (!fits()) {
+    if (most < 0 || !fits()) {
         needed_ = -1;
         return false;
     }
