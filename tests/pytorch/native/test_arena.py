@@ -216,6 +216,7 @@ def test_forked_child_allocates_and_frees_without_arena() -> None:
 
 PROGRAM = """
 import json, resource, sys, torch, rekindle
+import torch._dynamo  # PyTorch's meta kernels import it as soon as memory is short
 from pathlib import Path
 from tests.pytorch import networks
 torch.set_num_threads(1)
