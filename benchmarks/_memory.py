@@ -122,7 +122,8 @@ def _new_processes(found: list[dict[str, Any]]) -> str:
     text = (
         "The models above had run before. In a new process no operator is known, and the optimizer "
         "has no state. The columns are the times of the first three steps of such a process, "
-        "divided by those of another new process in plain PyTorch."
+        "divided by those of another new process in plain PyTorch (`--parts processes`, commit "
+        f"`{found[0]['commit'][:9]}`)."
     )
     rows = [
         [
