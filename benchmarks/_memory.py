@@ -134,7 +134,7 @@ def _new_processes(found: list[dict[str, Any]]) -> str:
         for row in found
     ]
     heads = ["model", "plain first step, ms", "first", "second", "third"]
-    return f"\n{text}\n\n{table_of(heads, rows)}\n"
+    return "\n".join(["", text, "", *table_of(heads, rows), ""])
 
 
 def threads() -> str:
