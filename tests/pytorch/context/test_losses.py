@@ -61,7 +61,7 @@ def test_run_that_mostly_recomputes_warns_once(
         thrash()
     assert len(reported) == 1
     named = int(str(reported[0].message).rpartition("rekindle.budget(")[2].split(")")[0])
-    with rekindle.budget(named, learn=False) as better:
+    with cores.fixed_prices(), rekindle.budget(named, learn=False) as better:
         chain(weight)
     assert better.recomputations < 64
 
