@@ -31,11 +31,16 @@ public:
         if (T* found = find(key)) {
             return *found;
         }
+        return add(key, T{});
+    }
+
+    // Insert `thing` at `key`. The map must have no entry there. Return the new entry.
+    T& add(const void* key, T thing) {
         if (2 * (n_ + 1) > slots_.size()) {
             grow();
         }
         ++n_;
-        return place(key, T{});
+        return place(key, std::move(thing));
     }
 
     // Set the entry at `key` to `thing`, also if the map has an entry there.

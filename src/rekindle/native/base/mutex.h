@@ -63,9 +63,9 @@ private:
 };
 
 // Names of the leaf locks. Each lock is named after the structure that it guards.
-enum class Leaf : std::uint8_t { active, allocations, arena, free_queue, parked };
+enum class Leaf : std::uint8_t { active, allocations, arena, free_queue, parked, pools };
 
-inline constexpr std::size_t LEAVES = 5;
+inline constexpr std::size_t LEAVES = 6;
 
 // Return the leaf lock `which`. A child process has only the thread that called fork(), so a lock
 // held by another thread would never be released in the child. Therefore fork() takes all leaf

@@ -8,10 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "mutex.h"
 
 namespace rekindle {
 
@@ -157,10 +160,44 @@ private:
     std::array<void*, KINDS> free_{};
 };
 
+// Base class of `T`, whose objects any thread may make and destroy. Their memory comes from a pool
+// of the whole process, which takes less time than the general allocator. The pool keeps the memory
+// of the most objects that existed at one time.
+template <class T>
+class Pooled {
+public:
+    static void* operator new(std::size_t /*nbytes*/) {
+        const std::scoped_lock guard(leaf(Leaf::pools));
+        return slots().take(1);
+    }
+
+    static void operator delete(void* memory) noexcept {
+        const std::scoped_lock guard(leaf(Leaf::pools));
+        slots().give(static_cast<Slot*>(memory), 1);
+    }
+
+protected:
+    Pooled() = default;
+    ~Pooled() = default;
+
+private:
+    struct Slot final {
+        alignas(T) std::array<std::byte, sizeof(T)> memory;
+    };
+
+    static Arrays<Slot>& slots();
+};
+
 // Make an object that is never destroyed, because it is still used while the process ends.
 template <class T, class... Arguments>
 T& leaky_singleton(Arguments&&... arguments) {
     return *new T(std::forward<Arguments>(arguments)...);
+}
+
+template <class T>
+Arrays<typename Pooled<T>::Slot>& Pooled<T>::slots() {
+    static auto& made = leaky_singleton<Arrays<Slot>>();
+    return made;
 }
 
 }  // namespace rekindle

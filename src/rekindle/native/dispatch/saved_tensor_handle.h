@@ -27,14 +27,17 @@
 #include <optional>
 #include <utility>
 
+#include "../base/slab.h"
 #include "../memory/driver.h"
 
 namespace rekindle {
 
 // Autograd's reference to one saved tensor: the record of its storage, and its geometry. The
 // destructor only puts the record into a queue for release, because it may run in any thread and
-// under any lock.
-class SavedTensorHandle final : public torch::autograd::SavedVariableHooks {
+// under any lock. A training step makes and destroys thousands of handles, so they come from a
+// pool.
+class SavedTensorHandle final : public torch::autograd::SavedVariableHooks,
+                                public Pooled<SavedTensorHandle> {
 public:
     explicit SavedTensorHandle(c10::intrusive_ptr<Driver> driver) : driver_(std::move(driver)) {}
 
