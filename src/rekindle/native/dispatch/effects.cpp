@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "../memory/audit.h"
-#include "../ops/parsed_call.h"
 #include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/random.h"
@@ -59,18 +58,13 @@ Effects::~Effects() {
     --driver_.in_progress.observed;
 }
 
-void Effects::run(
-    const Facts& facts,
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack& stack,
-    Locked& lock
-) {
+void Effects::run(const Facts& facts, OperatorCall& call, Locked& lock) {
+    torch::jit::Stack& stack = call.stack();
     // do not check a composite operator: the operators that it calls pass through this function one
     // by one
     if (facts.composed) {
         lock.unlock();
-        op.redispatchBoxed(keys & BELOW_KEY, &stack);
+        call.run();
         return;
     }
     look_at(facts, stack);
@@ -81,7 +75,7 @@ void Effects::run(
     lock.unlock();
     {
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-        op.redispatchBoxed(keys & BELOW_KEY, &stack);
+        call.run();
     }
     each_home(last_values(stack, facts.returns), [&](const c10::StorageImpl* storage_impl) {
         if (std::ranges::find(read, storage_impl) == read.end()) {

@@ -2,9 +2,7 @@
 // never recomputed.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <c10/core/DispatchKeySet.h>
 
 #include <cstdint>
 #include <span>
@@ -14,6 +12,7 @@
 
 #include "../base/mutex.h"
 #include "../memory/driver.h"
+#include "../ops/operator_call.h"
 
 namespace rekindle {
 
@@ -55,13 +54,7 @@ public:
 
     // Check an operator that the observed kernel calls for side effects, and run the operator. The
     // session mutex is released while the operator runs.
-    void run(
-        const Facts& facts,
-        const c10::OperatorHandle& op,
-        c10::DispatchKeySet keys,
-        torch::jit::Stack& stack,
-        Locked& lock
-    );
+    void run(const Facts& facts, OperatorCall& call, Locked& lock);
 
     // Return a side effect of the observed kernel as text, or null if it had none. Must be called
     // after the kernel has run.

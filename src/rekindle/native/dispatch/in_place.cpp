@@ -1,6 +1,5 @@
 #include "in_place.h"
 
-#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -25,10 +24,10 @@ namespace rekindle {
 namespace {
 
 // Reference count of an incoming gradient that only its autograd node uses, while an operator of
-// the node runs. One reference is `grads` of the node's `apply`, into which autograd's engine moved
-// the gradient. The other is the boxed argument of the operator.
+// the node runs. The reference is `grads` of the node's `apply`, into which autograd's engine moved
+// the gradient. If the operator's arguments are boxed, the boxed argument is one reference more.
 // tests/pytorch/online/test_in_place.py counts them.
-constexpr std::size_t REFERENCES = 2;
+constexpr std::size_t REFERENCES = 1;
 
 // The saved tensor that autograd unpacked last on this thread, and the backward node that saved it.
 struct Unpacked final {
@@ -93,10 +92,10 @@ bool ends_formula(torch::autograd::Node& node, const InPlace& entry) {
 // no other operator ran since. A node that multiplies or divides by a Python number unpacks that
 // number without hooks, so it always counts as the caller.
 bool is_called_by(
-    const torch::autograd::Node& node, const Unpacked& last, std::span<const c10::IValue> given
+    const torch::autograd::Node& node, const Unpacked& last, std::span<const Operand> given
 ) {
-    const auto is_unpacked = [&](const c10::IValue& value) {
-        return value.isTensor() && storage_or_null(value.toTensor()) == last.storage_impl;
+    const auto is_unpacked = [&](const Operand& operand) {
+        return operand.tensor != nullptr && storage_or_null(*operand.tensor) == last.storage_impl;
     };
     return (last.node == &node && last.storage_impl != nullptr &&
             std::ranges::any_of(given.subspan(1), is_unpacked)) ||
@@ -148,16 +147,16 @@ bool keeps_geometry(const at::Tensor& tensor, const at::Tensor& gradient) {
 
 // Return true if all operands except the gradient give the result the gradient's dtype, sizes and
 // strides, so that the result can be written over the gradient.
-bool operands_keep_geometry(const Facts& facts, std::span<const c10::IValue> given) {
-    const at::Tensor& gradient = given[0].toTensor();
+bool operands_keep_geometry(const Facts& facts, std::span<const Operand> given) {
+    const at::Tensor& gradient = *given[0].tensor;
+    const auto dtype = static_cast<std::int64_t>(gradient.scalar_type());
     for (std::size_t i = 1; i < given.size(); ++i) {
-        const c10::IValue& value = given[i];
-        const bool fits = value.isTensor() ? value.toTensor().defined() &&
-                                                 keeps_geometry(value.toTensor(), gradient)
-                                           : !value.isComplexDouble() && !value.isList();
-        if (!fits ||
-            (std::cmp_equal(facts.dtype, i) &&
-             (!value.isInt() || value.toInt() != static_cast<int>(gradient.scalar_type())))) {
+        const Operand& operand = given[i];
+        const bool fits = operand.tensor != nullptr ? operand.tensor->defined() &&
+                                                          keeps_geometry(*operand.tensor, gradient)
+                                                    : operand.kind != Operand::Kind::composite;
+        if (!fits || (std::cmp_equal(facts.dtype, i) &&
+                      (operand.kind != Operand::Kind::integer || operand.integer != dtype))) {
             return false;
         }
     }
@@ -202,39 +201,40 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
            has_only(base, 1, record) && gradient.storage().use_count() == 2;
 }
 
-// Return true if nothing but `gradient` owns its storage, so that the operator may write over it.
+// Return true if nothing but `gradient`, which must have exactly `references` references, owns its
+// storage, so that the operator may write over it.
 // The fence orders the reads of earlier owners, who have released their references, before this
 // write.
-bool is_only_used_here(Driver& driver, const at::Tensor& gradient) {
+bool is_only_used_here(Driver& driver, const at::Tensor& gradient, std::size_t references) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
-    const AddressEntry* found = driver.find_by_address(storage_impl);
-    if (found == nullptr || is_placeholder(storage_impl) || !storage_impl.resizable() ||
+    const AddressEntry* entry = driver.find_by_address(storage_impl);
+    if (entry == nullptr || is_placeholder(storage_impl) || !storage_impl.resizable() ||
         storage_impl.pyobj_slot()->load_pyobj() != nullptr ||
         c10::impl::cow::is_cow_data_ptr(storage_impl._mutable_data_ptr_no_checks())) {
         return false;
     }
-    const StorageRecord* record = found->record;
+    const StorageRecord* record = entry->record;
     if (record != nullptr && may_be_read(*record)) {
         return false;
     }
     if (!is_only_owner(gradient, record)) {
         return false;
     }
-    const auto references = static_cast<std::int64_t>(gradient.use_count());
-    driver.taking_over.fewest = std::min(driver.taking_over.fewest, references);
-    if (!has_only(gradient, REFERENCES, record)) {
+    const auto autograds =
+        static_cast<std::int64_t>(REFERENCES + gradient.use_count() - references);
+    driver.taking_over.fewest = std::min(driver.taking_over.fewest, autograds);
+    if (!has_only(gradient, references, record)) {
         return false;
     }
     std::atomic_thread_fence(std::memory_order_acquire);
     return true;
 }
 
-// Return true if nothing outside this backward pass sees its gradients: the pass builds no graph
-// (`create_graph`), anomaly detection is off, and no kernel may run on another stream.
+// Return true if nothing outside this backward pass, which builds no graph, sees its gradients:
+// anomaly detection is off, and no kernel may run on another stream.
 bool gradients_are_private(const Driver& driver) {
-    return !c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
-           !torch::autograd::AnomalyMode::is_enabled() && !driver.device.streams.are_several() &&
-           !driver.records_streams;
+    return !c10::InferenceMode::is_enabled() && !torch::autograd::AnomalyMode::is_enabled() &&
+           !driver.device.streams.are_several() && !driver.records_streams;
 }
 
 bool may_be_written(const at::Tensor& gradient, bool pointwise) {
@@ -261,12 +261,16 @@ bool only_first_leads_on(const torch::autograd::Node& node) {
     return !edges.empty() && leads_on(edges.front()) && std::ranges::count_if(edges, leads_on) == 1;
 }
 
-TakesOver takes_over(
-    Driver& driver, const Facts& facts, bool pointwise, std::span<const c10::IValue> given
-) {
+TakesOver takes_over(Driver& driver, const Facts& facts, OperatorCall& call) {
     const Unpacked last = std::exchange(unpacked(), {});
-    if (!driver.taking_over.allowed || !gradients_are_private(driver) || !given[0].isTensor() ||
-        !may_be_written(given[0].toTensor(), pointwise)) {
+    if (!driver.taking_over.allowed || !gradients_are_private(driver)) {
+        return TakesOver::no;
+    }
+    const Operands given = call.operands(facts.arguments);
+    const std::size_t references = REFERENCES + (call.is_boxed() ? 1 : 0);
+    if (given[0].tensor == nullptr ||
+        (given[0].tensor->use_count() > references && !driver.taking_over.predicted) ||
+        !may_be_written(*given[0].tensor, call.op.hasTag(at::Tag::pointwise))) {
         return TakesOver::no;
     }
     const NodePointer node = torch::autograd::get_current_node();
@@ -277,7 +281,7 @@ TakesOver takes_over(
     // sees the gradient. But then the gradient has a Python object, so `is_only_used_here` returns
     // false.
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && is_called_by(*node, last, given) &&
-        is_only_used_here(driver, given[0].toTensor())) {
+        is_only_used_here(driver, *given[0].tensor, references)) {
         return TakesOver::yes;
     }
     return driver.taking_over.predicted ? TakesOver::without_modes : TakesOver::no;

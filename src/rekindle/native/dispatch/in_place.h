@@ -7,14 +7,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
-#include <span>
 
 #include "../memory/driver.h"
 #include "../ops/facts.h"
+#include "../ops/operator_call.h"
 
 namespace rekindle {
 
@@ -37,11 +36,9 @@ enum class TakesOver : std::uint8_t {
     without_modes,
 };
 
-// Decide whether a call of the operator `facts` with the arguments `given` writes its result over
-// its first argument, the incoming gradient. `facts.in_place` must be set. Must be called once per
+// Decide whether `call`, a call of the operator `facts`, writes its result over its first argument,
+// the incoming gradient. `facts.in_place` must be set, and grad mode off. Must be called once per
 // call, with the session mutex.
-TakesOver takes_over(
-    Driver& driver, const Facts& facts, bool pointwise, std::span<const c10::IValue> given
-);
+TakesOver takes_over(Driver& driver, const Facts& facts, OperatorCall& call);
 
 }  // namespace rekindle

@@ -2,7 +2,6 @@
 // in dispatch/runtime.cpp lists all stages of an operator.
 #include "operation.h"
 
-#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -24,13 +23,13 @@ namespace rekindle {
 
 void Operation::run(const std::optional<c10::Stream>& now) {
     stream_ = driver_.about_to_run(now);
-    parsed_.take(stack_);
-    if (facts_.in_place != nullptr) {
+    call_.parse(parsed_);
+    if (facts_.in_place != nullptr && !grad_mode_) {
         decide_in_place();
     }
     driver_.begins(*this);
     begun_ = true;
-    parsed_.signature = signature_of(op_, parsed_, stack_);
+    parsed_.signature = signature_of(call_, parsed_);
     for (const std::uint32_t position : parsed_.written) {
         driver_.note_shared_version_counter(*parsed_.tensors[position]);
     }
@@ -39,7 +38,6 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     const bool without_grad =
         driver_.held_eviction && driver_.held_eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
-    grad_mode_ = c10::GradMode::is_enabled();
     recording_ = (grad_mode_ || differentiated || without_grad) && !parsed_.opaque &&
                  !facts_.opaque && driver_.never_recompute == 0 &&
                  (!may_differ() || is_trusted_or_tried());
@@ -66,8 +64,7 @@ void Operation::run_as_it_may() {
 // Decide whether a backward operator writes its result over its incoming gradient; see
 // dispatch/in_place.h.
 void Operation::decide_in_place() {
-    const auto given = last_values(stack_, facts_.arguments);
-    const TakesOver what = takes_over(driver_, facts_, op_.hasTag(at::Tag::pointwise), given);
+    const TakesOver what = takes_over(driver_, facts_, call_);
     would_take_over_ = what == TakesOver::without_modes;
     if (what == TakesOver::yes) {
         parsed_.take_over();
@@ -209,12 +206,9 @@ void Operation::only_count() {
     }
     Bytes made = 0;
     if (!facts_.returns_written) {
-        each_memory(
-            last_values(stack_, facts_.returns),
-            [&](std::uint32_t, const at::Tensor& tensor, bool) {
-                made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
-            }
-        );
+        each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
+            made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
+        });
     }
     driver_.count(parsed_.signature->cost, made, parsed_.signature->workspace);
     if (driver_.swapper != nullptr) {
@@ -303,7 +297,7 @@ void Operation::predict() {
         return;
     }
     if (needed_ < 0) {
-        const auto given = last_values(stack_, facts_.arguments);
+        const auto given = boxed_arguments();
         {
             const Unlocked others(lock_);
             need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
@@ -317,7 +311,7 @@ void Operation::predict() {
         }
     }
     if (facts_.has(Traits::COUNTED_FIRST)) {
-        const Need exact = bytes_of_dynamic(facts_, last_values(stack_, facts_.arguments));
+        const Need exact = bytes_of_dynamic(facts_, boxed_arguments());
         if (exact.nbytes != UNLIMITED) {
             need(exact);
         }
@@ -332,7 +326,7 @@ bool Operation::fits_in_any_case() {
         return false;
     }
     const bool unlimited = driver_.engine.budget == UNLIMITED;
-    const auto given = last_values(stack_, facts_.arguments);
+    const auto given = boxed_arguments();
     const Bytes most = unlimited ? 0 : most_bytes(*parsed_.signature, given);
     // The workspace, which is unknown as well, is guessed from the size of the results.
     needed_ = 4 * most;
@@ -373,7 +367,7 @@ void Operation::make_room() {
     driver_.about_to_peak(needed_);
     if (!fits()) {
         if (facts_.dynamic) {
-            const auto given = last_values(stack_, facts_.arguments);
+            const auto given = boxed_arguments();
             driver_.make_room(COUNT_BYTES, facts_.name.c_str());
             if (const Need better = bytes_of_dynamic(facts_, given); better.nbytes <= needed_) {
                 need(better);
@@ -420,7 +414,7 @@ void Operation::draw() {
 // may be a single number.
 c10::Device Operation::where() const {
     if (facts_.device >= 0) {
-        const auto given = last_values(stack_, facts_.arguments);
+        const auto given = boxed_arguments();
         const c10::IValue& asked_for = given[static_cast<std::size_t>(facts_.device)];
         if (asked_for.isDevice()) {
             return asked_for.toDevice();
@@ -440,28 +434,25 @@ c10::Device Operation::where() const {
 // yet.
 Operation::Results Operation::gather_results() {
     Results results;
-    each_memory(
-        last_values(stack_, facts_.returns),
-        [&](std::uint32_t position, const at::Tensor& tensor, bool all) {
-            c10::StorageImpl* storage_impl = tensor.storage().unsafeGetStorageImpl();
-            const auto same = [&](const Made& other) { return other.storage_impl == storage_impl; };
-            const bool known = address_of(*storage_impl) == nullptr ||
-                               driver_.find_by_address(*storage_impl) != nullptr ||
-                               has_moved(*storage_impl);
-            if (known || std::ranges::any_of(results.made, same)) {
-                return;
-            }
-            results.made.push_back({position, tensor.unsafeGetTensorImpl(), storage_impl});
-            results.non_strided_result =
-                results.non_strided_result || !all || !is_plain(*tensor.unsafeGetTensorImpl());
-            results.quantized = results.quantized || tensor.is_quantized();
-            if (!all) {
-                results.parts.push_back(tensor);
-            }
-            results.external = results.external || !storage_impl->resizable();
-            results.nbytes += driver_.counted(*storage_impl);
+    each_memory(returned(), [&](std::uint32_t position, const at::Tensor& tensor, bool all) {
+        c10::StorageImpl* storage_impl = tensor.storage().unsafeGetStorageImpl();
+        const auto same = [&](const Made& other) { return other.storage_impl == storage_impl; };
+        const bool known = address_of(*storage_impl) == nullptr ||
+                           driver_.find_by_address(*storage_impl) != nullptr ||
+                           has_moved(*storage_impl);
+        if (known || std::ranges::any_of(results.made, same)) {
+            return;
         }
-    );
+        results.made.push_back({position, tensor.unsafeGetTensorImpl(), storage_impl});
+        results.non_strided_result =
+            results.non_strided_result || !all || !is_plain(*tensor.unsafeGetTensorImpl());
+        results.quantized = results.quantized || tensor.is_quantized();
+        if (!all) {
+            results.parts.push_back(tensor);
+        }
+        results.external = results.external || !storage_impl->resizable();
+        results.nbytes += driver_.counted(*storage_impl);
+    });
     return results;
 }
 
@@ -512,7 +503,7 @@ void Operation::register_results() {
     // If the result was written over the first argument, only the result still refers to this
     // memory.
     if (parsed_.takes_over) {
-        const at::Tensor& result = last_values(stack_, 1)[0].toTensor();
+        const at::Tensor& result = returned()[0].toTensor();
         Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
     }
     if (!made.empty()) {

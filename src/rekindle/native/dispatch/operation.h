@@ -6,9 +6,7 @@
 // operation_pinned.cpp (`evict="anything"`) and trial.cpp.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
-#include <c10/core/DispatchKeySet.h>
+#include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -21,6 +19,7 @@
 #include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/held_eviction.h"
+#include "../ops/operator_call.h"
 #include "../ops/parsed_call.h"
 #include "../torch/parts.h"
 #include "../torch/rng_history.h"
@@ -32,22 +31,13 @@ namespace rekindle {
 // the call are not evicted.
 class Operation final : public Reader {
 public:
-    Operation(
-        Driver& driver,
-        const Facts& facts,
-        const c10::OperatorHandle& op,
-        c10::DispatchKeySet keys,
-        torch::jit::Stack& stack,
-        Locked& lock
-    )
+    Operation(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock, bool grad_mode)
         : driver_(driver),
           facts_(facts),
-          op_(op),
-          keys_(keys),
-          stack_(stack),
+          call_(call),
           lock_(lock),
-          below_(stack.size() - facts.arguments),
-          parsed_(facts) {}
+          parsed_(facts),
+          grad_mode_(grad_mode) {}
 
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
@@ -171,19 +161,24 @@ private:
     void link(Recipe& call, bool statistics, bool first_is_last);
     bool is_written(std::uint32_t position) const noexcept;
 
+    // Return the boxed arguments of a call that has not run yet.
+    std::span<const c10::IValue> boxed_arguments() const {
+        return last_values(call_.stack(), facts_.arguments);
+    }
+
+    // Return the results of the call.
+    std::span<const c10::IValue> returned() const { return call_.results(facts_.returns); }
+
     StorageRecord* input(std::size_t position) noexcept {
         return static_cast<StorageRecord*>(inputs_[position].get());
     }
 
     Driver& driver_;
     const Facts& facts_;
-    const c10::OperatorHandle& op_;
-    const c10::DispatchKeySet keys_;
-    torch::jit::Stack& stack_;
+    OperatorCall& call_;
     Locked& lock_;
-    // size of the dispatcher's stack `stack_` without the operator's arguments
-    const std::size_t below_;
     ParsedCall parsed_;
+    const bool grad_mode_;  // grad mode was on when the operator was called
     // storage records of the tensor arguments; null for an argument without memory
     c10::SmallVector<Ref<Storage>, 6> inputs_;
     // Storages without a recipe that the operator writes, and that recipes of other values read.
@@ -194,7 +189,6 @@ private:
     c10::SmallVector<StoragePtr, 1> private_;  // private copies of inputs that other code may write
     StreamIndex stream_ = 0;                   // stream that the operator runs on
     bool begun_ = false;                       // this operation is registered as a `Reader`
-    bool grad_mode_ = false;                   // grad mode was on when the operator was called
     bool recording_ = false;
     // The results get a recipe only if a trial recomputation gives the same bits.
     bool tried_ = false;

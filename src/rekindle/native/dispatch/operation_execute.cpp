@@ -56,8 +56,8 @@ void Operation::register_tensor() {
 bool Operation::may_be_refused() const {
     return !driver_.device.queues() && driver_.device.guesses && driver_.reserves_for_operators() &&
            parsed_.signature->watched == 0 && driver_.engine.budget != UNLIMITED &&
-           facts_.name.starts_with("aten::") && !facts_.writes && !facts_.random &&
-           !facts_.opaque && !parsed_.signature->takes_over;
+           facts_.is_aten && !facts_.writes && !facts_.random && !facts_.opaque &&
+           !parsed_.signature->takes_over;
 }
 
 // Rekindle's allocator has refused memory to the running kernel. Evict values until the `nbytes`
@@ -89,7 +89,7 @@ void Operation::call() {
     // its arguments.
     c10::SmallVector<c10::IValue, 6> arguments;
     if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) {
-        const auto given = last_values(stack_, facts_.arguments);
+        const auto given = boxed_arguments();
         arguments.append(given.begin(), given.end());
     }
     // The loop ends: an attempt of the kernel has a memory limit only if the attempt before got
@@ -112,8 +112,7 @@ void Operation::call() {
         if (limited && !find_room_inside(refused)) {
             ignored = NOTICED;
         }
-        stack_.resize(below_);
-        stack_.insert(stack_.end(), arguments.begin(), arguments.end());
+        call_.put_back({arguments.data(), arguments.size()});
     }
 }
 
@@ -132,7 +131,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& argumen
     const std::uint64_t begun = ++driver_.in_progress.started;
     const KernelOperands operands(std::span(parsed_.tensors.data(), parsed_.tensors.size()));
     try {
-        const bool reads_anything = !facts_.name.starts_with("aten::");
+        const bool reads_anything = !facts_.is_aten;
         const Running running(driver_, needed_ + inside_, reads_anything);
         const Unlocked others(lock_);
         redispatch();
@@ -163,8 +162,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
         return false;
     }
     driver_.rescue(needed_, error, [&] {
-        stack_.resize(below_);
-        stack_.insert(stack_.end(), arguments.begin(), arguments.end());
+        call_.put_back(arguments);
         for (const std::unique_ptr<RngCheckpoint>& each : random_) {
             each->restore();
         }
@@ -212,15 +210,11 @@ void Operation::redispatch() {
 // the argument's storage.
 void Operation::run_kernel() {
     if (!parsed_.takes_over) {
-        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        call_.run();
         return;
     }
-    const at::Tensor over = last_values(stack_, facts_.arguments)[0].toTensor();
-    stack_.emplace_back(over);
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it may take over
-    facts_.twin->redispatchBoxed(keys_ & BELOW_KEY, &stack_);
-    const auto storage_impl = StoragePtr::reclaim_copy(over.storage().unsafeGetStorageImpl());
-    stack_.back() = parsed_.signature->geometries[0].in(storage_impl);
+    call_.run_over_first(facts_.arguments, *facts_.twin, parsed_.signature->geometries[0]);
 }
 
 // Run the kernel, and measure its time with events of the device. The session mutex is taken only
@@ -246,8 +240,8 @@ void Operation::priced_by_events() {
 // Return true if a recomputation may give different bits, so that the results must not be evicted
 // without a trial. Twin of rekindle.pytorch.operators._doubtful, which gives the reasons.
 bool Operation::may_differ() const {
-    const auto given = last_values(stack_, facts_.arguments);
     if (facts_.rng_state_args != 0) {
+        const auto given = boxed_arguments();
         bool draws = true;
         for (std::uint32_t i = 0; i < facts_.arguments && i < 64; ++i) {
             if ((facts_.rng_state_args >> i & 1) != 0) {
@@ -274,6 +268,7 @@ bool Operation::may_differ() const {
         return false;
     }
     if (facts_.has(Traits::ACCUMULATES)) {
+        const auto given = boxed_arguments();
         const auto position = static_cast<std::size_t>(facts_.traits.accumulate);
         return position < given.size() && given[position].isBool() && given[position].toBool();
     }

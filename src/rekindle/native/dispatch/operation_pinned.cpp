@@ -55,14 +55,12 @@ bool Operation::may_let_go() {
 // holds them.
 void Operation::let_results_return() {
     HeldEviction& held_eviction = *driver_.held_eviction;
-    each_memory(
-        last_values(stack_, facts_.returns), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-            const auto* found = driver_.find_by_address(*tensor.storage().unsafeGetStorageImpl());
-            if (found != nullptr && found->record != nullptr) {
-                held_eviction.made(*found->record);
-            }
+    each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
+        const auto* found = driver_.find_by_address(*tensor.storage().unsafeGetStorageImpl());
+        if (found != nullptr && found->record != nullptr) {
+            held_eviction.made(*found->record);
         }
-    );
+    });
     for (const std::uint32_t position : parsed_.written) {
         if (position < inputs_.size() && inputs_[position]) {
             held_eviction.made(current(*input(position)));

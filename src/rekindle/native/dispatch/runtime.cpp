@@ -2,9 +2,10 @@
 //
 // NOTE [One operator's way through the core]
 //
-// 1. The dispatcher calls `fallback` below autograd, in threads that include our dispatch key. It
-//    takes the session mutex and finds the active driver (`lock_and_see`). Outside any budget the
-//    operator is passed on.
+// 1. The dispatcher calls `fallback` below autograd, in threads that include our dispatch key, or
+//    the operator's own kernel there (see NOTE [Boxed and typed calls] in ops/operator_call.h).
+//    `on_operator` takes the session mutex and finds the active driver (`lock_and_see`). Outside
+//    any budget the operator is passed on.
 // 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
 //    in this file. Every other operator becomes an `Operation` (dispatch/operation.cpp).
 // 3. The call is parsed and gets its signature (ops/parsed_call.cpp, ops/signature.h): the
@@ -23,6 +24,7 @@
 // Errors of the core are turned into Python exceptions in one place, `translate_errors`.
 #include "runtime.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -39,6 +41,7 @@
 #include "effects.h"
 #include "in_place.h"
 #include "operation.h"
+#include "typed_kernels.h"
 #include "views.h"
 
 namespace rekindle {
@@ -46,9 +49,9 @@ namespace rekindle {
 namespace {
 
 // Pass the operator on to the next kernel in PyTorch's dispatcher.
-void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void pass(OperatorCall& call) {
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-    op.redispatchBoxed(keys & BELOW_KEY, stack);
+    call.run();
 }
 
 // Restore the tensor arguments of the operator `set_`, and do not evict them while `set_` runs.
@@ -79,19 +82,12 @@ void bring_operands(
 }
 
 // Run the operator `set_`, which gives a tensor another storage, maybe one that no operator made.
-void set_memory(
-    Driver& driver,
-    const Facts& facts,
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack* stack,
-    Locked& lock
-) {
+void set_memory(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
     driver.process_pending();
     std::optional<PinnedOperands> touched;
     std::optional<Reading> reading;
-    bring_operands(driver, facts, *stack, lock, touched, reading);
-    const at::Tensor target = last_values(*stack, facts.arguments)[0].toTensor();
+    bring_operands(driver, facts, call.stack(), lock, touched, reading);
+    const at::Tensor target = last_values(call.stack(), facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
         if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
@@ -101,7 +97,7 @@ void set_memory(
     }
     {
         const Unlocked others(lock);
-        pass(op, keys, stack);
+        pass(call);
     }
     driver.process_pending();
     if (plain) {
@@ -128,15 +124,9 @@ void register_first_argument(
 }
 
 // Run an operator that returns a view. Such an operator allocates no memory and launches no kernel.
-void view(
-    Driver& driver,
-    const Facts& facts,
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack* stack,
-    Locked& lock
-) {
-    const auto given = last_values(*stack, facts.arguments);
+void view(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
+    torch::jit::Stack& stack = call.stack();
+    const auto given = last_values(stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
         const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
         if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`, which returns nothing
@@ -144,41 +134,32 @@ void view(
             if (is_placeholder(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
                 // `record_stream` on an evicted tensor has nothing to do, because the tensor has no
                 // memory.
-                torch::jit::drop(*stack, facts.arguments);
+                torch::jit::drop(stack, facts.arguments);
                 return;
             }
         }
     }
-    register_first_argument(driver, facts, *stack, lock);
+    register_first_argument(driver, facts, stack, lock);
     const bool tells = facts.marks && driver.due.tell_ranges;
     lock.unlock();
     if (tells) {
         notify_range(driver, facts.ends);
     }
-    pass(op, keys, stack);
+    pass(call);
 }
 
 // Run an operator that reads no element of its arguments. Its results are counted, but nothing is
 // evicted to make room for them.
-void query(
-    Driver& driver,
-    const Facts& facts,
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack* stack,
-    Locked& lock
-) {
+void query(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
     {
         const Unlocked others(lock);
-        pass(op, keys, stack);
+        pass(call);
     }
     driver.drain_free_queue();
     Bytes made = 0;
-    each_memory(
-        last_values(*stack, facts.returns), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-            made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
-        }
-    );
+    each_memory(call.results(facts.returns), [&](std::uint32_t, const at::Tensor& tensor, bool) {
+        made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
+    });
     driver.count(0, made, 0);
 }
 
@@ -202,20 +183,16 @@ void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit
 
 // Run one operator of the program. Return false if notifications to Python must wait, because an
 // exception that Python raises here would end the process.
-bool run(
-    Driver& driver,
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack* stack
-) {
+bool run(Driver& driver, OperatorCall& call) {
     Locked lock(std::adopt_lock);
-    const Facts& facts = facts_of(op);
-    if (facts.in_place == nullptr) {
+    const Facts& facts = facts_of(call.op);
+    const bool grad_mode = c10::GradMode::is_enabled();
+    if (facts.in_place == nullptr || grad_mode) {
         forget_unpacked();
     }
     if (driver.in_progress.observed != 0) {
         if (Effects* effects = Effects::current()) {
-            effects->run(facts, op, keys, *stack, lock);
+            effects->run(facts, call, lock);
             return false;
         }
     }
@@ -223,59 +200,69 @@ bool run(
     // During CUDA graph capture, operators are neither counted nor recorded.
     if (driver.device.is_capturing(now)) {
         if (driver.evicts_held_last || driver.held_eviction) {
-            keep_operands_of_graph(driver, facts, *stack);
+            keep_operands_of_graph(driver, facts, call.stack());
         }
         lock.unlock();
-        pass(op, keys, stack);
+        pass(call);
         return false;
     }
     // PyTorch calls query operators in places where an exception would end the process.
     if (facts.has(Traits::QUERY)) {
-        query(driver, facts, op, keys, stack, lock);
+        query(driver, facts, call, lock);
         return false;
     }
     if (facts.unseen) {
         throw UnsupportedOperatorError(facts);
     }
-    if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
+    if (!PYTHON_COMES_FIRST && call.keys.has(c10::DispatchKey::Python)) {
         throw UnsupportedOperatorError(facts, true);
     }
     // A composite operator reaches this function in inference mode only. The operators that it
     // consists of reach it separately.
     if (facts.composed) {
-        register_first_argument(driver, facts, *stack, lock);
+        register_first_argument(driver, facts, call.stack(), lock);
         lock.unlock();
-        op.redispatchBoxed(keys & BELOW_KEY, stack);
+        call.run();
     } else if (facts.view) {
-        view(driver, facts, op, keys, stack, lock);
+        view(driver, facts, call, lock);
     } else if (facts.moves) {
-        set_memory(driver, facts, op, keys, stack, lock);
+        set_memory(driver, facts, call, lock);
     } else {
-        Operation(driver, facts, op, keys, *stack, lock).run(now);
+        Operation(driver, facts, call, lock, grad_mode).run(now);
     }
     return true;
 }
 
+// The kernel of all operators without a kernel of their own at Rekindle's dispatch key.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    const c10::intrusive_ptr<Driver> driver = lock_and_see(keys);
+    BoxedCall call(op, keys, stack);
+    on_operator(call);
+}
+
+}  // namespace
+
+void on_operator(OperatorCall& call) {
+    const c10::intrusive_ptr<Driver> driver = lock_and_see(call.keys);
     if (!driver) {
-        pass(op, keys, stack);
+        pass(call);
         return;
     }
-    const bool told = translate_errors(*driver, [&] { return run(*driver, op, keys, stack); });
+    const bool told = translate_errors(*driver, [&] { return run(*driver, call); });
     if (told) {
         notify(*driver);
     }
 }
 
-}  // namespace
-
 const char* register_fallback() {
     const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    // These kernels of view operators bypass `run`. Without `PYTHON_COMES_FIRST` views must pass
-    // through `run`, because `run` refuses operators that have a Python dispatch key.
-    if (PYTHON_COMES_FIRST && *why_not == '\0') {
-        register_view_kernels(library_at_key("aten"));
+    if (*why_not == '\0') {
+        torch::Library& aten = library_at_key("aten");
+        register_typed_kernels(aten);
+        // The kernels of view operators bypass `run`. Without `PYTHON_COMES_FIRST` views must pass
+        // through `run`, because `run` refuses operators that have a Python dispatch key.
+        if (PYTHON_COMES_FIRST) {
+            register_view_kernels(aten);
+        }
     }
     watch_removed_operators();
     return why_not;

@@ -1,14 +1,16 @@
-// Entry point of the core: the fallback that PyTorch's dispatcher calls for every operator in a
-// budget.
+// Entry point of the core: what PyTorch's dispatcher calls for every operator in a budget.
 //
 // The rules R1 to R12 are defined in docs/design.md. Code that implements one names it.
 #pragma once
 
-#include <string>
+#include "../ops/operator_call.h"
 
 namespace rekindle {
 
-// Register the fallback for Rekindle's dispatch key, which threads inside a budget include. Must be
+// Run `call`, an operator of the program, within the active budget. Outside any budget, pass it on.
+void on_operator(OperatorCall& call);
+
+// Register the kernels for Rekindle's dispatch key, which threads inside a budget include. Must be
 // called once. Return the reason if registration is impossible, else an empty string.
 const char* register_fallback();
 

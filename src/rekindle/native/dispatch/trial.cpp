@@ -213,7 +213,7 @@ void Operation::try_again() {
     torch::jit::Stack again;
     try {
         const KernelOperands operands{std::span<const StoragePtr>(storages)};
-        const Running running(driver_, needed_ + inside_, !facts_.name.starts_with("aten::"));
+        const Running running(driver_, needed_ + inside_, !facts_.is_aten);
         const Unlocked others(lock_);
         again = call_again(
             signature,
@@ -241,9 +241,7 @@ void Operation::try_again() {
     if (why == nullptr) {
         {
             const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
-            why = difference(
-                last_values(stack_, facts_.returns), last_values(again, facts_.returns), storages
-            );
+            why = difference(returned(), last_values(again, facts_.returns), storages);
         }
         driver_.drain_free_queue();
     }

@@ -98,6 +98,10 @@ public:
     // Add to `found` the storages in memory that lost their recipe since the last call, if other
     // values are computed from them.
     void take_unrecomputable(std::vector<Storage*>& found);
+
+    // Return true if a storage lost its recipe since the last `take_unrecomputable`.
+    bool has_unrecomputable() const noexcept { return !unrecomputable_.empty(); }
+
     // Set whether `storage` may be evicted while the program holds it.
     void set_evictable_while_held(Storage& storage, bool evictable);
     // Allow eviction of `storage` while the program holds it, but only if nothing else can be

@@ -480,6 +480,15 @@ Bytes Driver::workspace(const Call& call) const noexcept {
     return static_cast<const Recipe&>(call).aside->workspace;
 }
 
+// Keep the memory of the values whose recipe was dropped, because they cannot be recomputed.
+void Driver::own_unrecomputable() {
+    engine.take_unrecomputable(unrecomputable_);
+    for (Storage* source : unrecomputable_) {
+        own(record_of(*source));
+    }
+    unrecomputable_.clear();
+}
+
 // Engine action: evict `storage`, or free it if neither the program nor a recipe can use its value
 // again.
 void Driver::free(Storage& storage) {

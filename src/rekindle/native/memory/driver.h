@@ -145,13 +145,15 @@ public:
         // own dispatch mode were off.
         bool predicted = false;
         std::int64_t taken_over = 0;  // number of calls whose result was written over a gradient
-        // For tests: the smallest reference count seen of a gradient whose storage had no owner but
-        // the autograd node and the running call.
+        // For tests: the fewest references, without that of a boxed argument, seen to a gradient
+        // whose storage had no owner but the autograd node and the running call.
         std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
     };
 
     TakingOver taking_over;
     bool records_streams = false;  // the program called `record_stream`
+    // the program has freed parameters that it may fill again, as FSDP does
+    bool frees_parameters = false;
     // number of evictions so far, not counting values that nothing could use again
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
@@ -566,7 +568,17 @@ private:
     }
 
     // Run `events` while the engine regards every transfer between device and host as finished.
-    void act(c10::function_ref<void()> events) const;
+    template <class F>
+    void act(F&& events) const {
+        if (swapper == nullptr) {
+            events();
+        } else {
+            act_swapping(events);
+        }
+    }
+
+    void act_swapping(c10::function_ref<void()> events) const;
+    void own_unrecomputable();
     void evict_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
     void wait_for_room(Call& call, bool in_place);
@@ -674,12 +686,9 @@ void Driver::perform(F&& events, const char* who) {
     } catch (const NoRoom& shortage) {
         throw out_of_budget(shortage, who);
     }
-    engine.take_unrecomputable(unrecomputable_);
-    // A value whose recipe was dropped cannot be recomputed, so keep its memory.
-    for (Storage* source : unrecomputable_) {
-        own(record_of(*source));
+    if (engine.has_unrecomputable()) {
+        own_unrecomputable();
     }
-    unrecomputable_.clear();
 }
 
 // The loop ends: each retry is caused by a value that the program freed meanwhile, and the program

@@ -166,8 +166,11 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
 inline StorageRecord* find_or_register(
     Driver& driver, Locked& lock, const c10::TensorImpl& tensor
 ) {
-    if (driver.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl()) != nullptr) {
-        return driver.find_or_register(tensor);
+    const AddressEntry* found =
+        driver.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    if (found != nullptr) {
+        StorageRecord* known = found->record;
+        return known != nullptr && !known->untracked ? known : driver.find_or_register(tensor);
     }
     StorageRecord* record = nullptr;
     retry_evicting_held(driver, lock, [&] { record = driver.find_or_register(tensor); });

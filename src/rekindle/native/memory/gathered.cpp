@@ -142,6 +142,7 @@ void leave(Driver& driver, StorageRecord& record, std::int64_t newest) {
     if (record.consumed()) {
         record.special.make_gathered({record.size, fingerprint_of(record.at())});
         record.absent = true;
+        driver.frees_parameters = true;
     }
 }
 
@@ -164,6 +165,9 @@ bool is_back(StorageRecord& record, const StoragePtr& storage_impl) {
 }
 
 void detach_from(Driver& driver, StorageRecord& source) {
+    if (!driver.frees_parameters) {
+        return;
+    }
     std::vector<Storage*> made;
     driver.engine.graph.made_through(source, made);
     if (std::ranges::none_of(made, [&](Storage* each) {

@@ -11,7 +11,7 @@ namespace rekindle {
 namespace {
 
 bool is_of_torch(const Recipe& recipe) {
-    return recipe.facts->name.starts_with("aten::");
+    return recipe.facts->is_aten;
 }
 
 // Return true if the kernel of a recomputation must run with the session mutex held, because it

@@ -46,6 +46,17 @@ public:
         there = {record, nbytes, maker, storage_impl, allocation};
     }
 
+    // The same for an address that is not in the table.
+    void add(
+        const void* address,
+        StorageRecord* record,
+        Bytes nbytes,
+        const Facts* maker,
+        const c10::StorageImpl* storage_impl
+    ) {
+        entries_.add(address, {record, nbytes, maker, storage_impl, ++allocations_});
+    }
+
     // Remove the entry for memory at `address`, if there is one.
     void take(const void* address) noexcept { entries_.take(address); }
 

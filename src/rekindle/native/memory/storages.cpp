@@ -152,7 +152,7 @@ Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
         return 0;
     }
     const Bytes nbytes = counted(storage_impl);
-    table_.put(address, nullptr, nbytes, maker, on_cpu ? nullptr : &storage_impl);
+    table_.add(address, nullptr, nbytes, maker, on_cpu ? nullptr : &storage_impl);
     if (!on_cpu) {
         untracked_.add(address, weak(storage_impl));
     }

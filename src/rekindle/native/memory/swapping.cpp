@@ -17,12 +17,8 @@ void Driver::attach_storage(StorageRecord& record, const StoragePtr& storage_imp
 }
 
 // Run `events` of the engine; within `Swapper::perform` if swapping is on.
-void Driver::act(c10::function_ref<void()> events) const {
-    if (swapper == nullptr) {
-        events();
-    } else {
-        swapper->perform(events);
-    }
+void Driver::act_swapping(c10::function_ref<void()> events) const {
+    swapper->perform(events);
 }
 
 // Return true if `poll_held` must report to the engine that the program no longer holds `record`:

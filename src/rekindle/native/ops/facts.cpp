@@ -166,6 +166,7 @@ Facts& learn(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
     Facts& facts = tables().facts.make();
     facts.name = schema.name();
+    facts.is_aten = facts.name.starts_with("aten::");
     facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
     facts.returns = static_cast<std::uint32_t>(schema.returns().size());
     facts.traits = traits_of(facts.name);
@@ -197,7 +198,7 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.talks = has_effects(facts.name);
     facts.retryable_after_oom = facts.retryable_after_oom && !facts.talks && !facts.unit;
     facts.opaque = facts.opaque || facts.talks || facts.resizes || facts.has(Traits::OPAQUE);
-    facts.differentiated = !facts.name.starts_with("aten::") && !facts.talks && !facts.writes &&
+    facts.differentiated = !facts.is_aten && !facts.talks && !facts.writes &&
                            (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCUDA));

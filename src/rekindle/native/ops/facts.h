@@ -88,6 +88,7 @@ enum class Products : std::uint8_t { none, matrix, any };
 // Properties of one operator overload.
 struct Facts final {
     std::string name;
+    bool is_aten = false;  // The operator is one of PyTorch's own.
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
     // Bit mask of the arguments (the first 64) that the operator writes.

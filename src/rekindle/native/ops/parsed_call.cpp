@@ -44,16 +44,26 @@ std::int64_t bits_of(double number) noexcept {
 }  // namespace
 
 void ParsedCall::take(const torch::jit::Stack& stack) {
+    begin();
+    for (const c10::IValue& value : last_values(stack, facts.arguments)) {
+        add(value);
+    }
+    end();
+    if (facts.has(Traits::STATISTICS)) {
+        take_statistics(stack);
+    }
+}
+
+void ParsedCall::begin() {
     sees_requires_grad_ = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
     key.expect(expected_key());
     key.push_back(static_cast<std::int64_t>(std::bit_cast<std::uintptr_t>(&facts)));
     key.push_back(global_flags());
     const bool only_matrix = facts.products == Products::matrix;
     key.push_back(facts.products == Products::none ? 0 : precision_flags(only_matrix));
-    const auto given = last_values(stack, facts.arguments);
-    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
-        take_argument(given[i], i);
-    }
+}
+
+void ParsedCall::end() {
     // Without tensor arguments, doubles decide the size of the result, as in arange(0.0, 1.0, 0.1).
     if (tensors.empty()) {
         for (const c10::IValue& extra : unkeyed_args) {
@@ -61,9 +71,6 @@ void ParsedCall::take(const torch::jit::Stack& stack) {
                 key.push_back(bits_of(extra.toDouble()));
             }
         }
-    }
-    if (facts.has(Traits::STATISTICS)) {
-        take_statistics(stack);
     }
 }
 
@@ -75,23 +82,22 @@ void ParsedCall::take_over() {
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
-void ParsedCall::take_argument(const c10::IValue& value, std::uint32_t position) {
+void ParsedCall::take_argument(const c10::IValue& value) {
     if (value.isTensor()) {
-        take_tensor(value.toTensor(), position < 64 && (facts.written >> position & 1) != 0);
+        take_argument(value.toTensor());
     } else if (value.isNone()) {
-        key.push_back(Mark::nothing);
+        take_nothing();
     } else if (value.isInt()) {
-        key.push_back(Mark::integer);
-        key.push_back(value.toInt());
+        take_argument(value.toInt());
     } else if (value.isBool()) {
-        key.push_back(value.toBool() ? Mark::yes : Mark::no);
+        take_argument(value.toBool());
     } else if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
         key.push_back(Mark::extra);
         unkeyed_args.push_back(value);
     } else if (value.isList()) {
-        take_list(value, position);
+        take_list(value);
     } else if (value.isString()) {
-        take_text(value.toStringView());
+        take_argument(value.toStringView());
     } else if (value.isDevice()) {
         const c10::Device device = value.toDevice();
         key.push_back(
@@ -102,6 +108,38 @@ void ParsedCall::take_argument(const c10::IValue& value, std::uint32_t position)
     } else {
         key.push_back(Mark::other);
         opaque = true;
+    }
+}
+
+void ParsedCall::take_nothing() {
+    key.push_back(Mark::nothing);
+}
+
+void ParsedCall::take_argument(const at::Tensor& tensor) {
+    take_tensor(tensor, position_ < 64 && (facts.written >> position_ & 1) != 0);
+}
+
+void ParsedCall::take_argument(const c10::Scalar& number) {
+    take_argument(c10::IValue(number));
+}
+
+void ParsedCall::take_argument(std::int64_t number) {
+    key.push_back(Mark::integer);
+    key.push_back(number);
+}
+
+void ParsedCall::take_argument(bool flag) {
+    key.push_back(flag ? Mark::yes : Mark::no);
+}
+
+void ParsedCall::take_argument(c10::ScalarType dtype) {
+    take_argument(static_cast<std::int64_t>(dtype));
+}
+
+void ParsedCall::take_argument(c10::IntArrayRef numbers) {
+    key.push_back(Mark::list | static_cast<std::int64_t>(numbers.size()) << 8);
+    for (const std::int64_t number : numbers) {
+        take_argument(number);
     }
 }
 
@@ -135,11 +173,13 @@ void ParsedCall::take_tensor(const at::Tensor& tensor, bool is_written) {
     const bool asks = sees_requires_grad_ && impl.requires_grad();
     const bool there = impl.device_type() == ACCELERATOR;
     const std::int64_t device = there ? impl.device().index() + 1 : 0;
+    // The tensor is strided, so its dispatch keys tell: `is_conj()` would ask for the layout first.
+    const c10::DispatchKeySet keys = impl.key_set();
     key.push_tensor(
         Mark::tensor | static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
-            device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
-            static_cast<std::int64_t>(impl.is_neg()) << 25 | static_cast<std::int64_t>(asks) << 26 |
-            static_cast<std::int64_t>(sizes.size()) << 32,
+            device << 16 | static_cast<std::int64_t>(keys.has(c10::DispatchKey::Conjugate)) << 24 |
+            static_cast<std::int64_t>(keys.has(c10::DispatchKey::Negative)) << 25 |
+            static_cast<std::int64_t>(asks) << 26 | static_cast<std::int64_t>(sizes.size()) << 32,
         impl.storage_offset(),
         sizes,
         strides
@@ -177,7 +217,7 @@ bool ParsedCall::take_wrapped(const c10::TensorImpl& tensor) {
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
-void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
+void ParsedCall::take_list(const c10::IValue& value) {
     const auto items = value.toListRef();
     key.push_back(Mark::list | static_cast<std::int64_t>(items.size()) << 8);
     opaque = opaque || value.isComplexDoubleList();
@@ -195,14 +235,14 @@ void ParsedCall::take_list(const c10::IValue& value, std::uint32_t position) {
         // the collective may write them.
         if (item.isList()) {
             opaque = true;
-            take_list(item, position);
+            take_list(item);
         } else {
-            take_argument(item, position);
+            take_argument(item);
         }
     }
 }
 
-void ParsedCall::take_text(std::string_view text) {
+void ParsedCall::take_argument(std::string_view text) {
     key.push_back(Mark::text | static_cast<std::int64_t>(text.size()) << 8);
     while (!text.empty()) {
         std::int64_t word = 0;

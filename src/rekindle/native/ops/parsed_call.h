@@ -4,10 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Scalar.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/OptionalArrayRef.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -30,6 +34,19 @@ public:
 
     // Parse the arguments on top of `stack`.
     void take(const torch::jit::Stack& stack);
+
+    // The same for arguments that keep their C++ types: `begin`, then `add` for each argument in
+    // order, then `end`. The key is the one that `take` gives.
+    void begin();
+
+    template <class T>
+    void add(const T& argument) {
+        take_argument(argument);
+        ++position_;
+    }
+
+    void end();
+
     // Record that the operator's result will be written over its first argument.
     void take_over();
 
@@ -48,13 +65,31 @@ public:
     c10::intrusive_ptr<Signature> signature;
 
 private:
-    void take_argument(const c10::IValue& value, std::uint32_t position);
+    void take_argument(const c10::IValue& value);
+    void take_argument(const at::Tensor& tensor);
+    void take_argument(const c10::Scalar& number);
+    void take_argument(std::int64_t number);
+    void take_argument(bool flag);
+    void take_argument(c10::ScalarType dtype);
+    void take_argument(c10::IntArrayRef numbers);
+    void take_argument(std::string_view text);
+    void take_nothing();
+
+    template <class T>
+    void take_argument(const std::optional<T>& value) {
+        value ? take_argument(*value) : take_nothing();
+    }
+
+    void take_argument(const at::OptionalIntArrayRef& numbers) {
+        numbers ? take_argument(*numbers) : take_nothing();
+    }
+
     void take_tensor(const at::Tensor& tensor, bool is_written);
     bool take_wrapped(const c10::TensorImpl& tensor);
-    void take_list(const c10::IValue& value, std::uint32_t position);
-    void take_text(std::string_view text);
+    void take_list(const c10::IValue& value);
     void take_statistics(const torch::jit::Stack& stack);
 
+    std::uint32_t position_ = 0;  // position of the argument that is parsed
     bool sees_requires_grad_ = false;
 };
 

@@ -21,6 +21,7 @@
 #include "../torch/raised.h"
 #include "../torch/replay_dispatch_guard.h"
 #include "../torch/versions.h"
+#include "operator_call.h"
 #include "parsed_call.h"
 
 namespace rekindle {
@@ -414,16 +415,14 @@ std::span<const std::int64_t> expected_key() noexcept {
     return expected == nullptr ? std::span<const std::int64_t>() : expected->key;
 }
 
-c10::intrusive_ptr<Signature> signature_of(
-    const c10::OperatorHandle& op, ParsedCall& parsed, const torch::jit::Stack& stack
-) {
+c10::intrusive_ptr<Signature> signature_of(OperatorCall& call, ParsedCall& parsed) {
     Signatures& all = signatures();
     Signature* found = parsed.key.is_as_expected() ? all.history.expected() : nullptr;
     if (found == nullptr) {
         const std::uint64_t hash = hash_of(parsed.key.words());
         found = all.find(hash, parsed.key.words());
         if (found == nullptr) {
-            auto made = c10::make_intrusive<Signature>(op, parsed, stack);
+            auto made = c10::make_intrusive<Signature>(call.op, parsed, call.stack());
             found = made.get();
             all.add({hash, std::move(made)});
         }

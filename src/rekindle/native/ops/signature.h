@@ -33,6 +33,7 @@ struct Need final {
     bool known;
 };
 
+class OperatorCall;
 class ParsedCall;
 
 // A signature, with measurements of its operator calls. All recipes with this signature share the
@@ -130,9 +131,7 @@ private:
 std::span<const std::int64_t> expected_key() noexcept;
 // Return the signature of an operator call. Calls with equal keys share one signature, until the
 // cache of signatures is full and is cleared.
-c10::intrusive_ptr<Signature> signature_of(
-    const c10::OperatorHandle& op, ParsedCall& parsed, const torch::jit::Stack& stack
-);
+c10::intrusive_ptr<Signature> signature_of(OperatorCall& call, ParsedCall& parsed);
 std::size_t signatures_known() noexcept;
 std::vector<const Signature*> all_signatures();
 

@@ -59,8 +59,7 @@ Remembered& remembered() {
 // operators need the same amount in every process.
 void remember_first_call(Signature& signature, const WorkspaceUsed& used) {
     const Facts& facts = signature.facts;
-    if (!facts.name.starts_with("aten::") ||
-        (signature.workspace == 0 && !facts.may_use_workspace)) {
+    if (!facts.is_aten || (signature.workspace == 0 && !facts.may_use_workspace)) {
         return;
     }
     Remembered& all = remembered();
