@@ -98,7 +98,7 @@ def earlier(path: Path) -> list[dict[str, Any]]:
     return [{"commit": results["commit"]} | row for row in rows]
 
 
-def earlier_by(path: Path, key: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+def earlier_by(path: Path, key: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return the rows of the last run as a dict, by their values of the columns `key`."""
     return {tuple(row[name] for name in key): row for row in earlier(path)}
 

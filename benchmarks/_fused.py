@@ -4,6 +4,8 @@ The functions imitate Triton kernels: they allocate results with `empty_like` an
 their addresses. So PyTorch's dispatcher, and Rekindle, do not see what is computed.
 """
 
+# pyright: reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import ctypes
@@ -197,6 +199,9 @@ class Block(nn.Module):
 
 class Llama(nn.Module):
     """Eight blocks of width 256, for sequences of 256 words of a vocabulary of 512."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, style: str, width: int = 256, heads: int = 4, words: int = 512) -> None:
         super().__init__()

@@ -145,7 +145,7 @@ class _RandomState:
 
 
 def _remat(model: nn.Module, workload: Workload, batch: Any, *, every: int) -> nn.Module:
-    import torch_remat
+    import torch_remat  # pyright: ignore[reportMissingImports]  # may be missing
 
     def wrap(name: str, forward: Any) -> Any:
         return torch_remat.checkpoint(region_name=name, recompute_state_hooks=(_RandomState(),))(
@@ -155,14 +155,14 @@ def _remat(model: nn.Module, workload: Workload, batch: Any, *, every: int) -> n
     return _wrapped(model, workload, every, wrap)
 
 
-def _compiled(model: nn.Module, workload: Workload, batch: Any, *, share: float) -> nn.Module:
+def _compiled(model: nn.Module, workload: Workload, batch: Any, *, share: float) -> Any:
     import torch._functorch.config as functorch
 
     functorch.activation_memory_budget = share
     return torch.compile(model)
 
 
-Prepare = Callable[[nn.Module, Workload, Any], nn.Module]
+Prepare = Callable[[nn.Module, Workload, Any], Any]  #: returns what the steps call
 
 
 def _planned(fraction: float) -> Prepare:
@@ -184,7 +184,7 @@ def _sequential(fraction: float) -> Prepare:
 
 
 def _planned_inductor(fraction: float) -> Prepare:
-    def prepare(model: nn.Module, workload: Workload, about: Any) -> nn.Module:
+    def prepare(model: nn.Module, workload: Workload, about: Any) -> Any:
         budget = _bytes(fraction, about["constants"], about["peak"])
         backend = rekindle.backend(budget=budget, reserve=about["reserve"])
         return torch.compile(model, backend=backend)

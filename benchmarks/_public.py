@@ -283,7 +283,8 @@ def imagenet(layout: torch.memory_format = torch.contiguous_format) -> Program:
                 x = F.relu(one(x) + shortcut(x), inplace=True)
             return self.out(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
-    model = ResNet18().to(memory_format=layout)
+    model = ResNet18()
+    model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]  # not in torch's stubs
     x, y = torch.randn(16, 3, 112, 112).to(memory_format=layout), torch.randint(100, (16,))
     return training(model, lambda: F.cross_entropy(model(x), y), [x, y], torch.optim.SGD)
 

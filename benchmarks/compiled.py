@@ -280,7 +280,7 @@ def main() -> None:
     if options.worker:
         torch.set_num_threads(1)
         prices = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "prices"
-        _prices.cache_folder = lambda: prices
+        _prices.cache_folder = lambda: prices  # pyright: ignore[reportPrivateImportUsage]
         name, way, fraction = options.worker
         done = depth(int(fraction)) if name == "depth" else worker(
             name, way, float(fraction), options.rounds

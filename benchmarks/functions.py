@@ -137,7 +137,7 @@ def backward_alone(training: Training) -> int:
         return staticmethod(backward)
 
     for kind in FUNCTIONS:
-        kind.backward = noting(kind)
+        kind.backward = noting(kind)  # pyright: ignore[reportAttributeAccessIssue]
     training.step()
     most = 0
     for kind, (saved, gradients) in calls.items():
@@ -147,7 +147,7 @@ def backward_alone(training: Training) -> int:
         weights = sum(each.nbytes for each in saved if isinstance(each, torch.nn.Parameter))
         most = max(most, run.peak - weights)
     for kind, original in originals.items():
-        kind.backward = staticmethod(original)
+        kind.backward = staticmethod(original)  # pyright: ignore[reportAttributeAccessIssue]
     return most
 
 

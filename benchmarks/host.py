@@ -136,8 +136,8 @@ def _work(device: str, extension: str, steps: int) -> None:
                 row |= _counted(mode, program, steps, standin)
                 if run is not None:
                     row["recomputed"] = run.recomputations
-                if mode == "watched" and name == "BERT-base":
-                    half = (run.memory + run.peak) // 2
+                    if mode == "watched" and name == "BERT-base":
+                        half = (run.memory + run.peak) // 2
             _say(row)
             del program, run
             gc.collect()

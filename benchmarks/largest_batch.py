@@ -354,7 +354,8 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(*options.worker, options)
+        model, method = options.worker
+        worker(model, method, options)
         return
     now = conditions()
     suffix = "" if options.device == "cpu" else f"_{options.device}"

@@ -15,6 +15,7 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 from _common import conditions, write
 
@@ -36,7 +37,11 @@ NAMES = {
         for stale in ("", "Stale")
     },
 }
-DEAD = {"eager": "evict", "ignore": "ignore", "banish": "banish"}
+DEAD: dict[str, Literal["evict", "ignore", "banish"]] = {
+    "eager": "evict",
+    "ignore": "ignore",
+    "banish": "banish",
+}
 STATUS = {"pass": "pass", "oom": "oom", "thrashed": "thrash"}
 
 

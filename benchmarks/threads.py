@@ -12,6 +12,7 @@ import argparse
 import gc
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ def block(workloads: list[Workload], budget: int | None, steps: int, *, plain: b
         for _ in range(steps):
             workload.step(0)
 
-    with context(None if plain else "native", budget) as run:
+    with nullcontext() if plain else context(budget) as run:
         threads = [threading.Thread(target=train, args=(each,)) for each in workloads]
         for thread in threads:
             thread.start()

@@ -199,7 +199,8 @@ def main() -> None:
     options = parser.parse_args()
     now = conditions()
     if options.worker:
-        for row in measure(PROGRAMS[options.worker](), options.rounds):
+        program = PROGRAMS[options.worker]()  # pyright: ignore[reportCallIssue]  # has a default
+        for row in measure(program, options.rounds):
             print(json.dumps(row), flush=True)
         return
     rows = earlier_by(options.out, KEY)
