@@ -322,7 +322,7 @@ void Operation::predict() {
 // are. Then set `needed_` to an upper bound: a meta kernel would take longer than most operators.
 bool Operation::fits_in_any_case() {
     // After a device OOM, `rescue` needs the exact bytes.
-    if (foreign_ || parsed_.opaque || facts_.dynamic || driver_.device.queues()) {
+    if (foreign_ || parsed_.opaque || driver_.device.queues()) {
         return false;
     }
     const bool unlimited = driver_.engine.budget == UNLIMITED;

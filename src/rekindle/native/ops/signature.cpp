@@ -1,12 +1,10 @@
 #include "signature.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/ExpandUtils.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
@@ -23,6 +21,7 @@
 #include "../torch/versions.h"
 #include "operator_call.h"
 #include "parsed_call.h"
+#include "sizes.h"
 
 namespace rekindle {
 
@@ -267,20 +266,12 @@ Bytes Signature::bytes_on_meta(
         known.put(storage_impl, nbytes);
     });
     if (facts.has(Traits::REDUCED_IN_PLACE)) {
-        return std::max(total, device.rounded(element * elements()));
+        return std::max(total, device.rounded(element * broadcast_elements(geometries)));
     }
     return total;
 }
 
 // Return the number of elements that the arguments have when they are broadcast together.
-std::int64_t Signature::elements() const {
-    at::DimVector sizes;
-    for (const Geometry& geometry : geometries) {
-        sizes = at::infer_size_dimvector(sizes, geometry.sizes);
-    }
-    return geometries.empty() ? 0 : c10::multiply_integers(sizes);
-}
-
 void Signature::learn(
     std::span<const std::uint32_t> positions, Bytes nbytes, bool non_strided_result
 ) {

@@ -116,7 +116,6 @@ private:
 
     Part part_of(const c10::IValue& value) const;
     Bytes bytes_on_meta(std::span<const c10::IValue> unkeyed_args, const Device& device) const;
-    std::int64_t elements() const;
 
     std::vector<Part> parts_;
     // True if every argument can be rebuilt from `parts_`, tensors, and the `unkeyed_args` of a

@@ -94,26 +94,25 @@ Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
     return {UNLIMITED, false};
 }
 
-namespace {
-
-// Most bytes of an element of a result, unless an argument has larger elements.
-constexpr Bytes ELEMENT = 8;
-// Most results of an operator that works element by element.
-constexpr Bytes MOST_RESULTS = 2;
-
-// Return the number of elements that the arguments have when they are broadcast together, or more
-// if they cannot be.
 std::int64_t broadcast_elements(std::span<const Geometry> geometries) {
     c10::SmallVector<std::int64_t, 8> most;  // the last dimension first
     for (const Geometry& geometry : geometries) {
         const std::size_t n = geometry.sizes.size();
         most.resize(std::max(most.size(), n), 1);
         for (std::size_t i = 0; i < n; ++i) {
-            most[i] = std::max(most[i], geometry.sizes[n - 1 - i]);
+            const std::int64_t size = geometry.sizes[n - 1 - i];
+            most[i] = most[i] == 1 ? size : std::max(most[i], size);
         }
     }
     return c10::multiply_integers(most);
 }
+
+namespace {
+
+// Most bytes of an element of a result, unless an argument has larger elements.
+constexpr Bytes ELEMENT = 8;
+// Most results of an operator that works element by element.
+constexpr Bytes MOST_RESULTS = 2;
 
 // Return the number of elements of a product of matrices, whose last two arguments are the factors;
 // -1 for other operators.
