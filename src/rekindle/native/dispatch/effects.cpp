@@ -59,7 +59,7 @@ Effects::~Effects() {
 }
 
 void Effects::run(const Facts& facts, OperatorCall& call, Locked& lock) {
-    torch::jit::Stack& stack = call.stack();
+    const torch::jit::Stack& stack = call.stack();
     // do not check a composite operator: the operators that it calls pass through this function one
     // by one
     if (facts.composed) {

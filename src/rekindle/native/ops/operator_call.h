@@ -211,8 +211,7 @@ public:
         if constexpr (IN_PLACE) {
             return is_boxed() ? std::get<0>(arguments_) : *result_;
         } else {
-            return is_boxed() ? std::move(boxed_->back()).toTensor()
-                              : std::move(result_).toTensor();
+            return std::move(is_boxed() ? stack().back() : result_).toTensor();
         }
     }
 
