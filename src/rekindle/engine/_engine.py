@@ -133,7 +133,7 @@ class Engine(Exchange):
         Evicted storages that the program can reach and whose recomputation reads `storage` are
         recomputed first. Afterwards nothing made from `storage` can be recomputed (R4, sources).
         """
-        needy = storage.made_through()
+        needy = storage.made_through() if self._evicted_wanted else []
         # Lock the resident storages of `needy`, so that they are not evicted while the others are
         # recomputed.
         saved = [made for made in needy if made.resident]

@@ -49,6 +49,8 @@ class Ledger:
         #: Resident storages at which later recomputations start. They are evicted only if no other
         #: storage can be evicted.
         self.checkpoints: dict[Storage, None] = {}
+        # True once a storage was evicted to which the program or autograd still referred.
+        self._evicted_wanted = False
         # True while a recomputation is attempted without evicting checkpoints.
         self._spares_checkpoints = False
         self._order = 0  # number of times so far that a storage became a candidate for eviction
@@ -168,6 +170,7 @@ class Ledger:
     def _vanish(self, storage: Storage) -> None:
         """Mark `storage` and all values in it as not resident."""
         storage.resident = False
+        self._evicted_wanted |= not storage.dead
         self.checkpoints.pop(storage, None)
         for value in storage.values:
             value.defined = False

@@ -185,7 +185,7 @@ void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit
 // exception that Python raises here would end the process.
 bool run(Driver& driver, OperatorCall& call) {
     Locked lock(std::adopt_lock);
-    const Facts& facts = facts_of(call.op);
+    const Facts& facts = call.facts();
     const bool grad_mode = c10::GradMode::is_enabled();
     if (facts.in_place == nullptr || grad_mode) {
         forget_unpacked();

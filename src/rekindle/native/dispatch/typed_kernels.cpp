@@ -57,7 +57,8 @@ template <
 struct Kernel<Op, twin, redispatch> final {
     static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
         static const c10::OperatorHandle op = find<Op>();
-        TypedCall<Result, Arguments...> call(op, keys, redispatch, twin, arguments...);
+        static const Facts* facts = nullptr;  // guarded by the session mutex
+        TypedCall<Result, Arguments...> call(op, keys, facts, redispatch, twin, arguments...);
         on_operator(call);
         return call.take_result();
     }

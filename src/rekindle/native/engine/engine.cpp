@@ -178,7 +178,7 @@ void Engine::save_from(Storage& storage, Saved& saved) {
 // `storage`. Sources (values without a recipe) that only those recipes needed are processed in the
 // same way.
 void Engine::forget_quietly(Storage& storage) {
-    {
+    if (evicted_wanted_) {
         Saved saved(*this);
         std::uint64_t visits = 0;
         // Repeat, because events of other threads may have computed more values from `storage`

@@ -289,6 +289,7 @@ void Ledger::free_all() {
 // Mark `storage` and its values as evicted.
 void Ledger::vanish(Storage& storage) {
     storage.resident = false;
+    evicted_wanted_ = evicted_wanted_ || !storage.dead();
     if (storage.checkpoint) {
         storage.checkpoint = false;
         std::erase(checkpoints_, &storage);

@@ -269,6 +269,8 @@ protected:
     bool planned_ = false;
     // Resident storages at which later recomputations start.
     std::vector<Storage*> checkpoints_;
+    // True once a storage was evicted to which the program or autograd still referred.
+    bool evicted_wanted_ = false;
     // True while a recomputation is attempted without evicting checkpoints.
     bool spares_checkpoints_ = false;
     std::uint64_t visits_ = 0;  // Number of `Interlude` scopes in which other events ran.

@@ -28,6 +28,7 @@
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
 #include "../torch/storage_ptr.h"
+#include "facts.h"
 #include "parsed_call.h"
 
 namespace rekindle {
@@ -62,7 +63,7 @@ public:
     OperatorCall(
         const c10::OperatorHandle& called, c10::DispatchKeySet all_keys, torch::jit::Stack* stack
     )
-        : op(called), keys(all_keys), stack_(stack), size_(stack == nullptr ? 0 : stack->size()) {}
+        : op(called), keys(all_keys), stack_(stack), size_(stack->size()) {}
 
     OperatorCall(const OperatorCall&) = delete;
     OperatorCall& operator=(const OperatorCall&) = delete;
@@ -73,6 +74,17 @@ public:
     const c10::DispatchKeySet keys;
 
     bool is_boxed() const noexcept { return stack_ != nullptr; }
+
+    // Return the properties of the operator. Requires the session mutex.
+    const Facts& facts() {
+        if (facts_ == nullptr) {
+            return facts_of(op);
+        }
+        if (*facts_ == nullptr) {
+            *facts_ = &facts_of(op);
+        }
+        return **facts_;
+    }
 
     // Return the stack with the arguments or results on top. A typed call boxes its arguments
     // first; it must not have run yet.
@@ -106,14 +118,22 @@ public:
     virtual std::span<const c10::IValue> results(std::size_t n) const;
 
 protected:
+    // A call whose arguments are not on a stack. facts: the operator's properties, null until they
+    // are known. They stay there: the operator must never be removed from the dispatcher.
+    OperatorCall(
+        const c10::OperatorHandle& called, c10::DispatchKeySet all_keys, const Facts*& facts
+    )
+        : op(called), keys(all_keys), facts_(&facts) {}
+
     ~OperatorCall() = default;
 
 private:
     // Put the arguments of a typed call on a stack.
     virtual torch::jit::Stack& box() { return *stack_; }
 
-    torch::jit::Stack* stack_;  // null while the arguments are C++ values
-    std::size_t size_;          // size of the stack with the arguments
+    const Facts** const facts_ = nullptr;
+    torch::jit::Stack* stack_ = nullptr;  // null while the arguments are C++ values
+    std::size_t size_ = 0;                // size of the stack with the arguments
 };
 
 // A call whose arguments are on a stack for good.
@@ -137,11 +157,12 @@ public:
     TypedCall(
         const c10::OperatorHandle& called,
         c10::DispatchKeySet all_keys,
+        const Facts*& facts,
         Redispatch redispatch,
         RedispatchTwin twin,
         std::remove_reference_t<Arguments>&... arguments
     )
-        : OperatorCall(called, all_keys, nullptr),
+        : OperatorCall(called, all_keys, facts),
           redispatch_(redispatch),
           twin_(twin),
           arguments_(arguments...) {}
