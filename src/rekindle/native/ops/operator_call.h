@@ -3,11 +3,12 @@
 // NOTE [Boxed and typed calls]
 //
 // The dispatcher delivers most operators boxed: their arguments are `IValue`s on a stack. Boxing
-// allocates the stack and counts a reference to each tensor, which takes as long as the core's own
-// work on an operator. So operators that training steps call very often have kernels of their own
-// at the core's dispatch key (dispatch/typed_kernels.cpp), which get the arguments as C++ values: a
-// `TypedCall`. Rarely used code reads the arguments from a stack in any case. When it asks for the
-// stack of a typed call, the call boxes its arguments, and is a boxed call from then on.
+// allocates the stack and counts a reference to each tensor. For a small operator this takes about
+// a fifth of the time that the core adds. So operators that training steps call very often have
+// kernels of their own at the core's dispatch key (dispatch/typed_kernels.cpp), which get the
+// arguments as C++ values: a `TypedCall`. Rarely used code reads the arguments from a stack in any
+// case. When it asks for the stack of a typed call, the call boxes its arguments, and is a boxed
+// call from then on.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
