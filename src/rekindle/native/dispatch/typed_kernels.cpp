@@ -96,7 +96,7 @@ void register_typed_kernels(torch::Library& aten) {
     add<at::_ops::mean>(aten);
     add<at::_ops::mean_dim>(aten);
     add<at::_ops::mm>(aten);
-    add<at::_ops::mul__Scalar>(aten);
+    add<at::_ops::mul__Tensor>(aten);
     add<at::_ops::neg>(aten);
     add<at::_ops::pow_Tensor_Scalar>(aten);
     add<at::_ops::relu>(aten);
