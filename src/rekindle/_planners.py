@@ -37,14 +37,15 @@ from rekindle.policies import DEFAULT, DTR, MSPS, Policy, Swap
 from rekindle.schedule import Schedule, verify
 from rekindle.simulator import replay, smallest_budget
 
-# Limit on recomputation in a simulated run from which a search starts, as a multiple of the
-# program's own time. A run that recomputes longer is a bad start and slow to simulate.
+# Limit on recomputation, as a multiple of the program's own time, in a plan that is not proven
+# optimal, and in a simulated run from which a search starts. A run that recomputes longer is a bad
+# start and slow to simulate. A longer plan has millions of steps.
 LONGEST: Final = 10
 _QUICK: Final = 1  # the same limit for the first simulated run, before any plan is known
 # Settings of the search for the smallest budget that has a plan. _ASIDE is its share of the time
 # limit, and _TRY the share of one attempt. An attempt stops at a plan that costs at most the share
-# _ENOUGH above the lower bound. This share is large, because any plan, however slow, shows that the
-# budget suffices.
+# _ENOUGH above the lower bound. This share is large, because any plan within `LONGEST` shows that
+# the budget suffices.
 _ASIDE, _TRY, _ENOUGH = 0.25, 0.02, 10.0
 
 
@@ -109,8 +110,8 @@ class WarmCuts:
 
     If `Cuts` finds no plan, it starts again from runs with other eviction policies. The plan is
     never slower than the first run, unless the run recomputes for more than ten times the program's
-    own time. With `swap`, `Cuts` starts from three runs: one only recomputes, one only swaps, and
-    one does both.
+    own time. A plan that recomputes longer is returned only if it is proven optimal. With `swap`,
+    `Cuts` starts from three runs: one only recomputes, one only swaps, and one does both.
 
     Attributes:
         time_limit: Seconds for the search.
@@ -140,6 +141,7 @@ class WarmCuts:
             runs = _runs(problem, budget, [DEFAULT], limit)
         for run in runs:
             plan = _no_dearer(plan, problem, run)
+        plan = _unless_endless(plan)
         return plan if plan.schedule is not None else self._with_smallest(plan, problem)
 
     def _with_smallest(self, plan: Plan, problem: Problem) -> Plan:
@@ -152,17 +154,25 @@ class WarmCuts:
         high = smallest_budget(problem.trace, DEFAULT, above=low + 1)
         if plan.smallest_budget is not None:
             high = min(high, plan.smallest_budget)
+        if not self._has_plan(problem, high, _TRY * self.time_limit):
+            low, high = high, problem.keep_all_peak
         while high - low > 0.01 * high and (left := until - time.perf_counter()) > 0:
             middle = (low + high) // 2
-            quick = WarmCuts(min(left, _TRY * self.time_limit), _ENOUGH)._cuts(())
-            if quick.plan(problem, middle).schedule is None:
-                low = middle
-            else:
+            if self._has_plan(problem, middle, min(left, _TRY * self.time_limit)):
                 # The peak of this plan may be below `middle`. But the planner might find no plan if
                 # that peak were its budget. So `middle` is the smallest budget that is known to
                 # work.
                 high = middle
+            else:
+                low = middle
         return replace(plan, smallest_budget=high)
+
+    def _has_plan(self, problem: Problem, budget: Bytes, seconds: float) -> bool:
+        """Search for a plan for a short time, and return True if there is one."""
+        if _runs(problem, budget, [DEFAULT], LONGEST):
+            return True
+        plan = WarmCuts(seconds, _ENOUGH)._cuts(()).plan(problem, budget)
+        return _unless_endless(plan).schedule is not None
 
     def _mixed(self, problem: Problem, budget: Bytes, watch: Watch | None, swap: Swap) -> Plan:
         """Plan with swapping; the search starts from three simulated runs of the online engine."""
@@ -209,6 +219,22 @@ def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
         recompute_ns=cost.recompute_ns,
         peak=cost.peak,
         smallest_budget=None,
+    )
+
+
+def _unless_endless(plan: Plan) -> Plan:
+    """Return `plan`, without its schedule if this recomputes for too long and is not optimal."""
+    if plan.recompute_ns is None or plan.recompute_ns <= LONGEST * plan.compute_ns:
+        return plan
+    if plan.status is Status.OPTIMAL:
+        return plan
+    return replace(
+        plan,
+        status=Status.NOT_FOUND,
+        schedule=None,
+        recompute_ns=None,
+        peak=None,
+        detail=f"all plans found recompute for more than {LONGEST} times the program's own time",
     )
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle import _planners
 from rekindle._planners import Online, WarmCuts
-from rekindle.planners import Cuts, Problem, Search, _fitting
+from rekindle.planners import Cuts, Problem, Search, Status, _fitting
 from rekindle.planners._base import recompute_all
 from rekindle.planners._fitting import Fitter
 from rekindle.planners._sequence import Timeline, prune, timeline
@@ -224,6 +225,24 @@ def test_smallest_budget_that_cuts_planner_suggests_has_plan() -> None:
     everything = timeline(problem, prune(problem, recompute_all(problem)))
     assert refused.smallest_budget <= everything.peak
     assert Cuts(time_limit=1).plan(problem, refused.smallest_budget).schedule is not None
+
+
+def test_plan_that_recomputes_for_too_long_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of hundreds of times the program's time has millions of steps, and helps nobody."""
+    problem = deep(12)
+    budget = problem.floor + 4
+    slow = WarmCuts(0.5).plan(problem, budget)
+    assert slow.status is Status.FEASIBLE
+    assert slow.overhead is not None
+    assert slow.overhead > 1
+    monkeypatch.setattr(_planners, "LONGEST", 1)
+    refused = WarmCuts(0.5).plan(problem, budget)
+    assert (refused.status, refused.schedule) == (Status.NOT_FOUND, None)
+    assert "more than 1 times the program's own time" in refused.message
+    assert refused.smallest_budget is not None
+    found = WarmCuts(0.5).plan(problem, refused.smallest_budget)
+    assert found.overhead is not None
+    assert found.overhead <= 1
 
 
 @given(problems(), st.sampled_from([1e-6, 0.2]))
