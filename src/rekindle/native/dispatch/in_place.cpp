@@ -202,8 +202,8 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
 }
 
 // Return true if nothing but `gradient`, which must have exactly `references` references, owns its
-// storage, so that the operator may write over it. The fence orders the reads of earlier owners, who
-// have released their references, before this write.
+// storage, so that the operator may write over it. The fence orders the reads of earlier owners,
+// who have released their references, before this write.
 bool is_only_used_here(Driver& driver, const at::Tensor& gradient, std::size_t references) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
     const AddressEntry* entry = driver.find_by_address(storage_impl);
