@@ -141,7 +141,7 @@ class WarmCuts:
             runs = _runs(problem, budget, [DEFAULT], limit)
         for run in runs:
             plan = _no_dearer(plan, problem, run)
-        plan = _unless_endless(plan)
+        plan = unless_endless(plan)
         return plan if plan.schedule is not None else self._with_smallest(plan, problem)
 
     def _with_smallest(self, plan: Plan, problem: Problem) -> Plan:
@@ -172,7 +172,7 @@ class WarmCuts:
         if _runs(problem, budget, [DEFAULT], LONGEST):
             return True
         plan = WarmCuts(seconds, _ENOUGH)._cuts(()).plan(problem, budget)
-        return _unless_endless(plan).schedule is not None
+        return unless_endless(plan).schedule is not None
 
     def _mixed(self, problem: Problem, budget: Bytes, watch: Watch | None, swap: Swap) -> Plan:
         """Plan with swapping; the search starts from three simulated runs of the online engine."""
@@ -222,11 +222,10 @@ def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
     )
 
 
-def _unless_endless(plan: Plan) -> Plan:
+def unless_endless(plan: Plan) -> Plan:
     """Return `plan`, without its schedule if this recomputes for too long and is not optimal."""
-    if plan.recompute_ns is None or plan.recompute_ns <= LONGEST * plan.compute_ns:
-        return plan
-    if plan.status is Status.OPTIMAL:
+    recompute_ns = plan.recompute_ns or 0
+    if plan.status is Status.OPTIMAL or recompute_ns <= LONGEST * plan.compute_ns:
         return plan
     return replace(
         plan,

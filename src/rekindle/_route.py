@@ -18,7 +18,7 @@ import sys
 from dataclasses import replace
 from typing import TextIO
 
-from rekindle._planners import LONGEST, Online, WarmCuts
+from rekindle._planners import LONGEST, Online, WarmCuts, unless_endless
 from rekindle.engine import Route
 from rekindle.planners import Plan, Problem, Status
 from rekindle.planners.given import steps_of
@@ -50,7 +50,7 @@ def main(
             if mixed is not None and (best is None or _saves(mixed, best)):
                 _write_plan(plans, mixed, problem)
                 return
-        plan = Cuts(share * seconds, warm_start=warm).plan(problem, budget)
+        plan = unless_endless(Cuts(share * seconds, warm_start=warm).plan(problem, budget))
         if plan.schedule is None:
             continue
         # The second search starts from the first plan, so its plan never costs more than the first

@@ -28,9 +28,8 @@
 #include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
 
-#include <string>
-
 #include "../ops/operator_call.h"
+#include "../torch/dispatch_key.h"
 #include "runtime.h"
 
 namespace rekindle {
@@ -66,12 +65,7 @@ struct Kernel<Op, twin, redispatch> final {
 
 template <class Op, auto twin = nullptr>
 void add(torch::Library& aten) {
-    constexpr auto kernel = &Kernel<Op, twin, &Op::redispatch>::run;
-    std::string name = Op::name;
-    if (*Op::overload_name != '\0') {
-        name += std::string(".") + Op::overload_name;
-    }
-    aten.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel)));
+    register_kernel<Op, &Kernel<Op, twin, &Op::redispatch>::run>(aten);
 }
 
 // The same for a backward operator whose result may be written over its incoming gradient.

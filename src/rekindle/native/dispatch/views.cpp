@@ -17,7 +17,6 @@
 #include <ATen/ops/view_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <string>
 #include <utility>
 
 #include "../base/mutex.h"
@@ -67,33 +66,28 @@ struct View<redispatch> final {
 };
 
 template <class Op>
-void register_kernel(torch::Library& aten) {
-    constexpr auto kernel = &View<&Op::redispatch>::run;
-    std::string name = Op::name;
-    if (*Op::overload_name != '\0') {
-        name += std::string(".") + Op::overload_name;
-    }
-    aten.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel)));
+void add_view(torch::Library& aten) {
+    register_kernel<Op, &View<&Op::redispatch>::run>(aten);
 }
 
 }  // namespace
 
 void register_view_kernels(torch::Library& aten) {
-    register_kernel<at::_ops::alias>(aten);
-    register_kernel<at::_ops::as_strided>(aten);
-    register_kernel<at::_ops::detach>(aten);
-    register_kernel<at::_ops::expand>(aten);
-    register_kernel<at::_ops::permute>(aten);
-    register_kernel<at::_ops::select_int>(aten);
-    register_kernel<at::_ops::slice_Tensor>(aten);
-    register_kernel<at::_ops::split_Tensor>(aten);
-    register_kernel<at::_ops::split_with_sizes>(aten);
-    register_kernel<at::_ops::squeeze_dim>(aten);
-    register_kernel<at::_ops::t>(aten);
-    register_kernel<at::_ops::transpose_int>(aten);
-    register_kernel<at::_ops::unbind_int>(aten);
-    register_kernel<at::_ops::unsqueeze>(aten);
-    register_kernel<at::_ops::view>(aten);
+    add_view<at::_ops::alias>(aten);
+    add_view<at::_ops::as_strided>(aten);
+    add_view<at::_ops::detach>(aten);
+    add_view<at::_ops::expand>(aten);
+    add_view<at::_ops::permute>(aten);
+    add_view<at::_ops::select_int>(aten);
+    add_view<at::_ops::slice_Tensor>(aten);
+    add_view<at::_ops::split_Tensor>(aten);
+    add_view<at::_ops::split_with_sizes>(aten);
+    add_view<at::_ops::squeeze_dim>(aten);
+    add_view<at::_ops::t>(aten);
+    add_view<at::_ops::transpose_int>(aten);
+    add_view<at::_ops::unbind_int>(aten);
+    add_view<at::_ops::unsqueeze>(aten);
+    add_view<at::_ops::view>(aten);
 }
 
 }  // namespace rekindle

@@ -41,9 +41,11 @@ public:
         const Facts* maker,
         const c10::StorageImpl* storage_impl
     ) {
-        AddressEntry& there = entries_.at(address);
-        const AllocationId allocation = there.allocation != 0 ? there.allocation : ++allocations_;
-        there = {record, nbytes, maker, storage_impl, allocation};
+        if (AddressEntry* there = entries_.find(address)) {
+            *there = {record, nbytes, maker, storage_impl, there->allocation};
+        } else {
+            add(address, record, nbytes, maker, storage_impl);
+        }
     }
 
     // The same for an address that is not in the table.

@@ -16,7 +16,7 @@ void Driver::attach_storage(StorageRecord& record, const StoragePtr& storage_imp
     arrive(record, storage_impl, {});
 }
 
-// Run `events` of the engine; within `Swapper::perform` if swapping is on.
+// Run `events` of the engine within `Swapper::perform`, because swapping is on.
 void Driver::act_swapping(c10::function_ref<void()> events) const {
     swapper->perform(events);
 }

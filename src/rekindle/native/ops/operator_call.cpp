@@ -1,7 +1,5 @@
 #include "operator_call.h"
 
-#include "../torch/storage_ptr.h"
-
 namespace rekindle {
 
 Operand Operand::of(const c10::IValue& value) {

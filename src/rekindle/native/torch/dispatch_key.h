@@ -20,6 +20,8 @@
 #include <c10/core/DispatchKeySet.h>
 #include <torch/library.h>
 
+#include <string>
+
 namespace rekindle {
 
 inline constexpr c10::DispatchKey KEY = c10::DispatchKey::Fake;
@@ -37,5 +39,15 @@ const char* register_at_key(torch::CppFunction&& fallback);
 // Return a library through which kernels of single operators are registered at Rekindle's dispatch
 // key. The library is never destroyed.
 torch::Library& library_at_key(const char* operators);
+
+// Register `kernel`, a function with the C++ type of the operator `Op`, in `library`.
+template <class Op, auto kernel>
+void register_kernel(torch::Library& library) {
+    std::string name = Op::name;
+    if (*Op::overload_name != '\0') {
+        name += std::string(".") + Op::overload_name;
+    }
+    library.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel)));
+}
 
 }  // namespace rekindle
