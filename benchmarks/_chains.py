@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.nn.functional as F
-from _workloads import ResNet50
-from tests.pytorch.networks import GPT, Encoder, MixtureOfExperts
+from _common import ROOT as _ROOT  # this import makes `tests` importable
+from tests.pytorch.networks import GPT, Encoder, MixtureOfExperts, ResNet50
 from torch import Tensor, nn
+
+assert _ROOT
 
 
 class Link(nn.Module):

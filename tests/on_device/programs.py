@@ -185,6 +185,7 @@ def _twice(machine: Machine) -> Any:
 
 
 def _compiled(machine: Machine, **options: Any) -> Any:
+    torch._dynamo.reset()  # after a few models, Dynamo runs the same code without compiling it
     model = blocks(machine)
     parts = [torch.compile(block, **options) for block in model]
 
@@ -257,6 +258,18 @@ def programs(machine: Machine) -> Iterator[tuple[str, Program]]:
 def compiled(machine: Machine) -> Program:
     """Train blocks that Inductor compiles."""
     return _compiled(machine)
+
+
+def compiled_whole(machine: Machine) -> Program:
+    """Train a model that Inductor compiles as a whole, between two layers that it does not."""
+    torch._dynamo.reset()
+    model = blocks(machine)
+    middle = torch.compile(model)
+    first, last = blocks(machine)[0], blocks(machine)[0]
+    return training(
+        nn.ModuleList([first, model, last]),
+        lambda: last(middle(first(batch(machine)))).square().mean(),
+    )
 
 
 def reduced_overhead(machine: Machine) -> Program:

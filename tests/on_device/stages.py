@@ -27,6 +27,7 @@ import rekindle
 from tests.on_device import programs, timing, workloads
 from tests.on_device.in_place import in_place
 from tests.on_device.machine import Line, Machine, Program, check, refusal, same, switched
+from tests.on_device.public import public
 from tests.on_device.trials import chosen_kernels
 
 MIB = 2**20
@@ -293,6 +294,27 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
     return same([local(t) for t in one], [local(t) for t in other])
 
 
+def compiled_in_budgets(machine: Machine) -> Iterator[Line]:
+    """Train compiled blocks with a budget around each step; compiled code outlives each budget."""
+    plain = machine.trained(programs.compiled, 4, 1 << 40)
+    amount = plain.budget(0.6) if not machine.is_cuda else plain.run.peak * 3 // 4
+    torch.manual_seed(0)
+    machine.start_anew()
+    model, step = programs.compiled(machine)
+    recomputed = 0
+    for _ in range(4):
+        with rekindle.budget(amount, device=machine.kind) as run:
+            step()
+        recomputed += run.recomputations
+    values = [value.detach().cpu() for value in model.state_dict().values()]
+    yield check(
+        "compiled blocks, a budget around each step",
+        same(values, plain.values[: len(values)]) and recomputed > 0,
+        recomputations=recomputed,
+        budget=amount,
+    )
+
+
 #: Stages that compare bits, and so need deterministic algorithms: some operators of their programs
 #: otherwise sum in any order.
 _SETTLED = ("in place", "memory", "swap")
@@ -333,6 +355,8 @@ STAGES: dict[str, Stage] = {
     "bits, second half": Stage(partial(bits, part=slice(1, None, 2)), 150),
     "captured": _alone("a graph captured inside", programs.captured),
     "compiled": _alone("compiled blocks", programs.compiled),
+    "compiled whole": _alone("a compiled model", programs.compiled_whole),
+    "compiled, budgets": Stage(compiled_in_budgets, 100, on_cpu=False),
     "reduced overhead": _alone("compiled, reduce-overhead", programs.reduced_overhead),
     "triton": _alone("kernels in Triton", programs.triton),
     "in place": Stage(in_place, 100),
@@ -343,6 +367,7 @@ STAGES: dict[str, Stage] = {
     "swap": Stage(swap, 100),
     "faults": Stage(faults, 60),
     "world_of_one": Stage(world_of_one, 100),
+    "public": Stage(public, 170),
     "facts": Stage(facts, 25, timed=True),
     "calls": Stage(timing.calls, 25, timed=True),
     "hosts": Stage(timing.models, 60, timed=True),

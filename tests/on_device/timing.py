@@ -25,10 +25,10 @@ MIB = 2**20
 def speed(machine: Machine, *, bf16: bool) -> Iterator[Line]:
     """Measure rows per second of a larger batch, in the memory that a smaller one needs."""
     warm, count = machine.size(2, 1), machine.size(6, 2)
-    for name, (make, how, rows, sequence, times) in workloads.SPEED.items():
-        rows = machine.size(rows, 2)
-        build = lambda n, make=make, how=how, sequence=sequence: partial(  # noqa: E731
-            workloads.language, machine, make(machine, **how), n, sequence, bf16=bf16
+    for name, load in workloads.SPEED.items():
+        rows, times = machine.size(load.rows, 2), load.times
+        build = lambda n, load=load: partial(  # noqa: E731
+            load.train, machine, load.model(machine), n, load.size, bf16=bf16
         )
         most = machine.trained(lambda _, b=build, n=rows: b(n)(), 2).peak
         reserved = torch.cuda.max_memory_reserved() if machine.is_cuda else 0
@@ -71,8 +71,10 @@ def _methods(
     if not _settings() and not machine.quick:
         yield "watched", rows, partial(within, None)
         yield "plain, beyond the memory", times * rows, None
-        yield "learned", times * rows, partial(within, most, learn="wait", cache=False)
-        yield "swap", times * rows, partial(within, most, swap="32GiB")
+        learned = partial(within, most, learn="wait", cache=False)
+        yield "learned", times * rows, learned
+        yield "learned, swap", times * rows, partial(learned, swap="32GiB")
+        yield "swap", times * rows, partial(within, most, swap="32GiB", learn=False)
 
 
 def _settings() -> str:
@@ -209,9 +211,9 @@ def models(machine: Machine) -> Iterator[Line]:
     The steps run in plain PyTorch, in a budget without a limit, and in one of half of the memory.
     """
     count = machine.size(10, 2)
-    for name, (make, how, *_) in workloads.SPEED.items():
-        build = lambda _, make=make, how=how: workloads.language(  # noqa: E731
-            machine, make(machine, **how), machine.size(16, 2), 128, bf16=True
+    for name, load in workloads.SPEED.items():
+        build = lambda _, load=load: load.train(  # noqa: E731
+            machine, load.model(machine), machine.size(16, 2), load.short, bf16=True
         )
         _, half = machine.within(build, machine.trained(build, 2).budget(0.5), 2)
         within = partial(rekindle.budget, device=machine.kind, learn=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -16,22 +18,29 @@ from tests.pytorch import networks
 
 def bert(machine: Machine, *, large: bool = False) -> nn.Module:
     width, layers = (1024, 24) if large else (768, 12)
-    return networks.Encoder(
-        vocabulary=machine.size(30522, 50),
-        width=machine.size(width, 32),
-        layers=machine.size(layers, 3),
-        context=512,
-    )
+    with torch.device(machine.kind):
+        return networks.Encoder(
+            vocabulary=machine.size(30522, 50),
+            width=machine.size(width, 32),
+            layers=machine.size(layers, 3),
+            context=512,
+        )
 
 
 def gpt2(machine: Machine) -> nn.Module:
-    return networks.GPT(
-        vocabulary=machine.size(50257, 50),
-        width=machine.size(768, 32),
-        heads=machine.size(12, 2),
-        layers=machine.size(12, 3),
-        context=1024,
-    )
+    with torch.device(machine.kind):
+        return networks.GPT(
+            vocabulary=machine.size(50257, 50),
+            width=machine.size(768, 32),
+            heads=machine.size(12, 2),
+            layers=machine.size(12, 3),
+            context=1024,
+        )
+
+
+def resnet50(machine: Machine) -> nn.Module:
+    with torch.device(machine.kind):
+        return networks.ResNet50(width=machine.size(64, 8), classes=1000)
 
 
 def language(
@@ -80,10 +89,48 @@ def unet(machine: Machine) -> Any:
     return training(model, loss)
 
 
-#: For each model: a batch size that fits in plain PyTorch, the length of the batch's rows, and the
-#: factor of the larger batch. The factors are those that the authors of DTR published.
+def vision(
+    machine: Machine, model: nn.Module, rows: int, size: int, *, bf16: bool = False
+) -> tuple[nn.Module, Callable[[], None]]:
+    """Return a function that trains `model` to classify random images of `size` pixels."""
+    size = machine.size(size, 16)
+
+    def loss() -> Tensor:
+        images = torch.randn(rows, 3, size, size, device=machine.kind)
+        classes = torch.randint(1000, (rows,), device=machine.kind)
+        with torch.autocast(machine.kind, torch.bfloat16, enabled=bf16):
+            out = model(images)
+        return F.cross_entropy(out.float(), classes)
+
+    return training(model, loss)
+
+
+@final
+@dataclass(frozen=True)
+class Workload:
+    """A model whose speed is measured.
+
+    Attributes:
+        model: Makes the model.
+        train: Makes its training step, from the model, the batch size and the size of a sample.
+        rows: A batch size that fits in plain PyTorch.
+        size: The length of a sequence, or the pixels of an image's side.
+        times: The factor of the larger batch.
+        short: The size of a sample for which the host's time decides.
+    """
+
+    model: Callable[[Machine], nn.Module]
+    train: Callable[..., tuple[nn.Module, Callable[[], None]]]
+    rows: int
+    size: int
+    times: int
+    short: int = 128
+
+
+#: The factors of the language models are those that the authors of DTR published.
 SPEED = {
-    "BERT-base": (bert, {}, 16, 512, 2),
-    "BERT-large": (bert, {"large": True}, 8, 512, 2),
-    "GPT-2": (gpt2, {}, 8, 1024, 3),
+    "BERT-base": Workload(bert, language, 16, 512, 2),
+    "BERT-large": Workload(partial(bert, large=True), language, 8, 512, 2),
+    "GPT-2": Workload(gpt2, language, 8, 1024, 3),
+    "ResNet-50": Workload(resnet50, vision, 128, 224, 2, short=32),
 }

@@ -130,6 +130,58 @@ class ResNet(nn.Module):
         return self.classify(self.features(images))
 
 
+class Bottleneck(nn.Module):
+    """Convolutions 1x1, 3x3, 1x1 with batch norm and in-place ReLU (He et al., CVPR 2016)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * width
+        self.branch = nn.Sequential(
+            nn.Conv2d(channels, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.branch(x)
+        y += self.shortcut(x)
+        return F.relu_(y)
+
+
+class ResNet50(nn.Module):
+    """ResNet-50: stages of 3, 4, 6 and 3 bottlenecks."""
+
+    def __init__(self, *, width: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        blocks, channels = [], width
+        for stage, depth in enumerate((3, 4, 6, 3)):
+            for block in range(depth):
+                stride = 2 if stage and not block else 1
+                blocks.append(Bottleneck(channels, width * 2**stage, stride))
+                channels = 4 * width * 2**stage
+        self.blocks = nn.Sequential(*blocks)
+        self.classify = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classify(self.blocks(self.stem(images)).mean((2, 3)))
+
+
 class DenseLayer(nn.Module):
     """Norm, ReLU, 1x1 convolution, norm, ReLU, 3x3 convolution of all earlier results."""
 
