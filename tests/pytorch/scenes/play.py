@@ -58,6 +58,7 @@ class Mode:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     amount: Literal["roomy", "tight", "peak"] = "tight"
     everything: bool = False  # True to evict all that may be evicted before each operator
+    counted: int = 0  # about as many operators are only counted at first (memory/only_counting.h)
     weight: float = 1.0
 
 
@@ -70,6 +71,9 @@ MODES: dict[str, Mode] = {
         Mode("anything, tight", {"evict": "anything"}, weight=3),
         Mode("everything evicted", amount="roomy", everything=True, weight=2),
         Mode("anything, everything evicted", {"evict": "anything"}, "roomy", True, weight=2),
+        Mode("only counted", amount="roomy", counted=1 << 40),
+        Mode("counted, then everything evicted", {}, "roomy", True, counted=300, weight=2),
+        Mode("counted, then saved evicted", {"evict": "saved"}, "roomy", True, counted=300),
         Mode("peak", amount="peak"),
         Mode("learned, tight", {"learn": "wait"}, weight=1),
         Mode("swap, tight", {"swap": "1GiB"}, weight=1),
@@ -144,6 +148,9 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
                 world.notes.append(f"{type(raised).__name__}: {str(raised).splitlines()[0]}")
 
     taken = cores.counting() if mode is not None else deep_copies_counted()
+    if mode is not None and mode.counted:
+        operators = Random(seed).randrange(mode.counted)
+        cores.tune(lambda driver: driver.core.count_only(driver.handle, operators))
     everything = evicting_before_every_operator() if mode and mode.everything else nullcontext()
     with taken, everything, tally.counting():
         program()

@@ -107,6 +107,7 @@ public:
     explicit CountingAllocator(c10::Allocator& counted) : counted_(counted) {}
 
     c10::DataPtr allocate(std::size_t bytes) override {
+        AllocationLimit::check(static_cast<Bytes>(bytes));
         if (the_watch().on.load(std::memory_order_relaxed)) {
             the_watch().check_limit(static_cast<Bytes>(bytes));
         }
@@ -168,6 +169,32 @@ void CountingAllocator::give_back(void* piece) {
 }
 
 }  // namespace
+
+namespace {
+
+AllocationLimit*& innermost_limit() noexcept {
+    thread_local AllocationLimit* found = nullptr;
+    return found;
+}
+
+}  // namespace
+
+AllocationLimit::AllocationLimit(Bytes most) noexcept
+    : most_(most), innermost_(innermost_limit()), outer_(innermost_) {
+    innermost_ = this;
+}
+
+AllocationLimit::~AllocationLimit() {
+    innermost_ = outer_;
+}
+
+void AllocationLimit::check(Bytes bytes) {
+    AllocationLimit* limit = innermost_limit();
+    if (limit != nullptr && bytes > limit->most_) {
+        limit->refused_ = true;
+        throw std::bad_alloc();
+    }
+}
 
 void count_allocations() {
     c10::Allocator* there = c10::GetCPUAllocator();

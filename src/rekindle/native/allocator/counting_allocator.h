@@ -37,6 +37,30 @@ c10::DeleterFnPtr counting_ones_own() noexcept;
 void watch_allocations(Bytes limit);
 // End the measurement and return the bytes that the operator allocated.
 GivenOutInside watched_allocations() noexcept;
+
+// Scope in which each allocation of this thread of more than `most` bytes fails with
+// `std::bad_alloc`.
+class AllocationLimit final {
+public:
+    explicit AllocationLimit(Bytes most) noexcept;
+    AllocationLimit(const AllocationLimit&) = delete;
+    AllocationLimit& operator=(const AllocationLimit&) = delete;
+    AllocationLimit(AllocationLimit&&) = delete;
+    AllocationLimit& operator=(AllocationLimit&&) = delete;
+    ~AllocationLimit();
+
+    // Throw `std::bad_alloc` if a scope of this thread forbids to allocate `bytes`.
+    static void check(Bytes bytes);
+
+    bool has_refused() const noexcept { return refused_; }
+
+private:
+    const Bytes most_;
+    bool refused_ = false;
+    AllocationLimit*& innermost_;  // of this thread
+    AllocationLimit* const outer_;
+};
+
 // For tests: begin or end a separate count of all allocations, the tally.
 void tally_allocations(bool tallies);
 // For tests: return the tally. Its `most` is the peak since the last call of this function.

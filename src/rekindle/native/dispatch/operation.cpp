@@ -39,7 +39,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
         driver_.held_eviction && driver_.held_eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
     recording_ = (grad_mode_ || differentiated || without_grad) && !parsed_.opaque &&
-                 !facts_.opaque && driver_.never_recompute == 0 &&
+                 !facts_.opaque && driver_.never_recompute == 0 && !driver_.only_counting.on() &&
                  (!may_differ() || is_trusted_or_tried());
     run_as_it_may();
     if (facts_.unit) {

@@ -35,7 +35,7 @@ Nanoseconds now_ns() {
 // plans.
 void Operation::register_tensor() {
     Learner* following = learner_of(driver_);
-    if (following == nullptr || !following->watches()) {
+    if (following == nullptr || driver_.only_counting.on() || !following->watches()) {
         return;
     }
     Learner& learner = *following;

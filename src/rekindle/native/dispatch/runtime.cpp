@@ -7,7 +7,9 @@
 //    `on_operator` takes the session mutex and finds the active driver (`lock_and_see`). Outside
 //    any budget the operator is passed on.
 // 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
-//    in this file. Every other operator becomes an `Operation` (dispatch/operation.cpp).
+//    in this file. While memory is far below the budget, most operators are only counted
+//    (dispatch/counted_call.cpp). Every other operator becomes an `Operation`
+//    (dispatch/operation.cpp).
 // 3. The call is parsed and gets its signature (ops/parsed_call.cpp, ops/signature.h): the
 //    operator, its plain arguments and the geometry (sizes, strides, offset, dtype) of its tensors.
 //    Costs, sizes and workspaces are known per signature.
@@ -38,6 +40,7 @@
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
+#include "counted_call.h"
 #include "effects.h"
 #include "in_place.h"
 #include "operation.h"
@@ -227,7 +230,7 @@ bool run(Driver& driver, OperatorCall& call) {
         view(driver, facts, call, lock);
     } else if (facts.moves) {
         set_memory(driver, facts, call, lock);
-    } else {
+    } else if (!driver.only_counting.on() || !run_counted(driver, facts, call, lock)) {
         Operation(driver, facts, call, lock, grad_mode).run(now);
     }
     return true;

@@ -57,9 +57,16 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
         // The tensor has no autograd graph, so keeping a reference to it makes no reference cycle.
         kept_ = tensor;
     }
-    const bool packed =
-        is_plain(impl) && !driver_->device.is_capturing() && is_plain_object(impl) &&
-        translate_errors(*driver_, [&] { return pack(impl, is_result_of_newest_node(tensor)); });
+    const bool by_its_own_node = is_result_of_newest_node(tensor);
+    if (driver_->only_counting.on() && !kept_.defined() && is_plain(impl) &&
+        is_plain_object(impl)) {
+        storage_ = storage_of(impl);
+        note_tensor(impl, by_its_own_node);
+        return;
+    }
+    const bool packed = is_plain(impl) && !driver_->device.is_capturing() &&
+                        is_plain_object(impl) &&
+                        translate_errors(*driver_, [&] { return pack(impl, by_its_own_node); });
     if (!packed) {
         keep_as_it_is(tensor);
     }
@@ -81,14 +88,27 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
         driver.seal(*record);
         record->clear_flags();
     }
-    driver.retain(*record, storage_of(tensor));
-    hold(static_cast<Storage&>(*record));
-    record_ = record;
+    refer_to(driver, *record, tensor);
+    note_tensor(tensor, by_its_own_node);
+    return true;
+}
+
+// Add a reference of autograd to `record`, the record of `tensor`.
+void SavedTensorHandle::refer_to(
+    Driver& driver, StorageRecord& record, const c10::TensorImpl& tensor
+) {
+    driver.retain(record, storage_of(tensor));
+    hold(static_cast<Storage&>(record));
+    record_ = &record;
     driver.note_shared_version_counter(tensor);
-    record->find_version_counter(tensor);
-    if (record->version.expected < 0) {
-        record->version.look();
+    record.find_version_counter(tensor);
+    if (record.version.expected < 0) {
+        record.version.look();
     }
+}
+
+// Note the geometry and the version of `tensor`.
+void SavedTensorHandle::note_tensor(const c10::TensorImpl& tensor, bool by_its_own_node) {
     geometry_.set_sizes(tensor.sizes());
     geometry_.set_strides(tensor.strides());
     offset_ = tensor.storage_offset();
@@ -99,7 +119,6 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     if (!by_its_own_node) {
         saved_ = weak(tensor);
     }
-    return true;
 }
 
 // Keep an alias of `tensor` in `kept_`. `tensor` itself refers to the autograd graph, which holds
@@ -153,7 +172,12 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
 
 at::Tensor SavedTensorHandle::call_unpack_hook() {
     const auto node = torch::autograd::get_current_node();
-    if (record_ == nullptr) {
+    if (storage_ && driver_->only_counting.on()) {
+        at::Tensor found = unpack_counted();
+        note_unpacked(node.get(), found);
+        return found;
+    }
+    if (record_ == nullptr && !storage_) {
         check_version("a tensor");
         note_unpacked(node.get(), kept_);
         return kept_;
@@ -167,8 +191,16 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
                 driver.evict_all();
             }
         }
+        if (storage_) {
+            track(driver, lock);
+        }
+        if (record_ == nullptr) {  // a storage without bytes has no record
+            check_version("a tensor");
+            return kept_;
+        }
         check_version(record_->site());
-        at::Tensor elsewhere = moved(current(*record_));
+        at::Tensor elsewhere =
+            moved([&](const c10::StorageImpl& there) { return current(*record_).is_in(there); });
         if (elsewhere.defined()) {
             return elsewhere;
         }
@@ -193,6 +225,32 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
     return found;
 }
 
+// Return the saved tensor while operators are only counted: nothing is evicted.
+at::Tensor SavedTensorHandle::unpack_counted() const {
+    check_version("a tensor");
+    at::Tensor elsewhere =
+        moved([&](const c10::StorageImpl& there) { return &there == storage_.get(); });
+    if (elsewhere.defined()) {
+        return elsewhere;
+    }
+    at::Tensor own = own_tensor();
+    return own.defined() ? own : in(storage_);
+}
+
+// Refer to the saved tensor by a record. The mode in which operators are only counted has ended, so
+// its storage may have been evicted for a value that was written there later.
+void SavedTensorHandle::track(Driver& driver, Locked& lock) {
+    retry_evicting_held(driver, lock, [&] { driver.bring_back(*storage_); });
+    const at::Tensor saved = in(std::exchange(storage_, StoragePtr()));
+    const c10::TensorImpl& tensor = *saved.unsafeGetTensorImpl();
+    StorageRecord* record = find_or_register(driver, lock, tensor);
+    if (record == nullptr) {
+        kept_ = saved;
+        return;
+    }
+    refer_to(driver, *record, tensor);
+}
+
 // Return another saved-tensor handle for the same tensor.
 std::unique_ptr<SavedTensorHandle> SavedTensorHandle::another() const {
     auto made = std::make_unique<SavedTensorHandle>(driver_);
@@ -209,6 +267,7 @@ std::unique_ptr<SavedTensorHandle> SavedTensorHandle::another() const {
     made->version_ = version_;
     made->saved_ = saved_;
     made->kept_ = kept_;
+    made->storage_ = storage_;
     return made;
 }
 
@@ -253,13 +312,16 @@ void SavedTensorHandle::check_version(const char* maker) const {
 // If the program gave the saved tensor other memory (`tensor.data = ...`), return a tensor with its
 // current contents. Plain PyTorch also computes with the current contents, unless the node that
 // made the tensor saved it.
-at::Tensor SavedTensorHandle::moved(const StorageRecord& record) const {
+// is_saved: tells whether a storage is the one that was saved.
+at::Tensor SavedTensorHandle::moved(
+    c10::function_ref<bool(const c10::StorageImpl&)> is_saved
+) const {
     const auto tensor = saved_.lock();
     if (!tensor || !tensor->has_storage()) {
         return {};
     }
     const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
-    if (record.is_in(*there)) {  // `tensor` still has the memory that was saved
+    if (is_saved(*there)) {  // `tensor` still has the memory that was saved
         return {};
     }
     return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));

@@ -16,11 +16,16 @@
 // 5. Autograd destroys the handle with the graph. The destructor only enqueues the record; the
 //    driver releases the reference before the next operator.
 //
+// While operators are only counted (memory/only_counting.h), steps 2 and 4 are shorter: the handle
+// itself holds the storage, which has no record. If a handle is unpacked after that mode has ended,
+// it first gets a record (`track`).
+//
 // Tensors that cannot be rebuilt from a storage and a geometry, such as subclasses, stay in memory:
 // the handle holds them in `kept_`.
 #pragma once
 
 #include <c10/core/impl/SizesAndStrides.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>
@@ -58,8 +63,12 @@ private:
     std::unique_ptr<SavedTensorHandle> another() const;
     bool pack(const c10::TensorImpl& tensor, bool by_its_own_node);
     void keep_as_it_is(const at::Tensor& tensor);
+    void note_tensor(const c10::TensorImpl& tensor, bool by_its_own_node);
+    void refer_to(Driver& driver, StorageRecord& record, const c10::TensorImpl& tensor);
+    void track(Driver& driver, Locked& lock);
+    at::Tensor unpack_counted() const;
     void check_version(const char* maker) const;
-    at::Tensor moved(const StorageRecord& record) const;
+    at::Tensor moved(c10::function_ref<bool(const c10::StorageImpl&)> is_saved) const;
     at::Tensor own_tensor() const;
     std::int64_t bytes_reached() const;
     at::Tensor in(const StoragePtr& storage_impl) const;
@@ -78,6 +87,9 @@ private:
     // The saved tensor itself, if it cannot be rebuilt from a storage and a geometry, or has Python
     // attributes.
     at::Tensor kept_;
+    // The storage of the saved tensor, if it was saved while operators were only counted; else
+    // null. The storage then has no reference of autograd, and `record_` is null.
+    StoragePtr storage_;
 };
 
 }  // namespace rekindle

@@ -54,7 +54,7 @@ struct View<redispatch> final {
         if (const c10::intrusive_ptr<Driver> driver = lock_and_see(keys)) {
             translate_errors(*driver, [&] {
                 Locked lock(std::adopt_lock);
-                if (!driver->device.is_capturing()) {
+                if (!driver->only_counting.on() && !driver->device.is_capturing()) {
                     register_base(*driver, lock, *whole.unsafeGetTensorImpl());
                 }
             });

@@ -53,6 +53,7 @@
 #include "lost_time.h"
 #include "module_tensors.h"
 #include "notifications.h"
+#include "only_counting.h"
 #include "peak_watch.h"
 #include "pending_frees.h"
 #include "readers.h"
@@ -200,6 +201,7 @@ public:
     // event for a dropped recipe.
     bool recorded = false;
     bool uses_arena = false;  // PyTorch's CPU allocations come from rekindle's arena
+    OnlyCounting only_counting;
     TestHooks tests;
 
     // Return true if each operator makes room for its own workspace, and may raise `OutOfBudget`.
@@ -622,6 +624,7 @@ private:
     std::exception_ptr restore_all_placeholders();
     void use_in_any_case(StorageRecord& record);
     void note_memory();
+    bool may_only_count() const;
     AllocationId allocation_of(const c10::TensorImpl& tensor);
     void add_gradient(Snapshot& snapshot, const at::Tensor& leaf);
     void add_tensors_of_modules(Snapshot& snapshot);

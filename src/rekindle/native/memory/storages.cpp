@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "../allocator/counting_allocator.h"
 #include "../ops/signature.h"
 #include "../torch/geometry.h"
 #include "../torch/storage_ptr.h"
@@ -107,6 +108,19 @@ void Driver::note_memory() {
     peak_watch.look(engine.memory);
     samples.look(engine);
     due.samples_due = samples.full();
+    if (only_counting.look(engine.memory, engine.budget) && may_only_count()) {
+        only_counting.begin();
+    }
+}
+
+// Return true if nothing needs records and recipes of the operators that follow.
+bool Driver::may_only_count() const {
+    const bool recording = recorded || transcriber.writes() || !transcripts.empty() || audit;
+    return engine.budget != UNLIMITED &&
+           engine.peak <= OnlyCounting::most_at_begin(engine.budget) && evictions == 0 &&
+           placeholders == 0 && !device.queues() && device.which().is_cpu() &&
+           allocations_are_counted() && !recording && !tests.evict_before_every_op &&
+           !held_eviction && swapper == nullptr && own_policy == nullptr;
 }
 
 AddressEntry* Driver::find_by_address(const c10::StorageImpl& storage_impl) noexcept {

@@ -202,6 +202,11 @@ Facts& learn(const c10::OperatorHandle& op) {
                            (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCUDA));
+    constexpr std::uint32_t more = Traits::COUNTED_FIRST | Traits::CONJUGATING | Traits::QUERY |
+                                   Traits::STATISTICS | Traits::COLLECTIVE;
+    const bool in_place = facts.writes && facts.written == 1 && facts.returns_written;
+    facts.simple = facts.is_aten && (facts.writes ? in_place : facts.returns_tensors) &&
+                   !facts.random && !facts.opaque && facts.rng_state_args == 0 && !facts.has(more);
     return facts;
 }
 

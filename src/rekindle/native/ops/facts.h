@@ -136,6 +136,9 @@ struct Facts final {
     bool region = false;
     bool unit = false;   // The operator is the forward of an autograd.Function.
     bool talks = false;  // The operator communicates with other processes.
+    // The operator is one of PyTorch's own. It does nothing but read its arguments and make
+    // tensors, or write its first argument.
+    bool simple = false;
     // The operator was removed from the dispatcher, or another operator got its name.
     bool removed = false;
     // The operator's table entry; null if the result is never written over an operand.

@@ -49,6 +49,19 @@ PyObject* longest_chain(PyObject* arguments) {
     return nothing();
 }
 
+PyObject* count_only(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long operators = 0;
+    parse(arguments, "OL", &capsule, &operators);
+    const Locked lock;
+    driver_of(capsule).only_counting.begin_for(operators);
+    return nothing();
+}
+
+PyObject* counts_only(PyObject* arguments) {
+    return PyBool_FromLong(driver_in(arguments).only_counting.on() ? 1 : 0);
+}
+
 PyObject* list_recomputed_ops(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;

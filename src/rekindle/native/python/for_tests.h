@@ -17,6 +17,14 @@ PyObject* bytes_of_positions(PyObject* arguments);
 //
 // Set the longest permitted chain of recipes, each of which reads the result of the previous one.
 PyObject* longest_chain(PyObject* arguments);
+// count_only(driver, operators) -> None
+//
+// Only count the next `operators` operators, also if memory is not far below the budget.
+PyObject* count_only(PyObject* arguments);
+// counts_only(driver) -> bool
+//
+// Return True if operators are only counted now.
+PyObject* counts_only(PyObject* arguments);
 // list_recomputed_ops(driver) -> None
 //
 // Start to list recomputed operators for `recomputed_ops`.

@@ -694,6 +694,8 @@ PyMethodDef methods[] = {
     method<rekindle::evict_all>("evict_all"),
     method<rekindle::bytes_of_positions>("bytes_of_positions"),
     method<rekindle::longest_chain>("longest_chain"),
+    method<rekindle::count_only>("count_only"),
+    method<rekindle::counts_only>("counts_only"),
     method<rekindle::list_recomputed_ops>("list_recomputed_ops"),
     method<rekindle::recomputed_ops>("recomputed_ops"),
     method<rekindle::has_lock>("has_lock"),
