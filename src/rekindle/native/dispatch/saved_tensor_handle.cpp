@@ -62,6 +62,8 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
         is_plain_object(impl)) {
         storage_ = storage_of(impl);
         note_tensor(impl, by_its_own_node);
+        const Locked lock;
+        driver_->note_saved(*storage_);
         return;
     }
     const bool packed = is_plain(impl) && !driver_->device.is_capturing() &&

@@ -273,6 +273,9 @@ public:
     // Count the bytes of `storage_impl` against the budget, without giving it a record. Return the
     // bytes, or 0 if they are counted already.
     Bytes count(c10::StorageImpl& storage_impl, const Facts* maker);
+    // Record, for snapshots, that autograd saved a tensor in `storage_impl`, while operators are
+    // only counted.
+    void note_saved(const c10::StorageImpl& storage_impl);
     // Bind `record` to `storage_impl`, whose memory has the value of the record from now on.
     void bind_storage(StorageRecord& record, const StoragePtr& storage_impl);
     // Detach the memory of `record` from the record and return it. The caller becomes the only

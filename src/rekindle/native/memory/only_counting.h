@@ -32,6 +32,9 @@ public:
 
     bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
+    // Return true if the mode was on, and memory has become too much for it.
+    bool has_ended() const noexcept { return ended_; }
+
     // Count an operator after which `memory` bytes are in use. End the mode if they are too many.
     // Return true if the mode may begin now; rarely, as asking takes the caller longer.
     bool look(Bytes memory, Bytes budget) noexcept {

@@ -150,10 +150,11 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
             add_storage(snapshot, record_of(*each));
         }
     }
-    const int flags = Holder::COUNTED;
     each_counted([&](const void* /*address*/, const AddressEntry& counted) {
+        const int flags = Holder::COUNTED | (counted.saved ? Holder::REFERENCED : 0);
+        const char* site = counted.maker == nullptr ? "" : counted.maker->name.c_str();
         const AllocationId allocation = counted.allocation;
-        snapshot.holders.push_back({counted.nbytes, allocation, flags, "", nullptr, -1, -1});
+        snapshot.holders.push_back({counted.nbytes, allocation, flags, site, nullptr, -1, -1});
     });
 }
 

@@ -22,6 +22,7 @@ struct AddressEntry final {
     const Facts* maker = nullptr;
     const c10::StorageImpl* storage_impl = nullptr;  // set if the storage lacks our deleter hook
     AllocationId allocation = 0;
+    bool saved = false;  // autograd saved a tensor of a storage without a record
 };
 
 // Table of storages by the address of their memory. Each record whose value is in memory has one

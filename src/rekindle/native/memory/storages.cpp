@@ -190,6 +190,12 @@ StorageRecord& Driver::make_source(
     return made;
 }
 
+void Driver::note_saved(const c10::StorageImpl& storage_impl) {
+    if (AddressEntry* found = find_by_address(storage_impl)) {
+        found->saved = true;
+    }
+}
+
 // Give a record to a storage of which only the bytes were counted. It becomes a source (a storage
 // without a recipe).
 StorageRecord& Driver::list(

@@ -637,6 +637,7 @@ PyMethodDef methods[] = {
     method<rekindle::begin_optimizer_step>("begin_optimizer_step"),
     method<rekindle::save_before_optimizer_step>("save_before_optimizer_step"),
     method<rekindle::evicted_bytes>("evicted_bytes"),
+    method<rekindle::counted_at_first>("counted_at_first"),
     method<rekindle::add_module_tensor>("add_module_tensor"),
     method<rekindle::has_new_peak>("has_new_peak"),
     method<rekindle::note_states>("note_states"),

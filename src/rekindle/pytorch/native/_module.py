@@ -359,6 +359,13 @@ class Core(Protocol):
         """Set the reported peak of memory, for example to reset it."""
         ...
 
+    def counted_at_first(self, driver: Handle, /) -> bool:
+        """Return True if operators were only counted until memory exceeded a quarter of the budget.
+
+        The results of such operators cannot be recomputed.
+        """
+        ...
+
     def evicted_bytes(self, driver: Handle, /) -> Bytes:
         """Return the bytes of evicted values to which the program or autograd still refers."""
         ...

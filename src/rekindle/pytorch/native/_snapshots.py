@@ -49,7 +49,7 @@ class _Holder(NamedTuple):
         if self.allocation in said:
             return said[self.allocation]
         if flags & _COUNTED:
-            return IN_USE, 0
+            return SAVED if flags & _REFERENCED else IN_USE, 0
         if flags & _REPLAYABLE and not flags & _PINNED:
             if flags & _UNPACKED:
                 return IN_USE, 0

@@ -31,6 +31,11 @@ FOR_KEPT = (
     "If a custom autograd.Function made what is kept, Rekindle can recompute it: "
     "rekindle.recomputable(TheFunction)"
 )
+#: The line of an error on results that were not recorded, because memory was far below the budget.
+FOR_COUNTED = (
+    "What is saved for backward was made before a quarter of the budget was in use. Until then "
+    "Rekindle does not record how to recompute values. It does from now on: run this step again"
+)
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
@@ -73,6 +78,7 @@ def out_of_budget(
     evicted: Bytes,
     inside: Bytes = 0,
     likely: Bytes = 0,
+    counted_at_first: bool = False,
 ) -> OutOfBudget:
     """Return the error for `shortage`: the bytes needed, what holds memory, a budget to try.
 
@@ -86,6 +92,8 @@ def out_of_budget(
         likely: If the operator's workspace was never measured, the request is a lower bound, and
             this is an estimate of what suffices; else 0. The suggested budget has room for it, so
             it may exceed what plain PyTorch would use.
+        counted_at_first: Operators were only counted until a quarter of the budget was in use, so
+            their results cannot be recomputed.
     """
     smallest = shortage.memory + shortage.needed
     past_this = shortage.memory + max(shortage.needed, likely)
@@ -102,9 +110,11 @@ def out_of_budget(
     if inside:
         needs += f", {format_bytes(inside)} of it as workspace"
     share = inside / max(1, shortage.needed)
+    saved = now.categories.get(SAVED, 0)
     remedies = [
         remedy_for(operator, share) if 4 * shortage.needed > shortage.budget else "",
         FOR_KEPT if 4 * now.categories.get(KEPT, 0) > shortage.budget else "",
+        FOR_COUNTED if counted_at_first and 8 * saved > shortage.budget else "",
     ]
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
