@@ -36,6 +36,13 @@ def breakdown() -> str:
     return section("Where the time of a step goes", found, text, table_of(heads, rows))
 
 
+def _budget(fraction: float | None) -> str:
+    """Return the cell for a budget that is a fraction of the activations; None: no limit."""
+    if fraction is None:
+        return "no limit"
+    return f"{fraction:.0%}" if fraction <= 1 else f"{fraction} times"
+
+
 def native() -> str:
     """Return the section on the time and the memory of recording."""
     found = load("native")
@@ -44,7 +51,7 @@ def native() -> str:
     rows = [
         [
             row["case"],
-            "no limit" if row["fraction"] is None else f"{row['fraction']:.0%}",
+            _budget(row["fraction"]),
             row["operators_per_step"],
             cell(1e3 * row["plain_ms"]["median"] / row["operators_per_step"]),
             cell(row["native"]["added_us_per_operator"]["median"]),
@@ -57,6 +64,8 @@ def native() -> str:
         "*Operators* is the number of operators in a step. *Plain* is the average time of an "
         "operator in plain PyTorch. *Added* is the time that a budget adds to each operator, "
         "recomputation included. *No limit* is a budget without a limit, which evicts nothing. "
+        "*32 times* is a budget of which a step needs less than an eighth. After some thousand "
+        "operators Rekindle then only counts their memory, until a quarter of the budget is used. "
         "Recording takes about the same time for small and large operators, so the relative cost "
         "is higher in a model with small operators."
     )
@@ -145,7 +154,7 @@ def threads() -> str:
         [
             row["case"],
             row["threads"],
-            "no limit" if row["fraction"] is None else f"{row['fraction']:.0%}",
+            _budget(row["fraction"]),
             cell(row["elapsed"]["median"]),
             cell(row["processor"]["median"]),
             f"{row['peak_over_budget']['max']:.3f}" if "peak_over_budget" in row else "",
@@ -156,8 +165,9 @@ def threads() -> str:
         "Several Python threads share one budget, and each trains its own model. The elapsed time "
         "and the processor time are divided by those of the same number of threads in plain "
         "PyTorch. *Peak* is the highest memory peak divided by the budget. *No limit* is a budget "
-        "without a limit. On a CPU, autograd runs each backward pass in the thread that calls it, "
-        "so there are no other threads."
+        "without a limit. *32 times* is a budget of which a step needs less than an eighth. On a "
+        "CPU, autograd runs each backward pass in the thread that calls it, so there are no other "
+        "threads."
     )
     heads = ["model", "threads", "activations", "elapsed time", "processor time", "peak"]
     return section("Several threads", found, text, table_of(heads, rows))

@@ -1,7 +1,7 @@
 """Measure the time that a budget adds to plain PyTorch, and the memory of Rekindle's records.
 
 Blocks of training steps alternate in one process: in plain PyTorch, and within a budget with the
-native (C++) core. The first two steps of a block are not timed. Each ratio compares two neighboring
+native (C++) core. The first steps of a block are not timed. Each ratio compares two neighboring
 blocks. Times are processor times with one thread.
 """
 
@@ -23,7 +23,11 @@ from torch import Tensor, nn
 
 import rekindle
 
-FRACTIONS = (None, 0.5)  # budgets, as fractions of the activations; None: without a limit
+#: Budgets, as fractions of the activations; None: without a limit. In a budget of `AMPLE` times the
+#: activations, operators are only counted after some steps.
+AMPLE = 32
+FRACTIONS = (None, AMPLE, 0.5)
+COUNTED_AFTER = 4096  #: operators of a program before which they are always recorded
 
 
 class Unrolled(nn.Module):
@@ -79,6 +83,11 @@ def context(budget: int | None) -> rekindle.budget:
     return rekindle.budget(budget, learn=False)
 
 
+def warm_up(operators: int) -> int:
+    """Return after how many steps of `operators` each the operators are only counted."""
+    return 3 + 2 * COUNTED_AFTER // operators
+
+
 class Clock:
     """Measures the time of training steps, in plain PyTorch or within a budget."""
 
@@ -86,8 +95,8 @@ class Clock:
         self.workload = case.build()
         self.steps = steps
 
-    def block(self, within: rekindle.budget | None) -> tuple[float, Any]:
-        """Run two steps and `steps` timed steps inside `with within:` (None: in plain PyTorch).
+    def block(self, within: rekindle.budget | None, warm: int = 2) -> tuple[float, Any]:
+        """Run `warm` steps and `steps` timed steps inside `with within:` (None: in plain PyTorch).
 
         Returns:
             The median seconds of the timed steps, and the run (None in plain PyTorch).
@@ -95,7 +104,7 @@ class Clock:
         gc.collect()
         seconds = []
         with nullcontext() if within is None else within as run:
-            for _ in range(2):
+            for _ in range(warm):
                 self.workload.step(0)
             for _ in range(self.steps):
                 start = time.process_time()
@@ -131,6 +140,7 @@ def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) ->
     budget = None if fraction is None else budget_of(case, fraction)
     count = operators(case, 0)
     clock = Clock(case, steps)
+    warm = warm_up(count) if fraction == AMPLE else 2
     plain: list[float] = []
     found: dict[str, Any] = {}
     ratios: list[float] = []
@@ -138,14 +148,14 @@ def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) ->
     for _ in range(rounds):
         base, _ = clock.block(None)
         plain.append(base)
-        seconds, run = clock.block(context(budget))
+        seconds, run = clock.block(context(budget), warm)
         ratios.append(seconds / base)
         added.append((seconds - base) / count * 1e6)
         found = {
             "ratio": spread(ratios, 3),
             "added_us_per_operator": spread(added, 2),
-            "evictions_per_step": round(run.evictions / (steps + 2), 1),
-            "recomputations_per_step": round(run.recomputations / (steps + 2), 1),
+            "evictions_per_step": round(run.evictions / (steps + warm), 1),
+            "recomputations_per_step": round(run.recomputations / (steps + warm), 1),
         }
     return {
         "case": case.name,

@@ -33,13 +33,14 @@ class Took(NamedTuple):
 
 
 def block(workloads: list[Workload], budget: int | None, steps: int, *, plain: bool) -> Took:
-    """Run all workloads at once, each in its own thread, after one untimed step."""
+    """Run all workloads at once, each in its own thread, after three untimed steps."""
     gc.collect()
     ready = threading.Barrier(len(workloads) + 1)
 
     def train(workload: Workload) -> None:
         torch.set_num_threads(1)  # a new Python thread starts with one per core
-        workload.step(0)
+        for _ in range(3):
+            workload.step(0)
         ready.wait()
         for _ in range(steps):
             workload.step(0)
