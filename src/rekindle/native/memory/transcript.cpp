@@ -43,6 +43,7 @@ void Transcriber::end() noexcept {
 }
 
 void Driver::begin(Transcript& transcript) {
+    only_counting.end();  // a trace has every operator
     poll();
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         const std::int64_t held = each->held ? 1 : 0;
