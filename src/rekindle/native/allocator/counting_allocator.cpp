@@ -177,11 +177,20 @@ AllocationLimit*& innermost_limit() noexcept {
     return found;
 }
 
+// True once a scope has existed; until then `check` costs next to nothing.
+std::atomic<bool>& limits_exist() noexcept {
+    static std::atomic<bool> found{false};
+    return found;
+}
+
 }  // namespace
 
 AllocationLimit::AllocationLimit(Bytes most) noexcept
     : most_(most), innermost_(innermost_limit()), outer_(innermost_) {
     innermost_ = this;
+    if (!limits_exist().load(std::memory_order_relaxed)) {
+        limits_exist().store(true, std::memory_order_relaxed);
+    }
 }
 
 AllocationLimit::~AllocationLimit() {
@@ -189,6 +198,9 @@ AllocationLimit::~AllocationLimit() {
 }
 
 void AllocationLimit::check(Bytes bytes) {
+    if (!limits_exist().load(std::memory_order_relaxed)) {
+        return;
+    }
     AllocationLimit* limit = innermost_limit();
     if (limit != nullptr && bytes > limit->most_) {
         limit->refused_ = true;

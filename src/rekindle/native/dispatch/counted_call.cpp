@@ -9,6 +9,8 @@
 
 #include "../allocator/arena.h"
 #include "../allocator/counting_allocator.h"
+#include "../memory/evict_held_last.h"
+#include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
@@ -20,7 +22,7 @@ namespace {
 
 // Count the memory of `tensor`, an argument, unless it is counted already. Return false if the
 // operator needs a record of it. written: the operator writes the argument.
-bool count_argument(Driver& driver, const at::Tensor& tensor, bool written) {
+bool count_argument(Driver& driver, Locked& lock, const at::Tensor& tensor, bool written) {
     if (!tensor.defined()) {
         return true;
     }
@@ -30,7 +32,7 @@ bool count_argument(Driver& driver, const at::Tensor& tensor, bool written) {
     }
     const AddressEntry* found =
         driver.find_by_address(*impl.unsafe_storage().unsafeGetStorageImpl());
-    StorageRecord* record = found == nullptr ? driver.find_or_register(impl) : found->record;
+    StorageRecord* record = found == nullptr ? find_or_register(driver, lock, impl) : found->record;
     if (record == nullptr) {
         return true;
     }
@@ -44,11 +46,11 @@ bool count_argument(Driver& driver, const at::Tensor& tensor, bool written) {
 }
 
 // Do this for all arguments of the call.
-bool count_arguments(Driver& driver, const Facts& facts, OperatorCall& call) {
+bool count_arguments(Driver& driver, Locked& lock, const Facts& facts, OperatorCall& call) {
     bool all = true;
     bool first = facts.writes;
     const auto count = [&](const at::Tensor& tensor) {
-        all = all && count_argument(driver, tensor, std::exchange(first, false));
+        all = all && count_argument(driver, lock, tensor, std::exchange(first, false));
     };
     if (call.is_boxed()) {
         each_tensor(
@@ -74,13 +76,14 @@ Nanoseconds elapsed_since(std::chrono::steady_clock::time_point began) {
 
 bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
     driver.process_pending_if_needed();
-    if (!facts.simple || !count_arguments(driver, facts, call)) {
+    if (!facts.simple || !count_arguments(driver, lock, facts, call)) {
         return false;
     }
     if (driver.uses_arena) {
         the_arena().note_counted(driver.engine.memory);
     }
     ++driver.in_progress.started;
+    // Measuring each call would take longer than many calls do.
     const bool measured = driver.only_counting.samples();
     Nanoseconds cost = 0;
     {
