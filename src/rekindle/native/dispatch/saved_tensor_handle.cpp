@@ -235,7 +235,7 @@ at::Tensor SavedTensorHandle::unpack_counted() const {
     if (elsewhere.defined()) {
         return elsewhere;
     }
-    at::Tensor own = own_tensor();
+    const at::Tensor own = own_tensor();
     return own.defined() ? own : in(storage_);
 }
 
