@@ -72,7 +72,7 @@ def test_program_far_below_budget_is_only_counted() -> None:
 
 
 @pytest.mark.parametrize("options", [{"evict": "anything"}, {"swap": "1GiB"}])
-def test_budget_that_evicts_or_swaps_anything_counts_nothing_only(options: Any) -> None:
+def test_budget_that_evicts_anything_or_swaps_always_records(options: Any) -> None:
     ours = Training()
     with rekindle.budget("64MiB", **options) as run:
         for _ in range(40):
@@ -116,7 +116,7 @@ def test_larger_batch_ends_counting_and_stays_within_budget() -> None:
     assert tally.within <= 8 * MIB
 
 
-def test_counted_operator_gets_no_more_than_a_quarter_at_once() -> None:
+def test_counted_operator_gets_at_most_a_quarter_at_once() -> None:
     """The operator then runs as any other: it evicts, or raises before memory is allocated."""
     column, row = torch.rand(1024, 1), torch.rand(1, 1024)
     tally = Tally()
@@ -132,7 +132,7 @@ def test_counted_operator_gets_no_more_than_a_quarter_at_once() -> None:
     assert tally.within <= 8 * MIB
 
 
-def test_boxed_counted_operator_that_is_refused_memory_runs_again() -> None:
+def test_boxed_operator_that_is_refused_memory_runs_again() -> None:
     x = torch.rand(1024, 600)
     with rekindle.budget("14MiB", learn=False) as run:
         count_only(run)
