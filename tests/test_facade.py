@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rekindle
 from rekindle import _progress, _route
-from rekindle.planners import KeepAll, Problem, Status
+from rekindle.planners import KeepAll, Plan, Problem, Status, cuts
 from rekindle.trace import chain
 from rekindle.trace.formats import native
 
@@ -106,3 +107,21 @@ def test_search_for_plan_ends_when_plan_is_proven_optimal() -> None:
     plans = io.StringIO()
     _route.main(io.StringIO("".join(native.write(trace))), plans, 8000, 1000.0)
     assert plans.getvalue().count("\n") == 1
+
+
+def test_learned_plan_that_recomputes_for_too_long_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan counts as none if it recomputes for ten times the program's own time."""
+    pytest.importorskip("highspy")
+    search = cuts.Cuts.plan
+
+    def endless(planner: cuts.Cuts, problem: Problem, budget: int) -> Plan:
+        plan = search(planner, problem, budget)
+        return replace(plan, status=Status.FEASIBLE, recompute_ns=11 * plan.compute_ns)
+
+    monkeypatch.setattr(cuts.Cuts, "plan", endless)
+    plans = io.StringIO()
+    with pytest.raises(SystemExit, match="no plan within 8000 bytes"):
+        _route.main(io.StringIO("".join(native.write(chain(6, nbytes=1000)))), plans, 8000, 4.0)
+    assert plans.getvalue() == ""
