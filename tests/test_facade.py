@@ -12,7 +12,7 @@ import pytest
 
 import rekindle
 from rekindle import _progress, _route
-from rekindle.planners import KeepAll, Plan, Problem, Status, cuts
+from rekindle.planners import KeepAll, Plan, Problem, Status
 from rekindle.trace import chain
 from rekindle.trace.formats import native
 
@@ -114,13 +114,15 @@ def test_learned_plan_that_recomputes_for_too_long_is_not_used(
 ) -> None:
     """A plan counts as none if it recomputes for ten times the program's own time."""
     pytest.importorskip("highspy")
-    search = cuts.Cuts.plan
+    from rekindle.planners.cuts import Cuts
 
-    def endless(planner: cuts.Cuts, problem: Problem, budget: int) -> Plan:
+    search = Cuts.plan
+
+    def endless(planner: Cuts, problem: Problem, budget: int) -> Plan:
         plan = search(planner, problem, budget)
         return replace(plan, status=Status.FEASIBLE, recompute_ns=11 * plan.compute_ns)
 
-    monkeypatch.setattr(cuts.Cuts, "plan", endless)
+    monkeypatch.setattr(Cuts, "plan", endless)
     plans = io.StringIO()
     with pytest.raises(SystemExit, match="no plan within 8000 bytes"):
         _route.main(io.StringIO("".join(native.write(chain(6, nbytes=1000)))), plans, 8000, 4.0)
