@@ -627,7 +627,7 @@ private:
     std::exception_ptr restore_all_placeholders();
     void use_in_any_case(StorageRecord& record);
     void note_memory();
-    bool may_only_count() const;
+    bool needs_no_records() const;
     AllocationId allocation_of(const c10::TensorImpl& tensor);
     void add_gradient(Snapshot& snapshot, const at::Tensor& leaf);
     void add_tensors_of_modules(Snapshot& snapshot);

@@ -32,8 +32,8 @@ public:
 
     bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
-    // Return true if the mode was on, and memory has become too much for it.
-    bool has_ended() const noexcept { return ended_; }
+    // Return true if the mode was on and has ended.
+    bool was_on() const noexcept { return was_on_ && !on(); }
 
     // Count an operator after which `memory` bytes are in use. End the mode if they are too many.
     // Return true if the mode may begin now; rarely, as asking takes the caller longer.
@@ -48,8 +48,12 @@ public:
         return false;
     }
 
-    void begin() noexcept { on_.store(true, std::memory_order_relaxed); }
+    void begin() noexcept {
+        was_on_ = true;
+        on_.store(true, std::memory_order_relaxed);
+    }
 
+    // End the mode for good, also if it has not begun yet.
     void end() noexcept {
         ended_ = true;
         on_.store(false, std::memory_order_relaxed);
@@ -71,7 +75,8 @@ private:
     static constexpr std::int64_t EVERY = 4096;
 
     std::atomic<bool> on_{false};
-    bool ended_ = false;  // the mode was on, and does not begin again
+    bool was_on_ = false;
+    bool ended_ = false;  // the mode does not begin again
     std::int64_t operators_ = 0;
     std::int64_t last_ = -1;  // set by tests: the mode ends after this operator
 };

@@ -108,13 +108,13 @@ void Driver::note_memory() {
     peak_watch.look(engine.memory);
     samples.look(engine);
     due.samples_due = samples.full();
-    if (only_counting.look(engine.memory, engine.budget) && may_only_count()) {
+    if (only_counting.look(engine.memory, engine.budget) && needs_no_records()) {
         only_counting.begin();
     }
 }
 
 // Return true if nothing needs records and recipes of the operators that follow.
-bool Driver::may_only_count() const {
+bool Driver::needs_no_records() const {
     const bool recording = recorded || transcriber.writes() || !transcripts.empty() || audit;
     return engine.budget != UNLIMITED &&
            engine.peak <= OnlyCounting::most_at_begin(engine.budget) && evictions == 0 &&

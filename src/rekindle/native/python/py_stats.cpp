@@ -209,7 +209,7 @@ PyObject* set_peak(PyObject* arguments) {
 //
 // Return True if operators were only counted until memory exceeded a quarter of the budget.
 PyObject* counted_at_first(PyObject* arguments) {
-    return PyBool_FromLong(driver_in(arguments).only_counting.has_ended() ? 1 : 0);
+    return PyBool_FromLong(driver_in(arguments).only_counting.was_on() ? 1 : 0);
 }
 
 // evicted_bytes(driver) -> int
