@@ -21,7 +21,8 @@ from tests.on_device.blocks import batch, blocks, training
 from tests.on_device.machine import Machine, Program
 
 
-def _mlp(machine: Machine, **optimizer: Any) -> Any:
+def mlp(machine: Machine, **optimizer: Any) -> Any:
+    """Train the blocks with Adam."""
     model = blocks(machine)
     adam = torch.optim.Adam(model.parameters(), **optimizer)
     return training(model, lambda: model(batch(machine)).square().mean(), adam)
@@ -213,7 +214,7 @@ def _captured(machine: Machine) -> Any:
 
 
 def _precise(machine: Machine) -> Any:
-    model, step = _mlp(machine)
+    model, step = mlp(machine)
 
     def with_tf32() -> None:
         before = torch.get_float32_matmul_precision()
@@ -228,8 +229,8 @@ def _precise(machine: Machine) -> Any:
 
 def programs(machine: Machine) -> Iterator[tuple[str, Program]]:
     """Yield each program by name; omit programs that need CUDA on any other device."""
-    yield "mlp, Adam", _mlp
-    yield "mlp, Adam fused", partial(_mlp, fused=True)
+    yield "mlp, Adam", mlp
+    yield "mlp, Adam fused", partial(mlp, fused=True)
     yield "batch and number of the host", _host_batch
     yield "rand, own generator, seeded midway", _drawn
     yield "bfloat16", partial(_autocast, dtype=torch.bfloat16)
@@ -250,7 +251,7 @@ def programs(machine: Machine) -> Iterator[tuple[str, Program]]:
     yield "gradients of gradients", _twice
     yield "custom operators that take addresses", kernels.by_address
     if machine.is_cuda:
-        yield "mlp, Adam capturable", partial(_mlp, capturable=True)
+        yield "mlp, Adam capturable", partial(mlp, capturable=True)
         yield "float16 and a scaler", partial(_autocast, dtype=torch.float16)
         yield "TF32", _precise
 

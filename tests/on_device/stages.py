@@ -127,7 +127,7 @@ def no_waiting(machine: Machine) -> Iterator[Line]:
     """Check that a budget never makes the host wait for the device."""
     torch.manual_seed(0)
     model, step = programs.programs(machine).__next__()[1](machine)
-    plain = machine.trained(lambda m: programs._mlp(m))
+    plain = machine.trained(programs.mlp)
     with rekindle.budget(max(plain.budget(0.6), 1), device=machine.kind) as run:
         for _ in range(3):
             step()

@@ -2,7 +2,6 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <chrono>
 #include <new>
 #include <optional>
 #include <utility>
@@ -18,21 +17,11 @@
 
 namespace rekindle {
 
-namespace {
-
-// Count the memory of `tensor`, an argument, unless it is counted already. Return false if the
-// operator needs a record of it. written: the operator writes the argument.
-bool count_argument(Driver& driver, Locked& lock, const at::Tensor& tensor, bool written) {
-    if (!tensor.defined()) {
-        return true;
-    }
-    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    if (!has_memory(impl)) {
-        return false;
-    }
+bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor, bool written) {
     const AddressEntry* found =
-        driver.find_by_address(*impl.unsafe_storage().unsafeGetStorageImpl());
-    StorageRecord* record = found == nullptr ? find_or_register(driver, lock, impl) : found->record;
+        driver.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    StorageRecord* record =
+        found == nullptr ? find_or_register(driver, lock, tensor) : found->record;
     if (record == nullptr) {
         return true;
     }
@@ -45,12 +34,27 @@ bool count_argument(Driver& driver, Locked& lock, const at::Tensor& tensor, bool
     return true;
 }
 
-// Do this for all arguments of the call.
+Bytes count_results(Driver& driver, const Facts& facts, std::span<const c10::IValue> results) {
+    Bytes made = 0;
+    each_memory(results, [&](std::uint32_t, const at::Tensor& tensor, bool) {
+        made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
+    });
+    return made;
+}
+
+namespace {
+
+// Count the memory of all arguments of the call. Return false if the operator needs a record of one
+// of them, or if one has no memory of its own.
 bool count_arguments(Driver& driver, Locked& lock, const Facts& facts, OperatorCall& call) {
     bool all = true;
     bool first = facts.writes;
     const auto count = [&](const at::Tensor& tensor) {
-        all = all && count_argument(driver, lock, tensor, std::exchange(first, false));
+        const bool written = std::exchange(first, false);
+        if (tensor.defined()) {
+            const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+            all = all && has_memory(impl) && count_argument(driver, lock, impl, written);
+        }
     };
     if (call.is_boxed()) {
         each_tensor(
@@ -65,11 +69,6 @@ bool count_arguments(Driver& driver, Locked& lock, const Facts& facts, OperatorC
         }
     }
     return all;
-}
-
-Nanoseconds elapsed_since(std::chrono::steady_clock::time_point began) {
-    const auto took = std::chrono::steady_clock::now() - began;
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
 }
 
 }  // namespace
@@ -99,8 +98,7 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
             const auto given = last_values(call.stack(), facts.arguments);
             arguments.append(given.begin(), given.end());
         }
-        const auto began =
-            measured ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+        const Nanoseconds began = measured ? now_ns() : 0;
         try {
             call.run();
         } catch (const std::exception&) {
@@ -114,17 +112,10 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
             driver.only_counting.end();
             return false;
         }
-        cost = measured ? elapsed_since(began) * OnlyCounting::SAMPLED : 0;
+        cost = measured ? (now_ns() - began) * OnlyCounting::SAMPLED : 0;
     }
     driver.drain_free_queue();
-    Bytes made = 0;
-    if (!facts.writes) {
-        each_memory(
-            call.results(facts.returns), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-                made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
-            }
-        );
-    }
+    const Bytes made = facts.writes ? 0 : count_results(driver, facts, call.results(facts.returns));
     driver.count(cost, made, 0);
     return true;
 }

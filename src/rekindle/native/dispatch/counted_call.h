@@ -1,11 +1,20 @@
 // Runs an operator that is only counted; see NOTE [Only counting] in memory/only_counting.h.
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
+#include <span>
+
 #include "../memory/driver.h"
 #include "../ops/operator_call.h"
 
 namespace rekindle {
 
+// Count the memory of `tensor`, an argument, unless it is counted already. Return false if the
+// operator needs a record of it. written: the operator writes the argument.
+bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor, bool written);
+// Count the memory that an operator has allocated for `results`. Return its bytes.
+Bytes count_results(Driver& driver, const Facts& facts, std::span<const c10::IValue> results);
 // Run an operator of the program and count its results against the budget, but make no recipe.
 // Return false, with the operator not run, if it needs more than that: `Operation` must run it.
 bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock);

@@ -16,6 +16,7 @@
 #include "../torch/parts.h"
 #include "../torch/storage_ptr.h"
 #include "../torch/versions.h"
+#include "counted_call.h"
 #include "in_place.h"
 #include "trial.h"
 
@@ -159,24 +160,8 @@ bool Operation::may_only_count() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const bool is_written = written != parsed_.written.end() && *written == i;
         written += is_written ? 1 : 0;
-        const c10::TensorImpl& tensor = *parsed_.tensors[i];
-        const AddressEntry* found =
-            driver_.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
-        StorageRecord* record = found == nullptr ? nullptr : found->record;
-        if (found == nullptr) {
-            retry_evicting_held([&] { record = driver_.find_or_register(tensor); });
-        }
-        if (record == nullptr) {
-            continue;
-        }
-        if (record->flags != 0) {
+        if (!count_argument(driver_, lock_, *parsed_.tensors[i], is_written)) {
             return false;
-        }
-        if (is_written) {
-            if (record->replayable || record->consumed()) {
-                return false;
-            }
-            record->version.expected = -1;
         }
     }
     return true;
@@ -204,12 +189,7 @@ void Operation::only_count() {
     if (ordered) {
         note_writer();
     }
-    Bytes made = 0;
-    if (!facts_.returns_written) {
-        each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-            made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
-        });
-    }
+    const Bytes made = facts_.returns_written ? 0 : count_results(driver_, facts_, returned());
     driver_.count(parsed_.signature->cost, made, parsed_.signature->workspace);
     if (driver_.swapper != nullptr) {
         swap_ahead(driver_);

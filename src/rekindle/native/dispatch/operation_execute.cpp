@@ -4,7 +4,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <optional>
 
@@ -21,15 +20,6 @@
 #include "running.h"
 
 namespace rekindle {
-
-namespace {
-
-Nanoseconds now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
-
-}  // namespace
 
 // Report this operator to the learner, which compares the running training step with its learned
 // plans.

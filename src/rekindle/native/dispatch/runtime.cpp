@@ -159,11 +159,7 @@ void query(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock)
         pass(call);
     }
     driver.drain_free_queue();
-    Bytes made = 0;
-    each_memory(call.results(facts.returns), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-        made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
-    });
-    driver.count(0, made, 0);
+    driver.count(0, count_results(driver, facts, call.results(facts.returns)), 0);
 }
 
 // Pin the operands of an operator that is captured into a CUDA graph, because the graph stores the

@@ -58,16 +58,15 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
         kept_ = tensor;
     }
     const bool by_its_own_node = is_result_of_newest_node(tensor);
-    if (driver_->only_counting.on() && !kept_.defined() && is_plain(impl) &&
-        is_plain_object(impl)) {
+    const bool plain = is_plain(impl) && is_plain_object(impl);
+    if (driver_->only_counting.on() && !kept_.defined() && plain) {
         storage_ = storage_of(impl);
         note_tensor(impl, by_its_own_node);
         const Locked lock;
         driver_->note_saved(*storage_);
         return;
     }
-    const bool packed = is_plain(impl) && !driver_->device.is_capturing() &&
-                        is_plain_object(impl) &&
+    const bool packed = plain && !driver_->device.is_capturing() &&
                         translate_errors(*driver_, [&] { return pack(impl, by_its_own_node); });
     if (!packed) {
         keep_as_it_is(tensor);
