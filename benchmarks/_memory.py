@@ -51,13 +51,14 @@ def native() -> str:
     rows = [
         [
             row["case"],
-            _budget(row["fraction"]),
+            _budget(row["fraction"]) + (", learned" if row["learned"] else ""),
             row["operators_per_step"],
             cell(1e3 * row["plain_ms"]["median"] / row["operators_per_step"]),
             cell(row["native"]["added_us_per_operator"]["median"]),
             cell(row["native"]["ratio"]["median"]),
+            cell(guided["native"]["ratio"]["median"]),
         ]
-        for row in found["rows"]
+        for row, guided in zip(found["rows"], found["guided"], strict=True)
     ]
     text = (
         "Inside a budget Rekindle records each operator, so that its results can be recomputed. "
@@ -66,10 +67,16 @@ def native() -> str:
         "recomputation included. *No limit* is a budget without a limit, which evicts nothing. "
         "*32 times* is a budget of which a step needs less than an eighth. After some thousand "
         "operators Rekindle then only counts their memory, until a quarter of the budget is used. "
-        "Recording takes about the same time for small and large operators, so the relative cost "
-        "is higher in a model with small operators."
+        "*Learned* is a budget that follows a learned plan. Recording takes about the same time "
+        "for small and large operators, so the relative cost is higher in a model with small "
+        "operators. *Guided* is the time over plain with the core that `rekindle build --guided` "
+        "compiles: the compiler arranges its code by counts from the training of an LSTM, a "
+        "transformer and a convolutional network."
     )
-    heads = ["model", "activations", "operators", "plain, us", "added, us", "time over plain"]
+    heads = [
+        *("model", "activations", "operators", "plain, us", "added, us"),
+        *("time over plain", "guided"),
+    ]
     books = [
         [row["case"], row["operators"], row["bytes_per_operator"], f"{row['share_of_memory']:.1%}"]
         for row in found["bookkeeping"]

@@ -3,12 +3,20 @@
 Blocks of training steps alternate in one process: in plain PyTorch, and within a budget with the
 native (C++) core. The first steps of a block are not timed. Each ratio compares two neighboring
 blocks. Times are processor times with one thread.
+
+All rows are measured twice, in two processes: with the core as the first budget compiles it, and
+with the core that `rekindle build --guided` compiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +35,8 @@ import rekindle
 #: activations, operators are only counted after some steps.
 AMPLE = 32
 FRACTIONS = (None, AMPLE, 0.5)
+#: Steps before the timed ones in a budget with learned plans.
+LEARNING_STEPS = 20
 COUNTED_AFTER = 4096  #: operators of a program before which they are always recorded
 
 
@@ -76,11 +86,11 @@ def budget_of(case: Case, fraction: float) -> int:
     return constants + int(fraction * (run.peak - constants))
 
 
-def context(budget: int | None) -> rekindle.budget:
+def context(budget: int | None, *, learned: bool = False) -> rekindle.budget:
     """Return a budget of `budget` bytes, or a budget without a limit if it is None."""
     if budget is None:
         return rekindle.budget.unlimited()
-    return rekindle.budget(budget, learn=False)
+    return rekindle.budget(budget, learn="wait" if learned else False)
 
 
 def warm_up(operators: int) -> int:
@@ -136,11 +146,22 @@ def bookkeeping(case: Case) -> dict[str, Any]:
     }
 
 
-def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) -> dict[str, Any]:
+def side_by_side(
+    case: Case, fraction: float | None, rounds: int, steps: int, *, learned: bool = False
+) -> dict[str, Any]:
+    """Measure a budget of a fraction of the activations beside plain PyTorch.
+
+    Args:
+        case: The model.
+        fraction: Size of the budget, as a fraction of the activations; None: without a limit.
+        rounds: Number of pairs of blocks.
+        steps: Number of timed steps in each block.
+        learned: The budget follows learned plans.
+    """
     budget = None if fraction is None else budget_of(case, fraction)
     count = operators(case, 0)
     clock = Clock(case, steps)
-    warm = warm_up(count) if fraction == AMPLE else 2
+    warm = LEARNING_STEPS if learned else warm_up(count) if fraction == AMPLE else 2
     plain: list[float] = []
     found: dict[str, Any] = {}
     ratios: list[float] = []
@@ -148,7 +169,7 @@ def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) ->
     for _ in range(rounds):
         base, _ = clock.block(None)
         plain.append(base)
-        seconds, run = clock.block(context(budget), warm)
+        seconds, run = clock.block(context(budget, learned=learned), warm)
         ratios.append(seconds / base)
         added.append((seconds - base) / count * 1e6)
         found = {
@@ -160,6 +181,7 @@ def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) ->
     return {
         "case": case.name,
         "fraction": fraction,
+        "learned": learned,
         "budget": budget,
         "operators_per_step": count,
         "plain_ms": spread([1e3 * each for each in plain], 3),
@@ -167,23 +189,51 @@ def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) ->
     }
 
 
+def rows(rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Measure all cases with the core of this process."""
+    found = []
+    for case in CASES:
+        for fraction, learned in [*((each, False) for each in FRACTIONS), (0.5, True)]:
+            row = side_by_side(case, fraction, rounds, steps, learned=learned)
+            found.append(row)
+            print(json.dumps(row), flush=True)
+    return found
+
+
+def guided_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure all cases with a core that is compiled with profile-guided optimization."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"REKINDLE_CACHE": folder}
+        build = [sys.executable, "-m", "rekindle", "build", "--guided"]
+        subprocess.run(build, env=environment, check=True)
+        command = [sys.executable, __file__, "--worker"]
+        command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=15, help="timed in each block")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     results = conditions()
-    rows = []
-    for case in CASES:
-        for fraction in FRACTIONS:
-            row = side_by_side(case, fraction, options.rounds, options.steps)
-            rows.append(row)
-            print(f"{case.name} {fraction}: {row['native']['ratio']['median']} times plain")
+    if options.worker:
+        rows(options.rounds, options.steps)
+        return
+    results["rows"] = rows(options.rounds, options.steps)
+    results["guided"] = guided_rows(options)
+    for row, guided in zip(results["rows"], results["guided"], strict=True):
+        ratios = [each["native"]["ratio"]["median"] for each in (row, guided)]
+        print(f"{row['case']} {row['fraction']} {row['learned']}: {ratios} times plain")
     books = [bookkeeping(case) for case in (*CASES, DEEP)]
     for row in books:
         print(f"{row['case']}: {row['bytes_per_operator']} bytes of books an operator")
-    write("native", results | {"rows": rows, "bookkeeping": books}, options.out)
+    write("native", results | {"bookkeeping": books}, options.out)
 
 
 if __name__ == "__main__":

@@ -41,3 +41,14 @@ def test_build_without_compiler_prints_reason(
         f"native core, simulator: {reason}",
         f"native core, budgets: {reason}",
     ]
+
+
+def test_guided_build_without_compiler_prints_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    done = CliRunner().invoke(main, ["build", "--guided"])
+    assert done.exit_code == 1
+    reason = "no C++ compiler: $CXX names no-such-compiler, which is not installed"
+    assert done.output.splitlines() == [f"Error: --guided: {reason}"]

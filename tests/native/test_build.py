@@ -370,3 +370,64 @@ def test_cache_keeps_only_the_latest_builds(tree: Path) -> None:
     left = sorted(int(path.stem.partition("-")[2]) for path in cache.glob("tiny-?*.so")
                   if path.stem.partition("-")[2].isdigit() and len(path.stem) < 10)  # fmt: skip
     assert left == [5, 6, 7, 8, 9, 10, 11]  # eight builds, including the new one
+
+
+# -- profile-guided optimization ------------------------------------------------------------------
+
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+#: Loads the extension of its cache, as `rekindle.native` would, so that it counts.
+TRAINING = """
+import importlib.util, os, pathlib
+(path,) = (pathlib.Path(os.environ["REKINDLE_CACHE"]) / "cores").glob("tiny-*.so")
+spec = importlib.util.spec_from_file_location("tiny", path)
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+
+
+@needs_gcc
+def test_guided_build_replaces_extension_in_cache(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "answer.h").write_text(
+        "#ifdef REKINDLE_GUIDED\n#define ANSWER 43\n#else\n#define ANSWER 42\n#endif\n"
+    )
+    plain = _build.extension("tiny", ["*.cpp"])
+    assert plain is not None
+    _build.rebuild_guided("tiny", ["*.cpp"], [sys.executable, "-c", TRAINING])
+    code = "import sys; from rekindle.native import _build; from pathlib import Path; "
+    code += f"_build.FOLDER = Path({str(tree)!r}); "
+    code += "print(_build.extension('tiny', ['*.cpp'], build=False).answer)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (plain.answer, done.stdout) == (42, "43\n")
+    assert "rekindle: compile with the counts: about " in capsys.readouterr().err
+    assert not [*Path(_build.core_folder()).glob(f"{_build._UNFINISHED}*")]
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ("raise SystemExit('no data')", r"^the training program fails: no data exit code 1$"),
+        ("pass", r"^the training program did not load the extension$"),
+    ],
+)
+def test_guided_build_without_training_changes_nothing(
+    tree: Path, training: str, message: str
+) -> None:
+    plain = _build.extension("tiny", ["*.cpp"])
+    assert plain is not None
+    before = Path(str(plain.__file__)).read_bytes()
+    with pytest.raises(_build.Unbuildable, match=message):
+        _build.rebuild_guided("tiny", ["*.cpp"], [sys.executable, "-c", training])
+    assert Path(str(plain.__file__)).read_bytes() == before
+
+
+def test_guided_build_with_clang_states_reason(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho Debian clang version 15.0.6\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(_build.Unbuildable, match=r"needs g\+\+, not Debian clang version 15\.0\.6"):
+        _build.rebuild_guided("tiny", ["*.cpp"], ["true"])

@@ -88,7 +88,8 @@ def _torch() -> Iterator[Row]:
         yield Row("setting", setting)
     if not found.core:
         refuses = f"; {found.refuses}" if found.refuses else ""
-        yield Row("native core", f"compiled{refuses}")
+        guided = ", with profile-guided optimization" if found.guided else ""
+        yield Row("native core", f"compiled{guided}{refuses}")
     elif "not been compiled" in found.core:
         yield Row("native core", found.core, "run `rekindle build`, which takes under a minute")
     else:

@@ -11,12 +11,15 @@ extensions before the dependencies of Rekindle are installed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from rekindle.native._build import Unbuildable as Unbuildable
 from rekindle.native._build import compiler as compiler
 from rekindle.native._build import extension as extension
+from rekindle.native._build import rebuild_guided as rebuild_guided
 from rekindle.native._build import ship as ship
 from rekindle.native._build import why_not as why_not
 from rekindle.native._compile import cores as cores
@@ -73,6 +76,18 @@ def torch_extension(*, build: bool = True) -> ModuleType | None:
         The module, or None if it is missing. `why_not(TORCH)` says why.
     """
     return extension(TORCH, _TORCH_SOURCES, with_torch=True, build=build)
+
+
+def rebuild_torch_extension(training: Sequence[str]) -> None:
+    """Compile the extension `_torch` again, guided by the calls that `training` makes.
+
+    Args:
+        training: Command of a training program, see `rebuild_guided`.
+
+    Raises:
+        Unbuildable: There is no g++, a compilation fails, or the training program fails.
+    """
+    rebuild_guided(TORCH, _TORCH_SOURCES, training, with_torch=True)
 
 
 def ship_torch_extension(folder: Path) -> None:

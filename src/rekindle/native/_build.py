@@ -18,11 +18,12 @@ import os
 import platform
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,15 @@ FLAGS: Final = (
     "-ffp-contract=off",  # so that floats equal those of the Python engine, bit for bit
     "-fvisibility=hidden",
     "-fPIC",
+)
+# Options of g++ for profile-guided optimization. Threads count with atomic additions. Functions
+# that the training program does not call are optimized as without counts.
+_COUNTED: Final = ("-fprofile-generate", "-fprofile-update=atomic")
+_GUIDED: Final = (
+    "-fprofile-use",
+    "-fprofile-partial-training",
+    "-Wno-missing-profile",
+    "-DREKINDLE_GUIDED",
 )
 _DAY_S: Final = 24 * 3600.0
 # Time until a failed build is tried again, because the reason may have been temporary (a full
@@ -89,16 +99,27 @@ class _Recipe:
         made_by = self.made_by if unit.with_torch else (self.version, *self.compiler[1:], *FLAGS)
         return _digest(unit.sources, made_by)
 
-    def command(self, unit: Unit, source: Path, target: Path) -> tuple[str, ...]:
-        """Return the command that compiles `unit`, whose text is in the file `source`."""
-        flags = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"]
+    def command(
+        self, unit: Unit, source: Path, target: Path, more: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Return the command that compiles `unit`, whose text is in the file `source`.
+
+        Args:
+            unit: Sources to compile.
+            source: File with the text of the unit.
+            target: Object file.
+            more: Options in addition to `FLAGS`.
+        """
+        flags = [*FLAGS, *more, f"-isystem{sysconfig.get_paths()['include']}"]
         if unit.with_torch and self.torch:
             flags += self.torch.flags
         return (*self.compiler, *flags, "-c", str(source), "-o", str(target))
 
-    def link(self, objects: Sequence[Path], target: Path) -> tuple[str, ...]:
+    def link(
+        self, objects: Sequence[Path], target: Path, more: Sequence[str] = ()
+    ) -> tuple[str, ...]:
         """Return the command that links the object files into a library at `target`."""
-        links = ["-shared", "-pthread"]
+        links = ["-shared", "-pthread", *more]
         if sys.platform == "darwin":
             links += ["-undefined", "dynamic_lookup"]
         if self.torch:
@@ -206,6 +227,85 @@ def ship(
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / _shipped_name(name, sources, with_torch=with_torch)
     return Path(shutil.copyfile(module.__file__, target))
+
+
+def rebuild_guided(
+    name: str,
+    sources: Sequence[str],
+    training: Sequence[str],
+    *,
+    with_torch: bool = False,
+) -> None:
+    """Compile an extension again, optimized for the calls that a training program makes.
+
+    This is profile-guided optimization (PGO). The extension is compiled with counters, the training
+    program runs with it, and the extension is compiled again with the counts. It replaces the
+    extension in the cache, and behaves like it.
+
+    Args:
+        name: Name of the extension.
+        sources: Patterns of source files, as for `extension`.
+        training: Command of the training program. In its environment, `REKINDLE_CACHE` names a
+            temporary cache with the extension that counts.
+        with_torch: The sources use PyTorch.
+
+    Raises:
+        Unbuildable: There is no g++, a compilation fails, or the training program fails.
+    """
+    recipe = _recipe(name, sources, with_torch=with_torch)
+    if "clang" in recipe.version.lower():
+        raise Unbuildable(f"profile-guided optimization needs g++, not {recipe.version}")
+    path = _folder() / f"{name}-{recipe.key()}.so"
+    with _locked(_last_use(path)), tempfile.TemporaryDirectory(
+        dir=path.parent, prefix=_UNFINISHED
+    ) as made:  # fmt: skip
+        folder = Path(made)
+        cache = folder / "cache" / path.parent.name
+        cache.mkdir(parents=True)
+        for other in path.parent.glob("*.so"):
+            if other != path:
+                (cache / other.name).symlink_to(other)
+        try:
+            _compile_in(recipe, folder, cache / path.name, _COUNTED, "compile with counters")
+            environment = os.environ | {"REKINDLE_CACHE": str(cache.parent)}
+            _train(training, environment)
+            if not any(folder.glob("*.gcda")):
+                raise Unbuildable("the training program did not load the extension")
+            library = folder / path.name
+            _compile_in(recipe, folder, library, _GUIDED, "compile with the counts")
+        except (OSError, CompilerError) as error:
+            raise Unbuildable(str(error)) from None
+        library.replace(path)
+
+
+def _train(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run the training program of `rebuild_guided`."""
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, errors="replace"
+    )
+    if done.returncode:
+        last = [*filter(None, done.stderr.splitlines()), f"exit code {done.returncode}"][-2:]
+        raise Unbuildable(f"the training program fails: {' '.join(last)}")
+
+
+def _compile_in(
+    recipe: _Recipe, folder: Path, library: Path, options: Sequence[str], stage: str
+) -> None:
+    """Compile all units in `folder` with additional options, and link them.
+
+    The paths of the object files do not depend on the options, because the compiler finds the
+    counts of an object file by its path.
+    """
+    objects: list[Path] = []
+    jobs: list[Job] = []
+    for number, unit in enumerate(recipe.units):
+        source = folder / f"unit{number}.cpp"
+        source.write_text(unit.text, encoding="utf-8")
+        objects.append(source.with_suffix(".o"))
+        jobs.append(Job(recipe.command(unit, source, objects[-1], options), unit.cost))
+    with _compile.shown_progress(folder, [job.cost for job in jobs], stage) as progress:
+        _compile.run_all(jobs, folder, progress)
+    _compile.run(recipe.link(objects, library, options))
 
 
 def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleType | None:

@@ -201,6 +201,7 @@ class Progress:
     folder: Path  # folder that will contain the extension
     stream: TextIO | None  # where to write; None: show nothing
     costs: Sequence[float]  # `Unit.cost` of each unit to compile
+    stage: str = ""  # part of a longer build; "": the whole build
     began: float = field(default_factory=time.monotonic)
     _done: int = 0
     _cost: float = 0.0  # sum of `Unit.cost` of the finished units
@@ -222,7 +223,11 @@ class Progress:
     def begin(self) -> None:
         """Announce the build, its duration, and how to avoid it. Write nothing on a terminal."""
         self._said = time.monotonic()
-        if self.stream is not None and not self.stream.isatty():
+        if self.stream is None or self.stream.isatty():
+            return
+        if self.stage:
+            self._write(f"rekindle: {self.stage}: about {max(self.seconds_in_all, 1):.0f} s\n")
+        else:
             self._write(
                 f"rekindle: compiling the native core, once for this PyTorch and compiler: about "
                 f"{max(self.seconds_in_all, 1):.0f} s. It is kept in {self.folder}. `rekindle "
@@ -240,8 +245,8 @@ class Progress:
             filled = int(_BAR * elapsed / in_all)
             bar = "#" * filled + "-" * (_BAR - filled)
             self._write(
-                f"\r\x1b[Krekindle: compiling the native core, once [{bar}] {units}, "
-                f"about {in_all - elapsed:.0f} s left"
+                f"\r\x1b[Krekindle: {self.stage or 'compiling the native core, once'} [{bar}] "
+                f"{units}, about {in_all - elapsed:.0f} s left"
             )
         elif now - self._said >= _LINE_EVERY_S:
             self._said = now
@@ -264,9 +269,9 @@ class Progress:
 
 
 @contextlib.contextmanager
-def shown_progress(folder: Path, costs: Sequence[float]) -> Generator[Progress]:
+def shown_progress(folder: Path, costs: Sequence[float], stage: str = "") -> Generator[Progress]:
     """Show the progress of a build on standard error. Show nothing if `costs` is empty."""
-    progress = Progress(folder, sys.stderr if costs else None, costs)
+    progress = Progress(folder, sys.stderr if costs else None, costs, stage)
     progress.begin()
     try:
         yield progress

@@ -736,5 +736,14 @@ PyModuleDef definition = {
 
 // NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): Python names it.
 PyMODINIT_FUNC PyInit__torch() {
-    return PyModule_Create(&definition);
+    PyObject* made = PyModule_Create(&definition);
+#ifdef REKINDLE_GUIDED
+    constexpr int GUIDED = 1;  // compiled with the counts of a training program (native/_build.py)
+#else
+    constexpr int GUIDED = 0;
+#endif
+    if (made != nullptr) {
+        PyModule_AddIntConstant(made, "guided", GUIDED);
+    }
+    return made;
 }

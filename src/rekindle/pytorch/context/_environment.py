@@ -27,6 +27,7 @@ class Environment:
         torch: Version and commit of torch, and the CUDA or ROCm that it was built for.
         devices: One text per device, with the bytes that `rekindle.budget("auto")` would use.
         core: Why there is no compiled native core; empty if there is one.
+        guided: The native core was compiled with profile-guided optimization.
         remedy: How to get the missing native core; empty if there is one.
         refuses: Operators and features that the native core refuses with this torch, or empty.
         settings: Environment variables of PyTorch's allocators, as NAME=VALUE.
@@ -35,6 +36,7 @@ class Environment:
     torch: str
     devices: tuple[str, ...]
     core: str
+    guided: bool
     remedy: str
     refuses: str
     settings: tuple[str, ...]
@@ -48,11 +50,13 @@ def environment() -> Environment:
     devices = [torch.device("cpu")]
     if accelerator.available():
         devices += [torch.device("cuda", index) for index in range(accelerator.count())]
-    core = "" if native_core(build=False) is not None else why_not()
+    compiled = native_core(build=False)
+    core = "" if compiled is not None else why_not()
     return Environment(
         torch=f"{torch.__version__} (commit {commit}{built_for})",
         devices=tuple(map(_described, devices)),
         core=core,
+        guided=compiled is not None and bool(compiled.guided),
         remedy=remedy() if core else "",
         refuses=what_it_misses(),
         settings=tuple(

@@ -48,6 +48,8 @@ class Core(Protocol):
     A `driver` argument is the handle of the native object that enforces one budget.
     """
 
+    guided: int  # 1 if the core was compiled with profile-guided optimization, else 0
+
     # -- the process ------------------------------------------------------------------------------
 
     def start(
