@@ -1,11 +1,12 @@
 """Measure the time that a budget adds to plain PyTorch, and the memory of Rekindle's records.
 
-Blocks of training steps alternate in one process: in plain PyTorch, and within a budget with the
-native (C++) core. The first steps of a block are not timed. Each ratio compares two neighboring
-blocks. Times are processor times with one thread.
+Blocks of training steps in plain PyTorch and within a budget take turns in one process. The first
+steps of a block are not timed. Of the others the fastest tenth counts, and of the blocks the
+fastest, because other programs on the machine only make steps slower. Times are processor times
+with one thread.
 
-All rows are measured twice, in two processes: with the core as the first budget compiles it, and
-with the core that `rekindle build --guided` compiles.
+All rows are measured with two cores in turns, each in processes of its own: the core that the first
+budget compiles, and the core that `rekindle build --guided` compiles.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ import rekindle
 #: activations, operators are only counted after some steps.
 AMPLE = 32
 FRACTIONS = (None, AMPLE, 0.5)
+#: Blocks in plain PyTorch, and within a budget, for each ratio.
+PAIRS = 3
 #: Steps before the timed ones in a budget with learned plans.
 LEARNING_STEPS = 20
 COUNTED_AFTER = 4096  #: operators of a program before which they are always recorded
@@ -109,7 +112,8 @@ class Clock:
         """Run `warm` steps and `steps` timed steps inside `with within:` (None: in plain PyTorch).
 
         Returns:
-            The median seconds of the timed steps, and the run (None in plain PyTorch).
+            The seconds of the fastest tenth of the timed steps, and the run (None in plain
+            PyTorch).
         """
         gc.collect()
         seconds = []
@@ -120,7 +124,7 @@ class Clock:
                 start = time.process_time()
                 self.workload.step(0)
                 seconds.append(time.process_time() - start)
-        return sorted(seconds)[len(seconds) // 2], run
+        return sorted(seconds)[len(seconds) // 10], run
 
 
 def bookkeeping(case: Case) -> dict[str, Any]:
@@ -146,15 +150,12 @@ def bookkeeping(case: Case) -> dict[str, Any]:
     }
 
 
-def side_by_side(
-    case: Case, fraction: float | None, rounds: int, steps: int, *, learned: bool = False
-) -> dict[str, Any]:
+def side_by_side(case: Case, fraction: float | None, steps: int, learned: bool) -> dict[str, Any]:
     """Measure a budget of a fraction of the activations beside plain PyTorch.
 
     Args:
         case: The model.
         fraction: Size of the budget, as a fraction of the activations; None: without a limit.
-        rounds: Number of pairs of blocks.
         steps: Number of timed steps in each block.
         learned: The budget follows learned plans.
     """
@@ -162,71 +163,87 @@ def side_by_side(
     count = operators(case, 0)
     clock = Clock(case, steps)
     warm = LEARNING_STEPS if learned else warm_up(count) if fraction == AMPLE else 2
-    plain: list[float] = []
-    found: dict[str, Any] = {}
-    ratios: list[float] = []
-    added: list[float] = []
-    for _ in range(rounds):
-        base, _ = clock.block(None)
-        plain.append(base)
-        seconds, run = clock.block(context(budget, learned=learned), warm)
-        ratios.append(seconds / base)
-        added.append((seconds - base) / count * 1e6)
-        found = {
-            "ratio": spread(ratios, 3),
-            "added_us_per_operator": spread(added, 2),
-            "evictions_per_step": round(run.evictions / (steps + warm), 1),
-            "recomputations_per_step": round(run.recomputations / (steps + warm), 1),
-        }
+    base = seconds = float("inf")
+    for _ in range(PAIRS):
+        base = min(base, clock.block(None)[0])
+        within, run = clock.block(context(budget, learned=learned), warm)
+        seconds = min(seconds, within)
     return {
         "case": case.name,
         "fraction": fraction,
         "learned": learned,
         "budget": budget,
         "operators_per_step": count,
-        "plain_ms": spread([1e3 * each for each in plain], 3),
-        "native": found,
+        "plain_ms": 1e3 * base,
+        "ratio": seconds / base,
+        "added_us_per_operator": (seconds - base) / count * 1e6,
+        "evictions_per_step": run.evictions / (steps + warm),
+        "recomputations_per_step": run.recomputations / (steps + warm),
     }
 
 
-def rows(rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Measure all cases with the core of this process."""
-    found = []
+def work(steps: int) -> None:
+    """Measure all cases once with the core of this process, and print the rows."""
     for case in CASES:
         for fraction, learned in [*((each, False) for each in FRACTIONS), (0.5, True)]:
-            row = side_by_side(case, fraction, rounds, steps, learned=learned)
-            found.append(row)
-            print(json.dumps(row), flush=True)
+            print(json.dumps(side_by_side(case, fraction, steps, learned)), flush=True)
+
+
+def merged(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the rows of all rounds as one list of rows, with medians and ranges."""
+    found = []
+    for same in zip(*rounds, strict=True):
+        values = {name: [row[name] for row in same] for name in same[0]}
+        found.append(
+            {
+                **{name: values[name][0] for name in list(values)[:5]},
+                "plain_ms": spread(values["plain_ms"], 3),
+                "native": {
+                    "ratio": spread(values["ratio"], 3),
+                    "added_us_per_operator": spread(values["added_us_per_operator"], 2),
+                    "evictions_per_step": round(values["evictions_per_step"][0], 1),
+                    "recomputations_per_step": round(values["recomputations_per_step"][0], 1),
+                },
+            }
+        )
     return found
 
 
-def guided_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure all cases with a core that is compiled with profile-guided optimization."""
+def measured(rounds: int, steps: int) -> dict[str, Any]:
+    """Measure all cases with both cores in turns."""
+    found: dict[str, list[list[dict[str, Any]]]] = {"rows": [], "guided": []}
+    command = [sys.executable, __file__, "--worker", "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"REKINDLE_CACHE": folder}
-        build = [sys.executable, "-m", "rekindle", "build", "--guided"]
-        subprocess.run(build, env=environment, check=True)
-        command = [sys.executable, __file__, "--worker"]
-        command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        environments = {
+            "rows": os.environ | {"REKINDLE_CACHE": f"{folder}/plain"},
+            "guided": os.environ | {"REKINDLE_CACHE": f"{folder}/guided"},
+        }
+        for name, environment in environments.items():
+            build = [sys.executable, "-m", "rekindle", "build"]
+            build += ["--guided"] if name == "guided" else []
+            subprocess.run(build, env=environment, check=True)
+        for number in range(rounds):
+            for name, environment in environments.items():
+                print(f"{name}, round {number + 1} of {rounds}", flush=True)
+                done = subprocess.run(
+                    command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+                )
+                found[name].append([json.loads(line) for line in done.stdout.splitlines()])
+    return {name: merged(rows) for name, rows in found.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=15, help="timed in each block")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="timed in each block")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     results = conditions()
     if options.worker:
-        rows(options.rounds, options.steps)
+        work(options.steps)
         return
-    results["rows"] = rows(options.rounds, options.steps)
-    results["guided"] = guided_rows(options)
+    results |= measured(options.rounds, options.steps)
     for row, guided in zip(results["rows"], results["guided"], strict=True):
         ratios = [each["native"]["ratio"]["median"] for each in (row, guided)]
         print(f"{row['case']} {row['fraction']} {row['learned']}: {ratios} times plain")
