@@ -21,7 +21,7 @@ def _for_tests() -> set[str]:
 def test_python_type_of_native_module_lists_all_its_functions() -> None:
     module = core()
     assert module is not None
-    typed = {name for name in vars(Core) if not name.startswith("_")}
+    typed = {name for name in {**vars(Core), **Core.__annotations__} if not name.startswith("_")}
     assert {name for name in dir(module) if not name.startswith("_")} == typed | _for_tests()
 
 
