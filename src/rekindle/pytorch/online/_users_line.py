@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 import torch
 
-_HERE: Final = Path(__file__).parents[2]
-_TORCH: Final = Path(torch.__file__).parent
+_HERE: Final = str(Path(__file__).parents[2])
+_TORCH: Final = str(Path(torch.__file__).parent)
 _PACKAGES: Final = ("site-packages", "dist-packages")
 Owner = Literal["user", "library", "nobody"]
 
@@ -51,18 +51,25 @@ def owner_of_file(name: str) -> Owner:
     if name.startswith("<"):
         notebook = name.startswith("<ipython") or name == "<stdin>"
         return "user" if notebook else "nobody"
-    path = Path(name)
-    for folder in (_HERE, _TORCH):
-        if path.is_relative_to(folder) or _real(path).is_relative_to(_real(folder)):
-            return "nobody"
-    if not set(_PACKAGES).isdisjoint(path.parts):
+    if _is_in(name, (_HERE, _TORCH)) or _is_in(os.path.realpath(name), _real_folders()):
+        return "nobody"
+    if not set(_PACKAGES).isdisjoint(name.split(os.sep)):
         return "library"
-    return "library" if any(path.is_relative_to(folder) for folder in _installed()) else "user"
+    return "library" if _is_in(name, _installed()) else "user"
 
 
-def _real(path: Path) -> Path:
-    """Return `path` with all symbolic links resolved."""
-    return Path(os.path.realpath(path))
+def _is_in(name: str, folders: tuple[str, ...]) -> bool:
+    """Return whether one of `folders` contains the file `name`, by their paths.
+
+    `pathlib` would take a large part of the time of a program's first step.
+    """
+    return name.startswith(tuple(folder + os.sep for folder in folders))
+
+
+@functools.cache
+def _real_folders() -> tuple[str, ...]:
+    """Return the folders of Rekindle and torch with all symbolic links resolved."""
+    return (os.path.realpath(_HERE), os.path.realpath(_TORCH))
 
 
 @functools.cache
