@@ -164,6 +164,7 @@ def side_by_side(case: Case, fraction: float | None, steps: int, learned: bool) 
     clock = Clock(case, steps)
     warm = LEARNING_STEPS if learned else warm_up(count) if fraction == AMPLE else 2
     base = seconds = float("inf")
+    run: Any = None
     for _ in range(PAIRS):
         base = min(base, clock.block(None)[0])
         within, run = clock.block(context(budget, learned=learned), warm)

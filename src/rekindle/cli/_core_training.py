@@ -104,13 +104,13 @@ def main() -> None:
             for _ in range(_STEPS):
                 step()
         tight = run.memory + 7 * (run.peak - run.memory) // 10
-        for budget, learn, steps in (
-            (_AMPLE, False, _STEPS),
-            (tight, False, _STEPS),
-            (tight, "wait", _STEPS),
+        for context in (
+            within(_AMPLE, learn=False),
+            within(tight, learn=False),
+            within(tight, learn="wait"),
         ):
-            with within(budget, learn=learn):
-                for _ in range(steps):
+            with context:
+                for _ in range(_STEPS):
                     step()
 
 

@@ -738,12 +738,12 @@ PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__torch() {
     PyObject* made = PyModule_Create(&definition);
 #ifdef REKINDLE_GUIDED
-    constexpr int GUIDED = 1;  // compiled with the counts of a training program (native/_build.py)
+    constexpr int guided = 1;  // compiled with the counts of a training program (native/_build.py)
 #else
-    constexpr int GUIDED = 0;
+    constexpr int guided = 0;
 #endif
     if (made != nullptr) {
-        PyModule_AddIntConstant(made, "guided", GUIDED);
+        PyModule_AddIntConstant(made, "guided", guided);
     }
     return made;
 }
