@@ -280,6 +280,7 @@ def rebuild_guided(
 
 def _train(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Run the training program of `rebuild_guided`."""
+    sys.stderr.write("rekindle: run the training program, which takes less than a minute\n")
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, errors="replace"
     )

@@ -258,7 +258,8 @@ class Progress:
             return
         elapsed = time.monotonic() - self.began
         terminal = self.stream.isatty()
-        finished = f"rekindle: compiled the native core in {elapsed:.0f} s\n"
+        what = f"{self.stage}: done" if self.stage else "compiled the native core"
+        finished = f"rekindle: {what} in {elapsed:.0f} s\n"
         self._write("\r\x1b[K" if terminal else finished)
 
     def _write(self, text: str) -> None:
