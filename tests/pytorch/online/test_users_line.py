@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,21 @@ def test_path_of_library_line_starts_at_package() -> None:
     lines = {"/there/a/train.py:3 (lib/x.py:9)": 5, "/there/b/model.py:8": 4, "(parameters)": 1}
     shown = short_paths(lines)
     assert list(shown) == ["a/train.py:3 (lib/x.py:9)", "b/model.py:8", "(parameters)"]
+
+
+def test_installed_folders_are_those_of_sysconfig() -> None:
+    paths = sysconfig.get_paths()
+    wanted = {paths[name] for name in ("stdlib", "platstdlib", "scripts")}
+    assert set(_users_line._installed()) == wanted
+
+
+def test_classifying_first_file_imports_no_further_module() -> None:
+    code = """
+import sys
+from rekindle.pytorch.online import owner_of_file
+before = set(sys.modules)
+assert owner_of_file("/somewhere/train.py") == "user"
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

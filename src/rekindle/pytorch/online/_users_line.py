@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Final, Literal
 
@@ -74,9 +73,17 @@ def _real_folders() -> tuple[str, ...]:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders of Python's standard library and of installed commands."""
-    paths = sysconfig.get_paths()
-    return tuple(paths[name] for name in ("stdlib", "platstdlib", "scripts"))
+    """Return the folders of Python's standard library and of installed commands.
+
+    They are `sysconfig.get_paths()`, which would load a large module in a program's first step.
+    """
+    major, minor, *_ = sys.version_info
+    folders = (
+        os.path.dirname(os.__file__),
+        os.path.join(sys.exec_prefix, sys.platlibdir, f"python{major}.{minor}"),
+        os.path.dirname(sys.executable or ""),
+    )
+    return tuple(filter(None, folders))  # an embedded Python may have no executable
 
 
 def _in_package(name: str) -> str:
