@@ -24,7 +24,7 @@ _WIDTH = 64
 
 
 class _Recurrent(nn.Module):
-    """An LSTM cell in a loop, as `nn.LSTMCell` computes it."""
+    """An LSTM cell in a loop over the items of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -255,7 +255,7 @@ def rebuild_guided(
     recipe = _recipe(name, sources, with_torch=with_torch)
     if "clang" in recipe.version.lower():
         raise Unbuildable(f"profile-guided optimization needs g++, not {recipe.version}")
-    path = _folder() / f"{name}-{recipe.key()}.so"
+    path = _folder().resolve() / f"{name}-{recipe.key()}.so"
     with _locked(_last_use(path)), tempfile.TemporaryDirectory(
         dir=path.parent, prefix=_UNFINISHED
     ) as made:  # fmt: skip
