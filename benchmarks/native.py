@@ -40,6 +40,8 @@ FRACTIONS = (None, AMPLE, 0.5)
 PAIRS = 3
 #: Steps before the timed ones in a budget with learned plans.
 LEARNING_STEPS = 20
+#: Fields of a row that are the same in all rounds.
+DESCRIPTION = ("case", "fraction", "learned", "budget", "operators_per_step")
 COUNTED_AFTER = 4096  #: operators of a program before which they are always recorded
 
 
@@ -197,7 +199,7 @@ def merged(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         values = {name: [row[name] for row in same] for name in same[0]}
         found.append(
             {
-                **{name: values[name][0] for name in list(values)[:5]},
+                **{name: values[name][0] for name in DESCRIPTION},
                 "plain_ms": spread(values["plain_ms"], 3),
                 "native": {
                     "ratio": spread(values["ratio"], 3),

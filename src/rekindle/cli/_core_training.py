@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,16 @@ def _convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+def _step(model: nn.Module, batch: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Train the model by one step, and evaluate it."""
+    loss = functional.smooth_l1_loss(model(batch), torch.zeros(()))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model(batch)
+
+
 def _programs() -> Iterator[Callable[[], None]]:
     """Yield functions that train a new model by one step."""
     for model, batch, fused in (
@@ -78,20 +89,7 @@ def _programs() -> Iterator[Callable[[], None]]:
         (_convolutional(), torch.randn(8, 3, 24, 24), False),
     ):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
-
-        def step(
-            model: nn.Module = model,
-            batch: Tensor = batch,
-            optimizer: torch.optim.Optimizer = optimizer,
-        ) -> None:
-            loss = functional.smooth_l1_loss(model(batch), torch.zeros(()))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            with torch.no_grad():
-                model(batch)
-
-        yield step
+        yield partial(_step, model, batch, optimizer)
 
 
 def main() -> None:

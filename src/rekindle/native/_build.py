@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -297,16 +297,23 @@ def _compile_in(
     The paths of the object files do not depend on the options, because the compiler finds the
     counts of an object file by its path.
     """
-    objects: list[Path] = []
-    jobs: list[Job] = []
-    for number, unit in enumerate(recipe.units):
-        source = folder / f"unit{number}.cpp"
-        source.write_text(unit.text, encoding="utf-8")
-        objects.append(source.with_suffix(".o"))
-        jobs.append(Job(recipe.command(unit, source, objects[-1], options), unit.cost))
-    with _compile.shown_progress(folder, [job.cost for job in jobs], stage) as progress:
-        _compile.run_all(jobs, folder, progress)
+    objects = [folder / f"unit{number}.o" for number in range(len(recipe.units))]
+    units = zip(recipe.units, objects, strict=True)
+    with _compile.shown_progress(folder, [unit.cost for unit in recipe.units], stage) as progress:
+        _compile.run_all(_jobs(recipe, units, options), folder, progress)
     _compile.run(recipe.link(objects, library, options))
+
+
+def _jobs(
+    recipe: _Recipe, units: Iterable[tuple[Unit, Path]], options: Sequence[str] = ()
+) -> list[Job]:
+    """Write the text of each unit beside its object file. Return the commands that compile them."""
+    jobs: list[Job] = []
+    for unit, target in units:
+        source = target.with_suffix(".cpp")
+        source.write_text(unit.text, encoding="utf-8")
+        jobs.append(Job(recipe.command(unit, source, target, options), unit.cost))
+    return jobs
 
 
 def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleType | None:
@@ -470,20 +477,17 @@ def _compile_and_link(recipe: _Recipe, path: Path) -> None:
     objects = [path.parent / _OBJECTS / f"{recipe.object_key(unit)}.o" for unit in recipe.units]
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as name:
         folder = Path(name)
-        made: dict[Path, Path] = {}
-        jobs: list[Job] = []
+        missing: dict[Path, Unit] = {}
         for unit, target in zip(recipe.units, objects, strict=True):
             if target.exists():
                 target.touch()
             else:
-                source = folder / f"{target.stem}.cpp"
-                source.write_text(unit.text, encoding="utf-8")
-                made[target] = source.with_suffix(".o")
-                jobs.append(Job(recipe.command(unit, source, made[target]), unit.cost))
+                missing[target] = unit
+        jobs = _jobs(recipe, [(unit, folder / target.name) for target, unit in missing.items()])
         with _compile.shown_progress(path.parent, [job.cost for job in jobs]) as progress:
             _compile.run_all(jobs, folder, progress)
-        for target, new in made.items():
-            new.replace(target)
+        for target in missing:
+            (folder / target.name).replace(target)
         library = folder / path.name
         _compile.run(recipe.link(objects, library))
         library.replace(path)

@@ -93,6 +93,6 @@ def _in_package(name: str) -> str:
         if parts[number] in _PACKAGES:
             return "/".join(parts[number + 1 :])
     for folder in _installed():
-        if Path(name).is_relative_to(folder):
+        if _is_in(name, (folder,)):
             return Path(name).relative_to(folder).as_posix()
     return name
