@@ -56,7 +56,7 @@ void Mutex::Opening::close() noexcept {
 // taken the mutex. An `Opening` that this thread is closing is skipped.
 void Mutex::visit() noexcept {
     for (Opening* each = first_opening_; each != nullptr; each = each->next_) {
-        if (each->thread_ == pthread_self() && each->closing_) {
+        if (each->thread_ == this_thread() && each->closing_) {
             continue;
         }
         if (!std::exchange(each->visited_, true)) {

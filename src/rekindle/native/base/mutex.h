@@ -34,6 +34,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -76,6 +77,15 @@ inline SpinLock& leaf(Leaf which) noexcept {
     return made[static_cast<std::size_t>(which)];
 }
 
+// Return the id of this thread. On Linux it is the thread pointer, so that no function is called.
+inline pthread_t this_thread() noexcept {
+#if defined(__linux__) && defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 11
+    return std::bit_cast<pthread_t>(__builtin_thread_pointer());
+#else
+    return pthread_self();
+#endif
+}
+
 // Mutex that stores its owner's thread id. It is not recursive. A waiting thread releases the GIL,
 // because the owner of the mutex may need the GIL to go on.
 class Mutex final {
@@ -95,7 +105,7 @@ public:
         bool visited() const noexcept { return visited_; }
 
     protected:
-        explicit Opening(Mutex& mutex) noexcept : mutex_(mutex), thread_(pthread_self()) {}
+        explicit Opening(Mutex& mutex) noexcept : mutex_(mutex), thread_(this_thread()) {}
 
         void open() noexcept;
         void close() noexcept;
@@ -119,7 +129,7 @@ public:
     void lock() {
         pthread_t other{};
         if (!taken(other)) {
-            if (other == pthread_self()) {
+            if (other == this_thread()) {
                 throw std::logic_error(
                     "the native core was called again by a thread in which it was already running; "
                     "please report this"
@@ -162,13 +172,13 @@ public:
 
     // Return true if this thread holds the mutex. A relaxed load suffices: the value equals this
     // thread's id only if this thread stored it.
-    bool mine() const noexcept { return owner_.load(std::memory_order_relaxed) == pthread_self(); }
+    bool mine() const noexcept { return owner_.load(std::memory_order_relaxed) == this_thread(); }
 
 private:
     // Try to take the mutex. Return true on success; otherwise set `other` to the owner.
     bool taken(pthread_t& other, bool visits = true) noexcept {
         other = {};
-        if (!owner_.compare_exchange_strong(other, pthread_self())) {
+        if (!owner_.compare_exchange_strong(other, this_thread())) {
             return false;
         }
         if (visits && first_opening_ != nullptr) {

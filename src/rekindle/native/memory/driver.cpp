@@ -60,7 +60,7 @@ std::uint64_t next_ordinal() noexcept {
 // Return true if the program started this thread, which was assigned to the budget `which`, inside
 // the active budget. The caller holds the session mutex.
 bool is_started_inside(std::uint64_t which) noexcept {
-    return which != 0 && pthread_self() != the_active().entered_in;
+    return which != 0 && this_thread() != the_active().entered_in;
 }
 
 // Return the driver of the active budget if this thread, which was assigned to the budget `which`,
@@ -121,7 +121,7 @@ void set_active(c10::intrusive_ptr<Driver> driver) {
     const std::scoped_lock guard(the_active().flag);
     std::swap(the_active().driver, driver);
     if (the_active().driver) {
-        the_active().entered_in = pthread_self();
+        the_active().entered_in = this_thread();
         the_active().trained_elsewhere = false;
     }
 }

@@ -60,7 +60,7 @@ void ParsedCall::begin() {
     key.push_back(static_cast<std::int64_t>(std::bit_cast<std::uintptr_t>(&facts)));
     key.push_back(global_flags());
     const bool only_matrix = facts.products == Products::matrix;
-    key.push_back(facts.products == Products::none ? 0 : precision_flags(only_matrix));
+    key.push_back(facts.products == Products::none ? 0 : product_flags(only_matrix));
 }
 
 void ParsedCall::end() {

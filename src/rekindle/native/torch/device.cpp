@@ -70,9 +70,8 @@ Device::Device(c10::Device which) : which_(which) {
     }
 }
 
-bool Device::is_capturing(const std::optional<c10::Stream>& now) const {
-    // CUDA cannot capture the default stream (id 0) into a graph.
-    return now && now->id() != 0 && writes_a_graph(*guard_, *now);
+bool Device::is_captured(const c10::Stream& stream) const {
+    return writes_a_graph(*guard_, stream);
 }
 
 void Device::read(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) {

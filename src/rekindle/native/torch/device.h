@@ -77,7 +77,10 @@ public:
 
     // Return true if a CUDA graph is being captured, for a caller that already has the current
     // stream `now`.
-    bool is_capturing(const std::optional<c10::Stream>& now) const;
+    bool is_capturing(const std::optional<c10::Stream>& now) const {
+        // CUDA cannot capture the default stream (id 0) into a graph.
+        return now && now->id() != 0 && is_captured(*now);
+    }
 
     // Return the index of the current stream, and register it if it is new.
     StreamIndex see() { return see(stream_if_any()); }
@@ -188,6 +191,7 @@ public:
 
 private:
     c10::CachingDeviceAllocator::DeviceStats stats() const;
+    bool is_captured(const c10::Stream& stream) const;
     void read(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here);
     void keep_for(const c10::StorageImpl& storage_impl, Order& order, StreamIndex here) const;
     void keep_until_read(const c10::StorageImpl& storage_impl, const StreamSet& readers) const;

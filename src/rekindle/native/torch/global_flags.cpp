@@ -27,10 +27,13 @@ constexpr std::array PRECISE_ON_DEVICE{
     std::pair(at::Float32Backend::CUDA, at::Float32Op::CONV),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::RNN),
 };
-// bit position, in the packed word, of the precision set by torch's older functions
+// Bit position, in the packed word of products, of the precision set by torch's older functions.
 constexpr int LEGACY = 48;
-// Bits of the packed word. The first is always set, so that the word is never 0. The second is set
-// if the word has only the first of `PRECISE`.
+// Bits of that word that hold switches. They follow the precisions.
+constexpr int SWITCHES = 18;
+constexpr std::int64_t ALL_SWITCHES = std::int64_t{0xFFFF} << SWITCHES;
+// Bits of that word. The first is always set, so that the word is never 0. The second is set if the
+// word has only the first of `PRECISE`.
 constexpr std::int64_t PRESENT = std::int64_t{1} << 62;
 constexpr std::int64_t ONLY_MATRIX = std::int64_t{1} << 61;
 
@@ -57,47 +60,72 @@ bool flushes_denormal() noexcept {
 #endif
 }
 
+at::Context& the_context() {
+    static at::Context& known = at::globalContext();
+    return known;
+}
+
 void set_switches(std::int64_t word) {
-    at::Context& context = at::globalContext();
+    at::Context& context = the_context();
     const auto bit = [&](int position) { return (word >> position & 1) != 0; };
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & 0xFF)));
     context.setUserEnabledMkldnn(bit(8));
     context.setDeterministicAlgorithms(bit(9), bit(10));
-    context.setDeterministicMkldnn(bit(11));
-    context.setUserEnabledNNPACK(bit(12));
-    context.setAllowFP16ReductionCPU(bit(13));
-    at::Context::setFlushDenormal(bit(14));
+    at::Context::setFlushDenormal(bit(11));
     at::set_num_threads(static_cast<int>(word >> 16 & 0xFFFF));
 }
 
 std::int64_t switches_of_device() {
-    at::Context& context = at::globalContext();
+    const at::Context& context = the_context();
     std::int64_t word = static_cast<std::int64_t>(context.userEnabledCuDNN()) << 32;
     word |= static_cast<std::int64_t>(context.deterministicCuDNN()) << 33;
-    word |= static_cast<std::int64_t>(context.benchmarkCuDNN()) << 34;
-    word |= static_cast<std::int64_t>(context.allowFP16AccumulationCuBLAS()) << 35;
-    word |= static_cast<std::int64_t>(context.allowFP16ReductionCuBLAS()) << 36;
-    word |= static_cast<std::int64_t>(context.allowBF16ReductionCuBLAS()) << 38;
-    word |= static_cast<std::int64_t>(context.blasPreferredBackend()) << 40;
-    word |= static_cast<std::int64_t>(context.linalgPreferredBackend()) << 44;
-    return word;
+    return word | static_cast<std::int64_t>(context.benchmarkCuDNN()) << 34;
 }
 
 void set_switches_of_device(std::int64_t word) {
-    at::Context& context = at::globalContext();
-    const std::int64_t differ = switches_of_device() ^ word;
-    const auto part = [&](int position, int mask) { return word >> position & mask; };
-    context.setUserEnabledCuDNN(part(32, 1) != 0);
-    context.setDeterministicCuDNN(part(33, 1) != 0);
-    context.setBenchmarkCuDNN(part(34, 1) != 0);
-    context.setAllowFP16AccumulationCuBLAS(part(35, 1) != 0);
-    context.setAllowFP16ReductionCuBLAS(part(36, 3) == 0, part(36, 3) < 2);
-    context.setAllowBF16ReductionCuBLAS(part(38, 3) == 0, part(38, 3) < 2);
-    if ((differ >> 40 & 15) != 0) {
-        context.setBlasPreferredBackend(static_cast<at::BlasBackend>(part(40, 15)));
+    at::Context& context = the_context();
+    const auto bit = [&](int position) { return (word >> position & 1) != 0; };
+    context.setUserEnabledCuDNN(bit(32));
+    context.setDeterministicCuDNN(bit(33));
+    context.setBenchmarkCuDNN(bit(34));
+}
+
+// Return the switches that only operators read that sum products, at their position in the packed
+// word.
+std::int64_t switches_of_products() {
+    at::Context& context = the_context();
+    auto word = static_cast<std::int64_t>(context.deterministicMkldnn());
+    word |= static_cast<std::int64_t>(context.userEnabledNNPACK()) << 1;
+    word |= static_cast<std::int64_t>(context.allowFP16ReductionCPU()) << 2;
+    if (has_device()) {
+        word |= static_cast<std::int64_t>(context.allowFP16AccumulationCuBLAS()) << 3;
+        word |= static_cast<std::int64_t>(context.allowFP16ReductionCuBLAS()) << 4;
+        word |= static_cast<std::int64_t>(context.allowBF16ReductionCuBLAS()) << 6;
+        word |= static_cast<std::int64_t>(context.blasPreferredBackend()) << 8;
+        word |= static_cast<std::int64_t>(context.linalgPreferredBackend()) << 12;
     }
-    if ((differ >> 44 & 15) != 0) {
-        context.setLinalgPreferredBackend(static_cast<at::LinalgBackend>(part(44, 15)));
+    return word << SWITCHES;
+}
+
+void set_switches_of_products(std::int64_t word) {
+    at::Context& context = the_context();
+    const std::int64_t differ = switches_of_products() ^ word;
+    const auto part = [&](int position, int mask) { return word >> (SWITCHES + position) & mask; };
+    const auto differs = [&](int position) { return (differ >> (SWITCHES + position) & 15) != 0; };
+    context.setDeterministicMkldnn(part(0, 1) != 0);
+    context.setUserEnabledNNPACK(part(1, 1) != 0);
+    context.setAllowFP16ReductionCPU(part(2, 1) != 0);
+    if (!has_device()) {
+        return;
+    }
+    context.setAllowFP16AccumulationCuBLAS(part(3, 1) != 0);
+    context.setAllowFP16ReductionCuBLAS(part(4, 3) == 0, part(4, 3) < 2);
+    context.setAllowBF16ReductionCuBLAS(part(6, 3) == 0, part(6, 3) < 2);
+    if (differs(8)) {
+        context.setBlasPreferredBackend(static_cast<at::BlasBackend>(part(8, 15)));
+    }
+    if (differs(12)) {
+        context.setLinalgPreferredBackend(static_cast<at::LinalgBackend>(part(12, 15)));
     }
 }
 
@@ -110,7 +138,7 @@ std::int64_t legacy_precision(std::int64_t word) {
     if (word != last_word) {
         last_word = word;
         try {
-            last = static_cast<std::int64_t>(at::globalContext().float32MatmulPrecision()) + 1;
+            last = static_cast<std::int64_t>(the_context().float32MatmulPrecision()) + 1;
         } catch (const c10::Error&) {
             last = 0;
         }
@@ -121,7 +149,7 @@ std::int64_t legacy_precision(std::int64_t word) {
 template <class Kinds>
 void read_precisions(std::int64_t& word, int& shift, const Kinds& kinds) {
     for (const auto& [backend, op] : kinds) {
-        const auto found = at::globalContext().float32Precision(backend, op);
+        const auto found = the_context().float32Precision(backend, op);
         word |= static_cast<std::int64_t>(found) << shift;
         shift += 3;
     }
@@ -129,7 +157,7 @@ void read_precisions(std::int64_t& word, int& shift, const Kinds& kinds) {
 
 template <class Kinds>
 void set_precisions(std::int64_t& word, const Kinds& kinds) {
-    at::Context& context = at::globalContext();
+    at::Context& context = the_context();
     for (const auto& [backend, op] : kinds) {
         const auto then = static_cast<at::Float32Precision>(word & 7);
         if (context.float32Precision(backend, op) != then) {
@@ -142,11 +170,22 @@ void set_precisions(std::int64_t& word, const Kinds& kinds) {
 void set_precision(std::int64_t word) {
     constexpr std::array<const char*, 3> names{"highest", "high", "medium"};
     if (const auto legacy = static_cast<std::size_t>(word >> LEGACY & 3); legacy != 0) {
-        at::globalContext().setFloat32MatmulPrecision(names.at(legacy - 1));
+        the_context().setFloat32MatmulPrecision(names.at(legacy - 1));
     }
     set_precisions(word, precise((word & ONLY_MATRIX) != 0));
     if (has_device()) {
         set_precisions(word, PRECISE_ON_DEVICE);
+    }
+}
+
+// Give the settings of products the values in `word`. `differ`: the bits of `word` that differ from
+// the current values.
+void set_products(std::int64_t word, std::int64_t differ) {
+    if ((differ & ALL_SWITCHES) != 0) {
+        set_switches_of_products(word);
+    }
+    if ((differ & ~ALL_SWITCHES) != 0) {
+        set_precision(word);
     }
 }
 
@@ -160,26 +199,23 @@ void set_all_switches(std::int64_t word) {
 }  // namespace
 
 bool kernels_are_timed() {
-    const at::Context& context = at::globalContext();
+    const at::Context& context = the_context();
     return context.benchmarkCuDNN() && !context.deterministicCuDNN() &&
            !context.deterministicAlgorithms();
 }
 
 std::int64_t global_flags() {
-    at::Context const& context = at::globalContext();
+    const at::Context& context = the_context();
     std::int64_t word = static_cast<std::int64_t>(c10::get_default_dtype_as_scalartype()) & 0xFF;
     word |= static_cast<std::int64_t>(context.userEnabledMkldnn()) << 8;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithms()) << 9;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithmsWarnOnly()) << 10;
-    word |= static_cast<std::int64_t>(context.deterministicMkldnn()) << 11;
-    word |= static_cast<std::int64_t>(context.userEnabledNNPACK()) << 12;
-    word |= static_cast<std::int64_t>(context.allowFP16ReductionCPU()) << 13;
-    word |= static_cast<std::int64_t>(flushes_denormal()) << 14;
+    word |= static_cast<std::int64_t>(flushes_denormal()) << 11;
     word |= static_cast<std::int64_t>(at::get_num_threads() & 0xFFFF) << 16;
     return has_device() ? word | switches_of_device() : word;
 }
 
-std::int64_t precision_flags(bool only_matrix) {
+std::int64_t product_flags(bool only_matrix) {
     only_matrix = only_matrix && !has_device();
     std::int64_t word = only_matrix ? PRESENT | ONLY_MATRIX : PRESENT;
     int shift = 0;
@@ -188,31 +224,25 @@ std::int64_t precision_flags(bool only_matrix) {
         read_precisions(word, shift, PRECISE_ON_DEVICE);
         word |= legacy_precision(word) << LEGACY;
     }
-    return word;
+    return word | switches_of_products();
 }
 
-ScopedGlobalFlags::ScopedGlobalFlags(std::int64_t switches_then, std::int64_t precision_then)
+ScopedGlobalFlags::ScopedGlobalFlags(std::int64_t switches_then, std::int64_t products_then)
     : now_(global_flags()),
       then_(switches_then),
-      precision_now_(
-          precision_then == 0 ? 0 : precision_flags((precision_then & ONLY_MATRIX) != 0)
-      ),
-      precision_then_(precision_then) {
+      products_now_(products_then == 0 ? 0 : product_flags((products_then & ONLY_MATRIX) != 0)),
+      products_then_(products_then) {
     if (now_ != then_) {
         set_all_switches(then_);
     }
-    if (precision_now_ != precision_then_) {
-        set_precision(precision_then_);
-    }
+    set_products(products_then_, products_now_ ^ products_then_);
 }
 
 ScopedGlobalFlags::~ScopedGlobalFlags() {
     if (now_ != then_) {
         set_all_switches(now_);
     }
-    if (precision_now_ != precision_then_) {
-        set_precision(precision_now_);
-    }
+    set_products(products_now_, products_now_ ^ products_then_);
 }
 
 }  // namespace rekindle
