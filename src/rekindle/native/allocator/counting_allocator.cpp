@@ -188,7 +188,7 @@ std::atomic<bool>& limits_exist() noexcept {
 AllocationLimit::AllocationLimit(Bytes most) noexcept
     : most_(most), innermost_(innermost_limit()), outer_(innermost_) {
     innermost_ = this;
-    if (!limits_exist().load(std::memory_order_relaxed)) {
+    if (!limits_exist().load(std::memory_order_relaxed)) [[likely]] {
         limits_exist().store(true, std::memory_order_relaxed);
     }
 }
@@ -198,7 +198,7 @@ AllocationLimit::~AllocationLimit() {
 }
 
 void AllocationLimit::check(Bytes bytes) {
-    if (!limits_exist().load(std::memory_order_relaxed)) {
+    if (!limits_exist().load(std::memory_order_relaxed)) [[likely]] {
         return;
     }
     AllocationLimit* limit = innermost_limit();

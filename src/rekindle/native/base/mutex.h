@@ -181,7 +181,7 @@ private:
         if (!owner_.compare_exchange_strong(other, this_thread())) {
             return false;
         }
-        if (visits && first_opening_ != nullptr) {
+        if (visits && first_opening_ != nullptr) [[unlikely]] {
             visit();
         }
         return true;

@@ -43,20 +43,20 @@ void Operation::run(const std::optional<c10::Stream>& now) {
                  !facts_.opaque && driver_.never_recompute == 0 && !driver_.only_counting.on() &&
                  (!may_differ() || is_trusted_or_tried());
     run_as_it_may();
-    if (facts_.unit) {
+    if (facts_.unit) [[unlikely]] {
         note_unit(parsed_.signature->probation);
     }
 }
 
 void Operation::run_as_it_may() {
-    if (driver_.tests.evict_before_every_op) {
+    if (driver_.tests.evict_before_every_op) [[unlikely]] {
         evict_for_tests();
     }
-    if (driver_.held_eviction && driver_.held_eviction->open) {
+    if (driver_.held_eviction && driver_.held_eviction->open) [[unlikely]] {
         run_touching();
         return;
     }
-    if (driver_.placeholders != 0) {
+    if (driver_.placeholders != 0) [[unlikely]] {
         bring_inputs();
     }
     run_with_inputs();
@@ -84,16 +84,16 @@ void Operation::run_with_inputs() {
     retry_evicting_held([&] { know_inputs(); });
     // An opaque operator may read its inputs after it has returned, so do not evict them while the
     // program holds them.
-    if (facts_.opaque) {
+    if (facts_.opaque) [[unlikely]] {
         keep_inputs_there();
     }
     register_tensor();
-    if (facts_.has(Traits::INDEXING) && recording_) {
+    if (facts_.has(Traits::INDEXING) && recording_) [[unlikely]] {
         keep_indices();
     }
     retry_evicting_held([&] { save_what_is_overwritten(); });
     predict();
-    if (foreign_ && recording_) {
+    if (foreign_ && recording_) [[unlikely]] {
         retry_evicting_held([&] { recording_ = take_private_inputs(); });
     }
     try {
@@ -120,7 +120,7 @@ void Operation::run_with_inputs() {
 // If the operator made more bytes than predicted, evict values until memory is within the budget
 // again.
 void Operation::enforce_budget() {
-    if (driver_.engine.memory > driver_.engine.budget) {
+    if (driver_.engine.memory > driver_.engine.budget) [[unlikely]] {
         about_to_let_go(driver_, lock_);
         // If the operator has overwritten memory, it cannot be undone. So do not raise here: the
         // next operator raises `OutOfBudget` instead.
@@ -138,7 +138,7 @@ void Operation::enforce_budget() {
             throw;
         }
     }
-    if (driver_.swapper != nullptr) {
+    if (driver_.swapper != nullptr) [[unlikely]] {
         swap_ahead(driver_);
     }
 }
@@ -172,16 +172,16 @@ void Operation::only_count() {
     register_tensor();
     needed_ = parsed_.signature->needed;
     inside_ = driver_.reserves_for_operators() ? parsed_.signature->workspace : 0;
-    if (!fits()) {
+    if (!fits()) [[unlikely]] {
         retry_evicting_held([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
     }
-    if (driver_.reserved.limited()) {
+    if (driver_.reserved.limited()) [[unlikely]] {
         retry_evicting_held([&] { find_places(); });
     }
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     const bool ordered = driver_.device.streams.are_several();
-    if (ordered) {
+    if (ordered) [[unlikely]] {
         order_counted();
     }
     look_for_effects();
@@ -191,7 +191,7 @@ void Operation::only_count() {
     }
     const Bytes made = facts_.returns_written ? 0 : count_results(driver_, facts_, returned());
     driver_.count(parsed_.signature->cost, made, parsed_.signature->workspace);
-    if (driver_.swapper != nullptr) {
+    if (driver_.swapper != nullptr) [[unlikely]] {
         swap_ahead(driver_);
     }
     enforce_budget();
@@ -345,7 +345,7 @@ void Operation::make_room() {
     Signature& signature = *parsed_.signature;
     inside_ = driver_.reserves_for_operators() ? signature.workspace : 0;
     driver_.about_to_peak(needed_);
-    if (!fits()) {
+    if (!fits()) [[unlikely]] {
         if (facts_.dynamic) {
             const auto given = boxed_arguments();
             driver_.make_room(COUNT_BYTES, facts_.name.c_str());
@@ -355,7 +355,7 @@ void Operation::make_room() {
         }
         driver_.make_room(needed_ + inside_, facts_.name.c_str());
     }
-    if (driver_.reserved.limited()) {
+    if (driver_.reserved.limited()) [[unlikely]] {
         find_places();
     }
     if (signature.watched == 0 && !signature.priced && WorkspaceProbe::possible(driver_.device)) {
@@ -366,7 +366,7 @@ void Operation::make_room() {
 // Record the states of the random generators that the operator draws from, for recomputations (R5,
 // randomness). On a device they are also used to repeat the operator after a device OOM.
 void Operation::draw() {
-    if (!facts_.random || !(recording_ || driver_.device.queues())) {
+    if (!facts_.random || !(recording_ || driver_.device.queues())) [[likely]] {
         return;
     }
     Generators drawn;
@@ -446,7 +446,7 @@ void Operation::register_results() {
         positions.push_back(each.position);
     }
     Signature& signature = *parsed_.signature;
-    if (!signature.fresh) {
+    if (!signature.fresh) [[unlikely]] {
         signature.learn(positions, nbytes, non_strided_result);
         // Store the sizes of the single results only on a device that queues its work: only
         // `find_places` reads them.
@@ -539,7 +539,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.suits_held_eviction = recording_ && suitable(*each.tensor);
         driver_.bind_storage(record, StoragePtr::reclaim_copy(each.storage_impl));
     }
-    if (would_take_over_ && inputs_[0]) {
+    if (would_take_over_ && inputs_[0]) [[unlikely]] {
         driver_.transcriber.would_take_over(input(0)->id);
     }
     driver_.admit(call, parsed_.signature->workspace + stand_ins());
@@ -642,7 +642,8 @@ bool Operation::written_over(bool recording, Bytes results) {
 void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     call.signature = parsed_.signature;
     call.grad_mode = grad_mode_;
-    if (!random_.empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty()) {
+    if (!random_.empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty())
+        [[unlikely]] {
         call.aside = std::make_unique<Recipe::Aside>();
         call.aside->random = std::move(random_);
         call.aside->unkeyed_args.assign(parsed_.unkeyed_args.begin(), parsed_.unkeyed_args.end());
@@ -654,7 +655,7 @@ void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     }
     c10::SmallVector<Value*, 6> values;
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
-        if (statistics && is_written(i)) {
+        if (statistics && is_written(i)) [[unlikely]] {
             continue;
         }
         StorageRecord& record = *input(i);

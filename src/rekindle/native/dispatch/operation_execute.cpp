@@ -91,7 +91,7 @@ void Operation::call() {
         const Bytes room = engine.budget - engine.memory - engine.in_flight + ignored;
         const std::uint64_t begun = driver_.in_progress.started + 1;
         const Bytes refused = attempt(limited ? room : UNLIMITED, arguments);
-        if (refused == 0) {
+        if (refused == 0) [[likely]] {
             return;
         }
         // Limit the memory of the next attempt only if `refused` counts this operator alone: no
@@ -115,7 +115,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& argumen
     if (!parsed_.signature->priced && driver_.in_progress.operators == 0) {
         watched.emplace(driver_.device, limit);
     }
-    if (driver_.uses_arena) {
+    if (driver_.uses_arena) [[unlikely]] {
         the_arena().note_counted(driver_.engine.memory);
     }
     const std::uint64_t begun = ++driver_.in_progress.started;
@@ -168,14 +168,14 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
 void Operation::redispatch() {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
     std::optional<Effects::Watching> watching;
-    if (effects_) {
+    if (effects_) [[unlikely]] {
         watching.emplace(&*effects_);
     } else {
         guard.emplace(KEY);
     }
     std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
     // Let PyTorch resolve conjugation, as it does if the program has no dispatch mode.
-    if (facts_.has(Traits::CONJUGATING)) {
+    if (facts_.has(Traits::CONJUGATING)) [[unlikely]] {
         const auto keys = c10::impl::tls_local_dispatch_key_set();
         conjugating.emplace(
             keys.included_,
@@ -183,7 +183,7 @@ void Operation::redispatch() {
         );
     }
     Signature& signature = *parsed_.signature;
-    if (signature.priced) {
+    if (signature.priced) [[likely]] {
         run_kernel();
         return;
     }
@@ -199,7 +199,7 @@ void Operation::redispatch() {
 // Run the kernel. If the result is written over the first argument, the result is a new tensor in
 // the argument's storage.
 void Operation::run_kernel() {
-    if (!parsed_.takes_over) {
+    if (!parsed_.takes_over) [[likely]] {
         call_.run();
         return;
     }

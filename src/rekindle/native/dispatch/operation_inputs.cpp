@@ -45,7 +45,7 @@ void Operation::know_inputs() {
             continue;
         }
         const auto position = static_cast<std::uint32_t>(inputs_.size() - 1);
-        if (record->special.is_gathered() && recording_ && !is_written(position)) {
+        if (record->special.is_gathered() && recording_ && !is_written(position)) [[unlikely]] {
             record = &settle(driver_, *record, *tensor);
             inputs_.back() = Ref<Storage>(record);
         }
@@ -55,10 +55,10 @@ void Operation::know_inputs() {
     }
     const bool ordered = driver_.device.streams.are_several();
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
-        if (inputs_[i] && input(i)->flags != 0) {
+        if (inputs_[i] && input(i)->flags != 0) [[unlikely]] {
             resolve_content_flags(i);
         }
-        if (ordered && inputs_[i]) {
+        if (ordered && inputs_[i]) [[unlikely]] {
             const c10::TensorImpl& tensor = *parsed_.tensors[i];
             order(i, *tensor.unsafe_storage().unsafeGetStorageImpl(), *input(i));
         }

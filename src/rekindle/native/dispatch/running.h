@@ -23,7 +23,7 @@ public:
         : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
         driver_.engine.in_flight += nbytes_;
         ++driver_.in_progress.operators;
-        if (reads_anything_) {
+        if (reads_anything_) [[unlikely]] {
             ++driver_.in_progress.reading_anything;
             if (!driver_.resorts.empty() || driver_.in_progress.recomputations != 0) {
                 driver_.stop_evicting_held();
@@ -39,7 +39,7 @@ public:
     ~Running() {
         driver_.engine.in_flight -= nbytes_;
         --driver_.in_progress.operators;
-        if (reads_anything_) {
+        if (reads_anything_) [[unlikely]] {
             --driver_.in_progress.reading_anything;
         }
     }

@@ -189,7 +189,7 @@ bool run(Driver& driver, OperatorCall& call) {
     if (facts.in_place == nullptr || grad_mode) {
         forget_unpacked();
     }
-    if (driver.in_progress.observed != 0) {
+    if (driver.in_progress.observed != 0) [[unlikely]] {
         if (Effects* effects = Effects::current()) {
             effects->run(facts, call, lock);
             return false;
@@ -197,7 +197,7 @@ bool run(Driver& driver, OperatorCall& call) {
     }
     const std::optional<c10::Stream> now = driver.device.stream_if_any();
     // During CUDA graph capture, operators are neither counted nor recorded.
-    if (driver.device.is_capturing(now)) {
+    if (driver.device.is_capturing(now)) [[unlikely]] {
         if (driver.evicts_held_last || driver.held_eviction) {
             keep_operands_of_graph(driver, facts, call.stack());
         }
@@ -210,7 +210,7 @@ bool run(Driver& driver, OperatorCall& call) {
         query(driver, facts, call, lock);
         return false;
     }
-    if (facts.unseen) {
+    if (facts.unseen) [[unlikely]] {
         throw UnsupportedOperatorError(facts);
     }
     if (!PYTHON_COMES_FIRST && call.keys.has(c10::DispatchKey::Python)) {
@@ -218,13 +218,13 @@ bool run(Driver& driver, OperatorCall& call) {
     }
     // A composite operator reaches this function in inference mode only. The operators that it
     // consists of reach it separately.
-    if (facts.composed) {
+    if (facts.composed) [[unlikely]] {
         register_first_argument(driver, facts, call.stack(), lock);
         lock.unlock();
         call.run();
     } else if (facts.view) {
         view(driver, facts, call, lock);
-    } else if (facts.moves) {
+    } else if (facts.moves) [[unlikely]] {
         set_memory(driver, facts, call, lock);
     } else if (!driver.only_counting.on() || !run_counted(driver, facts, call, lock)) {
         Operation(driver, facts, call, lock, grad_mode).run(now);

@@ -85,7 +85,7 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     if (record == nullptr) {
         return false;
     }
-    if ((record->flags & (UNWRITTEN | ZEROED)) != 0) {
+    if ((record->flags & (UNWRITTEN | ZEROED)) != 0) [[unlikely]] {
         driver.seal(*record);
         record->clear_flags();
     }
@@ -156,7 +156,7 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
     } else {
         retry_evicting_held(driver, lock, [&] { driver.use(record); });
     }
-    if (driver.held_eviction) {
+    if (driver.held_eviction) [[unlikely]] {
         driver.held_eviction->pin_while_held(record);
     }
     if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
@@ -188,28 +188,28 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         Driver& driver = *driver_;
         if (!driver.device.is_capturing()) {
             driver.process_pending_if_needed();
-            if (driver.tests.evict_before_every_op) {
+            if (driver.tests.evict_before_every_op) [[unlikely]] {
                 driver.evict_all();
             }
         }
         if (storage_) {
             track(driver, lock);
         }
-        if (record_ == nullptr) {  // a storage without bytes has no record
+        if (record_ == nullptr) [[unlikely]] {  // a storage without bytes has no record
             check_version("a tensor");
             return kept_;
         }
         check_version(record_->site());
         at::Tensor elsewhere =
             moved([&](const c10::StorageImpl& there) { return current(*record_).is_in(there); });
-        if (elsewhere.defined()) {
+        if (elsewhere.defined()) [[unlikely]] {
             return elsewhere;
         }
         if (StorageRecord& record = current(*record_); record.replayable || !record.held) {
             bring_back_saved(driver, lock, record);
             driver.unpacked.add(node.get(), record.id);
         }
-        if (kept_.defined()) {
+        if (kept_.defined()) [[unlikely]] {
             return kept_;
         }
         if (at::Tensor own = own_tensor(); own.defined()) {
@@ -280,7 +280,7 @@ SavedTensorHandle::retrieve_unpack_hook_data() const {
 // Raise PyTorch's error if the saved tensor was modified. Autograd skips its own check when
 // saved-tensor hooks are active (R7, version check).
 void SavedTensorHandle::check_version(const char* maker) const {
-    if (!version_.moved()) {
+    if (!version_.moved()) [[likely]] {
         return;
     }
     const auto name = c10::getDtypeNames(c10::typeMetaToScalarType(dtype_)).first;
@@ -368,7 +368,7 @@ at::Tensor SavedTensorHandle::in(const StoragePtr& storage_impl) const {
     // The tensor was saved outside inference mode, so rebuild it outside: a backward pass may run
     // in inference mode.
     std::optional<c10::InferenceMode> as_saved;
-    if (c10::InferenceMode::is_enabled()) {
+    if (c10::InferenceMode::is_enabled()) [[unlikely]] {
         as_saved.emplace(false);
     }
     at::Tensor made =

@@ -115,7 +115,7 @@ void Graph::consume(Call& call) {
 
 void Graph::unlink(Edge& edge) noexcept {
     Storage& storage = *edge.value->storage;
-    if (edge.previous == nullptr && storage.first_consumer != &edge) {
+    if (edge.previous == nullptr && storage.first_consumer != &edge) [[unlikely]] {
         return;  // this edge is not in the storage's list of consumers
     }
     (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = edge.next;

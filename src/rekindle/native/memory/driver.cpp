@@ -68,7 +68,7 @@ bool is_started_inside(std::uint64_t which) noexcept {
 // `Active`.
 c10::intrusive_ptr<Driver> active_for(std::uint64_t which) {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
-    if (driver && which != 0 && which != driver->ordinal) {
+    if (driver && which != 0 && which != driver->ordinal) [[unlikely]] {
         return {};
     }
     return driver;
@@ -635,7 +635,7 @@ void Driver::compute_now(Call& call, bool in_place) {
         return;
     }
     settle_results(recipe, storages, order);
-    if (audit) {
+    if (audit) [[unlikely]] {
         audit->made_again(recipe, device);
     }
 }
@@ -676,7 +676,7 @@ void Driver::dispose(Storage& storage) noexcept {
     StorageRecord& record = record_of(storage);
     held_list_.remove(record);
     table_.take(record);
-    if (audit) {
+    if (audit) [[unlikely]] {
         audit->forget(record);
     }
     device.streams.forget(record.id);

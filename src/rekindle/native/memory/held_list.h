@@ -29,7 +29,7 @@ public:
 
     // Remove `record`, if it is in the list.
     void remove(StorageRecord& record) noexcept {
-        if (!record.maybe_held) {
+        if (!record.maybe_held) [[likely]] {
             return;
         }
         record.maybe_held = false;

@@ -42,7 +42,7 @@ public:
         if (!on()) {
             return !ended_ && operators_ % EVERY == 0;
         }
-        if (memory > most(budget) || operators_ == last_) {
+        if (memory > most(budget) || operators_ == last_) [[unlikely]] {
             end();
         }
         return false;

@@ -54,7 +54,7 @@ void notify_range(const Driver& driver, bool ends);
 // Deliver queued events to the user's own policy in Python. Throws the errors that the policy
 // raises.
 inline void notify_policy(const Driver& driver) {
-    if (driver.own_policy != nullptr) {
+    if (driver.own_policy != nullptr) [[unlikely]] {
         driver.own_policy->deliver_events();
     }
 }

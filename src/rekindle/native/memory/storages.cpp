@@ -81,7 +81,7 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     if (steps) {
         steps->made(call);
     }
-    if (audit) {
+    if (audit) [[unlikely]] {
         audit->made(call, device);
     }
     note_memory();
@@ -167,7 +167,7 @@ Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
     }
     const Bytes nbytes = counted(storage_impl);
     table_.add(address, nullptr, nbytes, maker, on_cpu ? nullptr : &storage_impl);
-    if (!on_cpu) {
+    if (!on_cpu) [[unlikely]] {
         untracked_.add(address, weak(storage_impl));
     }
     return nbytes;
@@ -566,7 +566,7 @@ void Driver::let_home_go(StorageRecord& record) {
 // Release the runtime's references to the storages in `engine.idle`. The program holds these
 // storages, and no recomputation needs them any more.
 void Driver::let_go_of_idle() {
-    while (!engine.idle.empty()) {
+    while (!engine.idle.empty()) [[unlikely]] {
         const Ref<Storage> idle = std::move(engine.idle.back());
         engine.idle.pop_back();
         if (idle->references == 0 && !idle->consumed()) {

@@ -21,7 +21,7 @@ public:
     }
 
     void push_back(std::int64_t word) {
-        if (next_ != end_ && *next_ == word) {
+        if (next_ != end_ && *next_ == word) [[likely]] {
             ++next_;
         } else {
             store(word);
@@ -43,7 +43,7 @@ public:
                 same = *next++ == sizes[i] && same;
                 same = *next++ == strides[i] && same;
             }
-            if (same) {
+            if (same) [[likely]] {
                 next_ = next;
                 return;
             }

@@ -244,7 +244,7 @@ namespace {
 // Forget the properties of removed operators, because the schema of a new operator may be at the
 // same address.
 void forget_removed() {
-    if (removed().load(std::memory_order_relaxed) == nullptr) {
+    if (removed().load(std::memory_order_relaxed) == nullptr) [[likely]] {
         return;
     }
     std::unique_ptr<Removed> first(removed().exchange(nullptr, std::memory_order_acquire));

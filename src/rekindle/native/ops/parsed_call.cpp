@@ -65,7 +65,7 @@ void ParsedCall::begin() {
 
 void ParsedCall::end() {
     // Without tensor arguments, doubles decide the size of the result, as in arange(0.0, 1.0, 0.1).
-    if (tensors.empty()) {
+    if (tensors.empty()) [[unlikely]] {
         for (const c10::IValue& extra : unkeyed_args) {
             if (extra.isDouble()) {
                 key.push_back(bits_of(extra.toDouble()));
@@ -145,15 +145,15 @@ void ParsedCall::take_argument(c10::IntArrayRef numbers) {
 
 // NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
 void ParsedCall::take_tensor(const at::Tensor& tensor, bool is_written) {
-    if (!tensor.defined()) {
+    if (!tensor.defined()) [[unlikely]] {
         key.push_back(Mark::undefined);
         return;
     }
     c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    if (impl.is_wrapped_number() && !is_written && take_wrapped(impl)) {
+    if (impl.is_wrapped_number() && !is_written && take_wrapped(impl)) [[unlikely]] {
         return;
     }
-    if (!is_plain(impl)) {
+    if (!is_plain(impl)) [[unlikely]] {
         opaque = true;
         if (!has_memory(impl)) {
             key.push_back(Mark::other);
