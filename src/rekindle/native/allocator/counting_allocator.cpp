@@ -108,16 +108,16 @@ public:
 
     c10::DataPtr allocate(std::size_t bytes) override {
         AllocationLimit::check(static_cast<Bytes>(bytes));
-        if (the_watch().on.load(std::memory_order_relaxed)) {
+        if (the_watch().on.load(std::memory_order_relaxed)) [[unlikely]] {
             the_watch().check_limit(static_cast<Bytes>(bytes));
         }
         c10::DataPtr piece = from_arena(bytes);
-        if (piece == nullptr) {
+        if (piece == nullptr) [[likely]] {
             piece = counted_.allocate(bytes);
         }
         if (the_watch().on.load(std::memory_order_relaxed) &&
             (piece.get_deleter() == &give_back ||
-             piece.compare_exchange_deleter(own(), &give_back))) {
+             piece.compare_exchange_deleter(own(), &give_back))) [[unlikely]] {
             the_watch().takes(piece.get_context(), static_cast<Bytes>(bytes));
         }
         return piece;

@@ -50,7 +50,7 @@ namespace rekindle {
 class SpinLock final {
 public:
     void lock() noexcept {
-        while (flag_.test_and_set(std::memory_order_acquire)) {
+        while (flag_.test_and_set(std::memory_order_acquire)) [[unlikely]] {
             while (flag_.test(std::memory_order_relaxed)) {
                 std::this_thread::yield();
             }

@@ -22,7 +22,7 @@ bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor,
         driver.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
     StorageRecord* record =
         found == nullptr ? find_or_register(driver, lock, tensor) : found->record;
-    if (record == nullptr) {
+    if (record == nullptr) [[likely]] {
         return true;
     }
     if (record->flags != 0 || (written && (record->replayable || record->consumed()))) {

@@ -138,7 +138,8 @@ private:
     void call();
     bool may_be_refused() const;
     bool find_room_inside(Bytes nbytes);
-    Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& arguments);
+    void call_until_it_fits(bool refusable);
+    Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     void redispatch();
     void run_kernel();

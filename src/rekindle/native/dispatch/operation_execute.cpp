@@ -75,13 +75,19 @@ bool Operation::find_room_inside(Bytes nbytes) {
 // kernel, evict values and, if possible, run the kernel again.
 void Operation::call() {
     const bool refusable = may_be_refused();
+    if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) {
+        call_until_it_fits(refusable);
+    } else {
+        attempt(UNLIMITED, nullptr);
+    }
+}
+
+void Operation::call_until_it_fits(bool refusable) {
     // Copies of the arguments, to run the kernel again: a kernel that fails may have moved some of
     // its arguments.
     c10::SmallVector<c10::IValue, 6> arguments;
-    if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) {
-        const auto given = boxed_arguments();
-        arguments.append(given.begin(), given.end());
-    }
+    const auto given = boxed_arguments();
+    arguments.append(given.begin(), given.end());
     // The loop ends: an attempt of the kernel has a memory limit only if the attempt before got
     // past an earlier refusal.
     Bytes ignored = 0;
@@ -90,7 +96,7 @@ void Operation::call() {
         const Engine& engine = driver_.engine;
         const Bytes room = engine.budget - engine.memory - engine.in_flight + ignored;
         const std::uint64_t begun = driver_.in_progress.started + 1;
-        const Bytes refused = attempt(limited ? room : UNLIMITED, arguments);
+        const Bytes refused = attempt(limited ? room : UNLIMITED, &arguments);
         if (refused == 0) [[likely]] {
             return;
         }
@@ -107,12 +113,13 @@ void Operation::call() {
 }
 
 // Run the kernel once. If it would use more memory than `limit` bytes, stop it and return the bytes
-// that it would use; otherwise return 0.
-Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& arguments) {
+// that it would use; otherwise return 0. arguments: copies of the arguments, to run it again after
+// a device OOM; null if it may not run again. They are released once the kernel has run.
+Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments) {
     // Measures the workspace of the kernel, but only while no other operator runs: their memory
     // would be counted too.
     std::optional<WorkspaceProbe> watched;
-    if (!parsed_.signature->priced && driver_.in_progress.operators == 0) {
+    if (!parsed_.signature->priced && driver_.in_progress.operators == 0) [[unlikely]] {
         watched.emplace(driver_.device, limit);
     }
     if (driver_.uses_arena) [[unlikely]] {
@@ -130,15 +137,17 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>& argumen
         if (const Bytes refused = watched ? watched->refused() : 0; refused > 0) {
             return refused;
         }
-        if (!rescued(error, {arguments.data(), arguments.size()})) {
+        if (arguments == nullptr || !rescued(error, {arguments->data(), arguments->size()})) {
             interrupted(error);
             throw;
         }
         return 0;
     }
-    arguments.clear();
+    if (arguments != nullptr) {
+        arguments->clear();
+    }
     driver_.drain_free_queue();
-    if (watched && driver_.in_progress.started == begun) {
+    if (watched && driver_.in_progress.started == begun) [[unlikely]] {
         if (const std::optional<WorkspaceUsed> used = watched->end()) {
             learn_workspace(*parsed_.signature, *used, driver_.device);
         }

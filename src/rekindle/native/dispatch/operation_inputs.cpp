@@ -132,7 +132,7 @@ bool Operation::is_first_write() {
 // described, or other code may have written it.
 bool Operation::note_written_bytes(std::uint32_t position) {
     StorageRecord& record = *input(position);
-    if ((record.flags & UNWRITTEN) == 0 || !facts_.has(Traits::OVERWRITING)) {
+    if ((record.flags & UNWRITTEN) == 0 || !facts_.has(Traits::OVERWRITING)) [[likely]] {
         return true;
     }
     const c10::TensorImpl& tensor = *parsed_.tensors[position];
@@ -243,7 +243,7 @@ void Operation::each_source(F&& visit) {
         return;
     }
     for (const Ref<Storage>& each : inputs_) {
-        if (each->pinned || !each->replayable) {
+        if (each->pinned || !each->replayable) [[unlikely]] {
             visit(each);
         }
     }

@@ -212,7 +212,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         if (kept_.defined()) [[unlikely]] {
             return kept_;
         }
-        if (at::Tensor own = own_tensor(); own.defined()) {
+        if (at::Tensor own = own_tensor(); own.defined()) [[unlikely]] {
             return own;
         }
         const StoragePtr storage_impl =

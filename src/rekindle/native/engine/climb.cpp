@@ -135,7 +135,7 @@ void Engine::link(Call& call) {
     }
     if (call.replayable) {
         graph.consume(call);
-    } else if (host != nullptr) {
+    } else if (host != nullptr) [[unlikely]] {
         const std::uint64_t mark = graph.new_mark();
         for (Value* value : call.outputs()) {
             if (value->storage->mark != mark) {

@@ -252,7 +252,7 @@ void Engine::resize(Storage& storage, Bytes nbytes) {
 }
 
 void Engine::note_value(Entry::Kind kind, const Value& value) noexcept {
-    if (journal.is_open()) {
+    if (journal.is_open()) [[unlikely]] {
         note_event(kind, value.storage->id, index_of(value));
     }
 }

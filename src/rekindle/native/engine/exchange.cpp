@@ -303,7 +303,7 @@ bool Ledger::abandon_copy(Storage& storage) {
 
 // Let the host copy of `storage`, which left the engine's graph, be discarded later.
 void Ledger::left(Storage& storage) const {
-    if (host != nullptr) {
+    if (host != nullptr) [[unlikely]] {
         std::erase(host->refused, &storage);
         if (storage.on_host) {
             host->discarded.emplace_back(&storage);
@@ -314,7 +314,7 @@ void Ledger::left(Storage& storage) const {
 // Update the cost of `storage` in the policy. The cost may have decreased, which policies do not
 // expect, so remove the storage from the policy and add it again.
 void Ledger::renew(Storage& storage) {
-    if (host != nullptr) {
+    if (host != nullptr) [[unlikely]] {
         reprice(storage);
         if (storage.order >= 0) {
             storage.order = -1;

@@ -115,7 +115,7 @@ void Graph::consume(Call& call) {
 
 void Graph::unlink(Edge& edge) noexcept {
     Storage& storage = *edge.value->storage;
-    if (edge.previous == nullptr && storage.first_consumer != &edge) [[unlikely]] {
+    if (edge.previous == nullptr && storage.first_consumer != &edge) [[likely]] {
         return;  // this edge is not in the storage's list of consumers
     }
     (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = edge.next;
@@ -150,7 +150,7 @@ void Graph::dissolve(Call& call) noexcept {
         call.linked = false;
         --n_calls_;
     }
-    if (call.n_outputs > 1) {
+    if (call.n_outputs > 1) [[unlikely]] {
         outputs_.give(call.several, std::bit_ceil(call.n_outputs));
     }
     call.output = nullptr;
@@ -168,11 +168,11 @@ void Graph::dissolve(Storage& storage) noexcept {
 void Graph::clean(Storage& storage) noexcept {
     // A storage whose first value has a call, but was not dissolved, was never linked into the
     // graph.
-    if (!storage.dissolved && storage.root.call != nullptr) {
+    if (!storage.dissolved && storage.root.call != nullptr) [[unlikely]] {
         dissolve(storage);
     }
     Value* view = storage.root.next;
-    while (view != nullptr) {
+    while (view != nullptr) [[unlikely]] {
         Value* next = view->next;
         view_values_.drop(*view);
         view = next;

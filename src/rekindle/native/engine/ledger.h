@@ -234,7 +234,7 @@ protected:
     void note(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
     ) noexcept {
-        if (journal.is_open()) {
+        if (journal.is_open()) [[unlikely]] {
             journal.write({kind, id, number, flags, clock, memory});
         }
     }

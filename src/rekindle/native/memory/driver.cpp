@@ -91,10 +91,10 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     std::unique_lock lock(the_mutex());
     const std::uint64_t which = joined();
     c10::intrusive_ptr<Driver> driver = active_for(which);
-    if (!driver) {
+    if (!driver) [[unlikely]] {
         return {};
     }
-    if (is_started_inside(which) && in_backward_pass()) {
+    if (is_started_inside(which) && in_backward_pass()) [[unlikely]] {
         the_active().trained_elsewhere = true;
     }
     lock.release();
@@ -348,14 +348,14 @@ void Driver::process_pending() {
     if (pending_.counted != 0) {
         engine.account(0, -std::exchange(pending_.counted, 0));
     }
-    if (std::exchange(pending_.found_by_polling, false)) {
+    if (std::exchange(pending_.found_by_polling, false)) [[unlikely]] {
         // Query the device's allocator again. At the last query the allocator had already
         // subtracted the storages that the engine learns only now to be freed.
         ask_allocator();
     }
     // Free host copies, but not during CUDA graph capture: freeing one waits for its transfer, and
     // waiting is impossible then.
-    if (has_discarded() && !device.is_capturing()) {
+    if (has_discarded() && !device.is_capturing()) [[unlikely]] {
         perform([&] { engine.discards(); });
     }
 }
@@ -366,7 +366,7 @@ void Driver::gone(StorageRecord& record) {
     if (record.address != nullptr) {
         return;
     }
-    if (record.placeholder) {
+    if (record.placeholder) [[unlikely]] {
         static_cast<void>(detach_placeholder(record));
         held_list_.remove(record);
         perform([&] { record.references != 0 ? engine.drop(record) : engine.gone(record); });
@@ -462,7 +462,8 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 // Evict the storage of `record`: drop the runtime's reference to its memory. The allocator does not
 // reuse the memory before the streams that still read it are done.
 void Driver::vacate(StorageRecord& record) {
-    if (poisons() && record.keeper && !record.leaving && !record.coming && !record.is_held()) {
+    if (poisons() && record.keeper && !record.leaving && !record.coming && !record.is_held())
+        [[unlikely]] {
         device.in_order([&] { poison(record.keeper); });
     }
     if (device.queues()) {

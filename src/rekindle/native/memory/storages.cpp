@@ -62,14 +62,14 @@ StorageRecord& Driver::new_storage(Call& call, Bytes nbytes) {
 
 void Driver::admit(Recipe& call, Bytes workspace) {
     const Ref<Call> kept(&call);
-    if (workspace != 0) {
+    if (workspace != 0) [[unlikely]] {
         if (call.aside == nullptr) {
             call.aside = std::make_unique<Recipe::Aside>();
         }
         call.aside->workspace = workspace;
         call.has_workspace = true;
     }
-    if (transcriber.writes()) {
+    if (transcriber.writes()) [[unlikely]] {
         transcriber.called(call.name(), workspace);
     }
     perform([&] { engine.admit(call, true); });

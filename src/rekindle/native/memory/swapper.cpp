@@ -356,7 +356,7 @@ void finish_swap_out(const Driver& driver, StorageRecord& record) {
 }
 
 void finish_swap_in(const Driver& driver, StorageRecord& record) {
-    if (driver.swapper != nullptr && !driver.device.is_capturing()) {
+    if (driver.swapper != nullptr && !driver.device.is_capturing()) [[unlikely]] {
         driver.swapper->finish(record);
     }
 }

@@ -29,7 +29,7 @@ struct TestHooks final {
     // Count one operator of the program. Return true if a test chose this one to fail with
     // `OutOfBudget`.
     bool refuses() noexcept {
-        if (refuse_in < 0) {
+        if (refuse_in < 0) [[likely]] {
             return false;
         }
         return --refuse_in < 0;

@@ -409,7 +409,7 @@ std::span<const std::int64_t> expected_key() noexcept {
 c10::intrusive_ptr<Signature> signature_of(OperatorCall& call, ParsedCall& parsed) {
     Signatures& all = signatures();
     Signature* found = parsed.key.is_as_expected() ? all.history.expected() : nullptr;
-    if (found == nullptr) {
+    if (found == nullptr) [[unlikely]] {
         const std::uint64_t hash = hash_of(parsed.key.words());
         found = all.find(hash, parsed.key.words());
         if (found == nullptr) {

@@ -73,7 +73,7 @@ public:
 
     // Return true if a CUDA graph is being captured. During a capture the device's state must not
     // be queried.
-    bool is_capturing() const { return is_capturing(stream_if_any()); }
+    bool is_capturing() const { return queues() && is_capturing(current_stream()); }
 
     // Return true if a CUDA graph is being captured, for a caller that already has the current
     // stream `now`.

@@ -28,10 +28,10 @@ Bytes largest_padded(std::span<const c10::IValue> given);
 template <class F>
 void each_memory(std::span<const c10::IValue> results, F&& visit) {
     each_tensor(results, [&](std::uint32_t position, const at::Tensor& tensor) {
-        if (!tensor.defined()) {
+        if (!tensor.defined()) [[unlikely]] {
             return;
         }
-        if (has_memory(*tensor.unsafeGetTensorImpl())) {
+        if (has_memory(*tensor.unsafeGetTensorImpl())) [[likely]] {
             visit(position, tensor, true);
             return;
         }
