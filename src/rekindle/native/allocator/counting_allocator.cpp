@@ -96,7 +96,7 @@ private:
 
 // Return the `Watch` of the process. It is never destroyed, because memory may be freed while the
 // process ends.
-Watch& the_watch() noexcept {
+[[gnu::always_inline]] inline Watch& the_watch() noexcept {
     static auto& made = leaky_singleton<Watch>();
     return made;
 }

@@ -39,7 +39,7 @@ struct Active final {
     bool trained_elsewhere = false;
 };
 
-Active& the_active() {
+[[gnu::always_inline]] inline Active& the_active() {
     static auto& made = leaky_singleton<Active>();
     return made;
 }
@@ -66,7 +66,7 @@ bool is_started_inside(std::uint64_t which) noexcept {
 // Return the driver of the active budget if this thread, which was assigned to the budget `which`,
 // works within the active one, else null. The caller holds the session mutex or the spin lock of
 // `Active`.
-c10::intrusive_ptr<Driver> active_for(std::uint64_t which) {
+[[gnu::always_inline]] inline c10::intrusive_ptr<Driver> active_for(std::uint64_t which) {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
     if (driver && which != 0 && which != driver->ordinal) [[unlikely]] {
         return {};

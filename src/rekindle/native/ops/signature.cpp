@@ -394,7 +394,7 @@ struct Signatures final {
     }
 };
 
-Signatures& signatures() {
+[[gnu::always_inline]] inline Signatures& signatures() {
     static auto& made = leaky_singleton<Signatures>();
     return made;
 }

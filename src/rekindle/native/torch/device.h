@@ -73,11 +73,13 @@ public:
 
     // Return true if a CUDA graph is being captured. During a capture the device's state must not
     // be queried.
-    bool is_capturing() const { return queues() && is_capturing(current_stream()); }
+    [[gnu::always_inline]] bool is_capturing() const {
+        return queues() && is_capturing(current_stream());
+    }
 
     // Return true if a CUDA graph is being captured, for a caller that already has the current
     // stream `now`.
-    bool is_capturing(const std::optional<c10::Stream>& now) const {
+    [[gnu::always_inline]] bool is_capturing(const std::optional<c10::Stream>& now) const {
         // CUDA cannot capture the default stream (id 0) into a graph.
         return now && now->id() != 0 && is_captured(*now);
     }

@@ -41,7 +41,7 @@ constexpr std::span<const std::pair<at::Float32Backend, at::Float32Op>> precise(
     return std::span(PRECISE).first(only_matrix ? 1 : PRECISE.size());
 }
 
-bool has_device() {
+[[gnu::always_inline]] inline bool has_device() {
     static const bool has = at::hasCUDA();
     return has;
 }
@@ -60,7 +60,7 @@ bool flushes_denormal() noexcept {
 #endif
 }
 
-at::Context& the_context() {
+[[gnu::always_inline]] inline at::Context& the_context() {
     static at::Context& known = at::globalContext();
     return known;
 }
