@@ -111,10 +111,10 @@ public:
         if (the_watch().on.load(std::memory_order_relaxed)) [[unlikely]] {
             the_watch().check_limit(static_cast<Bytes>(bytes));
         }
-        c10::DataPtr piece = from_arena(bytes);
-        if (piece == nullptr) [[likely]] {
-            piece = counted_.allocate(bytes);
-        }
+        void* const found = the_arena().take(bytes);
+        c10::DataPtr piece = found == nullptr
+                                 ? counted_.allocate(bytes)
+                                 : c10::DataPtr(found, found, &give_back, c10::DeviceType::CPU);
         if (the_watch().on.load(std::memory_order_relaxed) &&
             (piece.get_deleter() == &give_back ||
              piece.compare_exchange_deleter(own(), &give_back))) [[unlikely]] {
@@ -144,11 +144,6 @@ public:
     static void give_back(void* piece);
 
 private:
-    static c10::DataPtr from_arena(std::size_t bytes) {
-        void* found = the_arena().take(bytes);
-        return {found, found, &give_back, c10::DeviceType::CPU};
-    }
-
     c10::Allocator& counted_;
 };
 

@@ -16,14 +16,14 @@ public:
     // Return the entry at `key`, or null if the map has none. The pointer is valid until the next
     // insertion or removal.
     T* find(const void* key) noexcept {
-        for (std::size_t i = ideal(key);; i = (i + 1) & mask()) {
-            if (slots_[i].key == key) {
-                return &slots_[i].thing;
-            }
+        std::size_t i = ideal(key);
+        while (slots_[i].key != key) [[unlikely]] {
             if (slots_[i].key == nullptr) {
                 return nullptr;
             }
+            i = (i + 1) & mask();
         }
+        return &slots_[i].thing;
     }
 
     // Return the entry at `key`. Insert a default entry if the map has none.

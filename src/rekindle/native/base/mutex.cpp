@@ -32,9 +32,11 @@ void give_leaves_back() noexcept {
 
 void Mutex::wait(bool visits) noexcept {
     const WithoutGil guard;
+    ++waiting_;
     for (pthread_t other{}; !taken(other, visits);) {
         owner_.wait(other);
     }
+    --waiting_;
 }
 
 void Mutex::Opening::open() noexcept {

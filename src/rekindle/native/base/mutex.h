@@ -128,7 +128,7 @@ public:
     // Take the mutex. Throw if this thread already holds it.
     void lock() {
         pthread_t other{};
-        if (!taken(other)) {
+        if (!taken(other)) [[unlikely]] {
             if (other == this_thread()) {
                 throw std::logic_error(
                     "the native core was called again by a thread in which it was already running; "
@@ -143,16 +143,18 @@ public:
     // check whether this thread already holds the mutex.
     void lock_again() noexcept {
         pthread_t other{};
-        if (!taken(other)) {
+        if (!taken(other)) [[unlikely]] {
             wait();
         }
     }
 
     void unlock() noexcept {
         // Use an exchange, because the compiler or the processor could move a plain store behind
-        // the check for waiting threads in notify_one().
+        // the check for waiting threads.
         owner_.exchange({});
-        owner_.notify_one();
+        if (waiting_.load() != 0) [[unlikely]] {
+            owner_.notify_one();
+        }
     }
 
     // Take the mutex to read state, or to change state that no event of the engine depends on. An
@@ -178,7 +180,7 @@ private:
     // Try to take the mutex. Return true on success; otherwise set `other` to the owner.
     bool taken(pthread_t& other, bool visits = true) noexcept {
         other = {};
-        if (!owner_.compare_exchange_strong(other, this_thread())) {
+        if (!owner_.compare_exchange_strong(other, this_thread())) [[unlikely]] {
             return false;
         }
         if (visits && first_opening_ != nullptr) [[unlikely]] {
@@ -191,7 +193,8 @@ private:
     void visit() noexcept;
 
     std::atomic<pthread_t> owner_;
-    Opening* first_opening_ = nullptr;  // Guarded by the mutex.
+    std::atomic<std::uint32_t> waiting_ = 0;  // Number of threads in `wait`.
+    Opening* first_opening_ = nullptr;        // Guarded by the mutex.
 };
 
 // Return the session mutex. The process has only one, because only one budget is active at a time.
@@ -262,7 +265,7 @@ public:
     Locked& operator=(Locked&&) = delete;
 
     ~Locked() {
-        if (held_) {
+        if (held_) [[likely]] {
             the_mutex().unlock();
         }
     }
@@ -300,7 +303,7 @@ public:
     Unlocked& operator=(Unlocked&&) = delete;
 
     ~Unlocked() {
-        if (!lock_.is_held()) {
+        if (!lock_.is_held()) [[likely]] {
             lock_.lock_again();
         }
     }

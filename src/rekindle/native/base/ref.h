@@ -50,6 +50,8 @@ public:
         first_ = &dead;
     }
 
+    bool any() const noexcept { return first_ != nullptr; }
+
     // Remove one object from this list and return it, for the caller to destroy; null if the list
     // is empty.
     T* take() noexcept {

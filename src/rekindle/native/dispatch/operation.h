@@ -96,7 +96,7 @@ private:
     void retry_evicting_held(Step&& step) {
         // With `evict="anything"`, `run_touching` has already made user-held values candidates for
         // eviction.
-        if (driver_.held_eviction) {
+        if (driver_.held_eviction) [[unlikely]] {
             or_without_copies(driver_, lock_, [&] { driver_.held_eviction->attempt(step); });
             return;
         }
@@ -142,6 +142,7 @@ private:
     Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     void redispatch();
+    void run_priced();
     void run_kernel();
     void priced_by_events();
     bool may_differ() const;

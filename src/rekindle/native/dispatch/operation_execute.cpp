@@ -25,7 +25,7 @@ namespace rekindle {
 // plans.
 void Operation::register_tensor() {
     Learner* following = learner_of(driver_);
-    if (following == nullptr || driver_.only_counting.on() || !following->watches()) {
+    if (following == nullptr || driver_.only_counting.on() || !following->watches()) [[likely]] {
         return;
     }
     Learner& learner = *following;
@@ -44,10 +44,12 @@ void Operation::register_tensor() {
 // later: the kernel's workspace is unknown, and the kernel writes nothing, draws no random numbers
 // and runs no code of the program.
 bool Operation::may_be_refused() const {
+    if (parsed_.signature->watched != 0) [[likely]] {
+        return false;
+    }
     return !driver_.device.queues() && driver_.device.guesses && driver_.reserves_for_operators() &&
-           parsed_.signature->watched == 0 && driver_.engine.budget != UNLIMITED &&
-           facts_.is_aten && !facts_.writes && !facts_.random && !facts_.opaque &&
-           !parsed_.signature->takes_over;
+           driver_.engine.budget != UNLIMITED && facts_.is_aten && !facts_.writes &&
+           !facts_.random && !facts_.opaque && !parsed_.signature->takes_over;
 }
 
 // Rekindle's allocator has refused memory to the running kernel. Evict values until the `nbytes`
@@ -75,7 +77,7 @@ bool Operation::find_room_inside(Bytes nbytes) {
 // kernel, evict values and, if possible, run the kernel again.
 void Operation::call() {
     const bool refusable = may_be_refused();
-    if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) {
+    if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) [[unlikely]] {
         call_until_it_fits(refusable);
     } else {
         attempt(UNLIMITED, nullptr);
@@ -143,7 +145,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
         }
         return 0;
     }
-    if (arguments != nullptr) {
+    if (arguments != nullptr) [[unlikely]] {
         arguments->clear();
     }
     driver_.drain_free_queue();
@@ -172,25 +174,29 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     return true;
 }
 
-// Call the next kernel in the dispatcher. Measure its time, unless the cost of such calls is known.
-// Runs with the session mutex released.
+// Call the next kernel in the dispatcher. Runs with the session mutex released.
 void Operation::redispatch() {
-    std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
-    std::optional<Effects::Watching> watching;
     if (effects_) [[unlikely]] {
-        watching.emplace(&*effects_);
-    } else {
-        guard.emplace(KEY);
+        const Effects::Watching watching(&*effects_);
+        run_priced();
+        return;
     }
-    std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
-    // Let PyTorch resolve conjugation, as it does if the program has no dispatch mode.
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
     if (facts_.has(Traits::CONJUGATING)) [[unlikely]] {
+        // Let PyTorch resolve conjugation, as it does if the program has no dispatch mode.
         const auto keys = c10::impl::tls_local_dispatch_key_set();
-        conjugating.emplace(
+        const c10::impl::ForceDispatchKeyGuard conjugating(
             keys.included_,
             keys.excluded_.remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative)
         );
+        run_priced();
+        return;
     }
+    run_priced();
+}
+
+// Run the kernel. Measure its time, unless the cost of such calls is known.
+void Operation::run_priced() {
     Signature& signature = *parsed_.signature;
     if (signature.priced) [[likely]] {
         run_kernel();

@@ -206,7 +206,7 @@ bool run(Driver& driver, OperatorCall& call) {
         return false;
     }
     // PyTorch calls query operators in places where an exception would end the process.
-    if (facts.has(Traits::QUERY)) {
+    if (facts.has(Traits::QUERY)) [[unlikely]] {
         query(driver, facts, call, lock);
         return false;
     }
@@ -222,7 +222,7 @@ bool run(Driver& driver, OperatorCall& call) {
         register_first_argument(driver, facts, call.stack(), lock);
         lock.unlock();
         call.run();
-    } else if (facts.view) {
+    } else if (facts.view) [[unlikely]] {
         view(driver, facts, call, lock);
     } else if (facts.moves) [[unlikely]] {
         set_memory(driver, facts, call, lock);
@@ -242,12 +242,12 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 void on_operator(OperatorCall& call) {
     const c10::intrusive_ptr<Driver> driver = lock_and_see(call.keys);
-    if (!driver) {
+    if (!driver) [[unlikely]] {
         pass(call);
         return;
     }
     const bool told = translate_errors(*driver, [&] { return run(*driver, call); });
-    if (told) {
+    if (told) [[likely]] {
         notify(*driver);
     }
 }

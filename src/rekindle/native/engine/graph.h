@@ -185,6 +185,9 @@ public:
     Graph& operator=(Graph&&) = delete;
     ~Graph() = default;
 
+    // Return true if some storage or call has no reference left and is not destroyed yet.
+    bool any_dead() const noexcept { return dead_storages.any() || dead_calls.any(); }
+
     DeferredDeletes<Storage> dead_storages;
     DeferredDeletes<Call> dead_calls;
 

@@ -174,7 +174,7 @@ protected:
 
         ~Event() {
             --ledger_.nesting_;
-            if (--ledger_.depth_ == 0) {
+            if (--ledger_.depth_ == 0 && ledger_.graph.any_dead()) {
                 ledger_.dispose();
             }
         }

@@ -60,7 +60,10 @@ std::uint64_t next_ordinal() noexcept {
 // Return true if the program started this thread, which was assigned to the budget `which`, inside
 // the active budget. The caller holds the session mutex.
 bool is_started_inside(std::uint64_t which) noexcept {
-    return which != 0 && this_thread() != the_active().entered_in;
+    if (which == 0) [[likely]] {
+        return false;
+    }
+    return this_thread() != the_active().entered_in;
 }
 
 // Return the driver of the active budget if this thread, which was assigned to the budget `which`,
@@ -68,7 +71,7 @@ bool is_started_inside(std::uint64_t which) noexcept {
 // `Active`.
 [[gnu::always_inline]] inline c10::intrusive_ptr<Driver> active_for(std::uint64_t which) {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
-    if (driver && which != 0 && which != driver->ordinal) [[unlikely]] {
+    if (which != 0 && driver && which != driver->ordinal) [[unlikely]] {
         return {};
     }
     return driver;
@@ -319,7 +322,7 @@ void Driver::process_pending() {
     // A storage without a deleter hook does not report its free. So on a CPU, poll these storages
     // at every 64th call. On a device `poll` does so before every eviction.
     const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
-    if (now_and_then || untracked_.are_due()) {
+    if (now_and_then || untracked_.are_due()) [[unlikely]] {
         poll_untracked();
     }
     drain_free_queue();

@@ -419,8 +419,10 @@ public:
     Bytes kept_back(Bytes needed) const noexcept {
         constexpr Bytes small = Bytes{4} << 10;
         constexpr Bytes most = Bytes{64} << 10;
-        const bool keeps = device.queues() && device.keeps_back && needed > small;
-        return keeps ? std::min(most, engine.budget >> 10) : 0;
+        if (!device.queues() || !device.keeps_back || needed <= small) [[likely]] {
+            return 0;
+        }
+        return std::min(most, engine.budget >> 10);
     }
 
     // Evict values until `needed` bytes fit. Throw `OutOfBudgetError`, which names the operator
@@ -473,8 +475,7 @@ public:
     void process_pending();
 
     void process_pending_if_needed() {
-        const bool more = untracked_.are_due() || has_discarded();
-        if (free_queue.any() || pending_.any() || more) {
+        if (free_queue.any() || pending_.any() || untracked_.are_due() || has_discarded()) {
             process_pending();
         }
     }
@@ -491,7 +492,7 @@ public:
     StreamIndex about_to_run(const std::optional<c10::Stream>& now) {
         const StreamIndex here = device.see(now);
         process_pending_if_needed();
-        if (transcriber.writes()) {
+        if (transcriber.writes()) [[unlikely]] {
             poll();  // A trace needs the time at which the program frees a value.
         }
         return here;
@@ -500,7 +501,7 @@ public:
     // If `needed` more bytes would make a new peak of memory, process freed storages first, so that
     // the peak does not include them.
     void about_to_peak(Bytes needed) {
-        if (device.queues() && needed > engine.peak - engine.memory) {
+        if (device.queues() && needed > engine.peak - engine.memory) [[unlikely]] {
             poll_untracked(true);
             process_pending_if_needed();
         }
@@ -692,7 +693,7 @@ void Driver::perform(F&& events, const char* who) {
     } catch (const NoRoom& shortage) {
         throw out_of_budget(shortage, who);
     }
-    if (engine.has_unrecomputable()) {
+    if (engine.has_unrecomputable()) [[unlikely]] {
         own_unrecomputable();
     }
 }

@@ -49,7 +49,7 @@ Reading::~Reading() {
 
 void Driver::begins(Reader& reader) {
     readers.add(reader);
-    if (resorts.empty()) {
+    if (resorts.empty()) [[likely]] {
         return;
     }
     StorageList read;

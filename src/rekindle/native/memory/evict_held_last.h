@@ -135,13 +135,13 @@ void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
     or_without_copies(driver, lock, [&] {
         // with `evict="anything"`, user-held values are candidates already, so a second try would
         // not help
-        if (driver.held_eviction) {
+        if (driver.held_eviction) [[unlikely]] {
             about_to_let_go(driver, lock);
             driver.held_eviction->attempt(step);
             return;
         }
         std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
-        if (!shortage) {
+        if (!shortage) [[likely]] {
             return;
         }
         if (!with_held_evictable(driver, lock, step)) {
@@ -152,7 +152,7 @@ void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
 
 // Restore the contents of `tensor`, if they were evicted while the program held the tensor.
 inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
-    if (driver.placeholders != 0 && has_memory(tensor)) {
+    if (driver.placeholders != 0 && has_memory(tensor)) [[unlikely]] {
         c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
         if (is_placeholder(storage_impl)) {
             retry_evicting_held(driver, lock, [&] { driver.bring_back(storage_impl); });

@@ -160,7 +160,7 @@ Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
     const void* address = address_of(storage_impl);
     const bool on_cpu = storage_impl.device_type() == c10::DeviceType::CPU;
     if (address == nullptr || table_.find(address) != nullptr ||
-        (on_cpu && !hook_deleter(storage_impl))) {
+        (on_cpu && !hook_deleter(storage_impl))) [[unlikely]] {
         // Memory of an allocator that the runtime does not hook is not counted now. When an
         // operator reads such memory, it becomes a source (a value without a recipe).
         return 0;

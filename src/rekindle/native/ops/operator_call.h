@@ -169,14 +169,14 @@ public:
           arguments_(arguments...) {}
 
     Operands operands(std::size_t n) override {
-        if (is_boxed()) {
+        if (is_boxed()) [[unlikely]] {
             return OperatorCall::operands(n);
         }
         return each_argument([](auto&... each) { return Operands{Operand::of(each)...}; });
     }
 
     void parse(ParsedCall& parsed) override {
-        if (is_boxed()) {
+        if (is_boxed()) [[unlikely]] {
             OperatorCall::parse(parsed);
             return;
         }
@@ -186,7 +186,7 @@ public:
     }
 
     void run() override {
-        if (is_boxed()) {
+        if (is_boxed()) [[unlikely]] {
             OperatorCall::run();
             return;
         }
@@ -203,7 +203,7 @@ public:
     void run_over_first(
         std::size_t n, const c10::OperatorHandle& twin, const Geometry& geometry
     ) override {
-        if (is_boxed() || twin_ == nullptr) {
+        if (is_boxed() || twin_ == nullptr) [[unlikely]] {
             stack();
             OperatorCall::run_over_first(n, twin, geometry);
             return;
@@ -218,7 +218,7 @@ public:
     }
 
     std::span<const c10::IValue> results(std::size_t n) const override {
-        if (is_boxed()) {
+        if (is_boxed()) [[unlikely]] {
             return OperatorCall::results(n);
         }
         if constexpr (IN_PLACE) {

@@ -171,7 +171,10 @@ public:
     Bytes rounded(Bytes nbytes) const noexcept {
         // Smallest block of the allocator; all blocks are multiples of it.
         constexpr Bytes grain = 512;
-        return queues() ? (nbytes + grain - 1) / grain * grain : nbytes;
+        if (!queues()) [[likely]] {
+            return nbytes;
+        }
+        return (nbytes + grain - 1) / grain * grain;
     }
 
     // Return the allocator's unused cached memory to the device.
