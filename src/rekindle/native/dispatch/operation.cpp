@@ -110,9 +110,13 @@ void Operation::run_with_inputs() {
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     hold_sources();
-    look_for_effects();
+    if (facts_.unit) [[unlikely]] {
+        look_for_effects();
+    }
     call();
-    stand_trial();
+    if (tried_ || effects_) [[unlikely]] {
+        stand_trial();
+    }
     register_results();
     enforce_budget();
 }
@@ -184,7 +188,9 @@ void Operation::only_count() {
     if (ordered) [[unlikely]] {
         order_counted();
     }
-    look_for_effects();
+    if (facts_.unit) [[unlikely]] {
+        look_for_effects();
+    }
     call();
     if (ordered) {
         note_writer();
@@ -317,14 +323,6 @@ bool Operation::fits_in_any_case() {
     need({most, false});
     bounded_ = !unlimited;
     return true;
-}
-
-// Return true if the predicted results and the operator's workspace fit into the budget without
-// evicting anything.
-bool Operation::fits() const {
-    const Engine& engine = driver_.engine;
-    const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
-    return wanted <= engine.budget - engine.memory - engine.in_flight;
 }
 
 // Find free blocks on the device for each result and for the operator's workspace.

@@ -81,10 +81,10 @@ private:
         bool external = false;  // PyTorch did not allocate the memory of some result
     };
 
-    void run_as_it_may();
+    inline void run_as_it_may();
     void run_with_inputs();
     void run_touching();
-    void decide_in_place();
+    inline void decide_in_place();
     bool may_let_go();
     void let_results_return();
     void bring_inputs();
@@ -104,8 +104,8 @@ private:
     }
 
     void keep_inputs_there();
-    bool may_only_count();
-    void only_count();
+    inline bool may_only_count();
+    inline void only_count();
     void order_counted();
     void order(std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record);
     void note_writer();
@@ -121,14 +121,22 @@ private:
     void keep_indices();
     void save_what_is_overwritten();
     void need(Need need);
-    void predict();
+    inline void predict();
     bool fits_in_any_case();
-    bool fits() const;
+
+    // Return true if the predicted results and the operator's workspace fit into the budget without
+    // evicting anything.
+    bool fits() const {
+        const Engine& engine = driver_.engine;
+        const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
+        return wanted <= engine.budget - engine.memory - engine.in_flight;
+    }
+
     bool take_private_inputs();
-    void make_room();
-    void find_places();
-    void enforce_budget();
-    void draw();
+    inline void make_room();
+    inline void find_places();
+    inline void enforce_budget();
+    inline void draw();
     c10::Device where() const;
     template <class F>
     void each_source(F&& visit);
@@ -136,14 +144,14 @@ private:
     void own_sources();
     void let_go_of_sources();
     void call();
-    bool may_be_refused() const;
+    inline bool may_be_refused() const;
     bool find_room_inside(Bytes nbytes);
     void call_until_it_fits(bool refusable);
-    Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
+    inline Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
-    void redispatch();
-    void run_priced();
-    void run_kernel();
+    inline void redispatch();
+    inline void run_priced();
+    inline void run_kernel();
     void priced_by_events();
     bool may_differ() const;
     bool is_trusted_or_tried();
@@ -153,11 +161,11 @@ private:
     bool find_room_for_trial(Bytes nbytes);
     void interrupted(std::exception& error);
     Results gather_results();
-    void register_results();
+    inline void register_results();
     bool inputs_can_be_had() const;
     bool has_moved(const c10::StorageImpl& storage_impl);
-    void register_made(std::span<const Made> made, Nanoseconds cost);
-    Bytes stand_ins();
+    inline void register_made(std::span<const Made> made, Nanoseconds cost);
+    inline Bytes stand_ins();
     bool look_up_written();
     bool written_over(bool recording, Bytes results);
     void link(Recipe& call, bool statistics, bool first_is_last);

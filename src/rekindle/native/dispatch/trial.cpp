@@ -145,7 +145,7 @@ bool Operation::is_trusted_or_tried() {
 }
 
 void Operation::look_for_effects() {
-    if (!facts_.unit || parsed_.signature->probation.is_trusted()) [[likely]] {
+    if (parsed_.signature->probation.is_trusted()) {
         return;
     }
     c10::SmallVector<StoragePtr, 6> storages;
@@ -162,9 +162,6 @@ void Operation::look_for_effects() {
 // After the first run of an operator, look for side effects, and run the operator a second time if
 // a trial is due. The call gets a recipe only if its signature is trusted after that.
 void Operation::stand_trial() {
-    if (!tried_ && !effects_) [[likely]] {
-        return;
-    }
     Probation& probation = parsed_.signature->probation;
     const Results results = gather_results();
     const char* why = effects_ ? effects_->found() : nullptr;
