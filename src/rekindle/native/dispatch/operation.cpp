@@ -114,7 +114,7 @@ void Operation::run_with_inputs() {
         look_for_effects();
     }
     call();
-    if (tried_ || effects_) [[unlikely]] {
+    if (tried_ || effects() != nullptr) [[unlikely]] {
         stand_trial();
     }
     register_results();
@@ -380,7 +380,7 @@ void Operation::draw() {
     }
     for (const at::Generator& generator : drawn) {
         if (is_known(generator)) {
-            random_.push_back(driver_.positions.note(generator));
+            rare().random.push_back(driver_.positions.note(generator));
         } else {
             recording_ = false;
         }
@@ -586,7 +586,7 @@ bool Operation::written_over(bool recording, Bytes results) {
             continue;
         }
         changed.push_back(record);
-        const bool fixed = std::ranges::find(fixed_, record) != fixed_.end();
+        const bool fixed = rare_ && std::ranges::find(rare_->fixed, record) != rare_->fixed.end();
         recording = recording && record->replayable;
         if (record->replayable || fixed) {
             replaced.push_back(position);
@@ -640,10 +640,12 @@ bool Operation::written_over(bool recording, Bytes results) {
 void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     call.signature = parsed_.signature;
     call.grad_mode = grad_mode_;
-    if (!random_.empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty())
+    if (!random().empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty())
         [[unlikely]] {
         call.aside = std::make_unique<Recipe::Aside>();
-        call.aside->random = std::move(random_);
+        if (rare_) {
+            call.aside->random = std::move(rare_->random);
+        }
         call.aside->unkeyed_args.assign(parsed_.unkeyed_args.begin(), parsed_.unkeyed_args.end());
         call.aside->statistics = statistics;
         call.aside->first_is_last = first_is_last;

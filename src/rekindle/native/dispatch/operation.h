@@ -36,8 +36,8 @@ public:
           facts_(facts),
           call_(call),
           lock_(lock),
-          parsed_(facts),
-          grad_mode_(grad_mode) {}
+          grad_mode_(grad_mode),
+          parsed_(facts) {}
 
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
@@ -66,6 +66,18 @@ private:
     struct Source final {
         Ref<Storage> record;
         StoragePtr memory;
+    };
+
+    // State that few operators need.
+    struct Rare final {
+        // Storages without a recipe that the operator writes, and that recipes of other values
+        // read.
+        c10::SmallVector<StorageRecord*, 1> fixed;
+        // private copies of inputs that other code may write
+        c10::SmallVector<StoragePtr, 1> copies;
+        // Finds side effects of an autograd.Function whose recomputation is not trusted yet.
+        std::optional<Effects> effects;
+        RngCheckpoints random;
     };
 
     // All results of an operator in newly allocated memory. nbytes: their total, as the budget
@@ -179,6 +191,23 @@ private:
     // Return the results of the call.
     std::span<const c10::IValue> returned() const { return call_.results(facts_.returns); }
 
+    // Return the state that few operators need. Create it if this operator has none yet.
+    Rare& rare() {
+        if (!rare_) {
+            rare_ = std::make_unique<Rare>();
+        }
+        return *rare_;
+    }
+
+    // Return what looks for side effects of this operator; null if nothing does.
+    Effects* effects() noexcept { return rare_ && rare_->effects ? &*rare_->effects : nullptr; }
+
+    // Return the states of the random generators that the operator draws from.
+    std::span<const std::unique_ptr<RngCheckpoint>> random() const noexcept {
+        return rare_ ? std::span<const std::unique_ptr<RngCheckpoint>>(rare_->random)
+                     : std::span<const std::unique_ptr<RngCheckpoint>>();
+    }
+
     StorageRecord* input(std::size_t position) noexcept {
         return static_cast<StorageRecord*>(inputs_[position].get());
     }
@@ -187,33 +216,28 @@ private:
     const Facts& facts_;
     OperatorCall& call_;
     Locked& lock_;
-    ParsedCall parsed_;
-    const bool grad_mode_;  // grad mode was on when the operator was called
-    // storage records of the tensor arguments; null for an argument without memory
-    c10::SmallVector<Ref<Storage>, 6> inputs_;
-    // Storages without a recipe that the operator writes, and that recipes of other values read.
-    c10::SmallVector<StorageRecord*, 1> fixed_;
-    // The inputs that are sources (values without a recipe). This object holds their memory until
-    // the recipe of the operator exists.
-    c10::SmallVector<Source, 4> sources_;
-    c10::SmallVector<StoragePtr, 1> private_;  // private copies of inputs that other code may write
-    StreamIndex stream_ = 0;                   // stream that the operator runs on
-    bool begun_ = false;                       // this operation is registered as a `Reader`
+    Bytes needed_ = 0;  // predicted bytes of the results
+    // predicted bytes of the operator's workspace, which the kernel allocates and frees itself
+    Bytes inside_ = 0;
+    std::unique_ptr<Rare> rare_;
+    StreamIndex stream_ = 0;  // stream that the operator runs on
+    const bool grad_mode_;    // grad mode was on when the operator was called
+    bool begun_ = false;      // this operation is registered as a `Reader`
     bool recording_ = false;
     // The results get a recipe only if a trial recomputation gives the same bits.
     bool tried_ = false;
-    // Finds side effects of an autograd.Function whose recomputation is not trusted yet.
-    std::optional<Effects> effects_;
     // For traces: the result would be written over an argument if Rekindle's own dispatch mode were
     // off.
     bool would_take_over_ = false;
     bool foreign_ = false;  // other code than PyTorch may write some input
-    Bytes needed_ = 0;      // predicted bytes of the results
     bool guessed_ = false;  // `needed_` is only an upper bound of the bytes of the results
     bool bounded_ = false;  // `needed_` is the upper bound of `most_bytes`
-    // predicted bytes of the operator's workspace, which the kernel allocates and frees itself
-    Bytes inside_ = 0;
-    RngCheckpoints random_;
+    ParsedCall parsed_;
+    // storage records of the tensor arguments; null for an argument without memory
+    c10::SmallVector<Ref<Storage>, 6> inputs_;
+    // The inputs that are sources (values without a recipe). This object holds their memory until
+    // the recipe of the operator exists.
+    c10::SmallVector<Source, 4> sources_;
 };
 
 }  // namespace rekindle

@@ -164,7 +164,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     }
     driver_.rescue(needed_, error, [&] {
         call_.put_back(arguments);
-        for (const std::unique_ptr<RngCheckpoint>& each : random_) {
+        for (const std::unique_ptr<RngCheckpoint>& each : random()) {
             each->restore();
         }
         const Unlocked others(lock_);
@@ -176,8 +176,8 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
 
 // Call the next kernel in the dispatcher. Runs with the session mutex released.
 void Operation::redispatch() {
-    if (effects_) [[unlikely]] {
-        const Effects::Watching watching(&*effects_);
+    if (Effects* const found = effects(); found != nullptr) [[unlikely]] {
+        const Effects::Watching watching(found);
         run_priced();
         return;
     }

@@ -175,7 +175,9 @@ void Operation::keep_indices() {
 // Before the operator overwrites sources (values without a recipe), recompute and pin the values
 // whose recipes need the old contents (R4, sources).
 void Operation::save_what_is_overwritten() {
-    fixed_.clear();
+    if (rare_) [[unlikely]] {
+        rare_->fixed.clear();
+    }
     for (const std::uint32_t position : parsed_.written) {
         StorageRecord* record = input(position);
         if (record != nullptr) {
@@ -184,7 +186,7 @@ void Operation::save_what_is_overwritten() {
         // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to its
         // storage. Its contents are compared later, when a recipe reads them.
         if (record != nullptr && !record->replayable && record->consumed() && !record->absent) {
-            fixed_.push_back(record);
+            rare().fixed.push_back(record);
             driver_.forget(*record);
         }
     }
@@ -229,7 +231,7 @@ bool Operation::take_private_inputs() {
         }
         StorageRecord* copy = driver_.copy_still(record);
         inputs_[i] = Ref<Storage>(
-            copy != nullptr ? copy : &driver_.copy_now(record, private_.emplace_back())
+            copy != nullptr ? copy : &driver_.copy_now(record, rare().copies.emplace_back())
         );
     }
     return true;

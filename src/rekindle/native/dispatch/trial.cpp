@@ -156,7 +156,7 @@ void Operation::look_for_effects() {
             }
         }
     }
-    effects_.emplace(driver_, storages);
+    rare().effects.emplace(driver_, storages);
 }
 
 // After the first run of an operator, look for side effects, and run the operator a second time if
@@ -164,7 +164,7 @@ void Operation::look_for_effects() {
 void Operation::stand_trial() {
     Probation& probation = parsed_.signature->probation;
     const Results results = gather_results();
-    const char* why = effects_ ? effects_->found() : nullptr;
+    const char* why = effects() != nullptr ? effects()->found() : nullptr;
     if (why != nullptr) {
         probation.failed(why);
     } else if (tried_ && recording_ && inputs_can_be_had()) {
@@ -216,7 +216,7 @@ void Operation::try_again() {
             signature,
             tensors,
             parsed_.unkeyed_args,
-            random_,
+            random(),
             c10::GradMode::is_enabled(),
             [](c10::function_ref<void()> kernel) { kernel(); }
         );
@@ -234,7 +234,7 @@ void Operation::try_again() {
         return;
     }
     driver_.drain_free_queue();
-    const char* why = effects_ ? effects_->found() : nullptr;
+    const char* why = effects() != nullptr ? effects()->found() : nullptr;
     if (why == nullptr) {
         {
             const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
