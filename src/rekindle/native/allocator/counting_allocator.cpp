@@ -115,9 +115,11 @@ public:
         c10::DataPtr piece = found == nullptr
                                  ? counted_.allocate(bytes)
                                  : c10::DataPtr(found, found, &give_back, c10::DeviceType::CPU);
-        if (the_watch().on.load(std::memory_order_relaxed) &&
-            (piece.get_deleter() == &give_back ||
-             piece.compare_exchange_deleter(own(), &give_back))) [[unlikely]] {
+        if (!the_watch().on.load(std::memory_order_relaxed)) [[likely]] {
+            return piece;
+        }
+        if ((piece.get_deleter() == &give_back ||
+             piece.compare_exchange_deleter(own(), &give_back))) {
             the_watch().takes(piece.get_context(), static_cast<Bytes>(bytes));
         }
         return piece;

@@ -76,7 +76,7 @@ void hold(T& object) noexcept {
 template <class T>
 void let(T& object) noexcept {
     REKINDLE_ASSERT(object.count > 0);
-    if (--object.count == 0) {
+    if (--object.count == 0) [[unlikely]] {
         object.graveyard->defer(object);
     }
 }
@@ -88,7 +88,7 @@ public:
     Ref() = default;
 
     explicit Ref(T* object) noexcept : object_(object) {
-        if (object_ != nullptr) {
+        if (object_ != nullptr) [[likely]] {
             hold(*object_);
         }
     }

@@ -200,12 +200,19 @@ private:
     }
 
     // Return what looks for side effects of this operator; null if nothing does.
-    Effects* effects() noexcept { return rare_ && rare_->effects ? &*rare_->effects : nullptr; }
+    Effects* effects() noexcept {
+        if (!rare_) [[likely]] {
+            return nullptr;
+        }
+        return rare_->effects ? &*rare_->effects : nullptr;
+    }
 
     // Return the states of the random generators that the operator draws from.
     std::span<const std::unique_ptr<RngCheckpoint>> random() const noexcept {
-        return rare_ ? std::span<const std::unique_ptr<RngCheckpoint>>(rare_->random)
-                     : std::span<const std::unique_ptr<RngCheckpoint>>();
+        if (!rare_) [[likely]] {
+            return {};
+        }
+        return rare_->random;
     }
 
     StorageRecord* input(std::size_t position) noexcept {

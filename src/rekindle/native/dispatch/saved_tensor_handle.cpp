@@ -280,9 +280,12 @@ SavedTensorHandle::retrieve_unpack_hook_data() const {
 // Raise PyTorch's error if the saved tensor was modified. Autograd skips its own check when
 // saved-tensor hooks are active (R7, version check).
 void SavedTensorHandle::check_version(const char* maker) const {
-    if (!version_.moved()) [[likely]] {
-        return;
+    if (version_.moved()) [[unlikely]] {
+        refuse_modified(maker);
     }
+}
+
+void SavedTensorHandle::refuse_modified(const char* maker) const {
     const auto name = c10::getDtypeNames(c10::typeMetaToScalarType(dtype_)).first;
     std::ostringstream sizes;
     if (!kept_.defined()) {

@@ -68,6 +68,7 @@ private:
     void track(Driver& driver, Locked& lock);
     at::Tensor unpack_counted() const;
     void check_version(const char* maker) const;
+    [[noreturn]] void refuse_modified(const char* maker) const;
     at::Tensor moved(c10::function_ref<bool(const c10::StorageImpl&)> is_saved) const;
     at::Tensor own_tensor() const;
     std::int64_t bytes_reached() const;

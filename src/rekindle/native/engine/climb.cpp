@@ -60,7 +60,7 @@ void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     const Value* chosen = wanted != nullptr ? wanted : call.outputs()[0];
     for (std::uint32_t i = 0; i < call.n_outputs; ++i) {
         Value* value = call.outputs()[i];
-        if (value == chosen) {
+        if (value == chosen) [[likely]] {
             last = value;
         } else {
             visit(*value);
@@ -83,13 +83,13 @@ void Engine::enter(Call& call, bool held) {
     }
     memory += call.nbytes;
     raise_peak(workspace_of(call));
-    if (!rules.quirks) {
+    if (!rules.quirks) [[likely]] {
         link(call);
     }
     for (Value* value : call.outputs()) {
         if (is_root(*value)) {
             value->storage->resident = true;
-            if (rules.quirks) {
+            if (rules.quirks) [[unlikely]] {
                 chooser_->returned(*value->storage);
             }
         }

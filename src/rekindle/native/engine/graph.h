@@ -158,7 +158,10 @@ struct Call : Counted<Call> {
     std::span<Edge> inputs() const noexcept { return {edges, n_inputs}; }
 
     std::span<Value* const> outputs() const noexcept {
-        return {n_outputs == 1 ? &output : several, n_outputs};
+        if (n_outputs == 1) [[likely]] {
+            return {&output, 1};
+        }
+        return {several, n_outputs};
     }
 
     std::span<const Overwrite> overwrites() const noexcept { return {overwritten, n_overwrites}; }

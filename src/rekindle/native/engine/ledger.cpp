@@ -314,11 +314,11 @@ void Ledger::evict_or_remove(Storage& storage) {
 }
 
 void Ledger::prune(Storage& start) {
-    if (rules.dead == Dead::banish) {
+    if (rules.dead == Dead::banish) [[unlikely]] {
         banish(start);
         return;
     }
-    if (rules.quirks) {
+    if (rules.quirks) [[unlikely]] {
         return;  // in the DTR authors' simulator (`rules.quirks`) nothing leaves the graph
     }
     std::vector<Storage*>& unneeded = unneeded_;
@@ -355,7 +355,7 @@ void Ledger::leave_graph(Storage& storage, std::vector<Storage*>& unneeded) {
         chooser_->forgotten(storage);
     }
     each_maker(storage, [&](Call& call) {
-        if (call.n_made > 1) {
+        if (call.n_made > 1) [[unlikely]] {
             for (const Value* value : call.outputs()) {
                 if (is_root(*value) && value->storage->listed) {
                     return;  // another output of the call is in the graph and may need the call

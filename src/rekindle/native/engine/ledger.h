@@ -75,7 +75,10 @@ public:
 
     // Return the bytes that `call` needs in addition to its outputs while it runs.
     Bytes workspace_of(const Call& call) const noexcept {
-        return call.has_workspace ? performer_.workspace(call) : 0;
+        if (call.has_workspace) [[unlikely]] {
+            return performer_.workspace(call);
+        }
+        return 0;
     }
 
     // Return true if `nbytes` more would fit into the budget after evicting all candidates. Evicts

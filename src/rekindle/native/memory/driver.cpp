@@ -88,7 +88,7 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     // Operators on meta tensors use no memory. If this thread already holds the session mutex,
     // Python code runs inside the core, for example the callback of a weak reference to a storage.
     // Operators of such code are not the program's. Both kinds bypass the budget.
-    if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
+    if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) [[unlikely]] {
         return {};
     }
     std::unique_lock lock(the_mutex());

@@ -576,7 +576,7 @@ private:
     // Run `events` while the engine regards every transfer between device and host as finished.
     template <class F>
     void act(F&& events) const {
-        if (swapper == nullptr) {
+        if (swapper == nullptr) [[likely]] {
             events();
         } else {
             act_swapping(events);

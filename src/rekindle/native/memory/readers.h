@@ -46,15 +46,16 @@ class Readers final {
 public:
     void add(Reader& reader) noexcept {
         reader.after_ = first_;
-        if (first_ != nullptr) {
+        if (first_ != nullptr) [[unlikely]] {
             first_->before_ = &reader;
         }
         first_ = &reader;
     }
 
     void remove(Reader& reader) noexcept {
-        (reader.before_ == nullptr ? first_ : reader.before_->after_) = reader.after_;
-        if (reader.after_ != nullptr) {
+        Reader*& before = reader.before_ == nullptr ? first_ : reader.before_->after_;
+        before = reader.after_;
+        if (reader.after_ != nullptr) [[unlikely]] {
             reader.after_->before_ = reader.before_;
         }
     }

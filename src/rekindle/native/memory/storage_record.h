@@ -51,13 +51,19 @@ class SpecialMemory final {
 public:
     // Return the state of external memory; null if only PyTorch writes this memory.
     ExternalMemory* external() const noexcept {
-        return parts_ && parts_->external ? &*parts_->external : nullptr;
+        if (!parts_) [[likely]] {
+            return nullptr;
+        }
+        return parts_->external ? &*parts_->external : nullptr;
     }
 
     // Return the state of a gathered parameter; null unless FSDP has freed it while recipes read
     // it.
     Gathered* gathered() const noexcept {
-        return parts_ && parts_->gathered ? &*parts_->gathered : nullptr;
+        if (!parts_) [[likely]] {
+            return nullptr;
+        }
+        return parts_->gathered ? &*parts_->gathered : nullptr;
     }
 
     // Return which bytes of the storage are unwritten. Null if all of them are, or none.

@@ -78,7 +78,7 @@ void Driver::admit(Recipe& call, Bytes workspace) {
             held_list_.add(record_of(*value->storage));
         }
     }
-    if (steps) {
+    if (steps) [[unlikely]] {
         steps->made(call);
     }
     if (audit) [[unlikely]] {
@@ -441,7 +441,7 @@ void Driver::note_shared_version_counter(const c10::TensorImpl& tensor) {
     // Read the view metadata directly: `get_view_autograd_meta` wants an `at::Tensor`, which would
     // count a reference.
     const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
-    if (meta == nullptr || !meta->is_view_) {
+    if (meta == nullptr || !meta->is_view_) [[likely]] {
         return;
     }
     const auto& view = static_cast<const torch::autograd::DifferentiableViewMeta&>(*meta);

@@ -68,7 +68,10 @@ public:
 
     // Return the current stream; none for a CPU.
     std::optional<c10::Stream> stream_if_any() const {
-        return guard_ == nullptr ? std::nullopt : std::optional(current_stream());
+        if (guard_ == nullptr) [[likely]] {
+            return std::nullopt;
+        }
+        return current_stream();
     }
 
     // Return true if a CUDA graph is being captured. During a capture the device's state must not

@@ -55,7 +55,7 @@ void notify_then(void* context, F&& free) {
 // Move the elements of `from` to the end of `to`. `to` is usually empty, so that nothing is copied.
 template <class T>
 void move_all(std::vector<T>& from, std::vector<T>& to) {
-    if (to.empty()) {
+    if (to.empty()) [[likely]] {
         to.swap(from);
         return;
     }
@@ -105,7 +105,7 @@ bool hook_deleter(c10::StorageImpl& storage_impl) noexcept {
     constexpr c10::DeleterFnPtr watched = &notify_then_free<allocators_own>;
     constexpr c10::DeleterFnPtr counted_and_watched = &notify_then_free<counting_ones_own>;
     const c10::DeleterFnPtr deleter = data.get_deleter();
-    if (deleter == watched || deleter == counted_and_watched) {
+    if (deleter == watched || deleter == counted_and_watched) [[unlikely]] {
         return true;
     }
     return data.get_context() == data.get() &&
