@@ -157,7 +157,7 @@ CountingAllocator*& the_counting() {
 }
 
 void CountingAllocator::give_back(void* piece) {
-    if (the_watch().on.load(std::memory_order_relaxed)) {
+    if (the_watch().on.load(std::memory_order_relaxed)) [[unlikely]] {
         the_watch().gives_back(piece);
     }
     if (!the_arena().give(piece)) {

@@ -46,7 +46,7 @@ void Exact::walk_from(const Storage& storage) {
 }
 
 void Exact::walk_to(Neighbor& member) {
-    if (member.mark != mark_) {
+    if (member.mark != mark_) [[likely]] {
         member.mark = mark_;
         found_.push_back(&member);
     }

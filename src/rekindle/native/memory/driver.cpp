@@ -500,7 +500,7 @@ void Driver::free(Storage& storage) {
     if (!evict_keeping_placeholder(record_of(storage))) {
         held_list_.remove(record_of(storage));
         vacate(record_of(storage));
-        if (swapper != nullptr) {
+        if (swapper != nullptr) [[unlikely]] {
             swapper->gone(record_of(storage));
         }
     }

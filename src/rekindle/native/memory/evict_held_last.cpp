@@ -132,7 +132,7 @@ std::vector<Ref<Storage>> Driver::select_held() {
 // Evict the value of `record`, and leave the program an empty placeholder storage whose access
 // raises. Return false if the program does not hold the value.
 bool Driver::evict_keeping_placeholder(StorageRecord& record) {
-    if (!record.held || !record.evictable_while_held) {
+    if (!record.held || !record.evictable_while_held) [[likely]] {
         return false;
     }
     const StoragePtr storage_impl = record.at();

@@ -33,7 +33,7 @@ StoragePtr input_storage(StorageRecord& record) {
         throw ResizedInputError(nbytes, record.size);
     }
     if (record.special.is_external() && record.special.external()->checksum &&
-        *record.special.external()->checksum != checksum_of(*storage_impl)) {
+        *record.special.external()->checksum != checksum_of(*storage_impl)) [[unlikely]] {
         throw ExternalWriteError(record.site());
     }
     if (record.version.moved() && !record.shares_version_counter &&

@@ -262,15 +262,15 @@ void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl)
     // If PyTorch did not allocate this memory, or has lent it to NumPy (then it cannot be resized),
     // code outside PyTorch may write it.
     if (((on_cpu && record.untracked) || !storage_impl->resizable()) &&
-        !record.special.is_external()) {
+        !record.special.is_external()) [[unlikely]] {
         record.special.make_external();
     }
-    if (record.address == nullptr) {
+    if (record.address == nullptr) [[unlikely]] {
         return;  // the value has no bytes
     }
     const c10::StorageImpl* untracked = record.untracked ? storage_impl.get() : nullptr;
     table_.put(record.address, &record, record.nbytes, record.maker, untracked);
-    if (record.untracked) {
+    if (record.untracked) [[unlikely]] {
         untracked_.add(record.address, record.storage_impl);
     }
 }

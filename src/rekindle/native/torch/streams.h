@@ -120,7 +120,7 @@ public:
 
     // Store `order` for the value in `storage`.
     void note(StorageId storage, const Order& order) {
-        if (are_several() || order.again) {
+        if (are_several() || order.again) [[unlikely]] {
             orders_.insert_or_assign(storage, order);
         } else {
             forget(storage);
