@@ -640,8 +640,9 @@ bool Operation::written_over(bool recording, Bytes results) {
 void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     call.signature = parsed_.signature;
     call.grad_mode = grad_mode_;
-    if (!random().empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty())
-        [[unlikely]] {
+    const bool needs_more =
+        !random().empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty();
+    if (needs_more) [[unlikely]] {
         call.aside = std::make_unique<Recipe::Aside>();
         if (rare_) {
             call.aside->random = std::move(rare_->random);

@@ -84,6 +84,8 @@ void Operation::call() {
     }
 }
 
+// Do the same for a kernel that can run again. refusable: Rekindle's allocator may refuse memory to
+// the kernel.
 void Operation::call_until_it_fits(bool refusable) {
     // Copies of the arguments, to run the kernel again: a kernel that fails may have moved some of
     // its arguments.
@@ -124,7 +126,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
     if (!parsed_.signature->priced && driver_.in_progress.operators == 0) [[unlikely]] {
         watched.emplace(driver_.device, limit);
     }
-    if (driver_.uses_arena) [[unlikely]] {
+    if (driver_.uses_arena) {
         the_arena().note_counted(driver_.engine.memory);
     }
     const std::uint64_t begun = ++driver_.in_progress.started;

@@ -120,8 +120,8 @@ void Engine::link(Call& call) {
             value->storage->replayable = call.replayable;
         }
     }
-    if (call.views())
-        [[unlikely]] {  // A view adds to the cost of a storage that existed before this call.
+    if (call.views()) [[unlikely]] {
+        // A view adds to the cost of a storage that existed before this call.
         const std::uint64_t mark = graph.new_mark();
         for (Value* value : call.outputs()) {
             Storage& storage = *value->storage;

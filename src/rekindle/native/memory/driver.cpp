@@ -465,9 +465,10 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 // Evict the storage of `record`: drop the runtime's reference to its memory. The allocator does not
 // reuse the memory before the streams that still read it are done.
 void Driver::vacate(StorageRecord& record) {
-    if (poisons() && record.keeper && !record.leaving && !record.coming && !record.is_held())
-        [[unlikely]] {
-        device.in_order([&] { poison(record.keeper); });
+    if (poisons() && record.keeper) [[unlikely]] {
+        if (!record.leaving && !record.coming && !record.is_held()) {
+            device.in_order([&] { poison(record.keeper); });
+        }
     }
     if (device.queues()) {
         if (const StoragePtr storage_impl =
