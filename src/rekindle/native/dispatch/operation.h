@@ -93,6 +93,7 @@ private:
         bool external = false;  // PyTorch did not allocate the memory of some result
     };
 
+    // Methods that are declared `inline` are only called in the file that defines them.
     inline void run_as_it_may();
     void run_with_inputs();
     void run_touching();

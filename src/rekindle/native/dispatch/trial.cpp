@@ -144,6 +144,7 @@ bool Operation::is_trusted_or_tried() {
     return tried_ || probation.is_trusted();
 }
 
+// Watch the kernel of an autograd.Function for side effects, unless its recomputation is trusted.
 void Operation::look_for_effects() {
     if (parsed_.signature->probation.is_trusted()) {
         return;
