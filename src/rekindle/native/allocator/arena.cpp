@@ -28,7 +28,7 @@ void Arena::limit(Bytes limit) {
 }
 
 void* Arena::take(std::size_t nbytes) {
-    if (nbytes == 0 || !is_open_.load(std::memory_order_relaxed)) [[likely]] {
+    if (nbytes == 0 || !is_open_.load(std::memory_order_relaxed)) {
         return nullptr;
     }
     void* found = nbytes <= Bins::MOST ? bins_.take(nbytes) : blocks_.take(nbytes, nbytes);

@@ -185,7 +185,7 @@ std::atomic<bool>& limits_exist() noexcept {
 AllocationLimit::AllocationLimit(Bytes most) noexcept
     : most_(most), innermost_(innermost_limit()), outer_(innermost_) {
     innermost_ = this;
-    if (!limits_exist().load(std::memory_order_relaxed)) [[likely]] {
+    if (!limits_exist().load(std::memory_order_relaxed)) {
         limits_exist().store(true, std::memory_order_relaxed);
     }
 }

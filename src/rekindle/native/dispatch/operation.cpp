@@ -642,7 +642,7 @@ void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     call.grad_mode = grad_mode_;
     const bool needs_more =
         !random().empty() || !parsed_.unkeyed_args.empty() || !parsed_.written.empty();
-    if (needs_more) [[unlikely]] {
+    if (needs_more) {
         call.aside = std::make_unique<Recipe::Aside>();
         if (rare_) {
             call.aside->random = std::move(rare_->random);

@@ -25,7 +25,7 @@ namespace rekindle {
 // plans.
 void Operation::register_tensor() {
     Learner* following = learner_of(driver_);
-    if (following == nullptr || driver_.only_counting.on() || !following->watches()) [[likely]] {
+    if (following == nullptr || driver_.only_counting.on() || !following->watches()) {
         return;
     }
     Learner& learner = *following;

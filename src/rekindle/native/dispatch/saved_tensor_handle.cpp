@@ -59,7 +59,7 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
     }
     const bool by_its_own_node = is_result_of_newest_node(tensor);
     const bool plain = is_plain(impl) && is_plain_object(impl);
-    if (driver_->only_counting.on() && !kept_.defined() && plain) [[unlikely]] {
+    if (driver_->only_counting.on() && !kept_.defined() && plain) {
         storage_ = storage_of(impl);
         note_tensor(impl, by_its_own_node);
         const Locked lock;
@@ -173,7 +173,7 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
 
 at::Tensor SavedTensorHandle::call_unpack_hook() {
     const auto node = torch::autograd::get_current_node();
-    if (storage_ && driver_->only_counting.on()) [[unlikely]] {
+    if (storage_ && driver_->only_counting.on()) {
         at::Tensor found = unpack_counted();
         note_unpacked(node.get(), found);
         return found;

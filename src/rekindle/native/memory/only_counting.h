@@ -39,7 +39,7 @@ public:
     // Return true if the mode may begin now; rarely, as asking takes the caller longer.
     bool look(Bytes memory, Bytes budget) noexcept {
         ++operators_;
-        if (!on()) [[likely]] {
+        if (!on()) {
             return !ended_ && operators_ % EVERY == 0;
         }
         if (memory > most(budget) || operators_ == last_) [[unlikely]] {

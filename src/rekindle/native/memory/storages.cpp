@@ -78,7 +78,7 @@ void Driver::admit(Recipe& call, Bytes workspace) {
             held_list_.add(record_of(*value->storage));
         }
     }
-    if (steps) [[unlikely]] {
+    if (steps) {
         steps->made(call);
     }
     if (audit) [[unlikely]] {
