@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from tests import durations
+from tests.changed import Landing
 from tests.helpers import own_cache
 
 _EXAMPLES = {"fast": 20, "ci": 50, "whole": 100}  # of each property, by profile of hypothesis
@@ -24,7 +25,7 @@ _started = pytest.StashKey[float]()
 _recorder = pytest.StashKey["_Recorder"]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption(
         "--measure",
         action="store_true",
@@ -39,6 +40,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", default="1/1", help="of all tests this part: 2/3 is the second third"
     )
+    parser.addoption(
+        "--landing",
+        metavar="COMMIT",
+        help="of the slow tests only those that belong to files changed since the last landed "
+        "COMMIT (empty: tests.changed finds it), and a share of the others",
+    )
+    parser.addoption(
+        "--clock",
+        default="",
+        help="multiply each time that Rekindle measures: slow (by 10), fast (by 0.1), or "
+        "random:SEED (by 0.1 to 10)",
+    )
+    # Other conftest.py files import Rekindle, which reads this variable, before `pytest_configure`.
+    # The processes of pytest-xdist inherit it.
+    config = pluginmanager.getplugin("pytestconfig")
+    if speed := parser.parse_known_args(config.invocation_params.args).clock:
+        os.environ["REKINDLE_TEST_CLOCK"] = speed
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,11 +86,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for each in items:
         if " at 0x" in each.nodeid:
             raise pytest.UsageError(f"{each.nodeid}: write ids=name_of in its parametrize")
+    since = config.getoption("--landing")
+    if since is not None:
+        landing = Landing.of_head(since)
+        _keep(
+            config,
+            items,
+            lambda at, item: item.get_closest_marker("slow") is None or landing.runs(item.nodeid),
+        )
     part, parts = (int(each) for each in config.getoption("--part").split("/"))
-    config.hook.pytest_deselected(
-        items=[each for at, each in enumerate(items) if at % parts != part - 1]
-    )
-    items[:] = items[part - 1 :: parts]
+    _keep(config, items, lambda at, item: at % parts == part - 1)
+
+
+def _keep(
+    config: pytest.Config, items: list[pytest.Item], wanted: Callable[[int, pytest.Item], bool]
+) -> None:
+    """Remove the items for whose index and item `wanted` returns False."""
+    kept = [each for at, each in enumerate(items) if wanted(at, each)]
+    config.hook.pytest_deselected(items=[each for each in items if each not in {*kept}])
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -120,9 +152,8 @@ class _Recorder:
     ) -> None:
         if not self._seconds:
             return
-        terminalreporter.write_line(
-            f"{sum(self._seconds.values()):.0f} s of processor time in {len(self._seconds)} tests"
-        )
+        for line in durations.report(self._seconds):
+            terminalreporter.write_line(line)
         whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if whole and self._config.getoption("--measure"):
             durations.write_slow(durations.find_slow(self._seconds, _SLOW, self._marked))
@@ -132,6 +163,16 @@ class _Recorder:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Give the tests a cache folder of their own, also in processes that they start."""
     os.environ["REKINDLE_CACHE"] = str(own_cache(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _slow_training_is_no_warning() -> Iterator[None]:
+    """Let Rekindle not warn that a budget makes training slow: on a slow machine many tests do."""
+    from rekindle.pytorch.native import _driver
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_driver, "MUCH_LOST", 10**18)
+        yield
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ planner `Cuts` from such runs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 from rekindle import _checks as checks
+from rekindle import _clock
 from rekindle._errors import InvalidArgument
 from rekindle._types import Bytes
 from rekindle.engine import RIGHT, NoRoom, Thrashed
@@ -149,14 +149,14 @@ class WarmCuts:
 
         The search bisects between the failed budget and the smallest budget of an online run.
         """
-        until = time.perf_counter() + _ASIDE * self.time_limit
+        until = _clock.seconds() + _ASIDE * self.time_limit
         low = max(plan.budget, problem.floor - 1)
         high = smallest_budget(problem.trace, DEFAULT, above=low + 1)
         if plan.smallest_budget is not None:
             high = min(high, plan.smallest_budget)
         if not self._has_plan(problem, high, _TRY * self.time_limit):
             low, high = high, problem.keep_all_peak
-        while high - low > 0.01 * high and (left := until - time.perf_counter()) > 0:
+        while high - low > 0.01 * high and (left := until - _clock.seconds()) > 0:
             middle = (low + high) // 2
             if self._has_plan(problem, middle, min(left, _TRY * self.time_limit)):
                 # The peak of this plan may be below `middle`. But the planner might find no plan if

@@ -7,13 +7,13 @@ only small batches, and simulates larger ones.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 from typing import final
 
 from rekindle import _checks as checks
+from rekindle import _clock
 from rekindle._errors import InvalidArgument, OutOfBudget, remedy_for
 from rekindle._progress import ProgressLine
 from rekindle._public import publish
@@ -35,7 +35,7 @@ def profile(
     policy: Policy | type[Policy] | str | None = None,
     device: str | None = None,
     repeats: int = 3,
-    clock: Callable[[], Nanoseconds] = time.perf_counter_ns,
+    clock: Callable[[], Nanoseconds] = _clock.now,
     watch: Callable[[str], None] | None = None,
 ) -> Profile:
     """Measure what one step needs, and predict its time within smaller budgets.

@@ -7,12 +7,12 @@ finds, and converts it to the final plan.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from math import isfinite
 from typing import Protocol, final
 
+from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds, StorageId
 from rekindle.planners._problem import Problem
 from rekindle.planners._result import Plan, Progress, Status
@@ -68,12 +68,12 @@ class Search:
         self.smallest: Bytes | None = None
         self.time_limit = time_limit
         self._watch = watch
-        self._began = time.perf_counter()
+        self._began = _clock.seconds()
         self._log: list[Progress] = []
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._began
+        return _clock.seconds() - self._began
 
     @property
     def left(self) -> float:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
+from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import NoRoom, Rules, Thrashed
 from rekindle.policies import Candidate, Chooser, Policy, Swap, named
@@ -106,7 +106,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
         budget = int(everything * case.ratio)
     limit = None if case.limit is None else int((case.limit - 1) * trace.compute_ns)
     rules = Rules(case.dead, limit, case.quirks)
-    started = time.perf_counter()
+    started = _clock.seconds()
     policy = named(case.policy)
     counted = _Counted(policy) if case.count else None
     run = Run(
@@ -138,7 +138,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
         rematerializations=run.recomputations,
         base_ns=trace.compute_ns,
         rematerialization_ns=run.engine.recompute_ns,
-        seconds=round(time.perf_counter() - started, 6),
+        seconds=round(_clock.seconds() - started, 6),
         scores=counted.scores if counted else None,
         waiting_ns=waiting,
         allocated_bytes=allocator.allocated_peak if allocator else 0,

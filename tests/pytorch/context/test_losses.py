@@ -32,7 +32,7 @@ def test_time_lost_exceeds_measured_time_of_recomputed_operators() -> None:
     """The time between recomputed operators is lost as well, such as time of bookkeeping."""
     weight = torch.ones(WIDTH, requires_grad=True)
     optimizer = torch.optim.SGD([weight])
-    with cores.fixed_prices(), rekindle.budget(12 * VECTOR, learn=False) as run:
+    with cores.fixed_prices(1), rekindle.budget(12 * VECTOR, learn=False) as run:
         chain(weight)
         optimizer.step()
     report, step = run.report(), run.last_step
@@ -51,7 +51,7 @@ def test_run_that_mostly_recomputes_warns_once(
     weight = torch.ones(WIDTH, requires_grad=True)
 
     def thrash() -> None:
-        with cores.fixed_prices(), rekindle.budget(12 * VECTOR, learn=False) as run:
+        with cores.fixed_prices(1), rekindle.budget(12 * VECTOR, learn=False) as run:
             while run.recomputations < 50_000:
                 chain(weight)
 
@@ -61,7 +61,7 @@ def test_run_that_mostly_recomputes_warns_once(
         thrash()
     assert len(reported) == 1
     named = int(str(reported[0].message).rpartition("rekindle.budget(")[2].split(")")[0])
-    with cores.fixed_prices(), rekindle.budget(named, learn=False) as better:
+    with cores.fixed_prices(1), rekindle.budget(named, learn=False) as better:
         chain(weight)
     assert better.recomputations < 64
 

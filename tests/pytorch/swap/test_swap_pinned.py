@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import rekindle
+from rekindle import _clock
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.swap import host_memory
 from rekindle.pytorch.swap._pinned_store import PinnedStore
@@ -94,6 +95,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
 
     Queue.now = Queue("program")
     Queue.log.clear()
+    monkeypatch.setattr(_clock, "SPEED", None)  # the simulated device has a clock of its own
     monkeypatch.setattr(Event, "reached", False)
     monkeypatch.setattr(torch.cuda, "Event", Mark)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Queue(next(names)))

@@ -8,6 +8,7 @@
 
 #include "../allocator/arena.h"
 #include "../allocator/counting_allocator.h"
+#include "../base/clock.h"
 #include "../memory/evict_held_last.h"
 #include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"

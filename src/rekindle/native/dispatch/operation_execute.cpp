@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "../allocator/arena.h"
+#include "../base/clock.h"
 #include "../memory/program.h"
 #include "../ops/kernel_operands.h"
 #include "../ops/workspaces.h"

@@ -1,17 +1,9 @@
 // Marks the time in which an operator of the program runs.
 #pragma once
 
-#include <chrono>
-
 #include "../memory/driver.h"
 
 namespace rekindle {
-
-// Return the time (ns) of a clock that never goes back.
-inline Nanoseconds now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
 
 // Scope in which an operator of the program runs. Meanwhile `nbytes`, its results and its
 // workspace, count as memory in use. If `reads_anything`, the operator may read any memory of the

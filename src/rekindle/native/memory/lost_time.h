@@ -1,10 +1,9 @@
 // Measures the time that a budget costs: choosing storages, evicting and recomputing them.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <utility>
 
+#include "../base/clock.h"
 #include "../base/types.h"
 
 namespace rekindle {
@@ -18,7 +17,7 @@ public:
     template <class F>
     void add(F&& work) {
         if (depth_++ == 0) {
-            since_ = Clock::now();
+            since_ = now_ns();
         }
         try {
             std::forward<F>(work)();
@@ -32,19 +31,17 @@ public:
     Nanoseconds total() const noexcept { return total_; }
 
 private:
-    using Clock = std::chrono::steady_clock;
-
     // End a scope. The clock keeps running if another scope is open, because another thread may
     // have entered one while the session mutex was released.
     void leave() {
         if (--depth_ == 0) {
-            total_ += std::chrono::nanoseconds(Clock::now() - since_).count();
+            total_ += now_ns() - since_;
         }
     }
 
     Nanoseconds total_ = 0;
-    int depth_ = 0;            // number of scopes that are open
-    Clock::time_point since_;  // start of the outermost open scope
+    int depth_ = 0;          // number of scopes that are open
+    Nanoseconds since_ = 0;  // start of the outermost open scope
 };
 
 }  // namespace rekindle

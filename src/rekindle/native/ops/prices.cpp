@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "../base/clock.h"
+
 namespace rekindle {
 
 namespace {
@@ -23,7 +25,7 @@ bool Prices::wants_more(Signature& signature) {
     while (!pending_.empty() && pending_.front().end.query()) {
         const Pair& first = pending_.front();
         const double milliseconds = first.start.elapsedTime(first.end);
-        first.signature->sample(static_cast<Nanoseconds>(milliseconds * 1e6));
+        first.signature->sample(at_clock_speed(static_cast<Nanoseconds>(milliseconds * 1e6)));
         pending_.pop_front();
     }
     if (signature.cost == 0) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../allocator/counting_allocator.h"
+#include "../base/clock.h"
 #include "../base/mutex.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/neighbors.h"
@@ -209,6 +210,14 @@ PyObject* fix_costs(PyObject* arguments) {
     const Locked lock;
     fix_costs(cost);
     forget_workspaces();
+    return nothing();
+}
+
+PyObject* set_clock_speed(PyObject* arguments) {
+    double factor = 1.0;
+    long long seed = -1;
+    parse(arguments, "dL", &factor, &seed);
+    set_clock_speed(factor, seed);
     return nothing();
 }
 

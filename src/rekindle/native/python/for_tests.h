@@ -86,6 +86,10 @@ PyObject* underestimated(PyObject* arguments);
 //
 // Use `ns` as the cost of every operator. Negative: measure costs again.
 PyObject* fix_costs(PyObject* arguments);
+// set_clock_speed(factor, seed) -> None
+//
+// Multiply all durations that the core measures from now on; see `set_clock_speed` in base/clock.h.
+PyObject* set_clock_speed(PyObject* arguments);
 // open_journal(driver, entries) -> None
 //
 // Start to keep the last `entries` entries of the engine's journal of events.

@@ -710,6 +710,7 @@ PyMethodDef methods[] = {
     method<rekindle::interrupt>("interrupt"),
     method<rekindle::refuse>("refuse"),
     method<rekindle::fix_costs>("fix_costs"),
+    method<rekindle::set_clock_speed>("set_clock_speed"),
     method<rekindle::underestimated>("underestimated"),
     method<rekindle::open_journal>("open_journal"),
     method<rekindle::journal>("journal"),

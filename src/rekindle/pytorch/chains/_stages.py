@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
+from rekindle import _clock
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._costs import Measured
@@ -230,7 +230,7 @@ def _times(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[Nanoseconds,
 def _now(devices: Sequence[torch.device]) -> Nanoseconds:
     for device in devices:
         torch.get_device_module(device).synchronize(device)
-    return perf_counter_ns()
+    return _clock.now()
 
 
 class _End(torch.autograd.Function):

@@ -7,7 +7,6 @@ tensors, which have shapes but no memory, and simulates it within smaller and sm
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,6 +14,7 @@ from types import TracebackType
 
 import torch
 
+from rekindle import _clock
 from rekindle._errors import OutOfBudget
 from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
@@ -79,10 +79,10 @@ def _rehearse(
     """
     if within_another():
         return False
-    known, progress, until = _known(), ProgressLine(), time.monotonic() + seconds
+    known, progress, until = _known(), ProgressLine(), _clock.seconds() + seconds
 
     def report(text: str) -> None:
-        if time.monotonic() > until:
+        if _clock.seconds() > until:
             raise _TookTooLong
         progress(text)
 
@@ -101,7 +101,7 @@ def _rehearse(
     if needed > error.worth_trying:
         too_small.replace_suggestion(error.budget, needed)
         error.name(needed, "A budget that suffices for whole steps, by a rehearsal on shapes")
-    return time.monotonic() <= until
+    return _clock.seconds() <= until
 
 
 def _known() -> Known:

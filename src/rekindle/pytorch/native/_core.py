@@ -10,6 +10,7 @@ from typing import Final, cast, final
 import torch
 from torch.nn import Parameter
 
+from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.native import REMEDIES, TORCH, ship_torch_extension, torch_extension
 from rekindle.native import why_not as why_not_built
@@ -62,6 +63,8 @@ def core(*, build: bool = True) -> Core | None:
         _start.why_not = why_not_built(TORCH) or "it has not been compiled yet"
         return None
     module = cast("Core", found)
+    if _clock.SPEED is not None:
+        module.set_clock_speed(_clock.SPEED.factor, _clock.SPEED.seed)
     try:
         reason = module.start(
             PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())],

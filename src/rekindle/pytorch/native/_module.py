@@ -71,6 +71,13 @@ class Core(Protocol):
         """Register the traits (flags) of an operator that was defined after `start`."""
         ...
 
+    def set_clock_speed(self, factor: float, seed: int, /) -> None:
+        """Multiply all measured durations by `factor`, for tests (`rekindle._clock`).
+
+        They are also multiplied by random factors, unless `seed` is negative.
+        """
+        ...
+
     def put_method(self, owner: type, name: str, function: object, /) -> None:
         """Set a method of a type, which may be a C type that refuses assignment from Python."""
         ...

@@ -7,13 +7,13 @@ chain of operators so small that the operators themselves take hardly any time.
 from __future__ import annotations
 
 import functools
-import time
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rekindle import _clock
 from rekindle._types import Nanoseconds
 from rekindle.pytorch.context import Run, budget
 
@@ -79,10 +79,10 @@ def _chain(weight: Tensor, context: budget | None) -> tuple[Nanoseconds, _Recomp
 def _once(weight: Tensor) -> Nanoseconds:
     # Use the time of this thread instead of wall-clock time, because other processes may use this
     # core meanwhile.
-    start = time.thread_time_ns()
+    start = _clock.thread_now()
     x = weight
     for _ in range(_LENGTH):
         x = x.tanh()
     torch.autograd.grad(x.sum(), weight)
     del x
-    return time.thread_time_ns() - start
+    return _clock.thread_now() - start

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
+from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
 from rekindle.pytorch.context import Run, budget
@@ -62,7 +62,7 @@ def observe(
     policy: Policy | None = None,
     device: str | torch.device | None = None,
     repeats: int = 3,
-    clock: Callable[[], Nanoseconds] = time.perf_counter_ns,
+    clock: Callable[[], Nanoseconds] = _clock.now,
     watch: Callable[[str], None] = lambda stage: None,
 ) -> Observed:
     """Run `step` several times and return its trace, report and times.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rekindle import _clock
 from rekindle._cache import cache_folder, store
 from rekindle._errors import RekindleError
 from rekindle._types import Bytes, Nanoseconds
@@ -303,9 +303,9 @@ def _run(node: fx.Node) -> Price:
     cold: list[Nanoseconds] = []
     is_small = sum(leaf.untyped_storage().nbytes() for leaf in given) < SMALL_BYTES
     something_else = torch.zeros(0 if is_small else CACHE_BYTES, dtype=torch.uint8, device=device)
-    until = time.perf_counter_ns() + ENOUGH_NS
+    until = _clock.now() + ENOUGH_NS
     while len(cold) < FEWEST_RUNS or (
-        time.perf_counter_ns() < until
+        _clock.now() < until
         and (len(cold) < ENOUGH_RUNS or (len(cold) < MOST_RUNS and not _agree(warm, cold)))
     ):
         warm.append(_time(node, args, kwargs, device))
@@ -398,12 +398,12 @@ def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanose
         _call(node, args, kwargs)
         end.record()
         end.synchronize()
-        return int(start.elapsed_time(end) * 1e6)
+        return _clock.scaled(int(start.elapsed_time(end) * 1e6))
     # Use the clock of this thread. It does not count time while other processes occupy the core,
     # nor time while this thread waits for the operator's other threads.
-    began = time.thread_time_ns()
+    began = _clock.thread_now()
     _call(node, args, kwargs)
-    return time.thread_time_ns() - began
+    return _clock.thread_now() - began
 
 
 def _values(arguments: Any) -> Any:

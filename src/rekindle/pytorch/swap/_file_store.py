@@ -20,7 +20,6 @@ import errno
 import os
 import re
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -31,6 +30,7 @@ from typing import final
 
 import torch
 
+from rekindle import _clock
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.swap._space import Space
@@ -179,7 +179,7 @@ class _Job(Transfer):
     def wait(self) -> None:
         if self._forked:
             raise Lost(_FORKED)
-        store, start = self._store(), time.perf_counter_ns()
+        store, start = self._store(), _clock.now()
         if not self._future.done():
             if store is None or not store.here:
                 raise Lost("the swap file was closed during the transfer")
@@ -193,7 +193,7 @@ class _Job(Transfer):
             error = self._future.exception()
         except CancelledError:
             error = OSError("the swap file was closed")
-        self._waiting_ns = time.perf_counter_ns() - start
+        self._waiting_ns = _clock.now() - start
         self._home = None
         self._moving.discard(self)
         if error is not None:
@@ -213,7 +213,7 @@ class _Block:
 
 def _write(file: int, address: int, block: _Block) -> Nanoseconds:
     """Write the memory at `address` to `block` of the swap file. Return the duration (ns)."""
-    start = time.perf_counter_ns()
+    start = _clock.now()
     memory, done = _view(address, block.nbytes), 0
     block.sum = _sum(memory)
     while done < block.nbytes:
@@ -221,7 +221,7 @@ def _write(file: int, address: int, block: _Block) -> Nanoseconds:
         if not wrote:
             raise OSError(errno.ENOSPC, "the swap file accepts no more bytes")
         done += wrote
-    return time.perf_counter_ns() - start
+    return _clock.now() - start
 
 
 def _read(file: int, address: int, block: _Block) -> Nanoseconds:
@@ -233,7 +233,7 @@ def _read(file: int, address: int, block: _Block) -> Nanoseconds:
     Raises:
         OSError: The file is too short, or the checksum is wrong.
     """
-    start = time.perf_counter_ns()
+    start = _clock.now()
     memory, done = _view(address, block.nbytes), 0
     while done < block.nbytes:
         got = os.preadv(file, [memory[done:]], block.offset + done)
@@ -242,7 +242,7 @@ def _read(file: int, address: int, block: _Block) -> Nanoseconds:
         done += got
     if _sum(memory) != block.sum:
         raise OSError(errno.EIO, "the bytes read from the swap file differ from those written")
-    return time.perf_counter_ns() - start
+    return _clock.now() - start
 
 
 def _view(address: int, nbytes: Bytes) -> memoryview:

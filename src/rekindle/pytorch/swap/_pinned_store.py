@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, final
 
 import torch
 
+from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.devices import accelerator, is_out_of_memory
 from rekindle.pytorch.swap._space import PAGE, Space, pages
@@ -203,4 +204,4 @@ def _now() -> Any:
 def _between(start: Any, end: Any) -> Nanoseconds:
     """Wait for the event `end`, and return the time (ns) between the two events."""
     end.synchronize()
-    return int(start.elapsed_time(end) * 1e6)  # ms to ns
+    return _clock.scaled(int(start.elapsed_time(end) * 1e6))  # ms to ns

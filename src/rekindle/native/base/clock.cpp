@@ -1,0 +1,73 @@
+#include "clock.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <random>
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::array RANDOM_FACTORS{0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0};
+
+// A clock of which tests choose the speed.
+struct ScaledClock final {
+    double factor = 1.0;
+    bool is_random = false;
+    std::mt19937_64 random{0};
+    Nanoseconds real = 0;   // time of the machine's clock at the last reading
+    Nanoseconds shown = 0;  // time of this clock at the last reading
+};
+
+std::atomic<bool> is_scaled{false};
+std::mutex scaled_mutex;
+ScaledClock scaled;  // requires `scaled_mutex`
+
+Nanoseconds machine_ns() noexcept {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+// Return `elapsed` at the speed of the clock. Requires `scaled_mutex`.
+Nanoseconds multiply(Nanoseconds elapsed) noexcept {
+    double factor = scaled.factor;
+    if (scaled.is_random) {
+        factor *= RANDOM_FACTORS.at(scaled.random() % RANDOM_FACTORS.size());
+    }
+    return static_cast<Nanoseconds>(static_cast<double>(elapsed) * factor);
+}
+
+}  // namespace
+
+Nanoseconds now_ns() noexcept {
+    if (!is_scaled.load(std::memory_order_relaxed)) [[likely]] {
+        return machine_ns();
+    }
+    const std::scoped_lock lock(scaled_mutex);
+    const Nanoseconds real = machine_ns();
+    scaled.shown += multiply(std::max<Nanoseconds>(0, real - scaled.real));
+    scaled.real = real;
+    return scaled.shown;
+}
+
+Nanoseconds at_clock_speed(Nanoseconds elapsed) noexcept {
+    if (!is_scaled.load(std::memory_order_relaxed)) [[likely]] {
+        return elapsed;
+    }
+    const std::scoped_lock lock(scaled_mutex);
+    return multiply(elapsed);
+}
+
+void set_clock_speed(double factor, std::int64_t seed) {
+    const std::scoped_lock lock(scaled_mutex);
+    scaled.factor = factor;
+    scaled.is_random = seed >= 0;
+    scaled.random.seed(static_cast<std::uint64_t>(std::max<std::int64_t>(0, seed)));
+    scaled.real = scaled.shown = machine_ns();
+    is_scaled = true;
+}
+
+}  // namespace rekindle
