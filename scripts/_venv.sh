@@ -1,6 +1,7 @@
-# Sourced by the scripts, from the root of the repository. `ensure_venv` makes .venv/ with Rekindle
-# (editable), its extras and the tools of [dependency-groups], at the versions in constraints.txt. It
-# needs only a Python. If .venv/ is up to date, it compares one small file and returns.
+# Sourced by the scripts, from the root of the repository. `ensure_venv LEVEL` makes .venv/ with
+# Rekindle (editable), at the versions in constraints.txt, and compiles the native core meanwhile.
+# LEVEL is `demo` (what the demo needs), `test` (what the fast tests need as well) or `all` (all extras
+# and tools). It needs only a Python. If .venv/ is up to date, it compares one small file and returns.
 # shellcheck shell=bash
 
 die() {
@@ -19,24 +20,41 @@ find_python() {
     die "no Python 3.11 or newer found (tried python3, python3.13, python3.12, python3.11); install one and run this again"
 }
 
-ALL_EXTRAS=plan,plot,huggingface,lightning
+LEVELS=(demo test all) # each has what the levels before it have
 
-list_tools() { # the requirements of all dependency groups: `pip install --group` needs pip 25.1
-    .venv/bin/python -c 'import tomllib
-groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]
-print(*(line for group in groups.values() for line in group), sep="\n")'
+list_requirements() { # LEVEL: those that Rekindle itself does not require
+    .venv/bin/python - "$1" <<'END'
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+wanted = {
+    "demo": [extras["plan"], extras["plot"]],
+    "test": [extras["plan"], extras["plot"], groups["test"]],
+    "all": [*extras.values(), *groups.values()],
+}
+print(*(line for lines in wanted[sys.argv[1]] for line in lines), sep="\n")
+END
 }
 
-ensure_venv() { # [EXTRAS], without the tools; default: all extras and the tools
+pip_install() { # ARGUMENTS: torch's many modules are compiled when they are imported, to save time
+    .venv/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt "$@"
+}
+
+ensure_venv() { # LEVEL
     # The stamp holds the path too, because moving the folder breaks an editable install.
-    local extras=${1:-$ALL_EXTRAS} wanted installed='' stamp=.venv/rekindle-installed python tools=''
+    local level=$1 stamp=.venv/rekindle-installed wanted installed='' enough=false each python
     wanted="$(pwd -P && cat pyproject.toml constraints.txt)"
     if [[ -f $stamp ]]; then
         installed="$(<"$stamp")"
     fi
-    if [[ $installed == "$extras $wanted" || $installed == "$ALL_EXTRAS $wanted" ]]; then
-        return
-    fi
+    for each in "${LEVELS[@]}"; do
+        if [[ $each == "$level" ]]; then
+            enough=true
+        fi
+        if $enough && [[ $installed == "$each $wanted" ]]; then
+            return
+        fi
+    done
 
     if [[ ! -x .venv/bin/python ]]; then
         python="$(find_python)"
@@ -45,10 +63,14 @@ ensure_venv() { # [EXTRAS], without the tools; default: all extras and the tools
             die "'$python -m venv .venv' failed, see above (Debian and Ubuntu: apt install python3-venv)"
         fi
     fi
-    (($#)) || tools="$(list_tools)" || die "pyproject.toml cannot be read, see above"
     echo "Installing Rekindle into .venv (minutes the first time) ..." >&2
-    .venv/bin/python -m pip --disable-pip-version-check -qq install \
-        -c constraints.txt -e ".[$extras]" -r /dev/stdin <<<"$tools" \
+    pip_install -e . || die "pip could not install what pyproject.toml and constraints.txt ask for, see above"
+    list_requirements "$level" >.venv/requirements
+    # Compile the core while pip installs the rest. xargs is used because Ctrl-C ends its children.
+    # Without a compiler, the first budget says what to install.
+    export -f pip_install
+    printf '%s\0' '.venv/bin/rekindle build >&2 || true' 'pip_install -r .venv/requirements' \
+        | xargs -0 -n 1 -P 2 bash -c 'eval "$1"' bash \
         || die "pip could not install what pyproject.toml and constraints.txt ask for, see above"
-    printf '%s\n' "$extras $wanted" >"$stamp"
+    printf '%s\n' "$level $wanted" >"$stamp"
 }

@@ -1,5 +1,7 @@
 """Print the test files that belong to the files changed since main: `python -m tests.changed`.
 
+`Landing` chooses the slow tests that continuous integration runs for a commit.
+
 `tests/` has the folders of `src/rekindle/`: the tests of a module are in the folder of the same
 name, or in files that have its name. Tests of conventions always belong to the changed files.
 """
@@ -9,8 +11,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Self
+
+from tests.durations import file_of, function_of
 
 ROOT = Path(__file__).parents[1]
 CONVENTIONS = ("architecture", "architecture_native", "files", "public_api", "tooling")
@@ -28,19 +35,75 @@ ELSEWHERE = {
 }
 
 
+#: Of the slow tests that do not belong to changed files, a landing runs one in this many.
+SHARES = 4
+#: On main itself, the commits of so many seconds before the last one are what landed with it.
+_LANDING_S = 3 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """The slow tests to run for one commit: those of changed files, and a share of the others."""
+
+    files: frozenset[str]  #: test files that belong to changed files
+    share: int  #: which share of the other tests, from 0 to `SHARES` - 1
+
+    @classmethod
+    def of_head(cls, since: str = "", root: Path = ROOT) -> Self:
+        """Choose for the commit that is checked out.
+
+        The commit's hash chooses the share, so that a failure can be repeated.
+
+        Args:
+            since: The last commit that landed before. Default: where this branch left main; on main
+                itself, the last commit that is three hours older than the newest.
+            root: The repository.
+        """
+        commit, *_ = _git(root, "rev-parse", "HEAD")
+        changed = _differing(root, since or _landed(root))
+        return cls(frozenset(mirror(changed, _texts(root))), int(commit[:8], 16) % SHARES)
+
+    def runs(self, test: str) -> bool:
+        """Return True if the slow test with this node id is chosen."""
+        chosen = zlib.crc32(function_of(test).encode()) % SHARES == self.share
+        return chosen or file_of(test) in self.files
+
+
 def changed_files(root: Path = ROOT) -> list[str]:
     """Return the files that differ from the commit where this branch left main.
 
     Uncommitted changes count as well.
     """
+    return _differing(root, _fork_of(root))
+
+
+def _differing(root: Path, commit: str) -> list[str]:
+    return [
+        *_git(root, "diff", "--name-only", commit),
+        *_git(root, "ls-files", "--others", "--exclude-standard"),
+    ]
+
+
+def _fork_of(root: Path) -> str:
+    """Return the commit where this branch left main."""
     for main in ("main", "origin/main"):
         found = _git(root, "merge-base", main, "HEAD")
         if found:
-            return [
-                *_git(root, "diff", "--name-only", found[0]),
-                *_git(root, "ls-files", "--others", "--exclude-standard"),
-            ]
+            return found[0]
     raise SystemExit("tests.changed: there is no branch main; write git fetch origin main:main")
+
+
+def _landed(root: Path) -> str:
+    """Return the commit that landed before the one that is checked out."""
+    head, time = _git(root, "log", "-1", "--format=%H%n%ct")
+    fork = _fork_of(root)
+    if fork != head:
+        return fork
+    for line in _git(root, "log", "--first-parent", "--format=%H %ct"):
+        commit, _, committed = line.partition(" ")
+        if int(committed) < int(time) - _LANDING_S:
+            return commit
+    raise SystemExit("tests.changed: the history is cut off; write git fetch --unshallow")
 
 
 def mirror(changed: Iterable[str], tests: Mapping[str, str]) -> list[str]:

@@ -82,6 +82,21 @@ def find_slow(
     return entries
 
 
+def report(seconds: Mapping[str, float], most: int = 10) -> list[str]:
+    """Return lines for a person: processor seconds in all, by folder, and of the slowest tests."""
+    folders: dict[str, float] = defaultdict(float)
+    for test, taken in seconds.items():
+        folders["/".join(file_of(test).split("/")[1:-1][:2]) or "."] += taken
+    slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:most]
+    by_folder = sorted(folders, key=folders.__getitem__, reverse=True)
+    return [
+        f"{sum(seconds.values()):.0f} s of processor time in {len(seconds)} tests:",
+        "  " + ", ".join(f"{folder} {folders[folder]:.0f}" for folder in by_folder),
+        f"the slowest {len(slowest)} took:",
+        *(f"  {seconds[test]:6.1f} s  {test}" for test in slowest),
+    ]
+
+
 def judge(report: pytest.TestReport, taken: float, limit: float) -> None:
     """Fail a passed test that took more processor seconds than `limit`.
 
