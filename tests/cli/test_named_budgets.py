@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rekindle._units import parse_bytes
-from tests.cli.test_public_scripts import ALL, LANGUAGE, PLAIN, SCRIPTS, Script
-from tests.cli.test_run import run
+from tests.cli.test_public_scripts import ALL, COMPILED, LANGUAGE, PLAIN, SCRIPTS, Script
+from tests.cli.test_run import python, run
 from tests.helpers import WHOLE, sampled
 
 SAMPLING = [
@@ -55,6 +55,26 @@ def test_budget_that_profile_suggests_suffices_for_whole_run(
     assert parse_bytes(named["the whole run"]) - peak < unit
     tight = within(named["the whole run"], tmp_path, *words)
     assert tight.returncode == 0, tight.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "most"),
+    [(COMPILED, "12MiB")],
+    ids=lambda value: value.name if isinstance(value, Script) else value,
+)
+def test_profiled_script_prints_same_and_names_small_budget(
+    script: Script, most: str, tmp_path: Path
+) -> None:
+    words = (SCRIPTS / f"{script.name}.py", *script.words)
+    expected = python(*words, cwd=tmp_path)
+    assert expected.returncode == 0, expected.stderr
+    profile = run("--profile", "-q", *words, cwd=tmp_path)
+    assert profile.stdout == expected.stdout
+    named = dict(NAMED.findall(profile.stderr))["the whole run"]
+    assert parse_bytes(named) <= parse_bytes(most)
+    tight = within(named, tmp_path, *words)
+    assert (tight.stdout, tight.stderr) == (expected.stdout, "")
 
 
 @pytest.mark.slow

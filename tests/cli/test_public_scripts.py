@@ -1,8 +1,8 @@
 """Tests of scripts in the style of public training scripts, run unchanged within a budget.
 
 The plain classifier follows PyTorch's MNIST example, the image model timm's `train.py`, the
-language model `run_clm.py` of transformers, and the module Lightning's examples. All are small and
-need no network.
+language model `run_clm.py` of transformers, the module Lightning's examples, and the compiled
+transformer torchtitan. All are small and need no network.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ PLAIN = Script("plain", ("--save-model",), 0.85, "weights.pt")
 LANGUAGE = Script(
     "language", tuple(FOR_TRAINER.split()), 0.4, "out/model.safetensors", "transformers"
 )
+COMPILED = Script("compiled", ("--fullgraph",), 0.6, "weights.pt")
 SAMPLE = [
     PLAIN,
     Script("vision", ("--amp", "--channels-last", "--workers=1"), 0.9, "weights.pt"),
     LANGUAGE,
     Script("lit", ("3",), 0.75, "weights.pt", "lightning"),
+    COMPILED,
 ]
 ALL = [*SAMPLE, Script("vision", (), 0.8, "weights.pt")]
 

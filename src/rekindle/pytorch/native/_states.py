@@ -18,7 +18,7 @@ from torch import Tensor
 from rekindle._types import Bytes
 from rekindle.pytorch.native._driver import Driver
 from rekindle.pytorch.native._higher import is_seen
-from rekindle.pytorch.online import Current
+from rekindle.pytorch.online import Current, not_traced
 
 _NAME: Final = "torch.Generator.get_state"
 
@@ -33,6 +33,7 @@ def random_states_counted(driver: Driver) -> Iterator[None]:
     """
     original = vars(torch.Generator)["get_state"]
 
+    @not_traced
     @functools.wraps(original)
     def get_state(generator: torch.Generator) -> Tensor:
         driver = _driver.now
@@ -45,6 +46,7 @@ def random_states_counted(driver: Driver) -> Iterator[None]:
 
     setter = vars(torch.Generator)["set_state"]
 
+    @not_traced
     @functools.wraps(setter)
     def set_state(generator: torch.Generator, state: Tensor) -> torch.Generator:
         driver = _driver.now

@@ -150,21 +150,40 @@ def _generators() -> list[PutBack]:
     return found
 
 
+class Onlooker(TorchDispatchMode):
+    """A dispatch mode that sees every operator, and lets `torch.compile` compile as without it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 @final
-class Undo(TorchDispatchMode):
+class Undo(Onlooker):
     """While entered, save storages before operators overwrite them; `restore()` writes them back.
 
     See `Before` for the state that it restores.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: Before | None = None) -> None:
         super().__init__()
-        self._before = Before()
+        self._before = before or Before()
         self.restore = self._before.restore
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        self._before.about_to_run(func, args, kwargs)
+        if hasattr(func, "_schema"):
+            self._before.about_to_run(func, args, kwargs)
         return func(*args, **kwargs)

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
-
-from torch.utils._python_dispatch import TorchDispatchMode
+from typing import final
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.pytorch.context import budget as budget_context
-from rekindle.pytorch.observed._before import Before
+from rekindle.pytorch.observed._before import Before, Undo
 from rekindle.pytorch.observed._observe import Key, Names, left_behind
 
 
@@ -74,36 +72,5 @@ def _outcome(step: Callable[[], object], before: Before, names: Names) -> dict[K
 
 
 def _run(step: Callable[[], object], before: Before) -> object:
-    with _Onlooker(before):
+    with Undo(before):
         return step()
-
-
-@final
-class _Onlooker(TorchDispatchMode):
-    """Dispatch mode: call `before.about_to_run` before every operator, also in compiled code."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, before: Before) -> None:
-        super().__init__()
-        self._before = before
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if hasattr(func, "_schema"):
-            self._before.about_to_run(func, args, kwargs)
-        return func(*args, **kwargs)

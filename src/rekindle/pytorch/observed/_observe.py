@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch.devices import accelerator
-from rekindle.pytorch.observed._before import Before
+from rekindle.pytorch.observed._before import Before, Onlooker
 from rekindle.pytorch.online import Site, users_line
 from rekindle.pytorch.operators import (
     Fingerprint,
@@ -64,10 +63,8 @@ class Outcome:
 
 
 @final
-class _Watch(TorchDispatchMode):
+class _Watch(Onlooker):
     """Records each operator that the program calls, with fingerprints of its results."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, before: Before) -> None:
         super().__init__()
@@ -215,6 +212,8 @@ def _counting_calls(before: Before, names: Names) -> Iterator[Counter[str]]:
             count_hooks(getattr(leaf, attribute, None), f"{kind} of {names.of(leaf)}")
 
     def passed(module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # Dynamo traces this hook inside compiled code
         counts[f"forward of {names.modules.get(id(module), _type(module))}"] += 1
 
     watching = register_module_forward_pre_hook(passed)

@@ -167,8 +167,11 @@ class Phases:
             self._begin()
 
     def _is_here(self) -> bool:
-        here = os.getpid(), threading.get_ident()
-        return here == self._here and not torch.compiler.is_compiling()
+        # Ask this first. Dynamo traces hooks of modules inside compiled code, but it can trace
+        # neither of the other functions: it would cut the code into pieces.
+        if torch.compiler.is_compiling():
+            return False
+        return self._here == (os.getpid(), threading.get_ident())
 
     def _begin(self) -> None:
         driver = self._driver

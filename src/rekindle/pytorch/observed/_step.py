@@ -66,11 +66,14 @@ def _stack_of(model: nn.Module) -> Generator[list[str]]:
     names = {module: name for name, module in model.named_modules()}
     stack: list[str] = []
 
+    # Dynamo traces these hooks inside compiled code. Modules there are part of one operator.
     def enter(module: nn.Module, *_: object) -> None:
-        stack.append(names.get(module, stack[-1] if stack else ""))
+        if not torch.compiler.is_compiling():
+            stack.append(names.get(module, stack[-1] if stack else ""))
 
     def leave(*_: object) -> None:
-        stack.pop()
+        if not torch.compiler.is_compiling():
+            stack.pop()
 
     hooks = [
         register_module_forward_pre_hook(enter),

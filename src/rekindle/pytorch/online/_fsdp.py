@@ -110,6 +110,8 @@ class InterruptedPasses:
             self._next_forward = None
 
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
+        if torch.compiler.is_compiling():
+            return  # Dynamo traces this hook inside compiled code, where no root module begins
         # In a backward pass, activation checkpointing calls the module again.
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward and any(root is module for root, _ in _roots()):

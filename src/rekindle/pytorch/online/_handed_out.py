@@ -13,15 +13,21 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, ParamSpec, TypeVar, final
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch._C._dynamo import eval_frame
 from torch.utils import dlpack
 
 from rekindle.pytorch.operators import is_plain
 
+P = ParamSpec("P")
 T = TypeVar("T")
+#: Dynamo compiles neither a function with this strategy nor the functions that it calls.
+_AS_IT_IS = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
 Wrap = Callable[[Any], Any]
 #: Called with a storage before other code gets write access to it.
 GivenAway = Callable[[UntypedStorage], None]
@@ -127,8 +133,37 @@ def replace(stack: ExitStack, owner: Any, name: str, wrap: Wrap) -> None:
     If `owner` inherits the attribute, the replacement is set on `owner` itself.
     """
     own = vars(owner).get(name)
-    setattr(owner, name, wrap(getattr(owner, name) if own is None else own))
+    replacement = wrap(getattr(owner, name) if own is None else own)
+    if hasattr(replacement, "__code__"):
+        not_compiled(replacement)
+    setattr(owner, name, replacement)
     stack.callback(_put_back, owner, name, own)
+
+
+def not_compiled(function: Callable[P, T]) -> Callable[P, T]:
+    """Let compiled code call `function` as it is; Dynamo must not compile it in its turn.
+
+    Dynamo's helpers call functions that Rekindle replaces (`numpy`). So a replacement that Dynamo
+    compiled would call itself without end.
+
+    Returns:
+        The same function.
+    """
+    eval_frame.set_code_exec_strategy(function.__code__, _AS_IT_IS)
+    return function
+
+
+def not_traced(function: Callable[P, T]) -> Callable[P, T]:
+    """Let Dynamo call `function` between two pieces of compiled code, instead of tracing it.
+
+    `torch.compiler.disable` does the same, but it imports Dynamo, which takes seconds.
+
+    Returns:
+        The same function.
+    """
+    not_compiled(function)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
 
 
 def hide(stack: ExitStack, owner: Any, name: str) -> None:

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from rekindle._types import Bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online._dry_run import bytes_of_step, most_bytes_of_step
+from rekindle.pytorch.online._handed_out import not_traced
 from rekindle.pytorch.online._session import RuntimeInterface
 from rekindle.pytorch.online._step_kind import StepKind, kind_of_step
 from rekindle.pytorch.online._steps import Numbers
@@ -125,6 +126,7 @@ class OptimizerSteps:
             self.recover()
             del self._threads[self._thread]
 
+    @not_traced
     def _step_begins(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -134,6 +136,7 @@ class OptimizerSteps:
             return None
         return steps._before(optimizer, args, kwargs)
 
+    @not_traced
     def _step_is_over(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:

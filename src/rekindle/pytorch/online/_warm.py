@@ -17,6 +17,7 @@ import torch
 import torch.optim.optimizer as hooks
 from torch import Tensor
 
+from rekindle.pytorch.online._handed_out import not_traced
 from rekindle.pytorch.tensors import homes_of, living_objects, tensors_of
 
 #: Optimizers that may have state: those that existed before the first budget (when this Python
@@ -24,6 +25,7 @@ from rekindle.pytorch.tensors import homes_of, living_objects, tensors_of
 _warm: WeakSet[torch.optim.Optimizer] = WeakSet(living_objects(torch.optim.Optimizer))
 
 
+@not_traced
 def _remember(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
