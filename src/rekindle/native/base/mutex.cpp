@@ -1,6 +1,5 @@
 #include "mutex.h"
 
-#include <memory>
 #include <utility>
 
 #include "without_gil.h"
@@ -25,8 +24,12 @@ void give_leaves_back() noexcept {
     }
 }
 
-[[maybe_unused]] const int AT_FORK =
-    pthread_atfork(&take_leaves, &give_leaves_back, &give_leaves_back);
+void begin_child() noexcept {
+    give_leaves_back();
+    the_mutex().forget_other_threads();
+}
+
+[[maybe_unused]] const int AT_FORK = pthread_atfork(&take_leaves, &give_leaves_back, &begin_child);
 
 }  // namespace
 
@@ -67,6 +70,30 @@ void Mutex::visit() noexcept {
     }
 }
 
+// The openings of other threads are on their stacks, which new threads of this process will use.
+void Mutex::forget_other_threads() noexcept {
+    waiting_ = 0;
+    if (!mine()) {
+        owner_ = pthread_t{};  // fork() ran without `about_to_fork`
+    }
+    Opening** at = &first_opening_;
+    while (*at != nullptr) {
+        if ((*at)->thread_ == this_thread()) {
+            at = &(*at)->next_;
+        } else {
+            *at = (*at)->next_;
+        }
+    }
+}
+
+std::size_t Mutex::openings() const noexcept {
+    std::size_t found = 0;
+    for (const Opening* each = first_opening_; each != nullptr; each = each->next_) {
+        ++found;
+    }
+    return found;
+}
+
 void about_to_fork() {
     if (!the_mutex().mine()) {
         the_mutex().lock();
@@ -74,13 +101,9 @@ void about_to_fork() {
     }
 }
 
-void forked(bool in_child) noexcept {
-    if (the_mutex().mine()) {
-        if (std::exchange(taken_to_fork, false)) {
-            the_mutex().unlock();
-        }
-    } else if (in_child) {
-        std::construct_at(&the_mutex());
+void forked() noexcept {
+    if (the_mutex().mine() && std::exchange(taken_to_fork, false)) {
+        the_mutex().unlock();
     }
 }
 

@@ -27,7 +27,8 @@
 // (`memory/deferred_releases.h`).
 //
 // 5. fork() takes every lock first, so that no other thread holds one in the child
-// (`about_to_fork`, `leaf`).
+// (`about_to_fork`, `leaf`). The child forgets the threads that it does not have
+// (`Mutex::forget_other_threads`).
 #pragma once
 
 #include <pthread.h>
@@ -172,6 +173,13 @@ public:
         return taken(other);
     }
 
+    // Forget all threads but this one. fork() has just made this process, and the process has no
+    // other thread.
+    void forget_other_threads() noexcept;
+
+    // For tests: return the number of openings. The caller holds the mutex.
+    std::size_t openings() const noexcept;
+
     // Return true if this thread holds the mutex. A relaxed load suffices: the value equals this
     // thread's id only if this thread stored it.
     bool mine() const noexcept { return owner_.load(std::memory_order_relaxed) == this_thread(); }
@@ -212,10 +220,8 @@ inline void assert_locked() noexcept {
 // Prepare for fork(): take the session mutex, unless this thread holds it. Without this, another
 // thread could be in the middle of an event, which would stay unfinished in the child process.
 void about_to_fork();
-// Release the session mutex if `about_to_fork` took it. If fork() ran without `about_to_fork`,
-// another thread may own the mutex. This thread does not exist in the child process, so reset the
-// mutex there.
-void forked(bool in_child) noexcept;
+// Release the session mutex if `about_to_fork` took it.
+void forked() noexcept;
 
 // Take the session mutex unless this thread already holds it. Functions that are called with or
 // without the mutex use this.

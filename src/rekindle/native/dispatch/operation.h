@@ -162,8 +162,8 @@ private:
     void call_until_it_fits(bool refusable);
     inline Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
-    inline void redispatch();
-    inline void run_priced();
+    inline void redispatch(bool priced);
+    inline void run_priced(bool priced);
     inline void run_kernel();
     void priced_by_events();
     bool may_differ() const;

@@ -124,7 +124,8 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
     // Measures the workspace of the kernel, but only while no other operator runs: their memory
     // would be counted too.
     std::optional<WorkspaceProbe> watched;
-    if (!parsed_.signature->priced && driver_.in_progress.operators == 0) [[unlikely]] {
+    const bool priced = parsed_.signature->priced;
+    if (!priced && driver_.in_progress.operators == 0) [[unlikely]] {
         watched.emplace(driver_.device, limit);
     }
     if (driver_.uses_arena) {
@@ -136,7 +137,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
         const bool reads_anything = !facts_.is_aten;
         const Running running(driver_, needed_ + inside_, reads_anything);
         const Unlocked others(lock_);
-        redispatch();
+        redispatch(priced);
     } catch (std::exception& error) {
         driver_.drain_free_queue();
         if (const Bytes refused = watched ? watched->refused() : 0; refused > 0) {
@@ -170,18 +171,20 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
         for (const std::unique_ptr<RngCheckpoint>& each : random()) {
             each->restore();
         }
+        const bool priced = parsed_.signature->priced;
         const Unlocked others(lock_);
-        redispatch();
+        redispatch(priced);
     });
     driver_.drain_free_queue();
     return true;
 }
 
-// Call the next kernel in the dispatcher. Runs with the session mutex released.
-void Operation::redispatch() {
+// Call the next kernel in the dispatcher. Runs with the session mutex released. priced: the cost of
+// such calls is known.
+void Operation::redispatch(bool priced) {
     if (Effects* const found = effects(); found != nullptr) [[unlikely]] {
         const Effects::Watching watching(found);
-        run_priced();
+        run_priced(priced);
         return;
     }
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
@@ -192,16 +195,15 @@ void Operation::redispatch() {
             keys.included_,
             keys.excluded_.remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative)
         );
-        run_priced();
+        run_priced(priced);
         return;
     }
-    run_priced();
+    run_priced(priced);
 }
 
-// Run the kernel. Measure its time, unless the cost of such calls is known.
-void Operation::run_priced() {
-    Signature& signature = *parsed_.signature;
-    if (signature.priced) [[likely]] {
+// Run the kernel. Measure its time, unless the cost of such calls is known (`priced`).
+void Operation::run_priced(bool priced) {
+    if (priced) [[likely]] {
         run_kernel();
         return;
     }
@@ -211,7 +213,9 @@ void Operation::run_priced() {
     }
     const Nanoseconds started = now_ns();
     run_kernel();
-    signature.sample(now_ns() - started);
+    const Nanoseconds elapsed = now_ns() - started;
+    const std::scoped_lock again(lock_);
+    parsed_.signature->sample(elapsed);
 }
 
 // Run the kernel. If the result is written over the first argument, the result is a new tensor in

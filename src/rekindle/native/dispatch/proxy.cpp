@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "../base/slab.h"
 #include "../torch/backward.h"
@@ -19,8 +20,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// Forwards all calls to autograd's engine, except that it returns Rekindle's hooks for saved
-// tensors. It also notes which threads run a backward pass.
+// Forwards all calls to autograd's engine (all its public virtual functions), except that it
+// returns Rekindle's hooks for saved tensors. It also notes which threads run a backward pass.
 class Proxy final : public autograd::Engine {
 public:
     explicit Proxy(autograd::Engine& behind) : behind_(behind) {}
@@ -67,6 +68,12 @@ public:
         }
         return behind_.get_default_saved_variable_hooks();
     }
+
+#if REKINDLE_ENGINE_HAS_NODE_HOOKS
+    std::vector<std::unique_ptr<autograd::NodeCreationHook>> get_node_creation_hooks() override {
+        return behind_.get_node_creation_hooks();
+    }
+#endif
 
     void thread_on_exception(
         const std::shared_ptr<autograd::GraphTask>& task,

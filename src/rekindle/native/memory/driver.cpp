@@ -2,6 +2,7 @@
 // processing of freed storages, and the engine's actions. driver.h lists the other files.
 #include "driver.h"
 
+#include <c10/util/ScopeExit.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "../allocator/arena.h"
 #include "../torch/backward.h"
 #include "../torch/poison.h"
 #include "../torch/raised.h"
@@ -138,9 +140,9 @@ Driver::Driver(
     std::unique_ptr<PythonChooser> own
 )
     : assumed_(assumed),
+      device(where),
       own_policy(own.get()),
       engine(budget, *this, policy, learns, {}, std::move(own)),
-      device(where),
       ordinal(next_ordinal()) {
     if (own_policy != nullptr) {
         own_policy->choose_for(*this);
@@ -150,10 +152,10 @@ Driver::Driver(
 
 // NOLINTNEXTLINE(bugprone-exception-escape): throws only if not one byte is left for bookkeeping
 Driver::~Driver() {
-    notify_gone(number());
     without_throwing([&] { swapper.reset(); });
     const auto lock = locked_if_not_mine();
     std::erase(drivers(), this);
+    notify_gone();
     pending_.take(free_queue);
     for (StorageRecord* record : pending_.handles) {
         let(static_cast<Storage&>(*record));
@@ -166,6 +168,11 @@ Driver::~Driver() {
     resizing_ = {};
     emptied_.clear();
     tracking_suspended_.clear();
+}
+
+std::size_t drivers_alive() noexcept {
+    const auto lock = locked_if_not_mine();
+    return drivers().size();
 }
 
 // -- memory ---------------------------------------------------------------------------------------
@@ -328,6 +335,11 @@ void Driver::process_pending() {
     drain_free_queue();
     std::size_t handles = 0;
     std::size_t memories = 0;
+    // After an error the rest stays, but nothing is reported twice.
+    const auto reported = c10::make_scope_exit([&] {
+        pending_.handles.erase(pending_.handles.begin(), pending_.handles.begin() + handles);
+        pending_.storages.erase(pending_.storages.begin(), pending_.storages.begin() + memories);
+    });
     while (handles < pending_.handles.size() || memories < pending_.storages.size() ||
            !pending_.restored.empty()) {
         if (handles < pending_.handles.size()) {
@@ -346,8 +358,6 @@ void Driver::process_pending() {
         // memory.
         drain_free_queue();
     }
-    pending_.handles.clear();
-    pending_.storages.clear();
     if (pending_.counted != 0) {
         engine.account(0, -std::exchange(pending_.counted, 0));
     }
@@ -397,7 +407,12 @@ void Driver::release(StorageRecord& record) {
 }
 
 void Driver::close() {
+    // The books are closed also if a value cannot be restored: its operator fails, or Ctrl-C.
+    const auto closed = c10::make_scope_exit([&] { close_books(); });
     bring_all_back();
+}
+
+void Driver::close_books() noexcept {
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (Gathered* source = record_of(*each).special.gathered()) {
             source->unwatched = true;
@@ -409,6 +424,9 @@ void Driver::close() {
         }
     }
     free_queue.late.store(true, std::memory_order_relaxed);
+    if (std::exchange(uses_arena, false)) {
+        the_arena().close();
+    }
 }
 
 void process_pending_late() noexcept {

@@ -98,8 +98,8 @@ public:
     ~Driver() override;
 
 private:
-    // Allocators of storage records and recipes. They are declared before the engine, so that they
-    // are destroyed after it: the engine's destructor returns its records and recipes to them.
+    // Allocators of storage records and recipes. Like `device` below they are destroyed after the
+    // engine, whose destructor returns its records and recipes to them (`dispose`).
     Slab<StorageRecord> records_;
     Slab<Recipe> recipes_;
     StorageTable table_;
@@ -124,10 +124,14 @@ private:
     ModuleTensors module_tensors_;
 
 public:
+    // What the engine's destructor asks stands before the engine, so that it is destroyed after it:
+    // the device, and the audit. The audit compares recomputed values with the first ones by
+    // checksum; null: no comparison.
+    Device device;
+    std::unique_ptr<Audit> audit;
     // policy written in Python, which the engine owns; null: a built-in policy decides
     PythonChooser* const own_policy;
     Engine engine;
-    Device device;
     BudgetBackoff backoff;
     Reserved reserved{*this};
     Prices prices;
@@ -185,8 +189,6 @@ public:
     bool evicts_held_last = false;  // user-held values may be evicted last (`evict="auto"`)
     int placeholders = 0;           // number of user-held values that are evicted now
 
-    // compares recomputed values with the first ones by checksum; null: no comparison
-    std::unique_ptr<Audit> audit;
     std::vector<EvictHeldLast*> resorts;  // active scopes in which user-held values may be evicted
     std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
     // object that recognizes repeated training steps; null: steps are not followed
@@ -507,8 +509,9 @@ public:
         }
     }
 
-    // End the budget. From now on a freed storage or a destroyed handle is processed at once,
-    // because no later operator call would process it.
+    // End the budget, and restore the evicted values that the program holds. From now on a freed
+    // storage or a destroyed handle is processed at once, because no later operator call would
+    // process it. That holds after an error too.
     void close();
     // Start to record events into `transcript`. The record first lists the storages that exist now.
     void begin(Transcript& transcript);
@@ -553,9 +556,12 @@ public:
     template <class F>
     void perform(F&& events, const char* who = "");
     // Run `events` like `perform`, where `events` may recompute values. If the program freed an
-    // input of a recomputation meanwhile, run `events` again.
+    // input of a recomputation meanwhile, run `events` again. If the budget was lowered after a
+    // device OOM and is too small, raise it again.
     template <class F>
     void bring(F&& events);
+    template <class F>
+    void bring_within(F&& events);
     template <class F>
     void bring_once_more(F&& events);
     void compute(Call& call, bool in_place) override;
@@ -616,6 +622,7 @@ private:
     static void describe(StorageRecord& record, const c10::TensorImpl& tensor);
     void vacate(StorageRecord& record);
     void release(StorageRecord& record);
+    void close_books() noexcept;
     void let_go_of_idle();
     bool is_long_lived_state(StorageRecord& record);
     void gone(StorageRecord& record);
@@ -716,17 +723,24 @@ void Driver::bring_once_more(F&& events) {
 }
 
 template <class F>
-void Driver::bring(F&& events) {
+void Driver::bring_within(F&& events) {
     try {
         perform(events);
     } catch (const MissingInputError&) {
         bring_once_more(events);
+    }
+}
+
+template <class F>
+void Driver::bring(F&& events) {
+    try {
+        bring_within(events);
     } catch (const OutOfBudgetError&) {
         if (!backoff.as_given(engine.budget)) {
             throw;
         }
         const BudgetBackoff::ScopedNoBackoff insisting(backoff);
-        perform(events);
+        bring_within(events);
     }
 }
 
@@ -742,6 +756,8 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
 void join(const Driver* driver) noexcept;
 // Make `driver` the one active budget of this process; null: no budget is active.
 void set_active(c10::intrusive_ptr<Driver> driver);
+// Return the number of drivers in this process, also of ended budgets whose graphs still exist.
+std::size_t drivers_alive() noexcept;
 // Return true if no other thread may free a gradient now: no thread that the program started inside
 // the budget has run a backward pass.
 bool gradients_stay();

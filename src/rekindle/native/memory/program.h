@@ -103,8 +103,8 @@ std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(
 // Unpack the saved tensor of `handle`, a handle that `unpacked_by_python` wrapped for Python.
 at::Tensor unpack(_object* handle);
 
-// Notify Python that the driver with the id `number` and all of its handles are destroyed.
-void notify_gone(std::ptrdiff_t number) noexcept;
+// Notify Python that a driver and all of its handles are destroyed.
+void notify_gone() noexcept;
 
 // Run `f`, and turn errors of the core into Python exceptions. `f` must release the session mutex
 // before it throws.

@@ -36,6 +36,11 @@ PyObject* evict_all(PyObject* arguments) {
     return nothing();
 }
 
+PyObject* openings(PyObject* /*arguments*/) {
+    const Locked lock;
+    return PyLong_FromSize_t(the_mutex().openings());
+}
+
 PyObject* bytes_of_positions(PyObject* /*arguments*/) {
     return PyLong_FromSize_t(bytes_of_positions());
 }

@@ -41,6 +41,10 @@ PyObject* in_flight(PyObject* arguments);
 //
 // Return True if this thread has the session mutex.
 PyObject* has_lock(PyObject* arguments);
+// openings() -> int
+//
+// Return the number of threads that have opened the session mutex to run user code.
+PyObject* openings(PyObject* arguments);
 // bytes_asked_for(text) -> int
 //
 // Return the bytes that a failed allocation requested, read from its error message `text`.

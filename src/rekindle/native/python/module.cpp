@@ -240,6 +240,7 @@ PyObject* new_driver(PyObject* arguments) {
         own = std::make_unique<PythonChooser>(chooser);
     }
     rekindle::release_deferred();
+    rekindle::notify_gone();
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     const c10::Device where(device);
     auto driver =
@@ -303,9 +304,6 @@ PyObject* deactivate(PyObject* arguments) {
     rekindle::translate_errors(driver_of(driver), [&] {
         const Locked lock;
         driver_of(driver).close();
-        if (std::exchange(driver_of(driver).uses_arena, false)) {
-            rekindle::the_arena().close();
-        }
     });
     rekindle::notify_policy(driver_of(driver));
     rekindle::release_deferred();
@@ -542,7 +540,7 @@ PyObject* about_to_fork(PyObject* /*arguments*/) {
 //
 // Release the session mutex in the parent process after a fork.
 PyObject* forked_here(PyObject* /*arguments*/) {
-    rekindle::forked(false);
+    rekindle::forked();
     return nothing();
 }
 
@@ -551,7 +549,7 @@ PyObject* forked_here(PyObject* /*arguments*/) {
 // Release the session mutex in the child process after a fork. The child process runs within no
 // budget.
 PyObject* forked(PyObject* /*arguments*/) {
-    rekindle::forked(true);
+    rekindle::forked();
     rekindle::join(nullptr);
     c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
     rekindle::set_active({});
@@ -567,6 +565,13 @@ PyObject* arena(PyObject* /*arguments*/) {
     return Py_BuildValue(
         "LL", static_cast<long long>(found.live()), static_cast<long long>(found.cached())
     );
+}
+
+// drivers_alive() -> int
+//
+// Return the number of drivers in this process, also of ended budgets whose graphs still exist.
+PyObject* drivers_alive(PyObject* /*arguments*/) {
+    return PyLong_FromSize_t(rekindle::drivers_alive());
 }
 
 // count_allocations() -> bool
@@ -700,6 +705,7 @@ PyMethodDef methods[] = {
     method<rekindle::list_recomputed_ops>("list_recomputed_ops"),
     method<rekindle::recomputed_ops>("recomputed_ops"),
     method<rekindle::has_lock>("has_lock"),
+    method<rekindle::openings>("openings"),
     method<rekindle::in_flight>("in_flight"),
     method<rekindle::disable_for_tests>("disable_for_tests"),
     method<rekindle::in_place>("in_place"),
@@ -723,6 +729,7 @@ PyMethodDef methods[] = {
     method<rekindle::set_flag<&Driver::uses_arena>>("uses_arena"),
     method<arena>("arena"),
     method<count_allocations>("count_allocations"),
+    method<drivers_alive>("drivers_alive"),
     method<about_to_fork>("about_to_fork"),
     method<forked_here>("forked_here"),
     method<forked>("forked"),

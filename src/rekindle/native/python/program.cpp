@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -290,22 +291,34 @@ at::Tensor unpack(PyObject* handle) {
 
 namespace {
 
-// Tell Python that a driver was destroyed. Runs in the main thread (`Py_AddPendingCall`).
-int report_destroyed(void* number) {
-    PyObject* done =
-        PyObject_CallMethod(python().answers, "gone", "n", reinterpret_cast<Py_ssize_t>(number));
-    Py_XDECREF(done);
-    return done == nullptr ? -1 : 0;
+// True while a call of `report_destroyed` is pending. Python has few places for pending calls, so
+// one call reports all drivers that were destroyed before it.
+std::atomic<bool> report_is_pending = false;
+
+// Tell Python that drivers were destroyed. Runs in the main thread (`Py_AddPendingCall`).
+int report_destroyed(void* /*nothing*/) {
+    report_is_pending = false;
+    PyObject* done = PyObject_CallMethod(python().answers, "gone", nullptr);
+    if (done == nullptr) {
+        notify_gone();  // an interrupt came first
+        return -1;
+    }
+    Py_DECREF(done);
+    return 0;
 }
 
 }  // namespace
 
 // A driver may be destroyed in any thread and under any lock. So let the main thread tell Python
 // about it later, when Python can run code.
-void notify_gone(std::ptrdiff_t number) noexcept {
-    if (Py_IsInitialized() != 0 && python().answers != nullptr) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number
-        Py_AddPendingCall(&report_destroyed, reinterpret_cast<void*>(number));
+void notify_gone() noexcept {
+    if (Py_IsInitialized() == 0 || python().answers == nullptr ||
+        report_is_pending.exchange(true)) {
+        return;
+    }
+    if (Py_AddPendingCall(&report_destroyed, nullptr) != 0) {
+        report_is_pending =
+            false;  // no place: the next driver that is made or destroyed tries again
     }
 }
 

@@ -11,6 +11,9 @@
 #error "the native core needs torch 2.11"
 #endif
 
+// Autograd's engine returns the hooks that the program has set for new nodes of the graph.
+#define REKINDLE_ENGINE_HAS_NODE_HOOKS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14)
+
 namespace rekindle {
 
 // Return true if work queued on `stream` is captured into a CUDA graph. Before torch 2.13 only the

@@ -153,9 +153,9 @@ class PythonCallbacks:
             f"cannot see with torch {torch.__version__}; write pip install 'torch>=2.13'"
         )
 
-    def gone(self, number: int) -> None:
-        """Undo the replacement of `ctx.saved_tensors` (`Leaves`) for a driver that was freed."""
-        leaves.deactivate()
+    def gone(self) -> None:
+        """Undo the replacement of `ctx.saved_tensors` (`Leaves`) if all drivers were freed."""
+        leaves.deactivate(self.core.drivers_alive)
 
     def owner_of_file(self, name: str) -> int:
         """Return whose code is in a file: 0 Python's or torch's, 1 a library's, 2 the user's."""

@@ -100,6 +100,10 @@ class Core(Protocol):
         """Return workspaces measured since the last call that no earlier process measured."""
         ...
 
+    def drivers_alive(self) -> int:
+        """Return the number of drivers, also of ended budgets whose graphs still exist."""
+        ...
+
     def about_to_fork(self) -> None:
         """Take the core's mutex, because this thread is about to fork."""
         ...

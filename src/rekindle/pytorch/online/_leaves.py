@@ -8,6 +8,8 @@ saved leaf, and the accumulator refers to the leaf. So this file finds the leaf.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -29,18 +31,26 @@ class Leaves:
     """A replacement of `ctx.saved_tensors`, active while at least one budget needs it."""
 
     def __init__(self) -> None:
-        self._owners = 0
+        # It is reentrant because Python may report destroyed budgets in the middle of `activate`.
+        self._lock = threading.RLock()
+        self._owners = 0  # budgets that exist, or whose graphs do
 
     def activate(self) -> None:
-        """Activate the replacement of `ctx.saved_tensors` for one more budget."""
-        self._owners += 1
-        BackwardCFunction.saved_tensors = property(_with_leaves)  # type: ignore[attr-defined]
+        """Activate the replacement of `ctx.saved_tensors` for a budget that was just made."""
+        with self._lock:
+            self._owners += 1
+            BackwardCFunction.saved_tensors = property(_with_leaves)  # type: ignore[attr-defined]
 
-    def deactivate(self) -> None:
-        """Undo one `activate`. After the last, restore PyTorch's original `ctx.saved_tensors`."""
-        self._owners -= 1
-        if not self._owners:
-            del BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
+    def deactivate(self, alive: Callable[[], int]) -> None:
+        """Restore PyTorch's original `ctx.saved_tensors` if no budget needs the replacement.
+
+        Args:
+            alive: Returns the number of budgets that exist, or whose graphs do.
+        """
+        with self._lock:
+            before, self._owners = self._owners, alive()
+            if before and not self._owners:
+                del BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
 
 
 leaves = Leaves()
