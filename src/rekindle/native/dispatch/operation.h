@@ -162,6 +162,10 @@ private:
     void call_until_it_fits(bool refusable);
     inline Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
+    template <class Kernel>
+    void run_unlocked(Kernel&& kernel);
+    template <class Work>
+    void run_locked(Work&& work);
     inline void redispatch(bool priced);
     inline void run_priced(bool priced);
     inline void run_kernel();

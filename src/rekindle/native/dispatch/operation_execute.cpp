@@ -117,6 +117,30 @@ void Operation::call_until_it_fits(bool refusable) {
     }
 }
 
+// Run `kernel` with the session mutex released. Only PyTorch's own kernels that draw random numbers
+// keep it: if another thread drew between the note of the generator's state (`draw`) and the
+// kernel, a recomputation would draw other numbers.
+template <class Kernel>
+void Operation::run_unlocked(Kernel&& kernel) {
+    if (facts_.is_aten && !random().empty()) [[unlikely]] {
+        kernel();
+        return;
+    }
+    const Unlocked others(lock_);
+    kernel();
+}
+
+// Run `work`, a part of a kernel's run, with the session mutex held.
+template <class Work>
+void Operation::run_locked(Work&& work) {
+    if (lock_.is_held()) {
+        work();
+        return;
+    }
+    const std::scoped_lock again(lock_);
+    work();
+}
+
 // Run the kernel once. If it would use more memory than `limit` bytes, stop it and return the bytes
 // that it would use; otherwise return 0. arguments: copies of the arguments, to run it again after
 // a device OOM; null if it may not run again. They are released once the kernel has run.
@@ -136,8 +160,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
     try {
         const bool reads_anything = !facts_.is_aten;
         const Running running(driver_, needed_ + inside_, reads_anything);
-        const Unlocked others(lock_);
-        redispatch(priced);
+        run_unlocked([&] { redispatch(priced); });
     } catch (std::exception& error) {
         driver_.drain_free_queue();
         if (const Bytes refused = watched ? watched->refused() : 0; refused > 0) {
@@ -172,8 +195,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
             each->restore();
         }
         const bool priced = parsed_.signature->priced;
-        const Unlocked others(lock_);
-        redispatch(priced);
+        run_unlocked([&] { redispatch(priced); });
     });
     driver_.drain_free_queue();
     return true;
@@ -214,8 +236,7 @@ void Operation::run_priced(bool priced) {
     const Nanoseconds started = now_ns();
     run_kernel();
     const Nanoseconds elapsed = now_ns() - started;
-    const std::scoped_lock again(lock_);
-    parsed_.signature->sample(elapsed);
+    run_locked([&] { parsed_.signature->sample(elapsed); });
 }
 
 // Run the kernel. If the result is written over the first argument, the result is a new tensor in
@@ -233,10 +254,7 @@ void Operation::run_kernel() {
 // for the bookkeeping.
 void Operation::priced_by_events() {
     bool wanted = false;
-    {
-        const std::scoped_lock again(lock_);
-        wanted = driver_.prices.wants_more(*parsed_.signature);
-    }
+    run_locked([&] { wanted = driver_.prices.wants_more(*parsed_.signature); });
     if (!wanted) {
         run_kernel();
         return;
@@ -245,8 +263,7 @@ void Operation::priced_by_events() {
     Prices::Pair pair(parsed_.signature, stream);
     run_kernel();
     pair.end.record(stream);
-    const std::scoped_lock again(lock_);
-    driver_.prices.add(std::move(pair));
+    run_locked([&] { driver_.prices.add(std::move(pair)); });
 }
 
 // Return true if a recomputation may give different bits, so that the results must not be evicted

@@ -44,6 +44,7 @@
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
+#include "../torch/private_generators.h"
 #include "counted_call.h"
 #include "effects.h"
 #include "in_place.h"
@@ -245,6 +246,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 }  // namespace
 
 void on_operator(OperatorCall& call) {
+    if (PrivateGenerators* drawing = PrivateGenerators::current()) [[unlikely]] {
+        drawing->intercept(call.op, call.stack(), [&] { call.run(); });
+        return;
+    }
     const c10::intrusive_ptr<Driver> driver = lock_and_see(call.keys);
     if (!driver) [[unlikely]] {
         pass(call);

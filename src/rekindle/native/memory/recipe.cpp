@@ -9,6 +9,7 @@
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
 #include "../torch/global_flags.h"
+#include "../torch/private_generators.h"
 #include "../torch/replay_dispatch_guard.h"
 #include "../torch/storage_ptr.h"
 #include "gathered.h"
@@ -90,37 +91,6 @@ void make_private(const Recipe& recipe, c10::SmallVector<StoragePtr, 4>& storage
     }
 }
 
-// Scope in which the random generators have the states that they had when the operator first ran
-// (R5, randomness). The destructor restores their present states.
-class ScopedRng final {
-public:
-    explicit ScopedRng(std::span<const std::unique_ptr<RngCheckpoint>> random) {
-        for (const std::unique_ptr<RngCheckpoint>& each : random) {
-            if (const PhiloxState* there = each->on_device()) {
-                on_devices_.push_back(std::make_unique<ScopedPhilox>(each->generator(), *there));
-            } else {
-                now_.emplace(each->generator());
-                each->restore();
-            }
-        }
-    }
-
-    ScopedRng(const ScopedRng&) = delete;
-    ScopedRng& operator=(const ScopedRng&) = delete;
-    ScopedRng(ScopedRng&&) = delete;
-    ScopedRng& operator=(ScopedRng&&) = delete;
-
-    ~ScopedRng() {
-        if (now_) {
-            now_->restore();
-        }
-    }
-
-private:
-    std::optional<Random> now_;  // state of the CPU's generator before the recomputation
-    c10::SmallVector<std::unique_ptr<ScopedPhilox>, 1> on_devices_;
-};
-
 // Return the storages of the outputs of a recomputation. Throw an error if their sizes differ from
 // those of the first run.
 c10::SmallVector<StoragePtr, 2> output_storages(
@@ -164,9 +134,16 @@ torch::jit::Stack call_again(
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it takes over
     const c10::OperatorHandle& op = signature.takes_over ? *signature.facts.twin : signature.op;
     const ReplayDispatchGuard guard(grad_mode);
-    const ScopedRng drawing(random);
-    const ScopedGlobalFlags switched(signature.key[1], signature.key[2]);
-    calling([&] { op.callBoxed(stack); });
+    calling([&] {
+        const ScopedGlobalFlags switched(
+            signature.key[1], signature.key[2], signature.facts.is_aten
+        );
+        if (random.empty()) {
+            op.callBoxed(stack);
+        } else {
+            PrivateGenerators(random).call(op, stack);
+        }
+    });
     return stack;
 }
 

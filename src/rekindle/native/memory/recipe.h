@@ -89,9 +89,9 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
-// Call the operator of `signature` again. `tensors` are its tensor arguments, `random` the states
-// of the random generators at the first call. PyTorch's global flags are set as at the first call.
-// `calling` receives the kernel and runs it.
+// Call the operator of `signature` again. `tensors` are its tensor arguments. The operator draws
+// from private generators that begin in the states `random`, those at the first call. PyTorch's
+// global flags are set as at the first call. `calling` receives the kernel and runs it.
 torch::jit::Stack call_again(
     const Signature& signature,
     std::span<at::Tensor> tensors,

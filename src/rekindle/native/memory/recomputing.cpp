@@ -1,5 +1,8 @@
 #include "recomputing.h"
 
+#include <algorithm>
+
+#include "../torch/global_flags.h"
 #include "../torch/raised.h"
 #include "../torch/storage_ptr.h"
 #include "evict_held_last.h"
@@ -14,11 +17,15 @@ bool is_of_torch(const Recipe& recipe) {
     return recipe.facts->is_aten;
 }
 
-// Return true if the kernel of a recomputation must run with the session mutex held, because it
-// draws random numbers. While it draws, the generator has the state of the first run, so no other
-// thread may draw. This cannot deadlock, because PyTorch's own kernels wait for no other thread.
+// Return true if the kernel of a recomputation must run with the session mutex held, so that no
+// operator of another thread runs meanwhile: the kernel may draw from the default generator of a
+// device (NOTE [Private generators]), or flags of the whole process have the values of the first
+// run. This cannot deadlock, because PyTorch's own kernels wait for no other thread.
 bool must_be_alone(const Recipe& recipe) {
-    return !recipe.random().empty() && is_of_torch(recipe);
+    const auto is_on_device = [](const auto& each) { return each->is_on_device(); };
+    const std::vector<std::int64_t>& key = recipe.signature->key;
+    return is_of_torch(recipe) && (std::ranges::any_of(recipe.random(), is_on_device) ||
+                                   flags_of_process_differ(key[1], key[2]));
 }
 
 }  // namespace

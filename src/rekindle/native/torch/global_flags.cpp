@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
+#include <dlfcn.h>
 
 #include <array>
 #include <span>
@@ -37,6 +38,13 @@ constexpr std::int64_t ALL_SWITCHES = std::int64_t{0xFFFF} << SWITCHES;
 constexpr std::int64_t PRESENT = std::int64_t{1} << 62;
 constexpr std::int64_t ONLY_MATRIX = std::int64_t{1} << 61;
 
+// Bits of the word of switches that hold settings of each thread: the flag for denormal numbers and
+// the number of threads.
+constexpr int DENORMAL = 11;
+constexpr int THREADS = 16;
+constexpr std::int64_t MOST_THREADS = 0xFFFF;
+constexpr std::int64_t OF_THREAD = std::int64_t{1} << DENORMAL | MOST_THREADS << THREADS;
+
 constexpr std::span<const std::pair<at::Float32Backend, at::Float32Op>> precise(bool only_matrix) {
     return std::span(PRECISE).first(only_matrix ? 1 : PRECISE.size());
 }
@@ -65,14 +73,37 @@ bool flushes_denormal() noexcept {
     return known;
 }
 
-void set_switches(std::int64_t word) {
+// Set the number of threads that share the work of an operator, for operators of this thread.
+// Unlike `at::set_num_threads`, do not set the number for threads that the program starts later.
+void set_number_of_threads(int n) {
+    using OfOpenMp = void (*)(int);
+    using OfMkl = int (*)(int);
+    static const auto of_openmp =
+        reinterpret_cast<OfOpenMp>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+    static const auto of_mkl =
+        reinterpret_cast<OfMkl>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"));
+    if (of_openmp != nullptr) {
+        of_openmp(n);
+    }
+    if (of_mkl != nullptr) {
+        of_mkl(n);
+    }
+    if (at::get_num_threads() != n) {  // PyTorch uses another library than OpenMP
+        at::set_num_threads(n);
+    }
+}
+
+void set_switches_of_thread(std::int64_t word) {
+    at::Context::setFlushDenormal((word >> DENORMAL & 1) != 0);
+    set_number_of_threads(static_cast<int>(word >> THREADS & MOST_THREADS));
+}
+
+void set_switches_of_process(std::int64_t word) {
     at::Context& context = the_context();
     const auto bit = [&](int position) { return (word >> position & 1) != 0; };
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & 0xFF)));
     context.setUserEnabledMkldnn(bit(8));
     context.setDeterministicAlgorithms(bit(9), bit(10));
-    at::Context::setFlushDenormal(bit(11));
-    at::set_num_threads(static_cast<int>(word >> 16 & 0xFFFF));
 }
 
 std::int64_t switches_of_device() {
@@ -189,11 +220,9 @@ void set_products(std::int64_t word, std::int64_t differ) {
     }
 }
 
-void set_all_switches(std::int64_t word) {
-    set_switches(word);
-    if (has_device()) {
-        set_switches_of_device(word);
-    }
+// Return the settings of products now, as far as the word `then` has them.
+std::int64_t products_like(std::int64_t then) {
+    return then == 0 ? 0 : product_flags((then & ONLY_MATRIX) != 0);
 }
 
 }  // namespace
@@ -210,8 +239,8 @@ std::int64_t global_flags() {
     word |= static_cast<std::int64_t>(context.userEnabledMkldnn()) << 8;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithms()) << 9;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithmsWarnOnly()) << 10;
-    word |= static_cast<std::int64_t>(flushes_denormal()) << 11;
-    word |= static_cast<std::int64_t>(at::get_num_threads() & 0xFFFF) << 16;
+    word |= static_cast<std::int64_t>(flushes_denormal()) << DENORMAL;
+    word |= (at::get_num_threads() & MOST_THREADS) << THREADS;
     return has_device() ? word | switches_of_device() : word;
 }
 
@@ -227,22 +256,42 @@ std::int64_t product_flags(bool only_matrix) {
     return word | switches_of_products();
 }
 
-ScopedGlobalFlags::ScopedGlobalFlags(std::int64_t switches_then, std::int64_t products_then)
+bool flags_of_process_differ(std::int64_t switches_then, std::int64_t products_then) {
+    return ((global_flags() ^ switches_then) & ~OF_THREAD) != 0 ||
+           products_like(products_then) != products_then;
+}
+
+ScopedGlobalFlags::ScopedGlobalFlags(
+    std::int64_t switches_then, std::int64_t products_then, bool alone
+)
     : now_(global_flags()),
       then_(switches_then),
-      products_now_(products_then == 0 ? 0 : product_flags((products_then & ONLY_MATRIX) != 0)),
+      products_now_(products_like(products_then)),
       products_then_(products_then) {
-    if (now_ != then_) {
-        set_all_switches(then_);
+    const bool differ = ((now_ ^ then_) & ~OF_THREAD) != 0 || products_now_ != products_then_;
+    if (alone && differ && Py_IsInitialized() != 0) {
+        alone_.emplace();
     }
-    set_products(products_then_, products_now_ ^ products_then_);
+    set(then_, products_then_);
 }
 
 ScopedGlobalFlags::~ScopedGlobalFlags() {
-    if (now_ != then_) {
-        set_all_switches(now_);
+    set(now_, products_now_);
+}
+
+// Set the settings in which the first run and the present differ to these values.
+void ScopedGlobalFlags::set(std::int64_t switches, std::int64_t products) const {
+    const std::int64_t differ = now_ ^ then_;
+    if ((differ & OF_THREAD) != 0) {
+        set_switches_of_thread(switches);
     }
-    set_products(products_now_, products_now_ ^ products_then_);
+    if ((differ & ~OF_THREAD) != 0) {
+        set_switches_of_process(switches);
+        if (has_device()) {
+            set_switches_of_device(switches);
+        }
+    }
+    set_products(products, products_now_ ^ products_then_);
 }
 
 }  // namespace rekindle

@@ -53,17 +53,6 @@ void PhiloxState::restore(at::Generator generator) const {
     generator.set_offset(offset);
 }
 
-ScopedPhilox::ScopedPhilox(const at::Generator& generator, const PhiloxState& there)
-    : generator_(generator), mine_(generator.graphsafe_get_state()) {
-    const at::Generator other = generator.clone();
-    there.restore(other);
-    generator_.graphsafe_set_state(other);
-}
-
-ScopedPhilox::~ScopedPhilox() {
-    generator_.graphsafe_set_state(mine_);
-}
-
 at::Generator default_generator(c10::Device device) {
     return at::globalContext().defaultGenerator(device);
 }

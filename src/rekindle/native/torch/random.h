@@ -70,24 +70,6 @@ struct PhiloxState final {
     void restore(at::Generator generator) const;
 };
 
-// Scope in which a device's generator continues from the state `there`. At the end the generator
-// returns to its previous state. The scope swaps the generator's state object instead of setting
-// the state: setting it would make the next cuDNN RNN with dropout reseed itself from the default
-// generator.
-class ScopedPhilox final {
-public:
-    ScopedPhilox(const at::Generator& generator, const PhiloxState& there);
-    ScopedPhilox(const ScopedPhilox&) = delete;
-    ScopedPhilox& operator=(const ScopedPhilox&) = delete;
-    ScopedPhilox(ScopedPhilox&&) = delete;
-    ScopedPhilox& operator=(ScopedPhilox&&) = delete;
-    ~ScopedPhilox();
-
-private:
-    at::Generator generator_;
-    at::Generator mine_;
-};
-
 using Generators = c10::SmallVector<at::Generator, 1>;
 
 // Return PyTorch's default generator of a device.

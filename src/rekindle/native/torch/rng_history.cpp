@@ -100,16 +100,23 @@ RngCheckpoint::~RngCheckpoint() {
     bytes_kept.fetch_sub(sizeof(RngCheckpoint), std::memory_order_relaxed);
 }
 
-void RngCheckpoint::restore() const {
-    if (on_device() != nullptr) {
-        philox_.restore(generator_);
+at::Generator RngCheckpoint::copy() const {
+    const at::Generator made =
+        is_on_device() ? generator_.clone() : at::detail::createCPUGenerator();
+    restore_to(made);
+    return made;
+}
+
+void RngCheckpoint::restore_to(const at::Generator& generator) const {
+    if (is_on_device()) {
+        philox_.restore(generator);
         return;
     }
     MtWords words = start_->words();
     for (int i = 0; i < turns_; ++i) {
         turn(words);
     }
-    Random(generator_, around_, words).restore();
+    Random(generator, around_, words).restore();
 }
 
 std::unique_ptr<RngCheckpoint> RngHistory::note(const at::Generator& generator) {

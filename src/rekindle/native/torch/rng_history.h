@@ -66,12 +66,17 @@ public:
     const at::Generator& generator() const noexcept { return generator_; }
 
     // Set the generator to the state that this object stores.
-    void restore() const;
+    void restore() const { restore_to(generator_); }
 
-    // Return the state of a device's generator; null if this is the state of a CPU generator.
-    const PhiloxState* on_device() const noexcept { return start_ ? nullptr : &philox_; }
+    // Return a new generator of the same kind that has the state that this object stores.
+    at::Generator copy() const;
+
+    // Return true if this is the state of a device's generator.
+    bool is_on_device() const noexcept { return !start_; }
 
 private:
+    void restore_to(const at::Generator& generator) const;
+
     const at::Generator generator_;
     const MtState around_{};
     // Start of the stretch, shared by all stored states of the stretch; null for a device's

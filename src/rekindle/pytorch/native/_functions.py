@@ -477,7 +477,7 @@ class _CallVariant:
         self._asks = [each.requires_grad for each in inputs if isinstance(each, Tensor)]
         self._rest = [_TENSOR if isinstance(each, Tensor) else deepcopy(each) for each in inputs]
         self._include = torch._C._dispatch_tls_local_include_set()
-        self._exclude = torch._C._dispatch_tls_local_exclude_set() | hidden_key()
+        self._exclude = torch._C._dispatch_tls_local_exclude_set() - hidden_key()
         self._dtypes = [torch.get_autocast_dtype(device) for device in _DEVICES]
         with _lock:
             self.number = len(_variants)
@@ -507,7 +507,10 @@ class _CallVariant:
         """Inside the block, use the dispatch keys and autocast settings of the program's call."""
         caches = torch.is_autocast_cache_enabled()
         before = [torch.get_autocast_dtype(device) for device in _DEVICES]
-        with torch._C._ForceDispatchKeyGuard(self._include, self._exclude):  # type: ignore[attr-defined]
+        # The core hides the operators of a recomputation from itself, unless they draw random
+        # numbers, which it takes from its own generators.
+        exclude = self._exclude | (torch._C._dispatch_tls_local_exclude_set() & hidden_key())
+        with torch._C._ForceDispatchKeyGuard(self._include, exclude):  # type: ignore[attr-defined]
             # Casts of weights that a recomputation makes must not enter the program's autocast
             # cache.
             torch.set_autocast_cache_enabled(False)
