@@ -172,7 +172,8 @@ def test_profile_with_zero_repeats_runs_script_once() -> None:
         profile = rekindle.profile(script, repeats=0)
     assert len(calls) == 1
     assert profile.report.plain_ns == profile.report.compute_ns > 0
-    assert profile.curve[0].slowdown > 1
+    assert profile.curve[0].slowdown >= 1  # bookkeeping, which may be too short to measure
+    assert profile.curve[-1].slowdown > 1
 
 
 class Everything(nn.Module):

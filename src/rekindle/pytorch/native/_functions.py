@@ -159,8 +159,16 @@ def _is_wanted(kind: type[Function]) -> bool:
     """Return True if the user chose the function class `kind`, directly or by a pattern."""
     if kind in _chosen:
         return True
-    name = _name_of(kind)
-    return any(fnmatchcase(name, pattern) for pattern in _patterns)
+    return _fits_pattern(_name_of(kind), len(_patterns))
+
+
+@functools.lru_cache(maxsize=4096)
+def _fits_pattern(name: str, patterns: int) -> bool:
+    """Return True if `name` matches one of the first `patterns` patterns, which never change.
+
+    Each budget asks this of all function classes in the process, of which there may be hundreds.
+    """
+    return any(fnmatchcase(name, pattern) for pattern in _patterns[:patterns])
 
 
 def _name_of(kind: type[Function]) -> str:
