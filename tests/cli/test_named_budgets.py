@@ -60,8 +60,12 @@ def test_budget_that_profile_suggests_suffices_for_whole_run(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "most"),
-    [(COMPILED, "12MiB")],
-    ids=lambda value: value.name if isinstance(value, Script) else value,
+    [
+        (COMPILED, "12MiB"),  # without a limit 21 MiB, and 10 MiB suffice
+        (Script("two_models", ("--teacher",), 1.0, ""), "26MiB"),  # 69 MiB, 18 MiB
+        (Script("two_models", ("--adversary",), 1.0, ""), "30MiB"),  # 120 MiB, 20 MiB
+    ],
+    ids=lambda value: " ".join((value.name, *value.words)) if isinstance(value, Script) else value,
 )
 def test_profiled_script_prints_same_and_names_small_budget(
     script: Script, most: str, tmp_path: Path

@@ -24,7 +24,7 @@ from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._engine import EngineHandle
 from rekindle.pytorch.native._higher import UNITS, shown_name
 from rekindle.pytorch.native._module import Core, Handle, backward_node
-from rekindle.pytorch.native._snapshots import in_words
+from rekindle.pytorch.native._snapshots import bytes_saved, in_words
 from rekindle.pytorch.native._transcript import Recording
 from rekindle.pytorch.online import (
     Figures,
@@ -550,6 +550,10 @@ class Driver:
         if self.capture is not None:
             self.capture.end()
             self.capture = None
+
+    def bytes_saved(self) -> Bytes:
+        """Return the bytes that autograd has saved now and that can be evicted."""
+        return bytes_saved(self.core.snapshot(self.handle, []))
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of what holds memory now.

@@ -83,6 +83,15 @@ class _Snapshot(NamedTuple):
     owned: Iterable[OwnedNumbers]
 
 
+def bytes_saved(noted: SnapshotNumbers) -> Bytes:
+    """Return the bytes that autograd saved and that can be evicted."""
+    return sum(
+        each.nbytes
+        for each in (_Holder(*each) for each in _Snapshot(*noted).holders)
+        if each.flags & _REPLAYABLE and each.flags & _REFERENCED and not each.flags & _PINNED
+    )
+
+
 def in_words(noted: SnapshotNumbers) -> Snapshot:
     """Convert a snapshot of the core to a `Snapshot`, with categories, names and the line."""
     memory, clock, resident, cached, line, holders, owned = _Snapshot(*noted)

@@ -1,9 +1,11 @@
 """Find the smallest budgets for the phases of a run: training, evaluation, and the whole run.
 
-The run is cut into parts, at moments when no autograd graph is alive: after each optimizer step,
-and at a call of a model if no more memory is in use than at the call before. Each part is recorded
-as a trace and simulated within small budgets, unless earlier parts show that it needs no larger
-one. A part without gradients is evaluation (or sampling); the others are training.
+The run is cut into parts, at moments when no autograd graph is alive that the part made: after an
+optimizer step, and at a call of a model if no more memory is in use than at the call before, or if
+grad mode has changed. Otherwise the next part could not evict what the graph has saved. So a step
+of two networks (a GAN), or with a pass of another model without gradients, is one part. Each part
+is recorded as a trace and simulated within small budgets, unless earlier parts show that it needs
+no larger one. A part without gradients is evaluation (or sampling); the others are training.
 """
 
 from __future__ import annotations
@@ -87,6 +89,11 @@ class Phases:
         self._now = _BEFORE
         self._part: Any = None
         self._start: Bytes = 0  # bytes in use at the start of the present part of the run
+        self._saved: Bytes = 0  # bytes of them that a graph of an earlier part has saved
+        # Of the optimizer steps in the present part: their peak, and the bytes that autograd had
+        # saved at the end of the last one.
+        self._peak: Bytes = 0
+        self._at_step: Bytes | None = None
         self._at_call: Bytes = 0  # bytes in use at the last call of a model
         self._depth = 0
         self._here = os.getpid(), threading.get_ident()
@@ -150,7 +157,9 @@ class Phases:
             return
         phase = TRAINING if torch.is_grad_enabled() else EVALUATION
         memory = self._run.memory
-        if phase != self._now or memory <= self._at_call:
+        if (phase != self._now or memory <= self._at_call) and (
+            memory <= self._start or self._made_no_graph(self._driver.bytes_saved())
+        ):
             self._end(self._driver.engine.peak)
             self._now = phase
             self._begin()
@@ -161,10 +170,27 @@ class Phases:
             self._depth -= 1
 
     def _stepped(self, step: Step) -> None:
-        if self._is_here():
-            self._now = self._now or TRAINING
+        if not self._is_here():
+            return
+        self._now = self._now or TRAINING
+        saved = self._driver.bytes_saved()
+        # A graph that outlives two steps stays alive for longer, so the part need not wait for it.
+        outlives = self._at_step is not None and saved >= self._at_step
+        if self._made_no_graph(saved) or outlives:
             self._end(step.peak)
             self._begin()
+        else:
+            self._peak, self._at_step = max(self._peak, step.peak), saved
+
+    def _made_no_graph(self, saved: Bytes) -> bool:
+        """Return True if no graph that the present part made is alive.
+
+        Graphs of a hundredth of the memory do not count: the margin of the budget covers them.
+
+        Args:
+            saved: The bytes that autograd has saved now.
+        """
+        return saved <= max(self._saved, self._start // 100)
 
     def _is_here(self) -> bool:
         # Ask this first. Dynamo traces hooks of modules inside compiled code, but it can trace
@@ -176,7 +202,8 @@ class Phases:
     def _begin(self) -> None:
         driver = self._driver
         with driver.lock:
-            self._start = driver.engine.memory
+            self._start, self._saved = driver.engine.memory, driver.bytes_saved()
+            self._peak, self._at_step = 0, None
             self._part = driver.also_capture()
 
     def _end(self, peak: Bytes) -> None:
@@ -187,6 +214,7 @@ class Phases:
         driver = self._driver
         with driver.lock:
             driver.capture_no_more()
+        peak = max(peak, self._peak)
         self._judge(self._phases.setdefault(self._now, _Phase()), part, peak)
 
     def _repeat_with_other_times(self) -> None:
