@@ -267,3 +267,73 @@ def test_allocations_of_onednn_count_as_workspace(layer: nn.Module) -> None:
     made = 4 * layer(images).numel()
     inside = [op.workspace for op in trace.ops if "convolution" in op.name]
     assert inside == [given_out.peak - made] * 2
+
+
+# -- results whose size depends on contents --------------------------------------------------------
+
+torch.manual_seed(0)
+_WIDE = torch.randn(400, 400)
+_MASK = _WIDE > 0
+_INTEGERS = torch.arange(160_000) % 7
+_LOGITS = torch.randn(60, 40, 50).log_softmax(2)
+_TARGETS = torch.randint(1, 50, (40, 20))
+_LENGTHS = torch.full((40,), 60), torch.full((40,), 20)
+_aten: Any = torch.ops.aten
+#: Operator -> a call of it. The sizes of its results depend on the contents of its arguments.
+DYNAMIC: dict[str, Callable[[], object]] = {
+    "aten::index.Tensor": lambda: _WIDE[_MASK],
+    "aten::masked_select": lambda: torch.masked_select(_WIDE, _MASK),
+    "aten::nonzero": _MASK.nonzero,
+    "aten::_unique": lambda: _aten._unique(_WIDE),
+    "aten::_unique2": lambda: torch.unique(_WIDE, return_inverse=True),
+    "aten::unique_consecutive": lambda: torch.unique_consecutive(_INTEGERS),
+    "aten::unique_dim": lambda: torch.unique(_WIDE, dim=0),
+    "aten::unique_dim_consecutive": lambda: torch.unique_consecutive(_WIDE, dim=0),
+    "aten::repeat_interleave.Tensor": lambda: torch.repeat_interleave(_INTEGERS),
+    "aten::bincount": lambda: torch.bincount(_INTEGERS),
+    "aten::_ctc_loss": lambda: _aten._ctc_loss(
+        _LOGITS, _TARGETS, _LENGTHS[0].tolist(), _LENGTHS[1].tolist()
+    ),
+    "aten::_ctc_loss.Tensor": lambda: _aten._ctc_loss.Tensor(_LOGITS, _TARGETS, *_LENGTHS),
+    "aten::linalg_lstsq": lambda: torch.linalg.lstsq(_WIDE[:, :100], _WIDE[:, :50]),
+    "aten::argwhere": lambda: torch.argwhere(_MASK),
+    "aten::one_hot": lambda: nn.functional.one_hot(_INTEGERS[:20_000]),
+    "combinations": lambda: torch.combinations(torch.arange(300.0), 2),
+}
+
+
+def test_each_operator_with_result_of_unknown_size_is_tested() -> None:
+    tagged: set[str] = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        short, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(_aten, short, None), overload or "default", None)
+        if name.startswith("aten::") and op is not None and overload != "out":
+            tagged |= {name} if torch.Tag.dynamic_output_shape in op.tags else set()
+    assert len(tagged) > 10
+    assert tagged <= DYNAMIC.keys()
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_workspace_beside_result_of_unknown_size_is_in_budget(name: str) -> None:
+    weight = torch.randn(400, 400, requires_grad=True)
+    call = DYNAMIC[name]
+    alone = allocated(call).peak
+    constants = sum(
+        each.nbytes for each in (_WIDE, _MASK, _INTEGERS, _LOGITS, _TARGETS, *_LENGTHS, weight)
+    )
+    budget = constants + alone + 6 * weight.nbytes
+
+    def step() -> None:
+        saved = [((weight * n).sin() * weight).sum() for n in range(12)]
+        call()
+        del saved
+
+    with rekindle.budget(budget, learn=False, cache=False) as run:
+        for each in (_WIDE, _MASK, _INTEGERS, _LOGITS, _TARGETS, *_LENGTHS, weight):
+            run.keep(each.detach())
+        for _ in range(3):
+            step()
+        before = run.memory
+        peak = allocated(lambda: [step() for _ in range(3)]).peak
+    assert run.evictions > 10
+    assert before + peak <= 1.01 * budget + 4096

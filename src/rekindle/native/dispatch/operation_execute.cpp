@@ -149,7 +149,8 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
     // would be counted too.
     std::optional<WorkspaceProbe> watched;
     const bool priced = parsed_.signature->priced;
-    if (!priced && driver_.in_progress.operators == 0) [[unlikely]] {
+    // The workspace of an operator whose results depend on contents may differ in each call.
+    if ((!priced || facts_.dynamic) && driver_.in_progress.operators == 0) [[unlikely]] {
         watched.emplace(driver_.device, limit);
     }
     if (driver_.uses_arena) {

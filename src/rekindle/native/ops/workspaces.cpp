@@ -160,7 +160,10 @@ Bytes WorkspaceProbe::refused() const noexcept {
 
 void learn_workspace(Signature& signature, const WorkspaceUsed& used, const Device& device) {
     const Bytes touched = touched_by(signature);
-    const Bytes made = std::max<Bytes>(0, signature.needed);
+    // If the size of the results depends on contents, `needed` is only an upper bound, and a later
+    // call may reserve the exact size instead. So the workspace is what the call used in addition
+    // to the results that it made.
+    const Bytes made = signature.facts.dynamic ? used.kept : std::max<Bytes>(0, signature.needed);
     const Bytes once = std::max<Bytes>(0, used.kept - made);
     const Bytes most = used.inside - std::max<Bytes>(0, made - used.kept);
     const Bytes inside = most >= NOTICED ? most : 0;
