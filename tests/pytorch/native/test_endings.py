@@ -104,7 +104,7 @@ def test_saved_tensors_are_unpatched_after_many_graphs_die() -> None:
     assert "saved_tensors" not in vars(BackwardCFunction), "another test keeps a graph"
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     losses = []
-    for _ in range(60):
+    for _ in range(40):
         with rekindle.budget("1MiB", learn=False):
             losses.append(model(torch.rand(16, 8)).square().mean())
     assert "saved_tensors" in vars(BackwardCFunction)

@@ -11,6 +11,7 @@
 #include "../base/slab.h"
 #include "../torch/backward.h"
 #include "../torch/dispatch_key.h"
+#include "../torch/private_generators.h"
 #include "../torch/versions.h"
 #include "saved_tensor_handle.h"
 
@@ -58,8 +59,10 @@ public:
 
     std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
         // Return Rekindle's hooks only if the program has set none: saved-tensor hooks and
-        // checkpoints of the program take precedence.
-        if (c10::impl::tls_is_dispatch_key_included(KEY) &&
+        // checkpoints of the program take precedence. A graph that a recomputed operator makes
+        // within itself has none.
+        if (PrivateGenerators::current() == nullptr &&
+            c10::impl::tls_is_dispatch_key_included(KEY) &&
             !c10::impl::tls_is_dispatch_key_excluded(KEY) &&
             at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
             if (c10::intrusive_ptr<Driver> driver = active(); driver) {

@@ -246,13 +246,13 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 }  // namespace
 
 void on_operator(OperatorCall& call) {
-    if (PrivateGenerators* drawing = PrivateGenerators::current()) [[unlikely]] {
-        drawing->intercept(call.op, call.stack(), [&] { call.run(); });
-        return;
-    }
     const c10::intrusive_ptr<Driver> driver = lock_and_see(call.keys);
     if (!driver) [[unlikely]] {
-        pass(call);
+        if (PrivateGenerators* drawing = PrivateGenerators::current()) {
+            drawing->intercept(call.op, call.stack(), [&] { call.run(); });
+        } else {
+            pass(call);
+        }
         return;
     }
     const bool told = translate_errors(*driver, [&] { return run(*driver, call); });

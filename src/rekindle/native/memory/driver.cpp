@@ -2,6 +2,7 @@
 // processing of freed storages, and the engine's actions. driver.h lists the other files.
 #include "driver.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 #include <pthread.h>
 
@@ -12,7 +13,9 @@
 
 #include "../allocator/arena.h"
 #include "../torch/backward.h"
+#include "../torch/dispatch_key.h"
 #include "../torch/poison.h"
+#include "../torch/private_generators.h"
 #include "../torch/raised.h"
 #include "../torch/storage_ptr.h"
 #include "audit.h"
@@ -89,14 +92,19 @@ c10::intrusive_ptr<Driver> active() {
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     // Operators on meta tensors use no memory. If this thread already holds the session mutex,
     // Python code runs inside the core, for example the callback of a weak reference to a storage.
-    // Operators of such code are not the program's. Both kinds bypass the budget.
-    if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) [[unlikely]] {
+    // Operators of such code are not the program's, nor are those that a recomputed operator calls.
+    // All these bypass the budget.
+    if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine() ||
+        PrivateGenerators::current() != nullptr) [[unlikely]] {
         return {};
     }
     std::unique_lock lock(the_mutex());
     const std::uint64_t which = joined();
     c10::intrusive_ptr<Driver> driver = active_for(which);
     if (!driver) [[unlikely]] {
+        if (which != 0) {
+            join(nullptr);  // another thread has ended the budget of this thread
+        }
         return {};
     }
     if (is_started_inside(which) && in_backward_pass()) [[unlikely]] {
@@ -118,6 +126,7 @@ bool looks_later() {
 
 void join(const Driver* driver) noexcept {
     joined() = driver == nullptr ? 0 : driver->ordinal;
+    c10::impl::tls_set_dispatch_key_included(KEY, driver != nullptr);
 }
 
 void set_active(c10::intrusive_ptr<Driver> driver) {

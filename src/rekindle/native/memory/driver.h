@@ -752,7 +752,8 @@ c10::intrusive_ptr<Driver> active();
 // caller must then release the mutex. If the operator runs outside any budget, release the mutex
 // and return null.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
-// Make this Python thread work within the budget of `driver`; null: within no budget.
+// Make this Python thread work within the budget of `driver`, so that its operators pass Rekindle's
+// dispatch key; null: within no budget.
 void join(const Driver* driver) noexcept;
 // Make `driver` the one active budget of this process; null: no budget is active.
 void set_active(c10::intrusive_ptr<Driver> driver);

@@ -276,7 +276,6 @@ PyObject* bind_thread(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     rekindle::join(driver == Py_None ? nullptr : &driver_of(driver));
-    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, driver != Py_None);
     return nothing();
 }
 
@@ -551,7 +550,6 @@ PyObject* forked_here(PyObject* /*arguments*/) {
 PyObject* forked(PyObject* /*arguments*/) {
     rekindle::forked();
     rekindle::join(nullptr);
-    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
     rekindle::set_active({});
     rekindle::the_arena().close();
     return nothing();

@@ -26,6 +26,7 @@ from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
 from rekindle.pytorch.context._auto import measured_again
+from rekindle.pytorch.context._interrupts import DeferredInterrupts
 from rekindle.pytorch.context._native_core import native_core_for
 from rekindle.pytorch.context._processes import spawn_warns
 from rekindle.pytorch.context._run import Run
@@ -137,7 +138,9 @@ class budget:
         self._arguments = Arguments(
             amount, policy, device, record, learn, swap, swap_directory, evict, of, cache, arena
         )
-        self._stack: ExitStack | None = None
+        self._stack: ExitStack | None = None  # not None while the budget is active
+        self._used = False
+        self._interrupts = DeferredInterrupts()
 
     @classmethod
     def unlimited(
@@ -199,7 +202,7 @@ class budget:
                 "transform keeps no autograd graph from which values could be recomputed. Enter "
                 "the budget outside of the transform, and use loss.backward()"
             )
-        if self._stack is not None:
+        if self._used:
             raise Unsupported(
                 "this rekindle.budget(...) was already entered, and a budget can be entered "
                 "once; write a new rekindle.budget(...)"
@@ -209,13 +212,27 @@ class budget:
         device = accelerator.with_index(device_of(self._arguments.device))
         limit = self._arguments.limit
         run, runtime = self._make(device, None if limit is None else limit.on(device))
-        with ExitStack() as stack:
-            for part in self._parts(run, runtime):
-                stack.enter_context(part)
-            if limit is not None and limit.is_measured and is_accelerator(device):
-                measured_again(run, device)
-            self._stack = stack.pop_all()
+        self._interrupts.begin()
+        try:
+            with ExitStack() as stack:
+                for part in self._parts(run, runtime):
+                    stack.enter_context(part)
+                if limit is not None and limit.is_measured and is_accelerator(device):
+                    measured_again(run, device)
+                self._stack, self._used = stack.pop_all(), True
+        finally:
+            self._raise_interrupt()
         return run
+
+    def _raise_interrupt(self) -> None:
+        """Raise the interrupt that came while the budget was entered, and leave the budget."""
+        try:
+            self._interrupts.end()
+        except BaseException:
+            stack, self._stack = self._stack, None
+            if stack is not None:
+                stack.close()
+            raise
 
     def _make(self, device: torch.device, amount: Bytes | None) -> tuple[Run, Runtime]:
         """Make the native core's objects for one budget, and its `Run`. Install no hook."""
@@ -313,12 +330,20 @@ class budget:
                 "__exit__ of the object whose __enter__ was called, or write "
                 "with rekindle.budget(...) as run:"
             )
-        driver, run = self._runtime.driver, self._run
+        while True:
+            try:
+                self._interrupts.begin()
+                break
+            except KeyboardInterrupt:  # it comes again at the end
+                self._interrupts.came = True
+        driver, run, stack = self._runtime.driver, self._run, self._stack
         try:
             with notes_added_to(error):
-                self._stack.close()
+                stack.close()
         finally:
             del self._runtime, self._run
+            self._stack = None
+            self._interrupts.end()
         missed = driver.elsewhere() if error is None else None
         if missed is not None:
             warn(missed, stacklevel=2)
