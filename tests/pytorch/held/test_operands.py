@@ -58,6 +58,10 @@ def test_recomputed_operand_is_pinned_while_other_is_recomputed() -> None:
 _pools: list[ThreadPoolExecutor] = []  # the operator below uses the last pool
 
 
+# The thread for which the operator waits answers each time.
+rekindle.recomputable("rekindle_tests::doubled_elsewhere")
+
+
 @torch.library.custom_op("rekindle_tests::doubled_elsewhere", mutates_args=())
 def doubled_elsewhere(x: Tensor) -> Tensor:
     pool = _pools[-1]

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import Function
 
 import rekindle
-from rekindle.pytorch.native import _functions as functions
+from rekindle.pytorch.native import _watched
 from tests.pytorch.native.gates import (
     Gate,
 )
@@ -22,10 +22,10 @@ from tests.pytorch.native.gates import (
 def library() -> Iterator[ModuleType]:
     made = ModuleType("rekindle_test_kernels.ops")
     sys.modules[made.__name__] = made
-    patterns = [*functions._patterns]
+    patterns = [*_watched.declared]
     yield made
     del sys.modules[made.__name__]
-    functions._patterns[:] = patterns
+    _watched.declared[:] = patterns
 
 
 def _defined_in(module: ModuleType) -> Any:

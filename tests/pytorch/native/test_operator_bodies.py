@@ -19,6 +19,7 @@ from torch import Tensor
 
 import rekindle
 
+rekindle.recomputable("rekindle_amid::*")  # bodies that wait for threads are tried as well
 N = 4096
 EVICT = ("saved", "auto", "anything")
 
@@ -287,7 +288,8 @@ class _Schedule:
     """The order in which several threads run, drawn from a seed at each switching point."""
 
     def __init__(self, seed: int, n: int) -> None:
-        self._random = random.Random(seed)
+        # An operator whose body draws from a generator would not be recomputed.
+        self._numbers = iter(random.Random(seed).choices(range(1 << 20), k=100_000))
         self._changed = threading.Condition()
         self._all = n
         self._there: set[int] = set()
@@ -322,7 +324,7 @@ class _Schedule:
     def _draw(self) -> None:
         left = [each for each in range(self._all) if each not in self._left]
         if left:
-            self._next = self._random.choice(left)
+            self._next = left[next(self._numbers) % len(left)]
         self._changed.notify_all()
 
     def _wait(self) -> None:

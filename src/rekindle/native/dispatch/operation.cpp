@@ -110,11 +110,12 @@ void Operation::run_with_inputs() {
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     hold_sources();
-    if (facts_.unit) [[unlikely]] {
+    const bool is_tried = facts_.has(Traits::TRIED);
+    if (is_tried) [[unlikely]] {
         look_for_effects();
     }
     call();
-    if (tried_ || effects() != nullptr) [[unlikely]] {
+    if (tried_ || is_tried) [[unlikely]] {
         stand_trial();
     }
     register_results();
@@ -188,7 +189,7 @@ void Operation::only_count() {
     if (ordered) [[unlikely]] {
         order_counted();
     }
-    if (facts_.unit) [[unlikely]] {
+    if (facts_.has(Traits::TRIED)) [[unlikely]] {
         look_for_effects();
     }
     call();
@@ -368,19 +369,28 @@ void Operation::draw() {
         return;
     }
     Generators drawn;
-    if (const at::Generator given = given_generator(parsed_.unkeyed_args); given.defined()) {
+    const bool is_tried = facts_.has(Traits::TRIED);
+    const at::Generator given = given_generator(parsed_.unkeyed_args);
+    if (given.defined()) {
         drawn.push_back(given);
-    } else if (facts_.region || facts_.unit) {
+    }
+    if (facts_.region || is_tried) {
         drawn.push_back(default_generator(c10::DeviceType::CPU));
         if (driver_.device.queues()) {
             drawn.push_back(default_generator(driver_.device.which()));
         }
-    } else {
+    } else if (!given.defined()) {
         drawn.push_back(default_generator(where()));
     }
     for (const at::Generator& generator : drawn) {
+        if (is_tried && &generator != drawn.begin() && generator == drawn[0]) {
+            continue;  // the argument is the default generator
+        }
         if (is_known(generator)) {
             rare().random.push_back(driver_.positions.note(generator));
+            if (is_tried && generator.device().is_cpu()) {
+                rare().before.push_back(std::make_unique<Random>(generator));
+            }
         } else {
             recording_ = false;
         }

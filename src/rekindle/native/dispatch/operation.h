@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "../base/mutex.h"
 #include "../memory/driver.h"
@@ -75,9 +76,11 @@ private:
         c10::SmallVector<StorageRecord*, 1> fixed;
         // private copies of inputs that other code may write
         c10::SmallVector<StoragePtr, 1> copies;
-        // Finds side effects of an autograd.Function whose recomputation is not trusted yet.
+        // Finds side effects of an operator whose recomputation is not trusted yet.
         std::optional<Effects> effects;
         RngCheckpoints random;
+        // Full states of the CPU's generators in `random`, before an operator that is tried runs.
+        std::vector<std::unique_ptr<Random>> before;
     };
 
     // All results of an operator in newly allocated memory. nbytes: their total, as the budget
@@ -158,6 +161,7 @@ private:
     void let_go_of_sources();
     void call();
     inline bool may_be_refused() const;
+    inline bool may_run_again() const;
     bool find_room_inside(Bytes nbytes);
     void call_until_it_fits(bool refusable);
     inline Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
@@ -172,6 +176,8 @@ private:
     void priced_by_events();
     bool may_differ() const;
     bool is_trusted_or_tried();
+    bool has_moved(const RngCheckpoint& checkpoint) const;
+    void keep_moved_generators();
     void look_for_effects();
     void stand_trial();
     void try_again();

@@ -53,6 +53,13 @@ bool Operation::may_be_refused() const {
            !facts_.random && !facts_.opaque && !parsed_.signature->takes_over;
 }
 
+// Return true if the operator may run again after a device OOM. An operator that is not PyTorch's
+// own may do so only once trials have shown that it has no side effects.
+bool Operation::may_run_again() const {
+    return facts_.retryable_after_oom &&
+           (!facts_.has(Traits::TRIED) || parsed_.signature->probation.is_trusted());
+}
+
 // Rekindle's allocator has refused memory to the running kernel. Evict values until the `nbytes`
 // fit that the kernel needs at least. If that is impossible, throw `OutOfBudgetError` with the
 // bytes that the kernel probably needs, or return false if hardly any bytes are missing.
@@ -78,7 +85,7 @@ bool Operation::find_room_inside(Bytes nbytes) {
 // kernel, evict values and, if possible, run the kernel again.
 void Operation::call() {
     const bool refusable = may_be_refused();
-    if (refusable || (driver_.device.queues() && facts_.retryable_after_oom)) [[unlikely]] {
+    if (refusable || (driver_.device.queues() && may_run_again())) [[unlikely]] {
         call_until_it_fits(refusable);
     } else {
         attempt(UNLIMITED, nullptr);
@@ -206,8 +213,9 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
 // such calls is known.
 void Operation::redispatch(bool priced) {
     if (Effects* const found = effects(); found != nullptr) [[unlikely]] {
-        const Effects::Watching watching(found);
+        Effects::Watching watching(found);
         run_priced(priced);
+        watching.end();
         return;
     }
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);

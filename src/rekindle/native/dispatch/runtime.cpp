@@ -45,6 +45,7 @@
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
 #include "../torch/private_generators.h"
+#include "collectives.h"
 #include "counted_call.h"
 #include "effects.h"
 #include "in_place.h"
@@ -272,6 +273,7 @@ const char* register_fallback() {
             register_view_kernels(aten);
         }
     }
+    refuse_collectives_in_replays();
     watch_removed_operators();
     return why_not;
 }

@@ -26,6 +26,9 @@ constexpr int ONCE = 1;
 // Number of trials with equal bits that are required of operators with atomic additions: the order
 // of the additions may differ in any run.
 constexpr int SEVERAL = 3;
+// Number of signatures of one operator that are tried in their first call. Later ones are tried in
+// their second call.
+constexpr int AT_ONCE = 64;
 
 Probation& of_last_unit() noexcept {
     thread_local Probation known;
@@ -131,22 +134,38 @@ const Probation& last_unit() noexcept {
 // time on trial. A call that writes its arguments or advances a random state of its own is never
 // tried, because a second run would be a side effect.
 bool Operation::is_trusted_or_tried() {
+    if (!facts_.returns_tensors) {
+        return false;
+    }
+    const bool is_tried = facts_.has(Traits::TRIED);
+    const Bytes nbytes = std::max<Bytes>(0, parsed_.signature->needed);
     if (!parsed_.written.empty() || facts_.writes || facts_.rng_state_args != 0) {
+        if (is_tried) {
+            driver_.kept_calls.add(facts_, "it writes to its arguments", nbytes);
+        }
         return false;
     }
     Probation& probation = parsed_.signature->probation;
     if (probation.is_kept()) {
-        const Bytes nbytes = std::max<Bytes>(0, parsed_.signature->needed);
         driver_.kept_calls.add(facts_, probation.why(), nbytes);
         return false;
     }
+    // A program whose calls never repeat would pay for a second run of each call.
+    if (is_tried && !facts_.unit && probation.is_new() && facts_.tried++ >= AT_ONCE) {
+        probation.skip_one();
+    }
     tried_ = !probation.is_trusted() && probation.is_due();
+    if (!tried_ && !probation.is_trusted()) {
+        driver_.kept_calls.add(facts_, "no later call with these arguments was tried", nbytes);
+    }
     return tried_ || probation.is_trusted();
 }
 
-// Watch the kernel of an autograd.Function for side effects, unless its recomputation is trusted.
+// Watch the kernel of an operator that is not PyTorch's own for side effects, unless its
+// recomputation is trusted.
 void Operation::look_for_effects() {
-    if (parsed_.signature->probation.is_trusted()) {
+    const Probation& probation = parsed_.signature->probation;
+    if (probation.is_trusted() || !(facts_.unit || tried_ || probation.is_watched())) {
         return;
     }
     c10::SmallVector<StoragePtr, 6> storages;
@@ -157,18 +176,69 @@ void Operation::look_for_effects() {
             }
         }
     }
-    rare().effects.emplace(driver_, storages);
+    Effects& effects = rare().effects.emplace(driver_, storages);
+    if (tried_ && recording_) {
+        effects.expect(facts_, boxed_arguments());
+    } else if (probation.writes()) {
+        for (const c10::TensorImpl* tensor : parsed_.tensors) {
+            effects.about_to_write(*tensor, facts_.name);
+        }
+    }
 }
 
-// After the first run of an operator, look for side effects, and run the operator a second time if
-// a trial is due. The call gets a recipe only if its signature is trusted after that.
+// Return true if the state of `checkpoint`'s generator differs from its state before the operator
+// ran.
+bool Operation::has_moved(const RngCheckpoint& checkpoint) const {
+    const at::Generator& generator = checkpoint.generator();
+    if (checkpoint.is_on_device()) {
+        const PhiloxState before = PhiloxState::of(checkpoint.copy());
+        const PhiloxState now = PhiloxState::of(generator);
+        return now.seed != before.seed || now.offset != before.offset;
+    }
+    const auto same = [&](const std::unique_ptr<Random>& before) {
+        return before->generator() == generator && before->is_at(Random(generator));
+    };
+    return std::ranges::none_of(rare_->before, same);
+}
+
+// Forget the states of the generators that the operator did not move. Its recipe sets the others.
+void Operation::keep_moved_generators() {
+    if (!rare_) {
+        return;
+    }
+    RngCheckpoints moved;
+    std::ptrdiff_t on_host = 0;
+    for (std::unique_ptr<RngCheckpoint>& each : rare_->random) {
+        if (has_moved(*each)) {
+            on_host += each->is_on_device() ? 0 : 1;
+            moved.push_back(std::move(each));
+        }
+    }
+    rare_->random = std::move(moved);
+    rare_->before.clear();
+    if (on_host > 1) {
+        parsed_.signature->probation.failed("it draws from several random number generators");
+    }
+}
+
+// After a run of an operator that is not trusted, look for side effects, and run the operator a
+// second time if a trial is due. The call gets a recipe only if its signature is trusted after
+// that.
 void Operation::stand_trial() {
+    if (facts_.has(Traits::TRIED)) {
+        keep_moved_generators();
+    }
     Probation& probation = parsed_.signature->probation;
+    if (!tried_ && effects() == nullptr) {
+        recording_ = recording_ && probation.is_trusted();
+        return;
+    }
     const Results results = gather_results();
-    const char* why = effects() != nullptr ? effects()->found() : nullptr;
-    if (why != nullptr) {
+    const std::string why = effects() != nullptr ? effects()->found() : "";
+    if (!why.empty()) {
         probation.failed(why);
-    } else if (tried_ && recording_ && inputs_can_be_had()) {
+        effects()->report_to(probation);
+    } else if (tried_ && recording_ && !probation.is_kept() && inputs_can_be_had()) {
         if (results.non_strided_result || results.external) {
             probation.failed("its results are sparse, or PyTorch did not allocate their memory");
         } else if (find_room_for_trial(results.nbytes)) {
@@ -235,14 +305,17 @@ void Operation::try_again() {
         return;
     }
     driver_.drain_free_queue();
-    const char* why = effects() != nullptr ? effects()->found() : nullptr;
-    if (why == nullptr) {
-        {
-            const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
-            why = difference(returned(), last_values(again, facts_.returns), storages);
-        }
-        driver_.drain_free_queue();
+    if (const std::string why = effects() != nullptr ? effects()->found() : ""; !why.empty()) {
+        probation.failed(why);
+        effects()->report_to(probation);
+        return;
     }
+    const char* why = nullptr;
+    {
+        const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
+        why = difference(returned(), last_values(again, facts_.returns), storages);
+    }
+    driver_.drain_free_queue();
     if (why != nullptr) {
         probation.failed(why);
         return;

@@ -25,6 +25,7 @@
 #include "../ops/signature.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
+#include "effects.h"
 
 namespace rekindle {
 
@@ -54,7 +55,11 @@ struct View<redispatch> final {
         if (const c10::intrusive_ptr<Driver> driver = lock_and_see(keys)) {
             translate_errors(*driver, [&] {
                 Locked lock(std::adopt_lock);
-                if (!driver->only_counting.on() && !driver->device.is_capturing()) {
+                // A view that the body of an operator makes of its own result must not register the
+                // result as memory that was there before.
+                const bool is_inside =
+                    driver->in_progress.observed != 0 && Effects::current() != nullptr;
+                if (!is_inside && !driver->only_counting.on() && !driver->device.is_capturing()) {
                     register_base(*driver, lock, *whole.unsafeGetTensorImpl());
                 }
             });

@@ -13,6 +13,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -85,6 +86,16 @@ inline void notify(Driver& driver) {
 // Make room in memory: move the backup copies that could undo the running optimizer step out of the
 // budget's memory. Return true if there were such copies.
 bool move_copies_out(const Driver& driver);
+
+// Let Python watch this thread, in which the operator `name` is about to run for the first time.
+// Return why the operator must not run a second time, or "".
+std::string watch_begins(const char* name);
+// The operator has run: end the watch. `read`: an operator by which it read a tensor that is not
+// among its arguments, or "". Return why it must not run a second time, or "".
+std::string watch_ends(const char* read);
+// Raise the error for the collective `name`, which the body of a recomputed operator calls (R11,
+// refuse loudly).
+[[noreturn]] void refuse_collective(const char* name);
 
 // Ask Python for learned plans of training steps that begin with the operator whose number is
 // `op_id`. Other processes may have saved such plans.

@@ -12,6 +12,7 @@
 #include "../torch/private_generators.h"
 #include "../torch/replay_dispatch_guard.h"
 #include "../torch/storage_ptr.h"
+#include "../torch/thread_state.h"
 #include "gathered.h"
 
 namespace rekindle {
@@ -133,12 +134,24 @@ torch::jit::Stack call_again(
     }
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it takes over
     const c10::OperatorHandle& op = signature.takes_over ? *signature.facts.twin : signature.op;
-    const ReplayDispatchGuard guard(grad_mode);
+    const bool is_tried = signature.facts.has(Traits::TRIED);
+    std::optional<ThreadState> then;
+    std::optional<ScopedThreadState> state;
+    std::optional<ReplayDispatchGuard> guard;
+    if (is_tried) [[unlikely]] {
+        then = ThreadState::in(signature.key);
+        state.emplace(*then);
+    } else {
+        guard.emplace(grad_mode);
+    }
     calling([&] {
         const ScopedGlobalFlags switched(
             signature.key[1], signature.key[2], signature.facts.is_aten
         );
-        if (random.empty()) {
+        if (is_tried) [[unlikely]] {
+            const auto body = [&] { op.redispatchBoxed(then->keys, &stack); };
+            random.empty() ? body() : PrivateGenerators(random).call_body(op, stack, body);
+        } else if (random.empty()) {
             op.callBoxed(stack);
         } else {
             PrivateGenerators(random).call(op, stack);

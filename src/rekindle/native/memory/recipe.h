@@ -91,7 +91,8 @@ inline Recipe& recipe_of(Call& call) noexcept {
 
 // Call the operator of `signature` again. `tensors` are its tensor arguments. The operator draws
 // from private generators that begin in the states `random`, those at the first call. PyTorch's
-// global flags are set as at the first call. `calling` receives the kernel and runs it.
+// global flags are set as at the first call, and for an operator that is not PyTorch's own the
+// state of the thread (`ThreadState`). `calling` receives the kernel and runs it.
 torch::jit::Stack call_again(
     const Signature& signature,
     std::span<at::Tensor> tensors,

@@ -16,6 +16,7 @@ namespace {
 struct Tables final {
     std::vector<std::pair<std::string, Traits>> traits;
     std::vector<std::string> effects;
+    std::vector<std::string> own;
     std::vector<std::string> products;
     std::vector<std::string> may_use_workspace;
     std::vector<std::unique_ptr<const InPlace>> in_place;
@@ -64,9 +65,9 @@ Traits traits_of(std::string_view name) {
     return {};
 }
 
-bool has_effects(std::string_view name) {
-    const std::string_view name_space = name.substr(0, name.find("::"));
-    return std::ranges::find(tables().effects, name_space) != tables().effects.end();
+// Return true if the operator `name` is in one of the namespaces `spaces`.
+bool is_in(const std::vector<std::string>& spaces, std::string_view name) {
+    return std::ranges::find(spaces, name.substr(0, name.find("::"))) != spaces.end();
 }
 
 void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
@@ -186,16 +187,21 @@ Facts& learn(const c10::OperatorHandle& op) {
     // Treat `record_stream` like a view. It needs no effect, because the runtime itself keeps a
     // value until all streams that read it have done so.
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
-    facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
+    facts.region = facts.name.starts_with("rekindle_regions");
+    facts.unit = facts.name.starts_with("rekindle_units");
+    facts.talks = has_effects(facts.name);
+    if (!facts.region && !facts.talks && !is_in(tables().own, facts.name)) {
+        facts.traits.flags |= Traits::TRIED;
+    }
+    // The body of an operator that is tried may draw random numbers although no tag says so.
+    facts.random =
+        op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM | Traits::TRIED);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
     facts.content = facts.has(Traits::ZEROS) ? ZEROED : 0;
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.content;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
     facts.products = products_of(facts.name);
     facts.may_use_workspace = is_one_of(tables().may_use_workspace, facts.name);
-    facts.region = facts.name.starts_with("rekindle_regions");
-    facts.unit = facts.name.starts_with("rekindle_units");
-    facts.talks = has_effects(facts.name);
     facts.retryable_after_oom = facts.retryable_after_oom && !facts.talks && !facts.unit;
     facts.opaque = facts.opaque || facts.talks || facts.resizes || facts.has(Traits::OPAQUE);
     facts.differentiated = !facts.is_aten && !facts.talks && !facts.writes &&
@@ -218,6 +224,14 @@ void learn_traits(std::string name, const Traits& traits) {
 
 void learn_effects(std::string name_space) {
     tables().effects.push_back(std::move(name_space));
+}
+
+void learn_own(std::string name_space) {
+    tables().own.push_back(std::move(name_space));
+}
+
+bool has_effects(std::string_view name) {
+    return is_in(tables().effects, name);
 }
 
 void learn_products(std::string part) {

@@ -54,7 +54,8 @@ struct Traits final {
     static constexpr std::uint32_t CONJUGATING = 65536;
     // Flag: the operator reads no element of a tensor, and makes no tensor.
     static constexpr std::uint32_t QUERY = 131072;
-    // Flag: the operator is recomputed only after a trial gave equal bits (ops/probation.h).
+    // Flag: the operator is recomputed on trial only (ops/probation.h). Every operator that is not
+    // PyTorch's own has the flag.
     static constexpr std::uint32_t TRIED = 262144;
     // Flag: given floating-point numbers, the results have at most four times the bytes of the
     // tensor arguments.
@@ -139,6 +140,8 @@ struct Facts final {
     // The operator is one of PyTorch's own. It does nothing but read its arguments and make
     // tensors, or write its first argument.
     bool simple = false;
+    // Number of signatures of the operator that were tried. Guarded by the session mutex.
+    mutable int tried = 0;
     // The operator was removed from the dispatcher, or another operator got its name.
     bool removed = false;
     // The operator's table entry; null if the result is never written over an operand.
@@ -153,6 +156,10 @@ void learn_traits(std::string name, const Traits& traits);
 // Never recompute operators of the namespace `name_space`, because they have external effects (R9,
 // everything else runs once).
 void learn_effects(std::string name_space);
+// Treat operators of the namespace `name_space` as PyTorch's own: they are recomputed untried.
+void learn_own(std::string name_space);
+// Return true for an operator of a namespace with external effects.
+bool has_effects(std::string_view name);
 // Treat operators whose name contains `part` as sums of products, whose precision can be chosen.
 void learn_products(std::string part);
 // Treat operators whose name contains `part` as operators with large workspaces on a CPU.

@@ -21,7 +21,7 @@ Operands OperatorCall::operands(std::size_t n) {
 }
 
 void OperatorCall::parse(ParsedCall& parsed) {
-    parsed.take(*stack_);
+    parsed.take(*stack_, keys);
 }
 
 void OperatorCall::run() {

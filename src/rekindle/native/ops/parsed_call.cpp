@@ -11,6 +11,7 @@
 #include "../torch/device.h"
 #include "../torch/global_flags.h"
 #include "../torch/parts.h"
+#include "../torch/thread_state.h"
 
 namespace rekindle {
 
@@ -43,14 +44,19 @@ std::int64_t bits_of(double number) noexcept {
 
 }  // namespace
 
-void ParsedCall::take(const torch::jit::Stack& stack) {
+void ParsedCall::take(const torch::jit::Stack& stack, c10::DispatchKeySet keys) {
     begin();
     for (const c10::IValue& value : last_values(stack, facts.arguments)) {
         add(value);
     }
     end();
-    if (facts.has(Traits::STATISTICS)) {
-        take_statistics(stack);
+    if (facts.has(Traits::STATISTICS | Traits::TRIED)) [[unlikely]] {
+        if (facts.has(Traits::STATISTICS)) {
+            take_statistics(stack);
+        }
+        if (facts.has(Traits::TRIED)) {
+            take_state(keys);
+        }
     }
 }
 
@@ -250,6 +256,21 @@ void ParsedCall::take_argument(std::string_view text) {
         std::memcpy(&word, text.data(), length);
         key.push_back(word);
         text.remove_prefix(length);
+    }
+}
+
+// Add to the key what decides what the body of an operator does that is not PyTorch's own: numbers
+// among its arguments, and the state of the thread. The state is the last part of the key.
+void ParsedCall::take_state(c10::DispatchKeySet keys) {
+    for (const c10::IValue& extra : unkeyed_args) {
+        if (extra.isScalar()) {
+            const c10::complex<double> number = extra.toScalar().toComplexDouble();
+            key.push_back(bits_of(number.real()));
+            key.push_back(bits_of(number.imag()));
+        }
+    }
+    for (const std::int64_t word : ThreadState::words(keys)) {
+        key.push_back(word);
     }
 }
 

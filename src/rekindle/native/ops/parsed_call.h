@@ -32,8 +32,8 @@ public:
     ParsedCall& operator=(ParsedCall&&) = delete;
     ~ParsedCall() = default;
 
-    // Parse the arguments on top of `stack`.
-    void take(const torch::jit::Stack& stack);
+    // Parse the arguments on top of `stack`. `keys`: the dispatch keys of the call.
+    void take(const torch::jit::Stack& stack, c10::DispatchKeySet keys);
 
     // The same for arguments that keep their C++ types: `begin`, then `add` for each argument in
     // order, then `end`. The key is the one that `take` gives.
@@ -56,7 +56,8 @@ public:
     // replaced by its components.
     c10::SmallVector<c10::TensorImpl*, 8> tensors;
     std::vector<at::Tensor> parts;  // Keeps these components alive.
-    // Arguments that the key does not contain: doubles, generators, wrapped numbers.
+    // Arguments that the key does not contain, unless the operator is tried: doubles, generators,
+    // wrapped numbers.
     c10::SmallVector<c10::IValue, 2> unkeyed_args;
     // Indices into `tensors` of the tensors that the operator writes.
     c10::SmallVector<std::uint32_t, 2> written;
@@ -88,6 +89,7 @@ private:
     bool take_wrapped(const c10::TensorImpl& tensor);
     void take_list(const c10::IValue& value);
     void take_statistics(const torch::jit::Stack& stack);
+    void take_state(c10::DispatchKeySet keys);
 
     std::uint32_t position_ = 0;  // position of the argument that is parsed
     bool sees_requires_grad_ = false;

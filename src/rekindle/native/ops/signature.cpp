@@ -426,6 +426,14 @@ std::size_t signatures_known() noexcept {
     return signatures().n;
 }
 
+void retry_kept_signatures() {
+    for (const Signatures::Slot& each : signatures().slots) {
+        if (each.signature) {
+            each.signature->probation.reopen();
+        }
+    }
+}
+
 std::vector<const Signature*> all_signatures() {
     std::vector<const Signature*> found;
     for (const Signatures::Slot& each : signatures().slots) {

@@ -132,6 +132,8 @@ std::span<const std::int64_t> expected_key() noexcept;
 // cache of signatures is full and is cleared.
 c10::intrusive_ptr<Signature> signature_of(OperatorCall& call, ParsedCall& parsed);
 std::size_t signatures_known() noexcept;
+// Let operators be tried again that are kept, because the program has declared some of them.
+void retry_kept_signatures();
 std::vector<const Signature*> all_signatures();
 
 // For tests: give every signature this cost. A negative value restores measured costs.

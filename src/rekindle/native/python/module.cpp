@@ -103,12 +103,14 @@ void learn_all_in_place(PyObject* list) {
     }
 }
 
-// start(answers, tensor, parameter, traits, effects, products, may_use_workspace, in_place) -> str
+// start(answers, tensor, parameter, traits, effects, own, products, may_use_workspace, in_place)
+//     -> str
 //
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
 // Python. `tensor` and `parameter`: the classes `torch.Tensor` and `torch.nn.Parameter`. `traits`:
 // see `learn_all_traits`. `effects`: namespaces of operators that are never recomputed, because
-// they have external effects (R9, everything else runs once).
+// they have external effects (R9, everything else runs once). `own`: the other namespaces of
+// PyTorch's own operators, which are recomputed untried.
 // `products` and `may_use_workspace`: parts of names of operators that sum products, and of
 // operators that may use a workspace on a CPU. `in_place`: see `learn_all_in_place`. Return "", or
 // the reason if the core cannot be installed.
@@ -118,17 +120,19 @@ PyObject* start(PyObject* arguments) {
     PyObject* parameter = nullptr;
     PyObject* traits = nullptr;
     PyObject* effects = nullptr;
+    PyObject* own = nullptr;
     PyObject* products = nullptr;
     PyObject* may_use_workspace = nullptr;
     PyObject* in_place = nullptr;
     parse(
         arguments,
-        "OOOOOOOO",
+        "OOOOOOOOO",
         &answers,
         &tensor,
         &parameter,
         &traits,
         &effects,
+        &own,
         &products,
         &may_use_workspace,
         &in_place
@@ -136,6 +140,9 @@ PyObject* start(PyObject* arguments) {
     learn_all_traits(traits);
     for (const std::string& effect : texts(effects)) {
         rekindle::learn_effects(effect);
+    }
+    for (const std::string& each : texts(own)) {
+        rekindle::learn_own(each);
     }
     for (const std::string& part : texts(products)) {
         rekindle::learn_products(part);
@@ -650,6 +657,7 @@ PyMethodDef methods[] = {
     method<rekindle::program_tensors>("program_tensors"),
     method<rekindle::kept>("kept"),
     method<rekindle::last_unit>("last_unit"),
+    method<rekindle::reopen_trials>("reopen_trials"),
     method<rekindle::audit>("audit"),
     method<rekindle::recomputed_differently>("recomputed_differently"),
     method<keep>("keep"),

@@ -149,6 +149,35 @@ void request_plans(const Driver& driver, std::int64_t op_id) {
 
 namespace {
 
+// Call the method `name` of the Python object `answers`. Return the text that it returns.
+template <class... Texts>
+std::string text_of(const char* name, const char* format, Texts... texts) {
+    std::string text;
+    const auto take = [&](PyObject* answer) {
+        const char* found = PyUnicode_AsUTF8(answer);
+        text = found == nullptr ? "" : found;
+        return found != nullptr;
+    };
+    ask_and(take, name, format, texts...);
+    return text;
+}
+
+}  // namespace
+
+std::string watch_begins(const char* name) {
+    return text_of("watch_begins", "s", name);
+}
+
+std::string watch_ends(const char* read) {
+    return text_of("watch_ends", "s", read);
+}
+
+void refuse_collective(const char* name) {
+    throw_python("collective_in_replay", "s", name);
+}
+
+namespace {
+
 // Call the method `name` of the Python object `answers`. Return true if its result is True.
 bool is_so(const char* name, const Driver& driver) {
     bool so = false;

@@ -246,6 +246,15 @@ PyObject* kept(PyObject* arguments) {
     return list.give();
 }
 
+// reopen_trials() -> None
+//
+// Let operators be tried again whose results are kept because of a trial.
+PyObject* reopen_trials(PyObject* /*arguments*/) {
+    const Locked lock;
+    retry_kept_signatures();
+    return nothing();
+}
+
 // last_unit() -> (trusted, why)
 //
 // Return the outcome of trial recomputations of the last autograd.Function whose forward this

@@ -17,6 +17,7 @@ _object* take_new_workspaces(_object* arguments);
 _object* repeated_calls(_object* arguments);
 _object* kept(_object* arguments);
 _object* last_unit(_object* arguments);
+_object* reopen_trials(_object* arguments);
 _object* audit(_object* arguments);
 _object* recomputed_differently(_object* arguments);
 

@@ -13,7 +13,8 @@
 // and gives no access to the first.
 //
 // `CustomRNGKeyId`, which is free for projects outside PyTorch, is no alternative. It comes after
-// `BackendSelect` and `Sparse`, so factory functions and sparse tensors bypass it.
+// `BackendSelect` and `Sparse`, so factory functions and sparse tensors bypass it. It serves as
+// `REPLAY_KEY`, for collectives only.
 #pragma once
 
 #include <c10/core/DispatchKey.h>
@@ -32,13 +33,23 @@ inline constexpr bool PYTHON_COMES_FIRST =
 
 inline constexpr c10::DispatchKeySet BELOW_KEY(c10::DispatchKeySet::FULL_AFTER, KEY);
 
+// A thread includes this key while it recomputes an operator that is not PyTorch's own. Collectives
+// have a kernel at this key that raises; all other operators pass through.
+inline constexpr c10::DispatchKey REPLAY_KEY = c10::DispatchKey::CustomRNGKeyId;
+
 // Register `fallback` at Rekindle's dispatch key, for every operator that has no kernel of its own
 // there, in threads that include the key. Must be called once. Return the reason if registration is
 // impossible, else an empty string.
 const char* register_at_key(torch::CppFunction&& fallback);
-// Return a library through which kernels of single operators are registered at Rekindle's dispatch
-// key. The library is never destroyed.
-torch::Library& library_at_key(const char* operators);
+// Return a library through which kernels of single operators are registered at the dispatch key
+// `key`. The library is never destroyed.
+torch::Library& library_at_key(const char* operators, c10::DispatchKey key = KEY);
+// Let all operators pass through `REPLAY_KEY`, except those that get a kernel there later. Return
+// false if another library uses the key.
+bool open_replay_key();
+// Return the keys that a thread includes while it recomputes an operator that is not PyTorch's own:
+// `REPLAY_KEY`, or none if another library uses it.
+c10::DispatchKeySet replay_keys() noexcept;
 
 // Register `kernel`, a function with the C++ type of the operator `Op`, in `library`.
 template <class Op, auto kernel>

@@ -119,6 +119,14 @@ void PrivateGenerators::call(const c10::OperatorHandle& op, torch::jit::Stack& s
     }
 }
 
+void PrivateGenerators::call_body(
+    const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> body
+) {
+    pass_to(op, stack, false);
+    const Intercepting guard(*this);
+    body();
+}
+
 void PrivateGenerators::intercept(
     const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run
 ) {
@@ -141,8 +149,10 @@ const PrivateGenerators::Pair* PrivateGenerators::default_on(c10::Device device)
 }
 
 // Give the operator private generators as arguments. Return false if it has no argument for one, or
-// if the device is unknown.
-bool PrivateGenerators::pass_to(const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
+// if the device is unknown. for_default: also where the program passed no generator.
+bool PrivateGenerators::pass_to(
+    const c10::OperatorHandle& op, torch::jit::Stack& stack, bool for_default
+) const {
     const std::vector<c10::Argument>& arguments = op.schema().arguments();
     const auto given = std::span(stack).last(arguments.size());
     bool passed = false;
@@ -156,7 +166,7 @@ bool PrivateGenerators::pass_to(const c10::OperatorHandle& op, torch::jit::Stack
             const auto is_it = [&](const Pair& pair) { return pair.programs == programs; };
             const auto at = std::ranges::find_if(pairs_, is_it);
             found = at == pairs_.end() ? nullptr : at;
-        } else if (const std::optional<c10::Device> device = device_of(given)) {
+        } else if (const auto device = for_default ? device_of(given) : std::nullopt) {
             found = default_on(*device);
         }
         if (found != nullptr) {

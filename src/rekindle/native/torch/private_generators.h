@@ -44,6 +44,12 @@ public:
     // Call the operator `op` with the arguments on `stack`, and let it draw from the private
     // generators.
     void call(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+    // Let an operator that is not PyTorch's own draw from the private generators. `body` runs its
+    // kernel with the arguments on `stack`. An argument without a generator stays so, and the body
+    // draws from the default generators.
+    void call_body(
+        const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> body
+    );
     // Let an operator draw from the private generators. The kernel of another operator has called
     // it, in `call`. `run` runs its kernel with the arguments on `stack`.
     void intercept(
@@ -65,7 +71,9 @@ private:
 
     static PrivateGenerators*& of_this_thread() noexcept;
     const Pair* default_on(c10::Device device) const;
-    bool pass_to(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
+    bool pass_to(
+        const c10::OperatorHandle& op, torch::jit::Stack& stack, bool for_default = true
+    ) const;
     const Pair* drawn_by_kernel(
         const c10::OperatorHandle& op, const torch::jit::Stack& stack
     ) const;

@@ -42,6 +42,12 @@ void Random::restore() const {
     impl.set_next_double_normal_sample(next_double_);
 }
 
+bool Random::is_at(const Random& other) const noexcept {
+    return data_.left_ == other.data_.left_ && data_.next_ == other.data_.next_ &&
+           data_.seed_ == other.data_.seed_ && data_.state_ == other.data_.state_ &&
+           next_float_ == other.next_float_ && next_double_ == other.next_double_;
+}
+
 PhiloxState PhiloxState::of(const at::Generator& generator) {
     const std::scoped_lock guard(generator.getIntrusivePtr()->mutex_);
     return {generator.current_seed(), generator.get_offset()};

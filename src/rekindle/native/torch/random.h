@@ -45,6 +45,9 @@ public:
     // Set the CPU generator `generator()` to this state.
     void restore() const;
 
+    // Return true if `other` is the same state.
+    bool is_at(const Random& other) const noexcept;
+
     const at::Generator& generator() const noexcept { return generator_; }
 
     const MtWords& words() const noexcept { return data_.state_; }

@@ -21,6 +21,7 @@ from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.native._driver import drivers
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.native._module import Core
+from rekindle.pytorch.native._watched import WATCHING, watch_begins, watch_ends
 from rekindle.pytorch.online import (
     leaves,
     out_of_budget,
@@ -30,6 +31,7 @@ from rekindle.pytorch.online import (
 )
 from rekindle.pytorch.operators import (
     changed_size,
+    collective_in_replay,
     foreign_input,
     gathered_input,
     modified_input,
@@ -146,6 +148,15 @@ class PythonCallbacks:
     def unseen_collective(self, name: str) -> Unsupported:
         return unseen_collective(name)
 
+    def collective_in_replay(self, name: str) -> Unsupported:
+        return collective_in_replay(name)
+
+    def watch_begins(self, name: str) -> str:
+        return watch_begins(name)
+
+    def watch_ends(self, read: str) -> str:
+        return watch_ends(read)
+
     def unseen_by_python(self, name: str) -> Unsupported:
         """Return the error for an operator in a dispatch mode, which needs torch 2.13."""
         return Unsupported(
@@ -234,7 +245,7 @@ class PythonCallbacks:
             driver.undo_no_more()
 
 
-def _untraced(kind: type[PythonCallbacks]) -> None:
+def _untraced(kind: type[Any]) -> None:
     """Keep Dynamo from tracing the methods of `kind`, and all functions that they call.
 
     The core also calls them while compiled code runs, when Dynamo traces each Python function that
@@ -247,4 +258,5 @@ def _untraced(kind: type[PythonCallbacks]) -> None:
             frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
 
 
-_untraced(PythonCallbacks)
+for each in (PythonCallbacks, *WATCHING):
+    _untraced(each)

@@ -20,6 +20,7 @@ from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.operators import (
     EFFECTS,
     IN_PLACE,
+    OWN,
     ROOMY_ON_HOST,
     SUMS_OF_PRODUCTS,
     traits,
@@ -68,7 +69,7 @@ def core(*, build: bool = True) -> Core | None:
     try:
         reason = module.start(
             PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())],
-            (*EFFECTS, ONCE), SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
+            (*EFFECTS, ONCE), OWN, SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
     # another library has registered a fallback at the same dispatch key
     except RuntimeError as error:

@@ -17,15 +17,12 @@ counter, a list), which are repeated by each recomputation.
 from __future__ import annotations
 
 import functools
-import random
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from enum import Enum
-from fnmatch import fnmatchcase
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final, TypeVar, final, overload
 from weakref import WeakKeyDictionary, WeakSet
@@ -37,20 +34,12 @@ from torch.autograd.function import Function, FunctionMeta
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from rekindle._errors import InvalidArgument
-from rekindle.pytorch.native._higher import UNITS, hidden_key, is_seen
+from rekindle.pytorch.native._higher import UNITS, is_seen
 from rekindle.pytorch.native._module import Core
+from rekindle.pytorch.native._watched import declared, is_declared
 from rekindle.pytorch.online import Current, replace
 from rekindle.pytorch.operators import TRIED, is_plain
 
-#: Libraries whose autograd functions are recomputable by default: they only read their arguments
-#: and make results.
-KNOWN: Final = (
-    "liger_kernel.*",
-    "flash_attn.*",
-    "xformers.*",
-    "apex.normalization.*",
-    "unsloth.kernels.*",
-)
 #: Largest number of argument variants of one function whose calls are recomputed. With more
 #: variants, the arguments probably change in each call, and each new variant would cost a trial.
 _MOST_VARIANTS: Final = 256
@@ -88,9 +77,15 @@ def recomputable(function: F | str) -> F | None:
 
     Functions of Liger, FlashAttention, xFormers, Apex's norms and Unsloth are chosen by default.
 
+    Custom operators need no declaration: they are recomputed after such a trial. Declare an
+    operator, by a pattern such as `"my_kernels::*"`, to say what a trial cannot find out: that it
+    reads tensors that are not among its arguments but never change, that it waits only for threads
+    that answer each time, or, with more than one rank, that a body in C++ does not communicate.
+
     Args:
-        function: The class, or a pattern of its qualified name, such as `"my_kernels.*"`. A pattern
-            also applies to classes that are defined later.
+        function: The class, or a pattern of its qualified name, such as `"my_kernels.*"`, or of the
+            names of operators, such as `"my_kernels::*"`. A pattern also applies to classes and
+            operators that are defined later.
 
     Returns:
         The class itself, so that `recomputable` can be used as a decorator. None for a pattern.
@@ -105,9 +100,10 @@ def recomputable(function: F | str) -> F | None:
             ...
 
         rekindle.recomputable("my_kernels.*")
+        rekindle.recomputable("my_kernels::*")
     """
     if isinstance(function, str):
-        _patterns.append(function)
+        declared.append(function)
         if _session.now is not None:
             _session.now.find()
         return None
@@ -123,8 +119,9 @@ def recomputable(function: F | str) -> F | None:
     return function
 
 
-_patterns: list[str] = [*KNOWN]
 _chosen: WeakSet[type[Function]] = WeakSet()
+#: Number of the patterns in `declared` that the core's trials have taken into account.
+_n_declared = len(declared)
 
 
 @contextmanager
@@ -159,16 +156,7 @@ def _is_wanted(kind: type[Function]) -> bool:
     """Return True if the user chose the function class `kind`, directly or by a pattern."""
     if kind in _chosen:
         return True
-    return _fits_pattern(_name_of(kind), len(_patterns))
-
-
-@functools.lru_cache(maxsize=4096)
-def _fits_pattern(name: str, patterns: int) -> bool:
-    """Return True if `name` matches one of the first `patterns` patterns, which never change.
-
-    Each budget asks this of all function classes in the process, of which there may be hundreds.
-    """
-    return any(fnmatchcase(name, pattern) for pattern in _patterns[:patterns])
+    return is_declared(_name_of(kind))
 
 
 def _name_of(kind: type[Function]) -> str:
@@ -186,7 +174,14 @@ class _Session:
         self._taken: WeakSet[type[Function]] = WeakSet()
 
     def find(self) -> None:
-        """Replace the forward pass of every existing function class that the user chose."""
+        """Replace the forward pass of every existing function class that the user chose.
+
+        Operators that the user declared since the last budget are tried again.
+        """
+        global _n_declared
+        if _n_declared != len(declared):
+            _n_declared = len(declared)
+            self.core.reopen_trials()
         waiting = [Function]
         while waiting:
             for kind in waiting.pop().__subclasses__():
@@ -340,7 +335,6 @@ class _FirstRun:
     def run(self) -> list[Tensor]:
         """Run the forward pass with the program's own `ctx`. Return the tensors that it made."""
         self._over = True
-        before = None if self._variant.is_trusted else _python_rng_states()
         modes, self._modes = self._modes, []
         _push_all(modes)
         try:
@@ -348,8 +342,6 @@ class _FirstRun:
         finally:
             for _ in modes:
                 self._modes.append(_pop_mode())
-        if before is not None and _python_rng_states() != before:
-            self._variant.why = "it draws from a generator of Python's or NumPy's"
         if self._ctx is not None and self._ctx.dirty_tensors:
             self._variant.why = "it writes to its arguments (ctx.mark_dirty)"
         made = _tensors_made(self.outputs, self._ctx, self._tensors)
@@ -362,15 +354,6 @@ def _push_all(modes: list[Any]) -> None:
     """Enable the program's dispatch modes again that were popped into `modes`."""
     for mode in reversed(modes):
         _push_mode(mode)
-
-
-def _python_rng_states() -> tuple[Any, ...]:
-    """Return the states of the random generators of Python and NumPy."""
-    numpy = sys.modules.get("numpy.random")
-    if numpy is None:
-        return (random.getstate(),)
-    name, keys, *rest = numpy.get_state()
-    return (random.getstate(), name, keys.tobytes(), *rest)
 
 
 def _tensors_made(outputs: Any, ctx: Any, inputs: list[Tensor]) -> list[Tensor]:
@@ -448,7 +431,7 @@ class _Unit:
                 "it is called inside a mode of torch.overrides, such as torch.device(...)"
             )
         needs = None if ctx is None else ctx.needs_input_grad
-        key = (needs, _autocast(), *map(_key_of, inputs))
+        key = (needs, *map(_key_of, inputs))
         variant = self._variants.get(key)
         if variant is None:
             if len(self._variants) >= _MOST_VARIANTS:
@@ -473,7 +456,7 @@ _variants: list[_CallVariant] = []
 
 @final
 class _CallVariant:
-    """One way to call a custom function: arguments without tensors, dispatch keys, and autocast."""
+    """One way to call a custom function: its arguments without the tensors."""
 
     def __init__(
         self, unit: _Unit, needs: tuple[bool, ...] | None, inputs: tuple[Any, ...]
@@ -484,9 +467,6 @@ class _CallVariant:
         self._needs = needs
         self._asks = [each.requires_grad for each in inputs if isinstance(each, Tensor)]
         self._rest = [_TENSOR if isinstance(each, Tensor) else deepcopy(each) for each in inputs]
-        self._include = torch._C._dispatch_tls_local_include_set()
-        self._exclude = torch._C._dispatch_tls_local_exclude_set() - hidden_key()
-        self._dtypes = [torch.get_autocast_dtype(device) for device in _DEVICES]
         with _lock:
             self.number = len(_variants)
             _variants.append(self)
@@ -506,45 +486,11 @@ class _CallVariant:
             ctx = self.unit.context()
             ctx.needs_input_grad = self._needs
             inputs.insert(0, ctx)
-        with self._with_settings_of_call():
-            outputs = self.unit.original(*inputs)
+        outputs = self.unit.original(*inputs)
         return _tensors_made(outputs, ctx, tensors)
-
-    @contextmanager
-    def _with_settings_of_call(self) -> Iterator[None]:
-        """Inside the block, use the dispatch keys and autocast settings of the program's call."""
-        caches = torch.is_autocast_cache_enabled()
-        before = [torch.get_autocast_dtype(device) for device in _DEVICES]
-        # The core hides the operators of a recomputation from itself, unless they draw random
-        # numbers, which it takes from its own generators.
-        exclude = self._exclude | (torch._C._dispatch_tls_local_exclude_set() & hidden_key())
-        with torch._C._ForceDispatchKeyGuard(self._include, exclude):  # type: ignore[attr-defined]
-            # Casts of weights that a recomputation makes must not enter the program's autocast
-            # cache.
-            torch.set_autocast_cache_enabled(False)
-            _set_dtypes(self._dtypes)
-            try:
-                yield
-            finally:
-                _set_dtypes(before)
-                torch.set_autocast_cache_enabled(caches)
-
-
-def _set_dtypes(dtypes: list[torch.dtype]) -> None:
-    """Set the autocast dtype of each device in `_DEVICES`, in that order."""
-    for device, dtype in zip(_DEVICES, dtypes, strict=True):
-        torch.set_autocast_dtype(device, dtype)
 
 
 _TENSOR: Final = object()
-
-
-def _autocast() -> tuple[Any, ...]:
-    """Return the autocast dtype of each device, or None where autocast is off."""
-    return tuple(
-        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        for device in _DEVICES
-    )
 
 
 def _key_of(argument: Any) -> Any:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload, _compute_keyset, _higher_order_ops
 
 from rekindle.pytorch.native._module import Core
+from rekindle.pytorch.native._watched import is_watched
 from rekindle.pytorch.operators import (
     COMPILED,
     REGION,
@@ -61,11 +62,13 @@ _key: list[torch._C.DispatchKey] = []
 def is_seen() -> bool:
     """Return True if the core sees the operators that this thread calls now.
 
-    The core does not see operators outside of a budget, nor those that another operator calls.
+    The core does not see operators outside of a budget, nor those that another operator calls. It
+    watches some of the latter, which does not count.
     """
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
-    return bool(_key) and included.has(_key[0]) and not excluded.has(_key[0])
+    seen = bool(_key) and included.has(_key[0]) and not excluded.has(_key[0])
+    return seen and not is_watched()
 
 
 def hidden_key() -> torch._C.DispatchKeySet:

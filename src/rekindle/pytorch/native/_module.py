@@ -59,6 +59,7 @@ class Core(Protocol):
         parameter: type[Tensor],
         traits: Sequence[tuple[Any, ...]],
         effects: Sequence[str],
+        own: Sequence[str],
         products: Sequence[str],
         may_use_workspace: Sequence[str],
         in_place: Sequence[tuple[Any, ...]],
@@ -397,6 +398,10 @@ class Core(Protocol):
 
     def kept(self, driver: Handle, /) -> list[tuple[str, str, int, Bytes]]:
         """Return name, reason, calls, bytes of each operator whose results are never evicted."""
+        ...
+
+    def reopen_trials(self) -> None:
+        """Let operators be tried again whose results are kept because of a trial."""
         ...
 
     def last_unit(self) -> tuple[bool, str]:

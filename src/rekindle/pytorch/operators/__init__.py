@@ -15,6 +15,7 @@ from rekindle.pytorch.operators._in_place import BackwardNode as BackwardNode
 from rekindle.pytorch.operators._in_place import InPlace as InPlace
 from rekindle.pytorch.operators._in_place import may_take_over as may_take_over
 from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS
+from rekindle.pytorch.operators._operators import OWN as OWN
 from rekindle.pytorch.operators._operators import ROOMY_ON_HOST as ROOMY_ON_HOST
 from rekindle.pytorch.operators._operators import ROUTING as ROUTING
 from rekindle.pytorch.operators._operators import SUMS_OF_PRODUCTS as SUMS_OF_PRODUCTS
@@ -27,6 +28,7 @@ from rekindle.pytorch.operators._operators import unseen_collective as unseen_co
 from rekindle.pytorch.operators._plain_kernels import plain_kernels as plain_kernels
 from rekindle.pytorch.operators._random import generator_of as generator_of
 from rekindle.pytorch.operators._refusals import changed_size as changed_size
+from rekindle.pytorch.operators._refusals import collective_in_replay as collective_in_replay
 from rekindle.pytorch.operators._refusals import foreign_input as foreign_input
 from rekindle.pytorch.operators._refusals import gathered_input as gathered_input
 from rekindle.pytorch.operators._refusals import modified_input as modified_input

@@ -170,7 +170,18 @@ ROOMY_ON_HOST = (
 
 #: Namespaces of operators that are never recomputed, because they communicate with other processes
 #: or have other effects.
-EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
+EFFECTS = (
+    "c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem",
+    "debugprims",
+)  # fmt: skip
+#: The other namespaces of PyTorch's own operators. An operator of any other namespace is recomputed
+#: on trial only (R9, everything else runs once).
+OWN = (
+    "aten", "prims", "prim", "profiler", "inductor", "inductor_prims", "rngprims", "fsdp",
+    "quantized", "_quantized", "quantized_decomposed", "quantization", "sparse", "mkl", "mkldnn",
+    "mkldnn_prepacked", "onednn", "static_runtime", "export", "debug_mode_ops", "_dtensor",
+    "_native", "streams",
+)  # fmt: skip
 
 #: Higher-order operators that write none of their arguments. Rekindle allows them, and never evicts
 #: their results.

@@ -51,6 +51,15 @@ def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
     )
 
 
+def collective_in_replay(name: str) -> Unsupported:
+    """Return the error for a collective that the body of a recomputed operator calls."""
+    return Unsupported(
+        f"{name}: an operator that did not communicate when it first ran communicates when it is "
+        "recomputed, which the other ranks would not answer. To keep its results in memory, run it "
+        "in `with rekindle.never_recompute():`"
+    )
+
+
 def foreign_input(made_by: str) -> RuntimeError:
     """Return the error for a tensor, needed to recompute, that NumPy or the like wrote."""
     return RuntimeError(

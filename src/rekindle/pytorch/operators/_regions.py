@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 from rekindle._errors import Unsupported
 from rekindle.pytorch.operators._doubtful import Doubt, doubt_of, may_differ
 from rekindle.pytorch.operators._imports import when_imported
-from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
+from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, OWN, ROUTING
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
@@ -117,6 +117,8 @@ class Region:
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
         self._doubts = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
+        # True if the region calls operators that are not PyTorch's own, which may do anything.
+        self._calls_others = any(each.namespace not in (*OWN, *EFFECTS) for each in targets)
         #: True if the region sums by atomics, so its bits vary. One trial with equal bits proves
         #: little.
         self.by_atomics = any(each >= Doubt.ATOMICS for each in self._doubts)
@@ -130,7 +132,9 @@ class Region:
         )
 
     def may_differ(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if recomputing the region on `tensors` may give different bits."""
+        """Return True if the region is recomputed on trial only, as its bits may differ."""
+        if self._calls_others:
+            return True
         doubts = {Doubt.ATOMICS if each > Doubt.ATOMICS else each for each in self._doubts}
         return any(may_differ(each, None, (), tensors) for each in doubts)
 

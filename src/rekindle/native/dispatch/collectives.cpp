@@ -1,0 +1,39 @@
+#include "collectives.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <string>
+
+#include "../memory/program.h"
+#include "../ops/facts.h"
+#include "../torch/dispatch_key.h"
+
+namespace rekindle {
+
+namespace {
+
+void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack*) {
+    refuse_collective(op.schema().name().c_str());
+}
+
+}  // namespace
+
+void refuse_collectives_in_replays() {
+    if (!open_replay_key()) {
+        return;
+    }
+    for (const c10::OperatorName& each : c10::Dispatcher::singleton().getAllOpNames()) {
+        if (!has_effects(each.name)) {
+            continue;
+        }
+        const std::string name_space(each.name, 0, each.name.find("::"));
+        const std::string overload = each.overload_name.empty() ? "" : "." + each.overload_name;
+        library_at_key(name_space.c_str(), REPLAY_KEY)
+            .impl(
+                (each.name + overload).c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>()
+            );
+    }
+}
+
+}  // namespace rekindle
