@@ -84,7 +84,7 @@ def draws_from_own_generator() -> Operator:
 
 
 def draws_from_numpy() -> Operator:
-    return _defined(lambda x: x * float(np.random.rand()))
+    return _defined(lambda x: x * float(np.random.rand()))  # noqa: NPY002
 
 
 def draws_from_generator_of_numpy() -> Operator:
@@ -162,7 +162,7 @@ def mutates_secretly() -> Operator:
 
 
 def mutates_elsewhere() -> Operator:
-    """Return an operator that counts its calls in a tensor, which another value is computed from."""
+    """Return an operator that counts its calls in a tensor, from which a value is computed."""
     calls = torch.zeros(WIDTH)
     made = _defined(lambda x: (x * calls.add_(1)).sin())
     return lambda x: made(x) * (calls.clone() + x.sin())
@@ -280,7 +280,7 @@ KEPT: Final[dict[Callable[[], Operator], str]] = {
     reads_elsewhere: "reads a tensor that is not among its arguments",
     calls_another: "draws from a random number generator of its own",
 }
-#: Kinds of operators that return nothing new, or whose results only operators without gradient read.
+#: Kinds of operators that return nothing new, or whose results need no gradient.
 OTHER: Final[tuple[Callable[[], Operator], ...]] = (
     mutates_two, returns_its_argument, sees_grad_mode,
 )  # fmt: skip
@@ -289,7 +289,7 @@ OTHER: Final[tuple[Callable[[], Operator], ...]] = (
 def trained(operator: Operator, depth: int = DEPTH) -> dict[str, Any]:
     """Train for two steps. Return all results, with random numbers that the program draws last."""
     torch.manual_seed(0)
-    np.random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
     random.seed(0)
     weights = [torch.rand(WIDTH, requires_grad=True) for _ in range(depth)]
     found: dict[str, Any] = {}
@@ -301,5 +301,5 @@ def trained(operator: Operator, depth: int = DEPTH) -> dict[str, Any]:
         loss.backward()
         found[f"loss {step}"] = loss.detach()
     found |= {f"gradient {i}": each.grad for i, each in enumerate(weights)}
-    found["numbers"] = (torch.rand(1).item(), np.random.rand(), random.random())
+    found["numbers"] = (torch.rand(1).item(), np.random.rand(), random.random())  # noqa: NPY002
     return found
