@@ -29,6 +29,9 @@ bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor,
     if (record->flags != 0 || (written && (record->replayable || record->consumed()))) {
         return false;
     }
+    if (written && record->special.is_external() && driver.overlaps(*record)) [[unlikely]] {
+        return false;
+    }
     if (written) {
         record->version.expected = -1;
     }

@@ -34,6 +34,9 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     for (const std::uint32_t position : parsed_.written) {
         driver_.note_shared_version_counter(*parsed_.tensors[position]);
     }
+    if (!facts_.is_aten && facts_.writes) [[unlikely]] {
+        expect_raised_versions();
+    }
     // Record a recipe only if the results may be needed again, and if a recomputation gives the
     // same bits. With grad mode off autograd needs no recipe, but user-held values may need one.
     const bool without_grad =
@@ -482,6 +485,11 @@ void Operation::register_results() {
         recording_ = false;
     }
     recording_ = recording_ && !non_strided_result && !external;
+    if (external) [[unlikely]] {
+        for (const Made& each : made) {
+            driver_.share_with_overlapping(*each.storage_impl);
+        }
+    }
     // Keep inputs in memory that a result refers to. A quantized tensor refers to its scales, and a
     // sparse tensor consists of its inputs. With `evict="anything"` the runtime sees the parts of a
     // sparse tensor and restores them as needed.

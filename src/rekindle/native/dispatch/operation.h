@@ -135,6 +135,7 @@ private:
     bool is_first_write();
     bool note_written_bytes(std::uint32_t position);
     void keep_indices();
+    void expect_raised_versions();
     void save_what_is_overwritten();
     void need(Need need);
     inline void predict();

@@ -53,6 +53,14 @@ void Operation::know_inputs() {
         record->find_version_counter(*tensor);
         foreign_ = foreign_ || record->special.is_external();
     }
+    if (foreign_) [[unlikely]] {
+        // A new storage that shares memory with an earlier input has changed that input's record.
+        for (Ref<Storage>& each : inputs_) {
+            if (each) {
+                each = Ref<Storage>(&current(record_of(*each)));
+            }
+        }
+    }
     const bool ordered = driver_.device.streams.are_several();
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
         if (inputs_[i] && input(i)->flags != 0) [[unlikely]] {
@@ -172,24 +180,59 @@ void Operation::keep_indices() {
     }
 }
 
+// An operator of another library may raise the version of a tensor before it writes the tensor, as
+// operators of `torch.library.custom_op` do. PyTorch's own operators do so afterwards. The memory
+// has its old contents until then, so values can still be recomputed from it.
+void Operation::expect_raised_versions() {
+    if (!call_.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
+        return;
+    }
+    for (const std::uint32_t position : parsed_.written) {
+        const c10::TensorImpl& tensor = *parsed_.tensors[position];
+        const AddressEntry* found =
+            driver_.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        if (found == nullptr || found->record == nullptr) {
+            continue;
+        }
+        found->record->find_version_counter(tensor);
+        Version& version = found->record->version;
+        const auto raised = std::ranges::count_if(parsed_.written, [&](std::uint32_t each) {
+            return is_same_counter(version.counter, parsed_.tensors[each]->version_counter());
+        });
+        if (version.moved() && version.now() - version.expected == raised) {
+            version.look();
+        }
+    }
+}
+
 // Before the operator overwrites sources (values without a recipe), recompute and pin the values
-// whose recipes need the old contents (R4, sources).
+// whose recipes need the old contents (R4, sources). This may take the recipe of another value that
+// the operator overwrites, so look again until nothing is left to save.
 void Operation::save_what_is_overwritten() {
     if (rare_) [[unlikely]] {
         rare_->fixed.clear();
     }
-    for (const std::uint32_t position : parsed_.written) {
-        StorageRecord* record = input(position);
-        if (record != nullptr) {
+    bool saved = false;
+    do {
+        saved = false;
+        for (const std::uint32_t position : parsed_.written) {
+            StorageRecord* record = input(position);
+            if (record == nullptr) {
+                continue;
+            }
             finish_swap_out(driver_, *record);
+            // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to
+            // its storage. Its contents are compared later, when a recipe reads them.
+            if (!record->replayable && record->consumed() && !record->absent) {
+                rare().fixed.push_back(record);
+                driver_.forget(*record);
+                saved = true;
+            }
+            if (record->special.is_external() && driver_.save_overlapping(*record)) [[unlikely]] {
+                saved = true;
+            }
         }
-        // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to its
-        // storage. Its contents are compared later, when a recipe reads them.
-        if (record != nullptr && !record->replayable && record->consumed() && !record->absent) {
-            rare().fixed.push_back(record);
-            driver_.forget(*record);
-        }
-    }
+    } while (saved && parsed_.written.size() > 1);
 }
 
 // Make private copies of those inputs that code outside PyTorch may write, and let the recipe read

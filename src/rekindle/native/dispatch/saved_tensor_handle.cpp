@@ -320,15 +320,28 @@ void SavedTensorHandle::refuse_modified(const char* maker) const {
 at::Tensor SavedTensorHandle::moved(
     c10::function_ref<bool(const c10::StorageImpl&)> is_saved
 ) const {
-    const auto tensor = saved_.lock();
-    if (!tensor || !tensor->has_storage()) {
+    const at::Tensor now = saved_now();
+    if (!now.defined() || !now.has_storage()) {
         return {};
     }
-    const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
-    if (is_saved(*there)) {  // `tensor` still has the memory that was saved
+    const c10::TensorImpl& tensor = *now.unsafeGetTensorImpl();
+    if (is_saved(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
+        return {};  // the tensor still has the memory that was saved
+    }
+    return alias_of(tensor);
+}
+
+// Return the tensor that the program saved or, if it is dead and got other memory before, a tensor
+// with that memory.
+at::Tensor SavedTensorHandle::saved_now() const {
+    if (auto tensor = saved_.lock()) {
+        return tensor_of(std::move(tensor));
+    }
+    if (!driver_->moved_tensors.any()) [[likely]] {
         return {};
     }
-    return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
+    const auto lock = locked_if_not_mine();
+    return driver_->moved_tensors.find(saved_._unsafe_get_target());
 }
 
 // Return the tensor that the program saved, if it is alive and unchanged. Autograd uses this tensor

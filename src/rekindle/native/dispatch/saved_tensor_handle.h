@@ -70,6 +70,7 @@ private:
     void check_version(const char* maker) const;
     [[noreturn]] void refuse_modified(const char* maker) const;
     at::Tensor moved(c10::function_ref<bool(const c10::StorageImpl&)> is_saved) const;
+    at::Tensor saved_now() const;
     at::Tensor own_tensor() const;
     std::int64_t bytes_reached() const;
     at::Tensor in(const StoragePtr& storage_impl) const;

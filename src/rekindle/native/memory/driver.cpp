@@ -35,6 +35,9 @@ std::vector<Driver*>& drivers() {
     return made;
 }
 
+// Length of `drivers()`, which any thread may read without the session mutex.
+std::atomic<int> n_drivers{0};
+
 struct Active final {
     SpinLock& flag = leaf(Leaf::active);
     c10::intrusive_ptr<Driver> driver;
@@ -124,6 +127,17 @@ bool looks_later() {
     return !the_active().trained_elsewhere && is_started_inside(joined());
 }
 
+bool any_drivers() noexcept {
+    return n_drivers.load(std::memory_order_relaxed) != 0;
+}
+
+void tensor_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before) {
+    const auto lock = locked_if_not_mine();
+    for (Driver* each : drivers()) {
+        each->note_moved(tensor, before);
+    }
+}
+
 void join(const Driver* driver) noexcept {
     joined() = driver == nullptr ? 0 : driver->ordinal;
     c10::impl::tls_set_dispatch_key_included(KEY, driver != nullptr);
@@ -157,6 +171,7 @@ Driver::Driver(
         own_policy->choose_for(*this);
     }
     drivers().push_back(this);
+    ++n_drivers;
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): throws only if not one byte is left for bookkeeping
@@ -164,6 +179,7 @@ Driver::~Driver() {
     without_throwing([&] { swapper.reset(); });
     const auto lock = locked_if_not_mine();
     std::erase(drivers(), this);
+    --n_drivers;
     notify_gone();
     pending_.take(free_queue);
     for (StorageRecord* record : pending_.handles) {
@@ -177,6 +193,7 @@ Driver::~Driver() {
     resizing_ = {};
     emptied_.clear();
     tracking_suspended_.clear();
+    moved_tensors.clear();
 }
 
 std::size_t drivers_alive() noexcept {
@@ -366,6 +383,9 @@ void Driver::process_pending() {
         // The calls above may have freed storages. Their addresses are now in the queue of freed
         // memory.
         drain_free_queue();
+    }
+    if (moved_tensors.any()) [[unlikely]] {
+        moved_tensors.drop_unreferenced();
     }
     if (pending_.counted != 0) {
         engine.account(0, -std::exchange(pending_.counted, 0));

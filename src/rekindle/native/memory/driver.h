@@ -47,11 +47,13 @@
 #include "../torch/rng_history.h"
 #include "../torch/storage_ptr.h"
 #include "budget_backoff.h"
+#include "foreign_memory.h"
 #include "held_list.h"
 #include "in_progress.h"
 #include "kept_calls.h"
 #include "lost_time.h"
 #include "module_tensors.h"
+#include "moved_tensors.h"
 #include "notifications.h"
 #include "only_counting.h"
 #include "peak_watch.h"
@@ -105,6 +107,7 @@ private:
     StorageTable table_;
     PendingFrees pending_;
     UntrackedStorages untracked_;
+    ForeignMemory foreign_;
     HeldList held_list_;
     // Buffer of `perform`: values whose recipe was dropped during the event, so that they must stay
     // in memory.
@@ -137,6 +140,7 @@ public:
     Prices prices;
     // freed storages and destroyed saved-tensor handles that were not processed yet
     FreeQueue free_queue;
+    MovedTensors moved_tensors;
     // states of the random generators, so that a recomputation draws the same numbers
     RngHistory positions;
 
@@ -326,7 +330,8 @@ public:
     void pin_as_constant(const c10::TensorImpl& tensor);
     // Recompute and pin all values whose recipes need the current contents of `tensor`, which is
     // about to be written (R4, sources).
-    void save_what_needs(const c10::TensorImpl& tensor);
+    // Return true if there were such values.
+    bool save_what_needs(const c10::TensorImpl& tensor);
     // Prepare for a resize of `storage_impl` to `nbytes`. newest: sequence number of an autograd
     // node, as for `leave` in gathered.h; negative if the program will not restore the contents.
     // Return true if `storage_impl` has a record.
@@ -336,6 +341,21 @@ public:
     // Protect recipes that read `storage_impl` (R4, sources). The program is about to pass the
     // address to other code, such as NumPy, which may write there without any operator.
     void mark_externally_writable(c10::StorageImpl& storage_impl);
+    // Prepare for one write to `storage_impl` by code that is no operator, such as `Tensor.apply_`.
+    // Recompute and pin the values whose recipes need the old contents (R4, sources).
+    void about_to_write_unseen(c10::StorageImpl& storage_impl);
+    // The program has raised the version of the tensors in `storage_impl`
+    // (`torch.autograd.graph.increment_version`), because it wrote there without an operator, or is
+    // about to. Keep the values in memory that were computed from the old contents.
+    void version_raised(c10::StorageImpl& storage_impl);
+    // Find out which other storages share memory with `storage_impl`. Each of them counts as
+    // external memory from then on. Return true if there is one.
+    bool share_with_overlapping(c10::StorageImpl& storage_impl);
+    // Return true if another storage shares the memory of `record`.
+    bool overlaps(const StorageRecord& record) const;
+    // Before an operator writes `record`: recompute and pin the values whose recipes need the old
+    // contents of other storages that share its memory. Return true if there were such values.
+    bool save_overlapping(StorageRecord& record);
     // Return the record of the private copy of the external memory of `record`, if the memory has
     // not changed since the copy was made, else null.
     StorageRecord* copy_still(StorageRecord& record);
@@ -348,6 +368,8 @@ public:
     // Drop the runtime's weak reference to `tensor` until `resume_origin_tracking`, because
     // `torch.utils.swap_tensors` refuses tensors with weak references.
     void suspend_origin_tracking(const c10::TensorImpl& tensor);
+    // `tensor` has other memory than `before` now (`tensor.data = ...`).
+    void note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before);
     void resume_origin_tracking();
     // Find out which storages without a deleter hook the program has freed, because nothing reports
     // their frees. If `youngest`, check only the storages added last.
@@ -619,6 +641,10 @@ private:
     StorageRecord& make_source(
         const Facts* maker, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
     );
+    StorageRecord& new_contents_of(StorageRecord& record);
+    void make_external(StorageRecord& record);
+    void widen(StorageRecord& record, c10::StorageImpl& storage_impl);
+    std::vector<Ref<Storage>> overlapping(c10::StorageImpl& storage_impl);
     static void describe(StorageRecord& record, const c10::TensorImpl& tensor);
     void vacate(StorageRecord& record);
     void release(StorageRecord& record);
@@ -752,6 +778,11 @@ c10::intrusive_ptr<Driver> active();
 // caller must then release the mutex. If the operator runs outside any budget, release the mutex
 // and return null.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
+// The program has given `tensor` other memory than `before` (`tensor.data = ...`). Report that to
+// all drivers, also to those whose budget has ended.
+void tensor_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before);
+// Return true if any driver exists, also one whose budget has ended. Needs no mutex.
+bool any_drivers() noexcept;
 // Make this Python thread work within the budget of `driver`, so that its operators pass Rekindle's
 // dispatch key; null: within no budget.
 void join(const Driver* driver) noexcept;

@@ -10,10 +10,15 @@
 // reused while the contents stay the same. Weights are too large to copy and seldom written. Their
 // checksum is noted when recipes begin to read them, and a recomputation raises if the checksum has
 // changed.
+//
+// Two storages may share memory (memory/foreign_memory.h). A write to one of them then changes the
+// other, so both count as external memory. Operators that write one of them are seen: before,
+// values that need the old contents of the other are recomputed too.
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "../torch/geometry.h"
 #include "driver.h"
 #include "swapper.h"
 
@@ -22,26 +27,200 @@ namespace rekindle {
 void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
     process_pending();
     bring_back(storage_impl);
+    // If the memory is not registered yet, the first operator that reads it registers it as
+    // external.
+    if (const AddressEntry* found = find_by_address(storage_impl)) {
+        make_external(known_at(*found, storage_impl));
+    }
+    share_with_overlapping(storage_impl);
+}
+
+void Driver::about_to_write_unseen(c10::StorageImpl& storage_impl) {
+    process_pending();
+    bring_back(storage_impl);
     const AddressEntry* found = find_by_address(storage_impl);
-    if (found == nullptr) {
-        // The memory is not registered yet. The first operator that reads it registers it as
-        // external.
+    if (found != nullptr && found->record != nullptr) {
+        new_contents_of(*found->record);
+    }
+    share_with_overlapping(storage_impl);
+    for (const Ref<Storage>& each : overlapping(storage_impl)) {
+        new_contents_of(record_of(*each));
+    }
+}
+
+void Driver::version_raised(c10::StorageImpl& storage_impl) {
+    process_pending();
+    const AddressEntry* found = find_by_address(storage_impl);
+    if (found == nullptr || found->record == nullptr) {
         return;
     }
-    StorageRecord& record = known_at(*found, storage_impl);
+    StorageRecord& record = *found->record;
     const Ref<Storage> kept(&record);
-    if (record.special.is_external()) {
+    if (record.replayable) {
+        // The old contents can be recomputed. Nothing has written memory that is evicted.
+        StorageRecord& after = record.resident ? record_external_write(record) : record;
+        after.version.expected = -1;
         return;
     }
+    std::vector<Storage*> made;
+    engine.graph.made_through(record, made);
+    bool evicted = false;
+    for (Storage* each : made) {
+        if (each->resident) {
+            seal(record_of(*each));
+        }
+        evicted = evicted || !each->resident;
+    }
+    // An evicted value can no longer be recomputed: the old contents may be gone. If it is needed,
+    // the version check raises.
+    if (evicted) {
+        record.special.make_external();
+    } else {
+        record.version.expected = -1;
+    }
+}
+
+// Prepare for a write to the memory of `record` that no operator reports. Recipes of other values
+// never read the new contents by mistake. Return the record of the new contents.
+StorageRecord& Driver::new_contents_of(StorageRecord& record) {
+    const Ref<Storage> kept(&record);
     finish_swap_out(*this, record);
     if (record.replayable) {
-        record_external_write(record).special.make_external();
-        return;
+        return record_external_write(record);
     }
     if (record.consumed()) {
         forget(record);
     }
-    record.special.make_external();
+    record.clear_flags();
+    return record;
+}
+
+void Driver::make_external(StorageRecord& record) {
+    if (!record.special.is_external()) {
+        new_contents_of(record).special.make_external();
+    }
+}
+
+// -- storages that share memory -------------------------------------------------------------------
+
+// Return the records of the other storages that share memory with `storage_impl`. A storage without
+// a record is left out: no recipe reads it.
+std::vector<Ref<Storage>> Driver::overlapping(c10::StorageImpl& storage_impl) {
+    std::vector<Ref<Storage>> found;
+    const MemoryRange range = MemoryRange::of(storage_impl);
+    const auto add = [&](StorageRecord& record) {
+        const StoragePtr there = record.at();
+        if (there && address_of(*there) != address_of(storage_impl) &&
+            there->device() == storage_impl.device() && MemoryRange::of(*there).overlaps(range)) {
+            found.emplace_back(&record);
+        }
+    };
+    if (!is_foreign(storage_impl)) {
+        for (const StoragePtr& each : foreign_.within(range)) {
+            const AddressEntry* entry = find_by_address(*each);
+            if (entry != nullptr && entry->record != nullptr) {
+                add(*entry->record);
+            }
+        }
+        return found;
+    }
+    // On a CPU, the keys of the table are addresses of memory.
+    const bool by_key = storage_impl.device_type() == c10::DeviceType::CPU;
+    table_.each([&](const void* key, const AddressEntry& entry) {
+        if (entry.record == nullptr) {
+            return;
+        }
+        const auto* first = static_cast<const char*>(key);
+        if (!by_key || MemoryRange{first, first + entry.record->size}.overlaps(range)) {
+            add(*entry.record);
+        }
+    });
+    return found;
+}
+
+bool Driver::share_with_overlapping(c10::StorageImpl& storage_impl) {
+    const bool foreign = is_foreign(storage_impl);
+    const MemoryRange range = MemoryRange::of(storage_impl);
+    if ((!foreign && !foreign_.any()) || range.begin == nullptr) [[likely]] {
+        return false;
+    }
+    const std::vector<Ref<Storage>> found = overlapping(storage_impl);
+    for (const Ref<Storage>& each : found) {
+        make_external(record_of(*each));
+    }
+    if (foreign) {
+        foreign_.add(storage_impl, !found.empty());
+        return !found.empty();
+    }
+    return foreign_.shares(range);
+}
+
+// The external memory `record` is the first part of `storage_impl`, or of the same array. Let the
+// record have all of this memory.
+void Driver::widen(StorageRecord& record, c10::StorageImpl& storage_impl) {
+    const Ref<Storage> kept(&record);
+    const Bytes more = counted(storage_impl) - record.nbytes;
+    if (more > engine.budget - engine.memory) {
+        make_room(more, "a tensor of yours");
+    }
+    share_with_overlapping(storage_impl);
+    new_contents_of(record).special.make_external();  // without the copy of the first part
+    StoragePtr whole = StoragePtr::reclaim_copy(&storage_impl);
+    table_.take(record);
+    if (record.keeper) {
+        record.keeper = whole;
+    }
+    bind_storage(record, whole);
+    engine.resize(record, counted(storage_impl));
+    note_memory();
+}
+
+bool Driver::overlaps(const StorageRecord& record) const {
+    const StoragePtr storage_impl = record.at();
+    return storage_impl && foreign_.shares(MemoryRange::of(*storage_impl));
+}
+
+bool Driver::save_overlapping(StorageRecord& record) {
+    if (!overlaps(record)) {
+        return false;
+    }
+    bool saved = false;
+    for (const Ref<Storage>& each : overlapping(*record.at())) {
+        saved = saved || each->consumed();
+        new_contents_of(record_of(*each));
+    }
+    return saved;
+}
+
+// -- tensors that get other memory ----------------------------------------------------------------
+
+void Driver::note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before) {
+    drain_free_queue();
+    const AddressEntry* found = find_by_address(before);
+    if (found == nullptr || !has_memory(tensor)) {
+        return;
+    }
+    StorageRecord* record = found->record;
+    const bool saved = record != nullptr && record->references != 0;
+    // Handles made while operators were only counted hold the storage, and are not known by record.
+    const bool counted =
+        (only_counting.on() || only_counting.was_on()) && (found->saved || record != nullptr);
+    if (saved || counted || moved_tensors.has(tensor)) {
+        moved_tensors.note(tensor, saved ? record : nullptr, counted ? &before : nullptr);
+    }
+    if (record != nullptr) {
+        record->stop_following(tensor);
+    }
+    if (tensor.version_counter().unique()) {
+        return;
+    }
+    // Other tensors have the same version counter, so it also counts writes to the old memory.
+    found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    for (StorageRecord* each : {record, found == nullptr ? nullptr : found->record}) {
+        if (each != nullptr) {
+            each->shares_version_counter = true;
+        }
+    }
 }
 
 StorageRecord& Driver::record_external_write(StorageRecord& before) {

@@ -38,8 +38,7 @@ StoragePtr input_storage(StorageRecord& record) {
         *record.special.external()->checksum != checksum_of(*storage_impl)) [[unlikely]] {
         throw ExternalWriteError(record.site());
     }
-    if (record.version.moved() && !record.shares_version_counter &&
-        record.origin_is_at(storage_impl)) {
+    if (record.was_modified(storage_impl)) {
         throw ModifiedInputError(record.site(), record.version.now(), record.version.expected);
     }
     return storage_impl;

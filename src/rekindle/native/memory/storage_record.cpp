@@ -44,10 +44,52 @@ void StorageRecord::follow(const c10::TensorImpl& reader) {
     version.look();
 }
 
+bool StorageRecord::was_modified(const StoragePtr& there) {
+    if (!version.rose() || shares_version_counter || !origin_is_at(there)) [[likely]] {
+        return false;
+    }
+    shares_version_counter = is_counted_with_others();
+    return !shares_version_counter;
+}
+
+void StorageRecord::stop_following(const c10::TensorImpl& tensor) {
+    if (origin._unsafe_get_target() == &tensor) {
+        origin = no_tensor();
+        version = Version();
+        unwatched = false;
+    }
+}
+
+// Return true if the version counter counts writes to the storage `there`. Return false if the
+// program has executed `x.data = y`, which gives the tensor other memory.
 bool StorageRecord::origin_is_at(const StoragePtr& there) const {
     const auto tensor = origin.lock();
     return !tensor || !tensor->has_storage() ||
            tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
+}
+
+// Return true if the value of `other` is in other memory, and tensors with the version counter of
+// this value refer to that memory.
+bool StorageRecord::counts_with(const StorageRecord& other) const {
+    if (other.address == nullptr || other.address == address) {
+        return false;
+    }
+    const auto tensor = other.origin.lock();
+    return is_same_counter(version.counter, other.version.counter) ||
+           (tensor && is_same_counter(version.counter, tensor->version_counter()));
+}
+
+// Return true if the version counter also counts writes to other memory. Scenario: `old =
+// w.detach()`, then `old.data = old.data.clone()`. Each step of an optimizer of `w` raises the
+// count of `old`. It is looked for only where the count has risen.
+bool StorageRecord::is_counted_with_others() const {
+    const auto any = [&](Storage* each, Storage* Storage::* next) {
+        while (each != nullptr && !counts_with(record_of(*each))) {
+            each = each->*next;
+        }
+        return each != nullptr;
+    };
+    return any(previous, &Storage::previous) || any(next, &Storage::next);
 }
 
 }  // namespace rekindle

@@ -208,9 +208,17 @@ struct StorageRecord final : Storage {
     void find_version_counter(const c10::TensorImpl& reader);
     // Use the version counter of `reader` to detect writes to this value.
     void follow(const c10::TensorImpl& reader);
-    // Return true if the version counter counts writes to the storage `there`. Return false if the
-    // program has executed `x.data = y`, which gives the tensor other memory.
+    // Return true if the version counter shows that the value, which is in `there`, was written,
+    // and no operator inside the budget has written it.
+    bool was_modified(const StoragePtr& there);
+    // The tensor `tensor` of the program has other memory from now on (`tensor.data = ...`). So its
+    // version counter no longer counts writes to this value.
+    void stop_following(const c10::TensorImpl& tensor);
+
+private:
     bool origin_is_at(const StoragePtr& there) const;
+    bool counts_with(const StorageRecord& other) const;
+    bool is_counted_with_others() const;
 };
 
 inline StorageRecord& record_of(Storage& storage) noexcept {

@@ -34,8 +34,9 @@ public:
     AddressEntry* find(const void* address) noexcept { return entries_.find(address); }
 
     // Set the entry for memory at `address`. A new entry gets the next allocation number; an
-    // address that is already in the table keeps its number.
-    void put(
+    // address that is already in the table keeps its number. Return the record that the entry had
+    // before; null if it had none.
+    StorageRecord* put(
         const void* address,
         StorageRecord* record,
         Bytes nbytes,
@@ -43,10 +44,12 @@ public:
         const c10::StorageImpl* storage_impl
     ) {
         if (AddressEntry* there = entries_.find(address)) {
+            StorageRecord* const before = there->record;
             *there = {record, nbytes, maker, storage_impl, there->allocation};
-        } else {
-            add(address, record, nbytes, maker, storage_impl);
+            return before;
         }
+        add(address, record, nbytes, maker, storage_impl);
+        return nullptr;
     }
 
     // The same for an address that is not in the table.
@@ -71,6 +74,12 @@ public:
             entries_.take(address);
         }
         return address;
+    }
+
+    // Call `visit(address, entry)` for each storage in the table.
+    template <class F>
+    void each(F&& visit) {
+        entries_.each(std::forward<F>(visit));
     }
 
     // Call `visit(address, entry)` for each storage in the table that has no record.

@@ -135,13 +135,19 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
         return nullptr;
     }
     AddressEntry* found = find_by_address(storage_impl);
-    if (found != nullptr && found->record != nullptr && found->record->untracked &&
-        found->record->storage_impl.expired()) {
-        // The storage recorded at this address was freed without a report, and PyTorch gave its
-        // address to `storage_impl`. So remove the old record first.
-        poll_untracked();
-        process_pending();
-        found = find_by_address(storage_impl);
+    if (found != nullptr && found->record != nullptr && found->record->untracked) [[unlikely]] {
+        if (found->record->storage_impl.expired()) {
+            // The storage recorded at this address was freed without a report, and PyTorch gave its
+            // address to `storage_impl`. So remove the old record first.
+            poll_untracked();
+            process_pending();
+            found = find_by_address(storage_impl);
+        } else if (
+            found->record->special.is_external() &&
+            std::cmp_less(found->record->size, storage_impl.nbytes())
+        ) {
+            widen(*found->record, storage_impl);
+        }
     }
     if (found == nullptr) {
         return &adopt(tensor, storage_impl);
@@ -201,9 +207,14 @@ void Driver::note_saved(const c10::StorageImpl& storage_impl) {
 StorageRecord& Driver::list(
     AddressEntry counted, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
 ) {
+    const bool shares = share_with_overlapping(*storage_impl);
     note_freed_counted(address_of(*storage_impl), counted.nbytes);
     engine.account(0, -counted.nbytes);
-    return make_source(counted.maker, storage_impl, tensor);
+    StorageRecord& made = make_source(counted.maker, storage_impl, tensor);
+    if (shares) [[unlikely]] {
+        make_external(made);
+    }
+    return made;
 }
 
 // Write into a recorded trace that a storage without a record was freed.
@@ -218,6 +229,7 @@ void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
 // Register a storage of the program that no operator in this budget made or read before. Throws
 // `OutOfBudgetError` if it does not fit.
 StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl) {
+    const bool shares = share_with_overlapping(storage_impl);
     const Bytes nbytes = counted(storage_impl);
     // Until now the bytes of this storage counted as device memory that no operator reported
     // (`outside_`). Subtract them there, so that they do not count twice.
@@ -232,7 +244,11 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
         due.new_parameters.push_back(&storage_impl);
         due.owners_due = true;
     }
-    return make_source(nullptr, storage_of(tensor), &tensor);
+    StorageRecord& made = make_source(nullptr, storage_of(tensor), &tensor);
+    if (shares) [[unlikely]] {
+        make_external(made);
+    }
+    return made;
 }
 
 // Remember that the program refers to the new source `record` by `tensor`. The tensor's version
@@ -269,7 +285,14 @@ void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl)
         return;  // the value has no bytes
     }
     const c10::StorageImpl* untracked = record.untracked ? storage_impl.get() : nullptr;
-    table_.put(record.address, &record, record.nbytes, record.maker, untracked);
+    StorageRecord* const before =
+        table_.put(record.address, &record, record.nbytes, record.maker, untracked);
+    if (before != nullptr && before != &record && before->address == record.address) [[unlikely]] {
+        // PyTorch has exchanged two storages, as it does to share one with another process. The
+        // storage of `before` is gone, and `record` has its memory.
+        before->address = nullptr;
+        pending_.storages.emplace_back(before);
+    }
     if (record.untracked) [[unlikely]] {
         untracked_.add(record.address, record.storage_impl);
     }
@@ -478,12 +501,17 @@ void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
     }
 }
 
-void Driver::save_what_needs(const c10::TensorImpl& tensor) {
+bool Driver::save_what_needs(const c10::TensorImpl& tensor) {
     AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
     StorageRecord* record = found == nullptr ? nullptr : found->record;
-    if (record != nullptr && record->consumed() && !record->replayable) {
+    if (record == nullptr) {
+        return false;
+    }
+    const bool saves = record->consumed() && !record->replayable;
+    if (saves) {
         forget(*record);
     }
+    return (record->special.is_external() && save_overlapping(*record)) || saves;
 }
 
 bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::int64_t newest) {

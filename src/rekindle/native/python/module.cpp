@@ -39,6 +39,7 @@
 #include "py_steps.h"
 #include "py_swap.h"
 #include "py_transcripts.h"
+#include "set_data.h"
 
 namespace {
 
@@ -156,6 +157,7 @@ PyObject* start(PyObject* arguments) {
     const char* why_not = rekindle::register_fallback();
     if (*why_not == '\0') {
         rekindle::install_engine_proxy();
+        rekindle::see_set_data(tensor);
     }
     return PyUnicode_FromString(why_not);
 }
@@ -437,10 +439,10 @@ PyObject* about_to_resize(PyObject* arguments) {
     return PyBool_FromLong(known ? 1 : 0);
 }
 
-// mark_externally_writable(driver, address) -> None
-//
-// Record that code other than PyTorch may write to the storage at `address` from now on.
-PyObject* mark_externally_writable(PyObject* arguments) {
+// Parse the arguments (driver, address of a storage), and call `act`, a member function of the
+// driver, with the storage. Do nothing if the current thread runs an operator with this storage.
+template <auto act>
+PyObject* to_storage(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
     parse(arguments, "OK", &capsule, &address);
@@ -450,7 +452,7 @@ PyObject* mark_externally_writable(PyObject* arguments) {
         rekindle::translate_errors(driver, [&] {
             Locked lock;
             rekindle::about_to_let_go(driver, lock);
-            driver.mark_externally_writable(storage_impl);
+            rekindle::retry_evicting_held(driver, lock, [&] { (driver.*act)(storage_impl); });
         });
     }
     return nothing();
@@ -665,7 +667,9 @@ PyMethodDef methods[] = {
     method<put_method>("put_method"),
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
-    method<mark_externally_writable>("mark_externally_writable"),
+    method<to_storage<&Driver::mark_externally_writable>>("mark_externally_writable"),
+    method<to_storage<&Driver::about_to_write_unseen>>("about_to_write_unseen"),
+    method<to_storage<&Driver::version_raised>>("version_raised"),
     method<bring_back>("bring_back"),
     method<pin_exposed_address>("pin_exposed_address"),
     method<rekindle::evict_anything>("evict_anything"),

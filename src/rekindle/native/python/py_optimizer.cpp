@@ -252,10 +252,17 @@ void collect(PyObject* groups, PyObject* state, Optimized& found) {
     }
 }
 
-// Recompute and pin the values whose recomputation needs the current contents of `written`. Also
-// release storages that are kept only to recompute resident values.
+// Recompute and pin the values whose recomputation needs the current contents of `written`. This
+// may take the recipe of another tensor in `written`, so look again until nothing is left to save.
+// Also release storages that are kept only to recompute resident values.
 void save_what_needs(Driver& driver, const TensorList& written) {
-    written.each_with_memory([&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
+    bool saved = false;
+    do {
+        saved = false;
+        written.each_with_memory([&](const c10::TensorImpl& each) {
+            saved = driver.save_what_needs(each) || saved;
+        });
+    } while (saved);
     // Release these storages before the optimizer step, or the step would seem to free them.
     driver.release_recompute_sources();
 }

@@ -1,6 +1,11 @@
 #include "geometry.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/accumulate.h>
+
+#include <optional>
+
+#include "storage_ptr.h"
 
 namespace rekindle {
 
@@ -31,6 +36,24 @@ at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& storage_impl
     }
     if (requires_grad) {
         impl.set_requires_grad(true);
+    }
+    return made;
+}
+
+at::Tensor alias_of(const c10::TensorImpl& tensor) {
+    if (!is_plain(tensor)) {
+        return at::Tensor(tensor.shallow_copy_and_detach(tensor.version_counter(), true));
+    }
+    // a tensor made in inference mode would have no version counter
+    std::optional<c10::InferenceMode> outside;
+    if (c10::InferenceMode::is_enabled()) {
+        outside.emplace(false);
+    }
+    at::Tensor made = Geometry::of(tensor).in(
+        StoragePtr::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl())
+    );
+    if (tensor.version_counter().enabled()) {
+        made.unsafeGetTensorImpl()->set_version_counter(tensor.version_counter());
     }
     return made;
 }

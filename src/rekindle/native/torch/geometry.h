@@ -72,6 +72,10 @@ inline bool is_plain(const c10::TensorImpl& tensor) noexcept {
     return has_memory(tensor, PLAIN_KEYS) && !c10::isQIntType(type) && !c10::isBitsType(type);
 }
 
+// Return a tensor with the memory, the geometry and the version counter of `tensor`, and without
+// its autograd graph. Unlike for `detach()`, no dispatch mode sees that.
+at::Tensor alias_of(const c10::TensorImpl& tensor);
+
 // Call `visit(position, tensor)` for each tensor among the results of an operator, in order.
 template <class F>
 void each_tensor(std::span<const c10::IValue> results, F&& visit) {

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "placeholder.h"
 
@@ -36,6 +37,15 @@ inline WeakStorage weak(c10::StorageImpl& storage_impl) {
     return WeakStorage::reclaim_copy(&storage_impl);
 }
 
+// Return true if `one` and `other` are the same version counter. PyTorch cannot compare counters: a
+// counter is one pointer, to the count that tensors share.
+inline bool is_same_counter(
+    const c10::VariableVersion& one, const c10::VariableVersion& other
+) noexcept {
+    static_assert(sizeof(one) == sizeof(void*));
+    return one.enabled() && std::memcmp(&one, &other, sizeof(one)) == 0;
+}
+
 // The version counter of a recorded value, and its count when the value was last known to be
 // unmodified.
 //
@@ -58,6 +68,10 @@ struct Version final {
     // Return true if the version counter changed since the last call of `look`, so the value was
     // written.
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
+
+    // Return true if the count has risen since the last call of `look`. The program may also set it
+    // back (`torch.autograd._unsafe_preserve_version_counter`), which is no write.
+    bool rose() const { return moved() && now() > expected; }
 
     // Record the current version count: the value counts as unmodified now.
     void look() { expected = now(); }

@@ -290,7 +290,7 @@ class budget:
         # functions that this part replaces, which restore evicted memory.
         if self._arguments.evicts_held_last or driver.anything:
             yield held_evicted(driver)
-        yield handing_out_seen(driver.mark_externally_writable)
+        yield handing_out_seen(driver)
         yield resizes_seen(driver.about_to_resize)
         yield driver.interrupted.watch()
         yield trades_seen(driver.trading)

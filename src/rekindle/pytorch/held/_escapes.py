@@ -23,8 +23,8 @@ from rekindle.pytorch.operators import tensors_in
 #: Methods that return an address or an object that has one. (`__array__`, `storage`,
 #: `share_memory_`, pickling, copying and saving call these methods.)
 _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
-#: Methods of a tensor that read its memory and return an object independent of the memory.
-_LOOK = ("__repr__", "tolist")
+#: Methods of a tensor that access its memory and return no object that refers to the memory.
+_LOOK = ("__repr__", "apply_", "map2_", "map_", "tolist")
 #: Methods that read one number of a tensor. They run an operator, which the native core sees,
 #: except when called from `torch.tensor([loss, loss])`.
 _NUMBERS = ("__bool__", "__complex__", "__float__", "__index__", "__int__")

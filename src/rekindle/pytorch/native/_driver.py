@@ -421,6 +421,20 @@ class Driver:
         """
         self.core.mark_externally_writable(self.handle, home._cdata)
 
+    def about_to_write_unseen(self, home: torch.UntypedStorage) -> None:
+        """Recompute and pin evicted values that need the contents of the storage `home`.
+
+        Code that is no operator is about to overwrite them. See rule R4, sources.
+        """
+        self.core.about_to_write_unseen(self.handle, home._cdata)
+
+    def version_raised(self, home: torch.UntypedStorage) -> None:
+        """Keep values in memory that need the old contents of the storage `home`.
+
+        The program has raised the version of its tensors, so code that is no operator writes it.
+        """
+        self.core.version_raised(self.handle, home._cdata)
+
     def bring_back(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident."""
         self.core.bring_back(self.handle, tensor)

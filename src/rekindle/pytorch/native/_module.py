@@ -260,6 +260,14 @@ class Core(Protocol):
         """Record that code other than PyTorch may write the storage (R4, sources)."""
         ...
 
+    def about_to_write_unseen(self, driver: Handle, storage: Storage, /) -> None:
+        """Prepare for one write to the storage that no operator makes (R4, sources)."""
+        ...
+
+    def version_raised(self, driver: Handle, storage: Storage, /) -> None:
+        """Record that the program has raised the version of the tensors in the storage."""
+        ...
+
     def about_to_resize(
         self, driver: Handle, storage: Storage, nbytes: Bytes, newest: int, /
     ) -> bool:

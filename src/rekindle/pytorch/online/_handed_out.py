@@ -1,8 +1,9 @@
-"""Detect that other code gets write access to a tensor's memory.
+"""Detect that other code gets write access to a tensor's memory, or writes it without an operator.
 
 Writes through NumPy arrays, DLPack capsules and storages bypass the dispatcher. Inside a budget
-this file replaces the functions that give such access. The replacements report the memory to the
-runtime first, so that values with recipes stay correct (`native/memory/external_memory.cpp`).
+this file replaces the functions that give such access, or write themselves. The replacements report
+the memory to the runtime first, so that values with recipes stay correct
+(`native/memory/external_memory.cpp`).
 
 `data_ptr()` is not replaced, because kernels use it far more often for reading than for writing.
 """
@@ -11,15 +12,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Generic, ParamSpec, TypeVar, final
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch._C._dynamo import eval_frame
 from torch.utils import dlpack
 
+from rekindle.pytorch.online._fsdp import NEVER
 from rekindle.pytorch.operators import is_plain
 
 P = ParamSpec("P")
@@ -29,8 +31,31 @@ _AS_IT_IS = eval_frame._FrameExecStrategy(
     eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
 )
 Wrap = Callable[[Any], Any]
-#: Called with a storage before other code gets write access to it.
+#: Called with a storage before other code gets write access to it, or before other code writes it.
 GivenAway = Callable[[UntypedStorage], None]
+
+
+class Listener(Protocol):
+    """The methods of the native driver (the state of one budget) that this file uses."""
+
+    def mark_externally_writable(self, home: UntypedStorage) -> None:
+        """Record that other code may write to the storage `home` from now on."""
+        ...
+
+    def about_to_write_unseen(self, home: UntypedStorage) -> None:
+        """Prepare for one write to the storage `home` that no operator makes."""
+        ...
+
+    def about_to_resize(
+        self, home: UntypedStorage, nbytes: int, newest: int, /
+    ) -> Callable[[], None] | None:
+        """Prepare for other memory of the storage `home`. Return a function to call afterwards."""
+        ...
+
+    def version_raised(self, home: UntypedStorage) -> None:
+        """Record that the program has raised the version of the tensors in `home`."""
+        ...
+
 
 #: The functions that `Tensor.__dlpack__` calls, by module. They make capsules for other libraries.
 CAPSULES = {
@@ -38,18 +63,15 @@ CAPSULES = {
     dlpack: ("to_dlpack",),
     torch: ("to_dlpack",),
 }
-#: Methods of `UntypedStorage` that write to the storage, or share it with another process. Sending
-#: a tensor to another process uses these methods.
-_OF_STORAGES = (
-    "__setitem__",
-    "_byteswap",
-    "_set_from_file",
-    "_share_cuda_",
-    "_share_fd_cpu_",
-    "_share_filename_cpu_",
-    "copy_",
-    "fill_",
-)
+#: Methods of `UntypedStorage` that share it with another process. Sending a tensor to another
+#: process uses these methods.
+_SHARING = ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")
+#: Methods of `UntypedStorage` that write to the storage.
+_WRITES_OF_STORAGES = ("__setitem__", "_byteswap", "_set_from_file", "copy_", "fill_")
+#: Methods of a tensor that write to it by a Python function, without any operator.
+_WRITES_OF_TENSORS = ("apply_", "map_", "map2_")
+#: The module that raises the versions of what a custom operator writes, before the operator runs.
+_OPERATORS = "torch._library.custom_ops"
 
 
 @final
@@ -74,34 +96,91 @@ class Current(Generic[T]):
             self.now = before
 
 
-_listener = Current[GivenAway]()
+_listener = Current[Listener]()
 
 
 @contextmanager
-def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
-    """Inside the block, call `given_away` before other code gets access to a tensor's memory."""
+def handing_out_seen(listener: Listener) -> Iterator[None]:
+    """Inside the block, tell `listener` before other code writes or may write a tensor's memory.
+
+    Args:
+        listener: The native driver.
+    """
 
     def lent(original: Any) -> Any:
         @functools.wraps(original)
         def lend(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             listener = _listener.now
             if listener is not None and not by_rekindle(2):
-                hand_out(listener, tensor)
+                hand_out(listener.mark_externally_writable, tensor)
             return original(tensor, *args, **kwargs)
 
         return lend
+
+    def filled(original: Any) -> Any:
+        @functools.wraps(original)
+        def fill(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            listener = _listener.now
+            if listener is not None:
+                hand_out(listener.about_to_write_unseen, tensor)
+            return original(tensor, *args, **kwargs)
+
+        return fill
+
+    def shared(original: Any) -> Any:
+        @functools.wraps(original)
+        def share(home: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            listener = _listener.now
+            if listener is not None:
+                listener.mark_externally_writable(home)
+            return original(home, *args, **kwargs)
+
+        return share
 
     def written(original: Any) -> Any:
         @functools.wraps(original)
         def write(home: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
             listener = _listener.now
             if listener is not None:
-                listener(home)
+                listener.about_to_write_unseen(home)
             return original(home, *args, **kwargs)
 
         return write
 
-    with _listener.during(given_away), ExitStack() as stack:
+    def exchanged(original: Any) -> Any:
+        @functools.wraps(original)
+        def exchange(home: UntypedStorage, other: UntypedStorage) -> Any:
+            listener = _listener.now
+            if listener is None:
+                return original(home, other)
+            for each in (home, other):
+                listener.about_to_write_unseen(each)
+            known = (listener.about_to_resize(each, each.nbytes(), NEVER) for each in (home, other))
+            rebound = next(filter(None, known), None)
+            result = original(home, other)
+            if rebound is not None:
+                rebound()
+            return result
+
+        return exchange
+
+    def raised(original: Any) -> Any:
+        @functools.wraps(original)
+        def increment(tensors: Iterable[Tensor]) -> None:
+            listener = _listener.now
+            # Operators of `torch.library.custom_op` call this function before they run. The native
+            # core sees what they write.
+            if listener is None or _called_by(_OPERATORS, 3):
+                original(tensors)
+                return
+            listed = tuple(tensors)
+            original(listed)
+            for tensor in listed:
+                hand_out(listener.version_raised, tensor)
+
+        return increment
+
+    with _listener.during(listener), ExitStack() as stack:
         replace(stack, Tensor, "numpy", lent)
         for module, names in CAPSULES.items():
             for name in names:
@@ -110,9 +189,16 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
         # Hide this exchange API, which consumers prefer over `__dlpack__`. Without it they use
         # `__dlpack__`, which is replaced.
         hide(stack, Tensor, "__dlpack_c_exchange_api__")
-        for name in _OF_STORAGES:
+        for name in _WRITES_OF_TENSORS:
+            replace(stack, Tensor, name, filled)
+        for name in _WRITES_OF_STORAGES:
+            replace(stack, UntypedStorage, name, written)
+        replace(stack, torch._C, "_increment_version", raised)
+        if hasattr(UntypedStorage, "_swap_data_ptr_"):
+            replace(stack, UntypedStorage, "_swap_data_ptr_", exchanged)
+        for name in _SHARING:
             if hasattr(UntypedStorage, name):
-                replace(stack, UntypedStorage, name, written)
+                replace(stack, UntypedStorage, name, shared)
         yield
 
 
@@ -124,7 +210,12 @@ def hand_out(given_away: GivenAway, tensor: Tensor) -> None:
 
 def by_rekindle(depth: int) -> bool:
     """Return True if the caller `depth` frames up is code of Rekindle."""
-    return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith("rekindle.")
+    return _called_by("rekindle.", depth + 1)
+
+
+def _called_by(modules: str, depth: int) -> bool:
+    """Return True if the name of the module `depth` frames up starts with `modules`."""
+    return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith(modules)
 
 
 def replace(stack: ExitStack, owner: Any, name: str, wrap: Wrap) -> None:
