@@ -72,6 +72,16 @@ def tune_no_more() -> None:
 
 
 @contextmanager
+def evicting_before_every_operator() -> Iterator[None]:
+    """Evict all that may be evicted, before each operator and before autograd unpacks a value."""
+    tune(lambda driver: driver.core.evict_before_every_op(driver.handle, True))
+    try:
+        yield
+    finally:
+        tune_no_more()
+
+
+@contextmanager
 def fixed_prices(cost: Nanoseconds = 1_000) -> Iterator[None]:
     """Forget all measured times of operators, and give each operator the same cost.
 

@@ -9,19 +9,19 @@ and follow the amounts that `OutOfBudget` suggests. It forces many evictions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import rekindle
 from rekindle import Run
 from rekindle.policies import Policy
 from tests.pytorch import cores
-from tests.pytorch.bits import differing
+from tests.pytorch.bits import differing, everything
 from tests.pytorch.tracker import Tracker
 
 Program = Callable[[], Callable[[], Any]]
@@ -109,31 +109,6 @@ def harshest(
 def _built(program: Program) -> Callable[[], Any]:
     torch.manual_seed(20)
     return program()
-
-
-def everything(result: object) -> dict[str, Any]:
-    """Return copies of all results of a step, by name."""
-    found = dict(_named("result", result))
-    found["generator"] = torch.get_rng_state()
-    return found
-
-
-def _named(name: str, value: object) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Tensor):
-        yield name, value.detach().clone()
-        if value.is_leaf and value.grad is not None:
-            yield f"{name}.grad", value.grad.detach().clone()
-    elif isinstance(value, nn.Module):
-        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
-            yield from _named(f"{name}.{key}", tensor)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _named(f"{name}[{key}]", item)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _named(f"{name}[{index}]", item)
-    else:
-        yield name, value
 
 
 def vector(requires_grad: bool = False) -> Tensor:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
-from rekindle import budget
+from tests.differ.judge import BELOW, Plain, complaint, judge
+from tests.differ.modes import Mode, Setting
+from tests.differ.shrink import report, shrunk
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import complaint, report, shortened
+from tests.pytorch.bits import differing
 from tests.pytorch.fuzz.lines import BUILD, programs
-from tests.pytorch.fuzz.program import Program, left_behind
-from tests.pytorch.fuzz.wanted import DETACHED, EXCHANGED, MODE, VIEWS, Wanted
+from tests.pytorch.fuzz.program import DETACHED, EXCHANGED, VIEWS, Program, modes
 from tests.pytorch.planted import wrong_again
 from tests.strategies import examples
 
@@ -153,9 +152,9 @@ PINNED = {
     ),
 }
 
-#: For each reason why results may differ from plain PyTorch (`fuzz.wanted`): one such program.
+#: For each reason why results may differ from plain PyTorch (`fuzz.program`): one such program.
 EXCEPTED = {
-    MODE: ("v1 = w1.prod(0)", "v1.sum().backward()"),
+    BELOW: ("v1 = w1.prod(0)", "v1.sum().backward()"),
     DETACHED: ("v1 = w3.exp()", "v2 = v1.log1p()", "v1.detach_()", "v2.sum().backward()"),
     EXCHANGED: (
         "v1 = w2.exp()",
@@ -176,27 +175,42 @@ EXCEPTED = {
 
 
 #: Reasons for which a budget gives the results of plain PyTorch, if no dispatch mode is active.
-AS_PLAIN = (MODE, EXCHANGED)
+AS_PLAIN = (BELOW, EXCHANGED)
+
+
+def _modes(tightness: float) -> list[tuple[Mode, float]]:
+    return [(mode, tightness) for mode in modes().values()]
 
 
 @pytest.mark.parametrize("name", PINNED)
 @pytest.mark.parametrize("tightness", [0.0, 0.5, 1.0])
 def test_stored_fuzz_program_matches_pytorch(name: str, tightness: float) -> None:
-    assert complaint(Program(BUILD, PINNED[name]), tightness) == ""
+    outcome = judge(Program(BUILD, PINNED[name]), _modes(tightness))
+    assert outcome.kind != "different", outcome
 
 
 @pytest.mark.parametrize("reason", EXCEPTED)
 def test_each_listed_fuzz_exception_is_still_needed(reason: str) -> None:
-    wanted = Wanted(Program(BUILD, EXCEPTED[reason]))
-    excepted: Counter[str] = Counter()
+    program = Program(BUILD, EXCEPTED[reason])
+    plain = Plain(program)
     as_plain = reason in AS_PLAIN
-    assert complaint(wanted.program, 1.0, excepted) == ""
-    if not as_plain or reason == MODE:  # the tracker is a dispatch mode
-        assert +excepted == {reason: 1}
-    got, _ = left_behind(wanted.program, budget("1GiB"))
-    assert wanted.differing(got) == ([], "" if as_plain else reason)
+    for mode in modes().values():
+        found = complaint(program, plain, mode)
+        if not as_plain or reason == BELOW:  # the tracker is a dispatch mode
+            assert found is not None
+            assert found.excepted
+            assert found.text == reason
+        else:
+            assert found is None
+    setting = Setting(modes()["tight"], 1 << 30, tracked=False)
+    got = program.run(setting)
+    names = differing(got, plain.first)
+    assert bool(names) != as_plain
+    assert program.excuse(plain, setting, got, names) == reason if names else as_plain
     got["result[b1]"] = torch.zeros(1)
-    assert "result[b1]" in wanted.differing(got)[0]
+    names = differing(got, plain.first)
+    assert "result[b1]" in names
+    assert program.excuse(plain, setting, got, names) == ""
 
 
 @pytest.mark.slow
@@ -210,15 +224,18 @@ def test_each_listed_fuzz_exception_is_still_needed(reason: str) -> None:
 @given(programs())
 def test_random_fuzz_programs_match_pytorch(drawn: tuple[Program, float]) -> None:
     program, tightness = drawn
-    if complaint(program, tightness):
-        pytest.fail(report(program, tightness))
+    outcome = judge(program, _modes(tightness))
+    if outcome.kind == "different":
+        pytest.fail(report(outcome))
 
 
 def test_fuzz_reports_and_shortens_program_with_planted_defect() -> None:
     lines = ("v0 = w1.exp()", "v1 = w2.tanh()", "held.append(v0)", "v1 = v1 * v1")
     program = Program(BUILD, (*lines, "v1.sum().backward()"))
-    assert complaint(program, 0.0) == ""
+    assert judge(program, _modes(0.0)).kind == "same"
     with wrong_again(), cores.fixed_prices():  # with fixed costs, each run recomputes the same
-        assert complaint(program, 0.0)
-        short = shortened(program, lambda candidate: bool(complaint(candidate, 0.0)))
+        outcome = judge(program, _modes(0.0))
+        assert outcome.kind == "different"
+        short = shrunk(program, lambda candidate: judge(candidate, _modes(0.0)).kind == "different")
+        assert lines[0] not in report(outcome).partition("with rekindle.budget")[2]
     assert short.step == (lines[1], "v1.sum().backward()")

@@ -16,19 +16,20 @@ import pytest
 from click.testing import CliRunner
 
 from rekindle.pytorch.native import Driver
+from tests.differ.__main__ import main
+from tests.differ.judge import Complaint, Plain, collect_little, complaint, judge
+from tests.differ.shrink import complaint_of, report, shrunk
 from tests.helpers import WHOLE
 from tests.pytorch import cores
-from tests.pytorch.hunt.__main__ import main
 from tests.pytorch.hunt.blocks import BLOCKS
 from tests.pytorch.hunt.drivers import DRIVERS
 from tests.pytorch.hunt.habits import HABITS
 from tests.pytorch.hunt.hunt import hunted
-from tests.pytorch.hunt.judge import Complaint, Plain, collect_little, complaint, growth
-from tests.pytorch.hunt.known import KNOWN, known
+from tests.pytorch.hunt.known import KNOWN
 from tests.pytorch.hunt.loop import LOSSES, Loop
 from tests.pytorch.hunt.modes import MODES
 from tests.pytorch.hunt.pinned import PINNED
-from tests.pytorch.hunt.shrink import complaint_of, report, shrunk
+from tests.pytorch.hunt.script import Script
 from tests.pytorch.planted import wrong_again
 
 # warnings of all kinds that random programs cause
@@ -64,27 +65,24 @@ def test_random_training_loop_matches_pytorch(tens: int) -> None:
     for seed in range(10 * tens, 10 * tens + 10):
         outcome = hunted(seed, 1)
         if outcome.kind == "different":
-            assert outcome.mode is not None
-            reported = report(outcome.loop, outcome.mode, outcome.tightness, grows=outcome.grows)
-            pytest.fail(f"seed {seed}: {reported}")
+            pytest.fail(f"seed {seed}: {report(outcome)}")
 
 
 @pytest.mark.parametrize("name", PINNED)
 def test_stored_training_loop_matches_pytorch(name: str) -> None:
     pin = PINNED[name]
-    plain = Plain(pin.source)
-    assert plain.determined
-    for mode in pin.modes:
-        assert complaint(pin.source, plain, MODES[mode], 1.0) is None
+    outcome = judge(Script(pin.lines), [(MODES[mode], 1.0) for mode in pin.modes])
+    assert outcome.kind == "same", outcome
+    assert not outcome.excepted
 
 
 def test_long_training_loop_in_every_mode_matches_pytorch() -> None:
-    plain = Plain(LONG.source())
+    plain = Plain(LONG)
     assert plain.error == ""
-    assert plain.peak > plain.constants
+    assert plain.peak > plain.kept
     for mode in MODES.values():
         if not mode.planned:
-            assert complaint(LONG.source(), plain, mode, 1.0) is None
+            assert complaint(LONG, plain, mode) is None
 
 
 def _is_found() -> bool:
@@ -102,7 +100,7 @@ def test_hunt_reports_loop_with_planted_wrong_recomputation() -> None:
 
 def test_hunt_reports_loop_with_memory_above_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = MODES["tight"]
-    assert complaint_of(LONG, mode, 1.0) is None
+    assert complaint_of(LONG, mode) is None
     make = Driver.__init__
 
     def unlimited(driver: Driver, *args: Any) -> None:
@@ -110,7 +108,7 @@ def test_hunt_reports_loop_with_memory_above_budget(monkeypatch: pytest.MonkeyPa
         driver.core.set_budget(driver.handle, -1)
 
     monkeypatch.setattr(Driver, "__init__", unlimited)
-    found = complaint_of(LONG, mode, 1.0)
+    found = complaint_of(LONG, mode)
     assert found is not None
     assert "peak" in found.text
 
@@ -121,19 +119,19 @@ def test_loop_that_copies_weights_each_step_grows_no_memory(
     """Each step replaces the weights by copies of the last step's weights; no optimizer runs.
 
     Without the limit on the length of recomputation chains, bookkeeping grows, and the test
-    function `growth` reports that.
+    method `grown` reports that.
     """
-    loop, mode = Loop((), habits=("state assigned",)), MODES["unlimited"]
-    assert growth(loop, mode) is None
+    loop = Loop((), habits=("state assigned",))
+    assert loop.grown() is None
     monkeypatch.setattr(cores, "short_memory", lambda longest: nullcontext())
-    found = growth(loop, mode)
+    found = loop.grown()
     assert found is not None
     assert found.text.startswith("storages grow")
 
 
 def test_hunt_shortens_a_wrong_loop_to_its_cause() -> None:
     def wrong(loop: Loop) -> bool:
-        return complaint_of(loop, EVERYTHING, 1.0) is not None
+        return complaint_of(loop, EVERYTHING) is not None
 
     with wrong_again():
         assert wrong(LONG)
@@ -144,20 +142,20 @@ def test_hunt_shortens_a_wrong_loop_to_its_cause() -> None:
 
 def test_interrupted_training_loop_matches_pytorch() -> None:
     loop = Loop(("dropout", "batch_norm"), interrupted=True, trip=("aten.addmm.default", 2))
-    plain = Plain(loop.source())
-    assert plain.first.found["log"][1] == ["'interrupted'"]
+    plain = Plain(loop)
+    assert plain.first["result[log][1][0]"] == "'interrupted'"
     for mode in ("everything evicted", "tight", "anything, tight"):
-        assert complaint(loop.source(), plain, MODES[mode], 1.0) is None
+        assert complaint(loop, plain, MODES[mode]) is None
 
 
 def test_loop_interrupted_in_optimizer_step_matches_pytorch() -> None:
     loop = Loop(("tanh",), optimizer="Adagrad(parameters(net), 0.02)", interrupted=True)
     # the interruption is in the second step
     loop = replace(loop, trip=("aten.addcmul_.default", 3))
-    plain = Plain(loop.source())
-    assert plain.first.found["log"][1] == ["'interrupted'"]
+    plain = Plain(loop)
+    assert plain.first["result[log][1][0]"] == "'interrupted'"
     for mode in ("unlimited", "tight"):
-        assert complaint(loop.source(), plain, MODES[mode], 1.0) is None
+        assert complaint(loop, plain, MODES[mode]) is None
 
 
 ASKS = """
@@ -177,13 +175,13 @@ def test_hunt_ignores_loop_that_any_dispatch_mode_changes() -> None:
     On some machines, matrix products in inference mode do so. If only a budget changes the bits,
     the search (`hunt`) reports that.
     """
-    source = ASKS.format("_get_current_dispatch_mode() is None")
-    found = complaint(source, Plain(source), EVERYTHING, 1.0)
+    script = Script(ASKS.format("_get_current_dispatch_mode() is None"))
+    found = complaint(script, Plain(script), EVERYTHING)
     assert found is not None
     assert found.excepted
     ours = "__import__('rekindle').budget._active is None"
-    source = ASKS.format(ours)
-    found = complaint(source, Plain(source), EVERYTHING, 1.0)
+    script = Script(ASKS.format(ours))
+    found = complaint(script, Plain(script), EVERYTHING)
     assert found is not None
     assert not found.excepted
 
@@ -195,11 +193,11 @@ def test_each_known_defect_of_hunt_matches_loop_and_complaint() -> None:
     loops += [replace(plainest, habits=(name,)) for name in HABITS]
     for row in KNOWN:
         said = Complaint("", 0, row.text)
-        assert any(known(loop, said) == row.reason for loop in loops), row
-    assert not any(known(loop, Complaint("tight", 0, "differing: ['loss']")) for loop in loops)
+        assert any(loop.known(said) == row.reason for loop in loops), row
+    assert not any(loop.known(Complaint("tight", 0, "differing: ['loss']")) for loop in loops)
 
 
 def test_hunt_command_runs_loops_and_prints_summary() -> None:
-    result = CliRunner().invoke(main, ["--loops", "3", "--mode", "tight", "--seed", "7"])
+    result = CliRunner().invoke(main, ["hunt", "--loops", "3", "--mode", "tight", "--seed", "7"])
     assert result.exit_code == 0, result.output
-    assert "3 loops: {'same': 3" in result.output
+    assert "3 programs from seed 7: {'same': 3" in result.output

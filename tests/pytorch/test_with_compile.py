@@ -25,7 +25,7 @@ from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.operators import REGION, _operators, _regions, regions_shown
 from rekindle.pytorch.operators._regions import Region
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import evicting_before_every_operator
+from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 
 pytestmark = pytest.mark.filterwarnings("default")  # a warning of the compiler itself

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import rekindle
 from rekindle import budget
 from rekindle.pytorch.native import is_seen
-from tests.pytorch.fuzz.check import evicting_before_every_operator
+from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.harsh import differing, everything, harshest
 
 Step = Callable[[], object]

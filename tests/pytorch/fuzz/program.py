@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from rekindle import OutOfBudget
-from tests.pytorch.harsh import everything
+from tests.differ.judge import BELOW, Plain
+from tests.differ.judge import Program as Judged
+from tests.differ.modes import Mode, Setting, by_name
+from tests.pytorch.bits import differing, everything
+from tests.pytorch.tracker import Tracker
 
 #: Errors that PyTorch raises for a request that it does not support.
 REFUSED = (RuntimeError, ValueError, IndexError, TypeError, NameError, AttributeError)
 PRELUDE = "from tests.pytorch.fuzz.program import *"
+NOTICED = "one of the variables needed for gradient computation has been modified by an inplace"
+
+#: Reasons to accept other results than those of the plain run. All results must then be those of
+#: one other run of PyTorch itself. With `BELOW`, that run is within a dispatch mode that does
+#: nothing, which changes three things in PyTorch. Some derivatives (of `prod`, `cumprod`) have
+#: other formulas, whose last bits differ. Foreach kernels do not bump version counters. A view that
+#: is made in inference mode is not marked as a view.
+#:
+#: `detach_` removes the graph of a tensor that autograd saved, so plain PyTorch raises an error.
+#: Saved-tensor hooks got the tensor while it still had the graph, so no error is raised.
+DETACHED = "detach_() of what was saved is no error below hooks that do nothing"
+#: The program gave a saved tensor other data by `set_` or `.data =`. Plain PyTorch then raises an
+#: error, although the saved value was not written, or its backward pass reads the other data. The
+#: expected results are those of a run with saved-tensor hooks that check no versions.
+EXCHANGED = "set_ or .data = left what was saved unharmed, as hooks that do nothing show"
+#: One operator made several views (`unbind`), autograd saved one, and the program wrote in place to
+#: their base or to another view. Plain PyTorch raises when it reads the graph of the saved view.
+#: Saved-tensor hooks do not read it, so a budget raises the error of the version check instead, at
+#: the same line.
+VIEWS = "a write to one of several views is noticed by its version"
+
+Evict = Literal["saved", "auto", "anything"]
+
+
+def modes(evict: Evict = "auto") -> dict[str, Mode]:
+    """Return the modes in which each program runs, with `evict` of `rekindle.budget`."""
+    chosen = {"evict": evict}
+    return by_name(
+        Mode("everything evicted", chosen, "roomy", everything=True, fixed=False),
+        Mode("tight", chosen, fixed=False),
+    )
 
 
 class Twice(torch.autograd.Function):
@@ -82,7 +118,7 @@ class Scribbles(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Judged):
     """A random program.
 
     `build` runs before the budget, `step` within it; its names are its results.
@@ -90,14 +126,98 @@ class Program:
 
     build: tuple[str, ...]
     step: tuple[str, ...]
+    resizes = True
+    may_vary = False
 
-    def source(self, budget: int | None = None) -> str:
-        """Return the program as a script."""
+    @property
+    def without(self) -> Iterator[Program]:
+        size = max(1, len(self.step) // 2)
+        while size:
+            for start in range(len(self.step) - size, -1, -size):
+                yield replace(self, step=self.step[:start] + self.step[start + size :])
+            size //= 2
+
+    def text(self, mode: Mode | None = None, amount: int | None = None) -> str:
         build = [PRELUDE, "", "torch.manual_seed(20)", *self.build]
-        if budget is None:
+        if amount is None:
             return "\n".join([*build, *self.step])
         lines = [line for whole in self.step for line in whole.split("\n")]
-        return "\n".join([*build, f"with rekindle.budget({budget}):", *(f"    {s}" for s in lines)])
+        return "\n".join([*build, f"with rekindle.budget({amount}):", *(f"    {s}" for s in lines)])
+
+    def amount(self, plain: Plain, mode: Mode, tightness: float) -> int:
+        return max(1, int(plain.peak * (1 - tightness)))
+
+    def run(self, setting: Setting) -> dict[str, Any]:
+        space = namespace()
+        torch.manual_seed(20)
+        for line in self.build:
+            exec(line, space)
+        with setting.whole(), setting.budget() as run:
+            if run is not None:
+                space["keep"] = run.keep
+            error = run_lines(self.step, space)
+        space["held"] = [each for each in space["held"] if not _is_spoilt(each)]
+        results = {name: space[name] for name in sorted(space) if _is_result(name, space[name])}
+        found = everything(results)
+        found["error"] = error
+        found["facts"] = [(name, *_facts(results, name)) for name in results]
+        return found
+
+    def excuse(self, plain: Plain, setting: Setting, got: dict[str, Any], names: list[str]) -> str:
+        below = differing(got, plain.below)
+        # A budget bumps version counters that a dispatch mode leaves unchanged, so the versions in
+        # "facts" may equal those of the plain run.
+        if not below or (below == ["facts"] and "facts" not in names):
+            return BELOW
+        reason, other = self._other(plain, got["error"])
+        return reason if reason and not differing(got, other) else ""
+
+    def _other(self, plain: Plain, error: str) -> tuple[str, dict[str, Any]]:
+        """Return the reason and the run to compare with, if a run with a budget raised `error`."""
+        if "detached in-place" in plain.error:
+            return DETACHED, self.run(_Hooked(check=True))
+        noticed = NOTICED in plain.error and NOTICED not in error
+        exchanges = any(word in line for line in self.step for word in (".set_(", ".data = "))
+        if (noticed or plain.error == error) and exchanges:
+            return EXCHANGED, self.run(_Hooked(check=False))
+        line = error.partition(": ")[0]
+        for there in (plain.error, plain.below["error"]):
+            same_line = there.partition(": ")[0] == line
+            if NOTICED in error and "and its base or another" in there and same_line:
+                return VIEWS, {**plain.below, "error": error}
+        return "", {}
+
+
+class _Hooked(Setting):
+    """Plain PyTorch below a dispatch mode and saved-tensor hooks that change nothing.
+
+    With `check`, the hooks compare versions as autograd does without hooks.
+    """
+
+    def __init__(self, *, check: bool) -> None:
+        super().__init__(None)
+        self._check = check
+
+    @contextmanager
+    def budget(self) -> Iterator[None]:
+        with Tracker(), saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    @staticmethod
+    def _pack(tensor: Tensor) -> tuple[Tensor, int]:
+        # the tensor itself would form a reference cycle
+        return tensor.detach(), _version_of(tensor)
+
+    def _unpack(self, packed: tuple[Tensor, int]) -> Tensor:
+        tensor, version = packed
+        if self._check and _version_of(tensor) != version:
+            raise RuntimeError(NOTICED)
+        return tensor
+
+
+def _version_of(tensor: Tensor) -> int:
+    """Return the version counter; negative for inference tensors, which have none."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 held: list[Any] = []  # the variables of a program, new in each run
@@ -127,36 +247,9 @@ def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:
     return ""
 
 
-NOTICED = "one of the variables needed for gradient computation has been modified by an inplace"
-
-
 def _start(message: str) -> str:
     """Return the start of an error's text, which does not depend on where it was found."""
     return NOTICED if message.startswith(NOTICED) else message.split("\n")[0]
-
-
-def left_behind(
-    program: Program,
-    context: AbstractContextManager[Any],
-    enter: Callable[[Any, dict[str, Any]], None] = lambda entered, space: None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run `program` within `context`; return copies of its results, and its variables.
-
-    `enter` receives the object that `context` returned before the first line runs.
-    """
-    space = namespace()
-    torch.manual_seed(20)
-    for line in program.build:
-        exec(line, space)
-    with context as entered:
-        enter(entered, space)
-        error = run_lines(program.step, space)
-    space["held"] = [each for each in space["held"] if not _is_spoilt(each)]
-    results = {name: space[name] for name in sorted(space) if _is_result(name, space[name])}
-    found = everything(results)
-    found["error"] = error
-    found["facts"] = [(name, *_facts(results, name)) for name in results]
-    return found, space
 
 
 def _is_spoilt(value: object) -> bool:

@@ -21,7 +21,7 @@ import rekindle
 from rekindle.pytorch.held import _threads
 from tests.helpers import combined, name_of, sampled
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import evicting_before_every_operator
+from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.harsh import harshest
 from tests.pytorch.held.placeholders import HOME, UNREADABLE, empty, is_empty, unseen_by_the_core
 from tests.pytorch.models import ALL_CASES, Case

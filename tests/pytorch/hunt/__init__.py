@@ -10,7 +10,7 @@ the budget is entered, and an interruption.
 
 `blocks`, `drivers` and `habits` are the tables that loops are drawn from; each row is one block,
 kind of loop or habit. `kit` defines the names that programs use. `loop` is a drawn loop and its
-source, `modes` are the settings of the budget, `judge` compares, and `shrink` shortens a loop that
-fails. `known` lists known defects, which are not reported again. `pinned` has programs that once
-failed. `python -m tests.pytorch.hunt --loops 2000 --seed 0` runs many loops (`scripts/sweep hunt`).
+source, `script` runs a source, and `modes` are the settings of the budget. `known` lists known
+defects, which are not reported again. `pinned` has programs that once failed.
+`scripts/sweep hunt --loops 2000` runs many loops (`tests.differ`).
 """

@@ -1,16 +1,16 @@
 """List known defects, which the hunt (a search for failing random loops) does not report again.
 
 Each row names a part of a loop and the complaint that it causes. Remove the row when the defect is
-fixed: `python -m tests.pytorch.hunt --known` also reports the listed defects.
+fixed: `scripts/sweep hunt --known` also reports the listed defects.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.pytorch.hunt.judge import Complaint
-from tests.pytorch.hunt.loop import Loop
+from tests.differ.judge import Complaint
 
 
 class Known(NamedTuple):
@@ -60,10 +60,10 @@ KNOWN: tuple[Known, ...] = (
 )
 
 
-def known(loop: Loop, found: Complaint) -> str:
-    """Return the reason why `loop` has this complaint if it is known, or ""."""
+def why_known(parts: Iterable[str], found: Complaint) -> str:
+    """Return the reason why a loop of `parts` has this complaint if it is known, or ""."""
     text = f"{found.mode}: {found.text}"
     for row in KNOWN:
-        if re.search(row.text, text) and any(re.match(row.part, part) for part in loop.parts):
+        if re.search(row.text, text) and any(re.match(row.part, part) for part in parts):
             return row.reason
     return ""

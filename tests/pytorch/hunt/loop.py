@@ -7,11 +7,27 @@ from dataclasses import dataclass, replace
 from random import Random
 from textwrap import indent
 
+from tests.differ.judge import Complaint
+from tests.differ.modes import ROOMY, Setting
+from tests.pytorch import cores
 from tests.pytorch.hunt.blocks import BLOCKS
 from tests.pytorch.hunt.drivers import DRIVERS, Driver
 from tests.pytorch.hunt.habits import HABITS, Habit
+from tests.pytorch.hunt.known import why_known
+from tests.pytorch.hunt.modes import MODES
+from tests.pytorch.hunt.script import Text
 
 LINE = "\n"
+PERIOD = 6
+#: Operators that are not interrupted, because they allocate nothing, or because the program may
+#: catch the OutOfBudget that they raise.
+NEVER_FAIL = (
+    "aten.detach.default",
+    "aten.view.default",
+    "aten.t.default",
+    "aten.alias.default",
+    "aten.empty.memory_format",
+)
 OPTIMIZERS = (
     "SGD(parameters(net), 0.02)",
     "SGD(parameters(net), 0.02, momentum=0.9, weight_decay=0.01)",
@@ -46,7 +62,7 @@ LOSSES = (
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(Text):
     """A drawn training loop.
 
     `place` says where budgets are entered. `trip` has the name and the number of the operator that
@@ -110,10 +126,50 @@ class Loop:
             if getattr(self, name) != simplest:
                 yield replace(self, **{name: simplest})
 
+    @property
+    def ready(self) -> Loop:
+        """Return this loop with the operator to interrupt, if one is to be interrupted."""
+        if not self.interrupted:
+            return self
+        setting = Setting(None)
+        replace(self, trip=None).run(setting)
+        order = [each for each in setting.order if each[0] not in NEVER_FAIL]
+        if not order:
+            return replace(self, interrupted=False)
+        return replace(self, trip=Random(self.seed).choice(order))
+
+    def known(self, found: Complaint) -> str:
+        return why_known([*self.parts], found)
+
+    def grown(self) -> Complaint | None:
+        """Return a complaint if bookkeeping grows each step, and plain PyTorch's memory does not.
+
+        Each step is compared with the step `PERIOD` steps earlier, which has inputs of the same
+        size: sizes repeat after one, two or three steps. Chains of values that a program carries
+        from step to step may be `PERIOD` calls long.
+        """
+        kept: list[int] = []
+        for steps in (PERIOD, PERIOD * 2):
+            measuring = Setting(None, measuring=True)
+            replace(self, steps=steps).run(measuring)
+            kept.append(measuring.kept)
+        if kept[0] != kept[1]:  # the program itself keeps something of every step
+            return None
+        mode = MODES["unlimited"]
+        setting = Setting(mode, ROOMY, counting=True)
+        with mode.around(), cores.short_memory(PERIOD):
+            replace(self, steps=PERIOD * 3).run(setting)
+        if len(setting.marks) < PERIOD * 3:
+            return None
+        for kind, name in enumerate(("storages", "bytes")):
+            seen = [mark[kind] for mark in setting.marks]
+            if all(seen[i] > seen[i - PERIOD] for i in range(PERIOD, PERIOD * 3)):
+                return Complaint(mode.name, ROOMY, f"{name} grow with every step: {seen}")
+        return None
+
     # -- text --------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        """Return the program."""
         habits = [HABITS[name] for name in self.habits]
         driver = DRIVERS[self.driver]
         lines = [

@@ -11,7 +11,7 @@ MAIN = ("everything evicted", "tight", "anything, everything evicted", "anything
 
 
 class Pinned(NamedTuple):
-    source: str
+    lines: str
     modes: tuple[str, ...] = MAIN
 
 

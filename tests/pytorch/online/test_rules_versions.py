@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle import Run
 from rekindle.policies import LRU
-from tests.pytorch.fuzz.check import evicting_before_every_operator
+from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
 ROOMY = 1_000 * 4 * WIDTH

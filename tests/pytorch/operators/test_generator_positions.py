@@ -16,7 +16,7 @@ from torch.nn.functional import dropout
 
 import rekindle
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import evicting_before_every_operator
+from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.tracker import Tracker
 
 DRAWS: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (

@@ -1,0 +1,136 @@
+"""Run the programs of a source in plain PyTorch and within budgets: `scripts/sweep SOURCE`."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import click
+
+from tests.differ.judge import Outcome, judge
+from tests.differ.shrink import report
+from tests.differ.tally import RESULTS, Tally, write_seeds
+from tests.differ.workers import Work
+from tests.pytorch.fuzz.lines import random_program
+from tests.pytorch.fuzz.program import Evict
+from tests.pytorch.fuzz.program import modes as fuzz_modes
+from tests.pytorch.hunt.hunt import hunted
+from tests.pytorch.hunt.modes import MODES as HUNT_MODES
+
+MEMORY = 8 << 30  #: bytes of address space for a process that runs random programs
+
+
+@click.group()
+def main() -> None:
+    """Run the programs of a source in plain PyTorch and within budgets, and compare all bits.
+
+    Programs run in processes of their own. The exit code is 1 if a result is wrong.
+    """
+
+
+def _seeded(programs: int, modes: Sequence[str] = (), most: int = 0) -> Callable[[Any], Any]:
+    """Add the options of a source of random programs to a command."""
+    options = [
+        click.option("--programs", "--loops", "count", default=programs, show_default=True,
+                     help="How many."),
+        click.option("--seed", default=0, show_default=True,
+                     help="Of the first; the next has the next."),
+        click.option("--shrink/--no-shrink", default=True, help="Print a shorter program."),
+        click.option("--save", is_flag=True, help=f"Write {RESULTS}."),
+        click.option("--log", type=click.Path(path_type=Path),
+                     help="Write what is wrong to this file."),
+        click.option("--here", is_flag=True, help="In this process, for a debugger."),
+    ]  # fmt: skip
+    if modes:
+        options += [
+            click.option("--modes", default=most, show_default=True, help="So many modes of each."),
+            click.option("--mode", "only", multiple=True, type=click.Choice(list(modes)),
+                         help="Only these."),
+        ]  # fmt: skip
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _sweep_seeds(
+    source: str,
+    judged: Callable[[int], Outcome],
+    words: Sequence[str],
+    portion: int,
+    **options: Any,
+) -> None:
+    """Judge random programs; `words` are the options of the source for the processes."""
+    seeds = range(options["seed"], options["seed"] + options["count"])
+    shrink = [] if options["shrink"] else ["--no-shrink"]
+
+    def command(some: Sequence[int]) -> list[str]:
+        return [source, "--seed", str(some[0]), "--programs", str(len(some)), *words, *shrink]
+
+    def tallied(seed: int) -> Tally:
+        outcome = judged(seed)
+        found = Tally(Counter({outcome.kind: 1}), outcome.modes, outcome.excepted)
+        if outcome.drawn_again:
+            found.kinds["refused by PyTorch, drawn again"] += outcome.drawn_again
+        if outcome.kind == "different":
+            told = f"seed {seed}: {outcome.complaint}\n{outcome.program}"
+            found.failures.append(told + (f"\n{report(outcome)}" if options["shrink"] else ""))
+        return found
+
+    work = Work(tallied, seeds, command, portion)
+    if options["here"]:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        work.here()
+        return
+    began = time.monotonic()
+    total = work.there(log=options["log"])
+    for line in total.summary(f"{len(seeds)} programs from seed {options['seed']}"):
+        click.echo(line)
+    if options["save"]:
+        command_line = " ".join([source, *words, "--programs"])
+        write_seeds(source, command_line, seeds, total, time.monotonic() - began)
+    sys.exit(bool(total.failures))
+
+
+def _of_modes(modes: int, only: Sequence[str]) -> list[str]:
+    return ["--modes", str(modes), *(word for mode in only for word in ("--mode", mode))]
+
+
+@main.command()
+@_seeded(10_000)
+@click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
+@click.option("--evict", type=click.Choice(get_args(Evict)), default="auto", show_default=True)
+def fuzz(longest: int, evict: Evict, **options: Any) -> None:
+    """Run random programs of single lines."""
+
+    def judged(seed: int) -> Outcome:
+        rng = Random(seed)
+        program = random_program(rng, longest)
+        tightness = rng.choice((1.0, 1.0, rng.random()))
+        return judge(program, [(mode, tightness) for mode in fuzz_modes(evict).values()])
+
+    words = ["--longest", str(longest), "--evict", evict]
+    _sweep_seeds("fuzz", judged, words, 500, **options)
+
+
+@main.command()
+@_seeded(2_000, [*HUNT_MODES], 3)
+@click.option("--known", is_flag=True, help="Complain of what is known as well.")
+def hunt(modes: int, only: tuple[str, ...], known: bool, **options: Any) -> None:
+    """Run random training loops."""
+    words = [*_of_modes(modes, only), *(["--known"] if known else [])]
+    judged = lambda seed: hunted(seed, modes, only, known=known)  # noqa: E731
+    _sweep_seeds("hunt", judged, words, 100, **options)
+
+
+if __name__ == "__main__":
+    main()
