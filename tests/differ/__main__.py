@@ -22,6 +22,8 @@ from tests.pytorch.fuzz.program import Evict
 from tests.pytorch.fuzz.program import modes as fuzz_modes
 from tests.pytorch.hunt.hunt import hunted
 from tests.pytorch.hunt.modes import MODES as HUNT_MODES
+from tests.pytorch.scenes.play import MODES as SCENE_MODES
+from tests.pytorch.scenes.play import judged as scene_judged
 
 MEMORY = 8 << 30  #: bytes of address space for a process that runs random programs
 
@@ -130,6 +132,18 @@ def hunt(modes: int, only: tuple[str, ...], known: bool, **options: Any) -> None
     words = [*_of_modes(modes, only), *(["--known"] if known else [])]
     judged = lambda seed: hunted(seed, modes, only, known=known)  # noqa: E731
     _sweep_seeds("hunt", judged, words, 100, **options)
+
+
+@main.command()
+@_seeded(300, [*SCENE_MODES], 2)
+def scenes(modes: int, only: tuple[str, ...], **options: Any) -> None:
+    """Run random programs of thirty kinds.
+
+    With `--mode peak` each budget is the memory peak of plain PyTorch plus a few percent. Every
+    program must run within it.
+    """
+    judged = lambda seed: scene_judged(seed, modes, only)  # noqa: E731
+    _sweep_seeds("scenes", judged, _of_modes(modes, only), 25, **options)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ def _compared(program: Program, plain: Plain, setting: Setting, got: dict[str, A
             raise Wrong(f"the engine's check: {error!r}") from error
         if run.memory < 0:
             raise Wrong(f"the run's memory is {run.memory}")
-        if not left and list(run._driver.engine.storages):
+        if setting.tracked and not left and list(run._driver.engine.storages):
             gc.collect()  # reference cycles of the program, such as those of a thread pool
             if stay := list(run._driver.engine.storages):
                 raise Wrong(f"bookkeeping stays: {stay}")

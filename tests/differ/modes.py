@@ -82,7 +82,9 @@ def by_name(*modes: Mode) -> dict[str, Mode]:
     return {mode.name: mode for mode in modes}
 
 
-def drawn(modes: Mapping[str, Mode], rng: Random, count: int, only: Sequence[str]) -> list[Mode]:
+def drawn(
+    modes: Mapping[str, Mode], rng: Random, count: int, only: Sequence[str] = ()
+) -> list[Mode]:
     """Draw `count` different modes by their weights, from those in `only` or from all."""
     possible = [mode for mode in modes.values() if mode.name in only or not only]
     found: list[Mode] = []

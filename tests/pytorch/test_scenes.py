@@ -12,12 +12,16 @@ from click.testing import CliRunner
 
 import rekindle
 from rekindle.pytorch.native import core as native_core
+from tests.differ.__main__ import main
+from tests.differ.judge import Outcome, Plain
+from tests.differ.modes import Setting
+from tests.pytorch.bits import differing
 from tests.pytorch.scenes import play as playing
-from tests.pytorch.scenes.__main__ import main
 from tests.pytorch.scenes.functions import FUNCTIONS
 from tests.pytorch.scenes.layers import LAYERS, WIDTH
-from tests.pytorch.scenes.play import MODES, judge, play, scene_of
+from tests.pytorch.scenes.play import MODES, Scene, judged, scene_of
 from tests.pytorch.scenes.scenes import SCENES
+from tests.pytorch.scenes.world import World
 
 # warnings of all kinds that random programs cause
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -33,8 +37,8 @@ def _native() -> None:
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 72))]
 )
 def test_random_program_within_budgets_matches_pytorch(seed: int) -> None:
-    outcome = judge(seed, 1)
-    assert outcome.complaint == "", outcome
+    outcome = judged(seed, 1)
+    assert outcome.kind == "same", outcome
 
 
 #: Scenes whose peak is hard to keep: custom optimizers, or threads that allocate.
@@ -49,29 +53,28 @@ HARD = ("line search", "sparse table", "forward in a thread")
     ],
 )
 def test_random_program_within_its_plain_peak_matches_pytorch(seed: int) -> None:
-    outcome = judge(seed, only=("peak",))
-    assert outcome.complaint == "", outcome
+    outcome = judged(seed, only=("peak",))
+    assert outcome.kind == "same", outcome
 
 
 def test_random_program_that_needs_larger_budget_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(playing, "PEAK_SHARE", 0.2)
-    complaint = judge(0, only=("peak",)).complaint
-    assert "bytes or more, and gets" in complaint
+    assert "bytes or more, and gets" in _complaint(judged(0, only=("peak",)))
 
 
 @pytest.mark.parametrize("seed", [147, 377])
 def test_random_program_that_makes_weights_matches_pytorch(seed: int) -> None:
     """A weight is made from an operator's result, and shares its storage and version counter."""
-    outcome = judge(seed, only=("anything, tight",))
-    assert outcome.complaint == "", outcome
+    outcome = judged(seed, only=("anything, tight",))
+    assert outcome.kind == "same", outcome
 
 
 def test_program_whose_operator_frees_its_input_matches_pytorch() -> None:
     """In forward mode, autograd passes zeros to an operator that nothing else holds."""
-    outcome = judge(50069, only=("tight",))
-    assert outcome.complaint == "", outcome
+    outcome = judged(50069, only=("tight",))
+    assert outcome.kind == "same", outcome
 
 
 def test_random_programs_draw_from_30_kinds_and_60_layers() -> None:
@@ -97,28 +100,33 @@ def test_layer_of_random_program_keeps_shape_and_has_gradient(
 
 def test_random_program_of_same_seed_is_equal_each_time() -> None:
     for seed in range(3):
-        assert play(seed, None).left == play(seed, None).left
+        plain = Plain(Scene(seed))
+        assert differing(plain.below, plain.first) == []
+
+
+def _complaint(outcome: Outcome) -> str:
+    assert outcome.complaint is not None
+    return outcome.complaint.text
 
 
 def test_random_program_with_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = playing.play
+    run = Scene.run
 
-    def off_by_one(seed: int, mode: Any, amount: int = 0) -> playing.Played:
-        played = plain(seed, mode, amount)
-        if mode is not None:
-            played.left["generator"] = "drawn once more"
-        return played
+    def off_by_one(scene: Scene, setting: Setting) -> dict[str, Any]:
+        found = run(scene, setting)
+        if setting.mode is not None:
+            found["generator"] = found["generator"] + 1
+        return found
 
-    monkeypatch.setattr(playing, "play", off_by_one)
-    assert "generator" in judge(0, 1, ("roomy",)).complaint
+    monkeypatch.setattr(Scene, "run", off_by_one)
+    assert "generator" in _complaint(judged(0, 1, ("roomy",)))
 
 
 def test_random_program_that_exceeds_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = next(seed for seed in range(50) if play(seed, None).drawn[0] == "all")
-    monkeypatch.setattr(playing, "ROOMY", 1 << 20)
+    seed = next(seed for seed in range(50) if World(seed).place == "all")
     monkeypatch.setattr(playing, "CAP", 0.0)
     monkeypatch.setattr(playing, "UNNOTICED", 0)
-    assert "the allocator gave out" in judge(seed, 1, ("roomy",)).complaint
+    assert "the peak was" in _complaint(judged(seed, 1, ("roomy",)))
 
 
 def test_memory_count_of_random_program_includes_threads() -> None:
@@ -142,7 +150,7 @@ def test_memory_count_of_random_program_includes_threads() -> None:
 
 def test_random_program_that_ends_its_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", "/dev/null/nowhere")  # an unknown mode is refused
-    done = CliRunner().invoke(main, ["--programs", "1", "--mode", "roomy"])
+    done = CliRunner().invoke(main, ["scenes", "--programs", "1", "--mode", "roomy"])
     assert done.exit_code == 1
     assert "seed 0" in done.output
     assert set(MODES) >= {"roomy", "tight"}

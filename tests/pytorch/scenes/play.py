@@ -1,29 +1,25 @@
-"""Run a scene (a kind of random program) in plain PyTorch and within budgets, and compare them."""
+"""Run a scene (a kind of random program), and measure its memory at the CPU's allocator."""
 
 from __future__ import annotations
 
 import gc
 import math
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
 import torch
 
 import rekindle
 from rekindle.pytorch.native import core as native_core
-from tests.pytorch import cores
-from tests.pytorch.fuzz.check import evicting_before_every_operator
+from tests.differ.judge import Outcome, Plain, Program, judge
+from tests.differ.modes import Mode, Setting, by_name, drawn
 from tests.pytorch.scenes.layers import WIDTH
 from tests.pytorch.scenes.scenes import SCENES
 from tests.pytorch.scenes.world import World
-
-ROOMY: Final = 1 << 32
-MOST_ATTEMPTS: Final = 60
 
 #: A budget of `SLACK_SHARE` times the peak of plain PyTorch, plus `SLACK_BYTES`, must suffice. The
 #: peak alone may not, because it does not include generator states and copies by NumPy, which a
@@ -50,114 +46,121 @@ OUTSIDE: Final = "prefetching thread"
 BATCHES_OUTSIDE: Final = 4
 
 
-@dataclass(frozen=True)
-class Mode:
-    """How a scene is run: arguments of `rekindle.budget`, and the amount that it gets."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    amount: Literal["roomy", "tight", "peak"] = "tight"
-    everything: bool = False  # True to evict all that may be evicted before each operator
-    counted: int = 0  # about as many operators are only counted at first (memory/only_counting.h)
-    weight: float = 1.0
-
-
-MODES: dict[str, Mode] = {
-    mode.name: mode
-    for mode in (
-        Mode("roomy", amount="roomy", weight=0.5),
-        Mode("tight", weight=4),
-        Mode("saved, tight", {"evict": "saved"}, weight=2),
-        Mode("anything, tight", {"evict": "anything"}, weight=3),
-        Mode("everything evicted", amount="roomy", everything=True, weight=2),
-        Mode("anything, everything evicted", {"evict": "anything"}, "roomy", True, weight=2),
-        Mode("only counted", amount="roomy", counted=1 << 40),
-        Mode("counted, then everything evicted", {}, "roomy", True, counted=300, weight=2),
-        Mode("counted, then saved evicted", {"evict": "saved"}, "roomy", True, counted=300),
-        Mode("peak", amount="peak"),
-        Mode("learned, tight", {"learn": "wait"}, weight=1),
-        Mode("swap, tight", {"swap": "1GiB"}, weight=1),
-    )
-}
+MODES = by_name(
+    Mode("roomy", amount="roomy", weight=0.5),
+    Mode("tight", weight=4),
+    Mode("saved, tight", {"evict": "saved"}, weight=2),
+    Mode("anything, tight", {"evict": "anything"}, weight=3),
+    Mode("everything evicted", amount="roomy", everything=True, weight=2),
+    Mode("anything, everything evicted", {"evict": "anything"}, "roomy", everything=True, weight=2),
+    Mode("only counted", amount="roomy", counted=1 << 40),
+    Mode("counted, then everything evicted", {}, "roomy", everything=True, counted=300, weight=2),
+    Mode("counted, then saved evicted", {"evict": "saved"}, "roomy", everything=True, counted=300),
+    Mode("peak", amount="peak"),
+    Mode("learned, tight", {"learn": "wait"}, weight=1),
+    Mode("swap, tight", {"swap": "1GiB"}, weight=1),
+)
 
 
-@dataclass
-class Played:
-    """The results of one run of a scene."""
+class Tallied(Setting):
+    """A setting whose peaks are those of all allocations, those of other threads included.
 
-    left: dict[str, str]
-    drawn: list[str]
-    peak: int  # most bytes that the allocator returned at once
-    within: int  # most bytes of these within a budget
-    batch: int  # bytes of the largest batch
-
-
-class NoRoomSomewhere(Exception):
-    """Raised if PyTorch replaced an `OutOfBudget` by an error of its own."""
-
-
-@dataclass
-class Outcome:
-    """The complaint about one program; empty if there is none."""
-
-    seed: int
-    scene: str
-    mode: str = ""
-    drawn: str = ""
-    complaint: str = ""
-    undetermined: bool = False
-
-
-def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
-    """Run the program of `seed` within a budget, or in plain PyTorch if `mode` is None.
-
-    Raises:
-        rekindle.OutOfBudget: The amount is too small.
-        NoRoomSomewhere: The amount is too small, and PyTorch raised its own error.
+    It has no dispatch mode, so PyTorch takes the code paths that it takes without Rekindle.
     """
-    tally = Tally()
+
+    def __init__(self, mode: Mode | None, amount: int | None = 0, **how: Any) -> None:
+        super().__init__(mode, amount, tracked=False, **how)
+        self.outside = 0.0  #: bytes in use within a budget that it need not count
 
     @contextmanager
-    def budget() -> Iterator[Any]:
-        if mode is None:
-            yield None
-            return
-        with rekindle.budget(amount, **mode.arguments) as run, tally.of_a_budget():
+    def whole(self) -> Iterator[None]:
+        self.tally = Tally()
+        gc.collect()  # what an earlier run left must not be freed meanwhile
+        try:
+            with self.tally.counting():
+                yield
+        finally:
+            self.peak = self.tally.peak if self.mode is None else self.tally.within
+
+    @contextmanager
+    def budget(self) -> Iterator[Any]:
+        within = nullcontext() if self.mode is None else self.tally.of_a_budget()
+        with super().budget() as run, within:
             yield run  # afterwards user-held tensors are recomputed
 
-    def change(run: Any, share: float) -> None:
-        if mode is not None and mode.amount == "tight":
+    @property
+    def most(self) -> float:
+        return super().most * CAP + UNNOTICED + self.outside
+
+    def change(self, run: Any, share: float) -> None:
+        if self.mode is not None and self.mode.amount == "tight":
             with suppress(rekindle.OutOfBudget):  # smaller than the bytes that cannot be evicted
-                run.budget = max(int(amount * share), 1)
+                run.budget = max(int((self.amount or 0) * share), 1)
 
-    world = World(seed, budget, change)
-    name = scene_of(seed)
-    error: list[BaseException] = []
 
-    def program() -> None:
-        with world.running():
+@dataclass(frozen=True)
+class Scene(Program):
+    """The program that `seed` draws."""
+
+    seed: int
+    measured_below: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return scene_of(self.seed)
+
+    @property
+    def suggests(self) -> bool:  # type: ignore[override]
+        return World(self.seed).place != "changes"
+
+    def text(self, mode: Mode, amount: int) -> str:
+        drawn = self.run(self.setting(None))["drawn"]
+        return f"{self.name}: {', '.join(drawn)}"
+
+    def setting(self, mode: Mode | None, amount: int | None = 0, **how: Any) -> Setting:
+        return Tallied(mode, amount, **how)
+
+    def amount(self, plain: Plain, mode: Mode, tightness: float) -> int:
+        if mode.amount != "peak":
+            return max(int(plain.peak * (1.02 - tightness)), 1 << 12)
+        copies = self.name == "policy gradient"
+        copies |= any("numpy" in each for each in plain.first["drawn"])
+        return int(plain.peak * PEAK_SHARE) + NUMPY_BYTES * copies
+
+    def most(self, plain: Plain, mode: Mode) -> float:
+        return 0 if mode.amount == "peak" else int(plain.peak * SLACK_SHARE) + SLACK_BYTES
+
+    def larger(self, amount: int, attempt: int) -> int:
+        return int(amount * 1.1)
+
+    def run(self, setting: Setting) -> dict[str, Any]:
+        assert isinstance(setting, Tallied)
+        found = self._play(setting)
+        if setting.mode is not None and setting.peak > setting.most:
+            # The first call of an operator shows the core its workspace. Once the core knows the
+            # workspace, the same program stays within the budget.
+            found = self._play(setting)
+        return found
+
+    def _play(self, setting: Tallied) -> dict[str, Any]:
+        error, world = "", World(self.seed, setting.budget, setting.change)
+        copied = deep_copies_counted() if setting.mode is None else nullcontext()
+        with copied, setting.whole(), world.running():
             try:
-                SCENES[name](world)
+                SCENES[self.name](world)
             except rekindle.OutOfBudget:
                 raise
             except Exception as raised:
                 # `load_state_dict` raises its own error with this text
                 if "nothing is left to evict" in str(raised):
-                    raise NoRoomSomewhere from raised
-                error.append(raised)
-                world.notes.append(f"{type(raised).__name__}: {str(raised).splitlines()[0]}")
-
-    taken = cores.counting() if mode is not None else deep_copies_counted()
-    if mode is not None and mode.counted:
-        operators = Random(seed).randrange(mode.counted)
-        cores.tune(lambda driver: driver.core.count_only(driver.handle, operators))
-    everything = evicting_before_every_operator() if mode and mode.everything else nullcontext()
-    with taken, everything, tally.counting():
-        program()
-    left = world.left()
-    error.clear()
-    batch = world.rows * 8 * WIDTH * torch.float32.itemsize
-    return Played(left, [world.place, *world.drawn], tally.peak, tally.within, batch)
+                    more = int((setting.amount or 0) * 1.1)
+                    raise rekindle.OutOfBudget(str(raised), smallest_budget=more) from raised
+                error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+        if world.place == "changes":  # the times at which the budget changes are not known here
+            setting.outside = math.inf
+        elif self.name == OUTSIDE:
+            setting.outside = BATCHES_OUTSIDE * world.rows * 8 * WIDTH * torch.float32.itemsize
+        return {**world.left(), "error": error, "drawn": [world.place, *world.drawn]}
 
 
 @contextmanager
@@ -220,78 +223,15 @@ def scene_of(seed: int) -> str:
     return Random(seed * 7919 + 1).choice(sorted(SCENES))
 
 
-def judge(seed: int, modes: int = 2, only: tuple[str, ...] = ()) -> Outcome:
-    """Run one program twice in plain PyTorch, and then in random modes; return the complaint."""
+def judged(seed: int, modes: int = 2, only: Sequence[str] = ()) -> Outcome:
+    """Compare one program with plain PyTorch in random modes."""
     rng = Random(seed + 1_000_003)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain, again = play(seed, None), play(seed, None)
-        plain.peak = max(plain.peak, again.peak)  # threads may overlap or not
-        outcome = Outcome(seed, scene_of(seed), drawn=", ".join(plain.drawn))
-        if plain.left != again.left:
-            outcome.undetermined = True
-            return outcome
-        possible = [mode for mode in MODES.values() if not only or mode.name in only]
+    possible = {name: mode for name, mode in MODES.items() if not only or name in only}
+
+    def chosen() -> Iterator[tuple[Mode, float]]:
         for _ in range(min(modes, len(possible))):
-            (mode,) = rng.choices(possible, [each.weight for each in possible])
-            possible.remove(mode)
-            complaint = _complaint(seed, plain, mode, rng.choice((1.0, 0.9, rng.random())))
-            gc.collect()
-            if complaint:
-                outcome.mode, outcome.complaint = mode.name, complaint
-                return outcome
-    return outcome
+            (mode,) = drawn(possible, rng, 1)
+            del possible[mode.name]
+            yield mode, rng.choice((1.0, 0.9, rng.random()))
 
-
-def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
-    """Run the program of `seed` in `mode`, and return the complaint about it, or "".
-
-    `tightness` 1 is the smallest budget that works, 0 is the peak of plain PyTorch.
-    """
-    most = int(plain.peak * SLACK_SHARE) + SLACK_BYTES
-    amount = ROOMY if mode.amount == "roomy" else max(int(plain.peak * (1.02 - tightness)), 1 << 12)
-    if mode.amount == "peak":
-        amount, most = int(plain.peak * PEAK_SHARE), 0
-        if scene_of(seed) == "policy gradient" or any("numpy" in each for each in plain.drawn):
-            amount += NUMPY_BYTES
-    for _ in range(MOST_ATTEMPTS):
-        try:
-            with cores.fixed_prices():
-                got = play(seed, mode, amount)
-                if _most_within(seed, got, amount) < got.within:
-                    # The first call of an operator shows the core its workspace. Once the core
-                    # knows the workspace, the same program stays within the budget.
-                    got = play(seed, mode, amount)
-        except rekindle.OutOfBudget as error:
-            if error.smallest_budget <= amount and plain.drawn[0] != "changes":
-                return f"{amount} bytes are too little, and {error.smallest_budget} are asked for"
-            if amount > most:
-                return (
-                    f"needs {error.smallest_budget} bytes or more, and gets {amount}: plain "
-                    f"PyTorch's peak is {plain.peak}; {str(error).splitlines()[0]}"
-                )
-            amount = max(error.smallest_budget, int(amount * 1.1))
-            continue
-        except NoRoomSomewhere:
-            amount = int(amount * 1.1)
-            continue
-        names = [name for name in {**plain.left, **got.left}
-                 if plain.left.get(name) != got.left.get(name)]  # fmt: skip
-        if names:
-            shown = "; ".join(
-                f"{name}: {plain.left.get(name)} became {got.left.get(name)}"[:300]
-                for name in names[:3]
-            )
-            return f"within {amount} bytes {len(names)} of {len(plain.left)} differ: {shown}"
-        if got.within > _most_within(seed, got, amount):
-            return f"the allocator gave out {got.within} bytes within a budget of {amount}"
-        return ""
-    return f"still too little after {MOST_ATTEMPTS} attempts, at {amount} bytes"
-
-
-def _most_within(seed: int, played: Played, amount: int) -> float:
-    """Return how many bytes the allocator may return within a budget of `amount`."""
-    if played.drawn[0] == "changes":  # the times at which the budget changes are not known here
-        return math.inf
-    outside = BATCHES_OUTSIDE * played.batch if scene_of(seed) == OUTSIDE else 0
-    return amount * CAP + UNNOTICED + outside
+    return judge(Scene(seed), chosen())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.pytorch.bits import everything, noted
 from tests.pytorch.scenes.functions import FUNCTIONS
 from tests.pytorch.scenes.layers import LAYERS, WIDTH, Does
 
@@ -63,7 +63,7 @@ class World:
     # returns a budget, or a context that does nothing for the plain program
     budget: Budget = nullcontext
     change: Callable[[Any, float], None] = lambda run, share: None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
     owned: dict[str, Any] = field(default_factory=dict)  # results that are compared at the end
 
@@ -146,35 +146,9 @@ class World:
     # -- results to compare -----------------------------------------------------------------------
 
     def note(self, *values: Any) -> None:
-        """Note digests of the values as they are now."""
-        self.notes.extend(_digest(value) for value in values)
+        """Note copies of the values as they are now."""
+        self.notes.extend(noted(value) for value in values)
 
-    def left(self) -> dict[str, str]:
-        """Return digests of all results of the program, and of random numbers drawn afterwards."""
-        found = {name: _digest(_state(value)) for name, value in self.owned.items()}
-        found |= {f"note {number}": note for number, note in enumerate(self.notes)}
-        found["generator"] = _digest(torch.get_rng_state())
-        return found
-
-
-def _state(value: Any) -> Any:
-    if isinstance(value, nn.Module):
-        gradients = {name: p.grad for name, p in value.named_parameters()}
-        return [*value.state_dict().items(), *gradients.items()]
-    if isinstance(value, torch.optim.Optimizer):
-        return value.state_dict()
-    return value
-
-
-def _digest(value: Any) -> str:
-    """Return a short text that is equal for equal bits."""
-    if isinstance(value, Tensor):
-        plain = value.detach().resolve_conj().to_dense() if value.is_sparse else value.detach()
-        plain = plain.as_subclass(Tensor).contiguous().clone()
-        data = plain.view(-1).view(torch.uint8).numpy().tobytes()
-        return f"{plain.dtype} {tuple(plain.shape)} {hashlib.sha256(data).hexdigest()[:12]}"
-    if isinstance(value, dict):
-        return str({str(name): _digest(each) for name, each in value.items()})
-    if isinstance(value, (list, tuple)):
-        return str([_digest(each) for each in value])
-    return repr(value)
+    def left(self) -> dict[str, Any]:
+        """Return copies of all results of the program, and the state of the random generator."""
+        return everything({**self.owned, "notes": self.notes})
