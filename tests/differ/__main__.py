@@ -104,7 +104,11 @@ def _sweep_seeds(
 
 
 def _of_modes(modes: int, only: Sequence[str]) -> list[str]:
-    return ["--modes", str(modes), *(word for mode in only for word in ("--mode", mode))]
+    return ["--modes", str(modes), *_each("--mode", only)]
+
+
+def _each(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
 
 
 @main.command()
@@ -144,6 +148,45 @@ def scenes(modes: int, only: tuple[str, ...], **options: Any) -> None:
     """
     judged = lambda seed: scene_judged(seed, modes, only)  # noqa: E731
     _sweep_seeds("scenes", judged, _of_modes(modes, only), 25, **options)
+
+
+@main.command()
+@click.option("--only", multiple=True, metavar="NAME", help="Only these programs.")
+@click.option("--list", "lists", is_flag=True, help="List the programs and their libraries.")
+@click.option("--architectures", "all_of_them", is_flag=True, help="Those of transformers.")
+@click.option("--here", is_flag=True, help="In this process, for a debugger.")
+def libraries(only: tuple[str, ...], lists: bool, all_of_them: bool, here: bool) -> None:
+    """Train models of other libraries, also within 0.7 and 0.45 of their memory peaks.
+
+    The libraries are no dependencies of this project. A program whose library is not installed is
+    skipped; `--list` names what each program needs.
+    """
+    from tests.pytorch.libraries import programs
+    from tests.pytorch.libraries.trained import MODES, Trained
+
+    if lists:
+        for name in programs.PROGRAMS:
+            click.echo(f"{name:24} {programs.LIBRARIES[name]}")
+        return
+
+    def tallied(name: str) -> Tally:
+        try:
+            program = Trained(name, programs.program_of(name))
+            outcome = judge(program, [(mode, 1.0) for mode in MODES.values()])
+        except ImportError as error:
+            return Tally(Counter(skipped=1), excepted=Counter({f"skipped {name}: {error}": 1}))
+        failures = [f"{name}: {outcome.complaint}"] if outcome.kind == "different" else []
+        return Tally(Counter({outcome.kind: 1}), outcome.modes, outcome.excepted, failures=failures)
+
+    names = only or tuple(programs.architectures() if all_of_them else programs.PROGRAMS)
+    work = Work(tallied, names, lambda some: ["libraries", *_each("--only", some)], 1, 720.0)
+    if here:
+        work.here()
+        return
+    total = work.there()
+    for line in total.summary(f"{len(names)} programs"):
+        click.echo(line)
+    sys.exit(bool(total.failures))
 
 
 if __name__ == "__main__":

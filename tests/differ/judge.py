@@ -44,6 +44,8 @@ class Program(abc.ABC):
     #: False if the program may catch `OutOfBudget`, or change its budget: after an error, the
     #: suggested budget may then be too small.
     suggests: bool = True
+    suggestion: ClassVar[str] = "smallest_budget"  #: attribute of `OutOfBudget` to try next
+    most_attempts: ClassVar[int] = MOST_ATTEMPTS
 
     @abc.abstractmethod
     def run(self, setting: Setting) -> dict[str, Any]:
@@ -153,6 +155,7 @@ def smallest(
     *,
     most: int = MOST_ATTEMPTS,
     suggests: bool = True,
+    suggestion: str = "smallest_budget",
 ) -> tuple[T, int, list[int]]:
     """Try `budget`, and then the budgets that `OutOfBudget` suggests, until one suffices.
 
@@ -163,6 +166,7 @@ def smallest(
             that was refused, and how many were.
         most: How many budgets may be refused.
         suggests: True if each suggested budget must be larger than the refused one.
+        suggestion: The attribute of `OutOfBudget` that has the budget to try next.
 
     Returns:
         The result of the attempt, its budget, and the budgets that were refused.
@@ -173,7 +177,7 @@ def smallest(
             return attempt(budget), budget, refused
         except rekindle.OutOfBudget as error:
             refused.append(budget)
-            suggested = error.smallest_budget
+            suggested = getattr(error, suggestion)
             if suggests and suggested <= budget:
                 raise Wrong(f"refused {budget} bytes, and asked for {suggested}") from error
             budget = max(suggested, larger(budget, len(refused)))
@@ -214,7 +218,14 @@ def complaint(
             excepted = attempt(None if mode.amount == "unlimited" else ROOMY)
         else:
             first = program.amount(plain, mode, tightness)
-            excepted, *_ = smallest(attempt, first, program.larger, suggests=program.suggests)
+            excepted, *_ = smallest(
+                attempt,
+                first,
+                program.larger,
+                most=program.most_attempts,
+                suggests=program.suggests,
+                suggestion=program.suggestion,
+            )
     except TooLong:
         return Complaint(mode.name, tried[-1] or 0, "given up", excepted=True)
     except Wrong as wrong:
@@ -260,7 +271,8 @@ def _compared(program: Program, plain: Plain, setting: Setting, got: dict[str, A
             gc.collect()  # reference cycles of the program, such as those of a thread pool
             if stay := list(run._driver.engine.storages):
                 raise Wrong(f"bookkeeping stays: {stay}")
-        plain.unlimited = max(plain.unlimited, run.peak)
+        if setting.amount is None:
+            plain.unlimited = run.peak
     return reason
 
 

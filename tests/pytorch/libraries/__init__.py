@@ -1,1 +1,1 @@
-"""Programs that train models of other libraries, in plain PyTorch and within budgets."""
+"""Models of other libraries, trained within budgets: `scripts/sweep libraries`."""

@@ -15,29 +15,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.pytorch.libraries.judge import Program
+from tests.pytorch.libraries.trained import Train
 
-PROGRAMS: dict[str, Program] = {}
+PROGRAMS: dict[str, Train] = {}
 LIBRARIES: dict[str, str] = {}  #: the packages for `pip install`, by program
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-def needs(*packages: str) -> Callable[[Program], Program]:
+def needs(*packages: str) -> Callable[[Train], Train]:
     """Register a program under its name, with the packages that it needs."""
 
-    def register(program: Program) -> Program:
+    def register(program: Train) -> Train:
         _register(program.__name__, " ".join(packages), program)
         return program
 
     return register
 
 
-def _register(name: str, packages: str, program: Program) -> None:
+def _register(name: str, packages: str, program: Train) -> None:
     PROGRAMS[name], LIBRARIES[name] = program, packages
 
 
-def program_of(name: str) -> Program:
+def program_of(name: str) -> Train:
     return PROGRAMS[name] if name in PROGRAMS else architecture(name)
 
 
@@ -450,7 +450,7 @@ def architectures() -> list[str]:
     return [f"architecture {name}" for name in auto.MODEL_MAPPING_NAMES]
 
 
-def architecture(name: str) -> Program:
+def architecture(name: str) -> Train:
     """Return the program that trains `architecture NAME` with a small configuration."""
     transformers = import_module("transformers")
     kinds = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
