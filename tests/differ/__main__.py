@@ -15,8 +15,9 @@ import click
 
 from tests.differ.judge import Outcome, judge
 from tests.differ.shrink import report
-from tests.differ.tally import RESULTS, Tally, write_seeds
+from tests.differ.tally import RESULTS, Tally, write_results, write_seeds
 from tests.differ.workers import Work
+from tests.pytorch import cores
 from tests.pytorch.fuzz.lines import random_program
 from tests.pytorch.fuzz.program import Evict
 from tests.pytorch.fuzz.program import modes as fuzz_modes
@@ -24,6 +25,7 @@ from tests.pytorch.hunt.hunt import hunted
 from tests.pytorch.hunt.modes import MODES as HUNT_MODES
 from tests.pytorch.scenes.play import MODES as SCENE_MODES
 from tests.pytorch.scenes.play import judged as scene_judged
+from tests.pytorch.sweep import DATABASES
 
 MEMORY = 8 << 30  #: bytes of address space for a process that runs random programs
 
@@ -187,6 +189,79 @@ def libraries(only: tuple[str, ...], lists: bool, all_of_them: bool, here: bool)
     for line in total.summary(f"{len(names)} programs"):
         click.echo(line)
     sys.exit(bool(total.failures))
+
+
+def _database(database: str) -> None:
+    """Add the command for one test database of PyTorch."""
+
+    @main.command(database, help=f"Run PyTorch's own samples of {database} within a budget.")
+    @click.option("--only", multiple=True, metavar="NAME", help="Only this entry; may be repeated.")
+    @click.option("--shard", default="1/1", metavar="I/N", help="The I-th of N parts, from 1.")
+    @click.option(
+        "--few",
+        type=int,
+        help="So many samples of each entry and dtype, drawn by a seed; default: all.",
+    )
+    @click.option(
+        "--evict",
+        type=click.Choice(get_args(Evict)),
+        default="saved",
+        show_default=True,
+        help="As in rekindle.budget.",
+    )
+    @click.option("--processes", default=2, show_default=True, help="How many at once.")
+    @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
+    @click.option("--here", is_flag=True, help="In this process, for a debugger.")
+    def command(
+        only: tuple[str, ...], shard: str, few: int | None, evict: Evict, processes: int,
+        save: bool, here: bool,
+    ) -> None:  # fmt: skip
+        from tests.pytorch.sweep import _exceptions, entries_of
+        from tests.pytorch.sweep._tally import tally
+
+        entries = entries_of(database)
+        if unknown := [name for name in only if name not in entries]:
+            raise click.BadParameter(f"{unknown[0]} is no entry of {database}", param_hint="--only")
+        part, parts = _shard(shard)
+        chosen = [name for name in entries if name in only or not only][part - 1 :: parts]
+        exempt = getattr(_exceptions, database.upper())
+
+        def tallied(name: str) -> Tally:
+            with cores.counting():
+                return tally(name, entries[name](few), exempt, every=few is None, evict=evict)
+
+        def words(names: Sequence[str]) -> list[str]:
+            limit = [] if few is None else ["--few", str(few)]
+            return [database, *limit, "--evict", evict, *_each("--only", names)]
+
+        work = Work(tallied, chosen, words)
+        if here:
+            work.here()
+            return
+        began = time.monotonic()
+        total = work.there(processes)
+        click.echo(f"{'entries':32} {len(chosen)} of {len(entries)}")
+        for line in total.table():
+            click.echo(line)
+        if save:
+            label = database if evict == "saved" else f"{database}, evict={evict}"
+            asked = (word for word in sys.argv[1:] if word != "--save")
+            counts = {"entries": len(chosen), **total.as_data()}
+            write_results(
+                label, " ".join(["scripts/sweep", *asked]), counts, time.monotonic() - began
+            )
+        sys.exit(bool(total.failures))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
+        return int(part), int(parts)
+    raise click.BadParameter(f"got {text}; write --shard 1/8", param_hint="--shard")
+
+
+for _name in DATABASES:
+    _database(_name)
 
 
 if __name__ == "__main__":

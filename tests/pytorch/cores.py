@@ -55,11 +55,17 @@ def ran_again(since: int) -> Counter[str]:
     `since` is the number of drivers that existed before (`count_drivers`); they are not counted.
     """
     return Counter(
-        name.removeprefix("aten::")
+        name
         for reference in _made[since:]
         if (driver := reference()) is not None
-        for name in driver.core.recomputed_ops(driver.handle)
+        for name in recomputed(driver).elements()
     )
+
+
+def recomputed(driver: Driver) -> Counter[str]:
+    """Return how often one driver recomputed each operator, by name."""
+    names = driver.core.recomputed_ops(driver.handle)
+    return Counter(name.removeprefix("aten::") for name in names)
 
 
 def tune(how: Callable[[Driver], None]) -> None:

@@ -15,12 +15,14 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
+from tests.differ.__main__ import main
+from tests.differ.tally import Tally
 from tests.helpers import WHOLE
 from tests.pytorch.planted import wrong_again
-from tests.pytorch.sweep import _exceptions
-from tests.pytorch.sweep.__main__ import DATABASES, entries_of, main
+from tests.pytorch.sweep import DATABASES, _exceptions, entries_of
+from tests.pytorch.sweep._everything import Evict
 from tests.pytorch.sweep._sample import Program, Sample, copy_leaves
-from tests.pytorch.sweep._tally import Tally, tally
+from tests.pytorch.sweep._tally import tally
 from tests.pytorch.sweep._verdict import Case, Verdict
 
 
@@ -30,7 +32,7 @@ from tests.pytorch.sweep._verdict import Case, Verdict
 def test_sample_of_op_db_operators_matches_pytorch(database: str) -> None:
     """`scripts/sweep` runs all operators. The samples run in processes without pytest's threads."""
     sample = ("--few", "1", "--shard", "1/1" if WHOLE else SHARDS[database])
-    command = [sys.executable, "-m", "tests.pytorch.sweep", database, *sample]
+    command = [sys.executable, "-m", "tests.differ", database, *sample]
     result = subprocess.run(
         command,
         cwd=ROOT,
@@ -103,7 +105,7 @@ def test_operator_sweep_verdict_for_pytorch_error_is_refused() -> None:
 class _Known(Case):
     """A case whose outcome its name states."""
 
-    def judge(self) -> Verdict:
+    def judge(self, evict: Evict = "saved") -> Verdict:
         return Verdict(self.name)
 
 
@@ -120,10 +122,10 @@ def test_operator_sweep_summary_counts_each_verdict() -> None:
         "entry: different: different: ",
         "entry: nothing was ever recomputed",
     ]
-    assert found.idle == {"entry"}
-    assert found.refused == set()
+    assert found.idle == ["entry"]
+    assert found.refused == []
     found += _tally("refused")
-    assert found.refused == {"entry"}
+    assert found.refused == ["entry"]
     assert found.as_data()["excepted"] == {"as in any mode": 1, "undetermined": 1}
 
 
@@ -141,7 +143,7 @@ def test_operator_sweep_command_prints_summary(
     [
         (["opinfo", "--only", "sine"], "sine is no entry of opinfo"),
         (["modules", "--shard", "3/2"], "write --shard 1/8"),
-        (["networks"], "is not one of"),
+        (["networks"], "No such command"),
     ],
 )
 def test_operator_sweep_with_wrong_options_is_refused(arguments: list[str], complaint: str) -> None:

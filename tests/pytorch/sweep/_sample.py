@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle import Run
+from tests.pytorch import cores
 from tests.pytorch.bits import differing
-from tests.pytorch.sweep._everything import everything_recomputed, evict_all
+from tests.pytorch.sweep._everything import Evict, everything_recomputed, evict_all
 from tests.pytorch.sweep._exceptions import filled
 from tests.pytorch.sweep._verdict import SEED, Case, Verdict, copies, in_words, versions
 
@@ -43,21 +44,20 @@ class Sample(Case):
     build: Callable[[], Program]
     twice: bool = False  #: True if the sample is differentiated twice
 
-    def judge(self) -> Verdict:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with filled(self.entry):
-                return self._judge()
+    def judge(self, evict: Evict = "saved") -> Verdict:
+        with warnings.catch_warnings(action="ignore"), filled(self.entry):
+            return self._judge(evict)
 
-    def _judge(self) -> Verdict:
+    def _judge(self, evict: Evict) -> Verdict:
         try:
             wanted = self.outcome(None)
         except Exception as error:  # PyTorch's own error
             return Verdict("refused", in_words(error))
         try:
-            with everything_recomputed() as (run, again):
+            with everything_recomputed(evict) as run:
                 got = self.outcome(run)
                 run._driver.engine.check()
+            again = cores.recomputed(run._driver)
         except Exception as error:
             return Verdict(self._unless_in_any_mode(error, []), in_words(error))
         wrong = differing(got, wanted)

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tests.pytorch.sweep._everything import Evict
+
 SEED = 20
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class Case(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    def judge(self) -> Verdict:
+    def judge(self, evict: Evict = "saved") -> Verdict:
         """Run the case in plain PyTorch and with recomputation, and return the verdict."""
 
     def __str__(self) -> str:

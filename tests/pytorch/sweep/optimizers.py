@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 import rekindle
-from tests.pytorch.bits import differing
-from tests.pytorch.harsh import everything
-from tests.pytorch.sweep._everything import counted
+from tests.differ.judge import smallest
+from tests.pytorch import cores
+from tests.pytorch.bits import differing, everything
+from tests.pytorch.sweep._everything import Evict
 from tests.pytorch.sweep._verdict import SEED, Case, Entries, Verdict, drawn, in_words
 from tests.pytorch.tracker import measure
 
@@ -47,15 +48,15 @@ class Training(Case):
     options: dict[str, Any]
     way: str  #: arguments that select the implementation
 
-    def judge(self) -> Verdict:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    def judge(self, evict: Evict = "saved") -> Verdict:
+        with warnings.catch_warnings(action="ignore"):
             try:
                 wanted = everything(self.trained()())
             except Exception as error:
                 return Verdict("refused", in_words(error))
             try:
-                got, again = self._within(_budget(self))
+                # the optimizer's state may not fit into the first budget
+                (got, again), *_ = smallest(self._within, _budget(self))
             except Exception as error:
                 return Verdict("different", in_words(error))
         wrong = differing(got, wanted)
@@ -63,13 +64,10 @@ class Training(Case):
 
     def _within(self, budget: int) -> tuple[dict[str, Any], Counter[str]]:
         step = self.trained()
-        while True:
-            try:
-                with counted() as again, rekindle.budget(budget):
-                    return everything(step()), again
-            # the optimizer's state does not fit into the budget
-            except rekindle.OutOfBudget as error:
-                step, budget = self.trained(), error.smallest_budget
+        with rekindle.budget(budget) as run:
+            got = everything(step())
+        run._driver.engine.check()
+        return got, cores.recomputed(run._driver)
 
     def trained(self) -> Callable[[], Any]:
         """Return a step function that trains a new model and returns its final state."""
