@@ -25,6 +25,8 @@ from tests.pytorch.hunt.hunt import hunted
 from tests.pytorch.hunt.modes import MODES as HUNT_MODES
 from tests.pytorch.scenes.play import MODES as SCENE_MODES
 from tests.pytorch.scenes.play import judged as scene_judged
+from tests.pytorch.strangers import suite
+from tests.pytorch.strangers.ways import Way
 from tests.pytorch.sweep import DATABASES
 
 MEMORY = 8 << 30  #: bytes of address space for a process that runs random programs
@@ -189,6 +191,31 @@ def libraries(only: tuple[str, ...], lists: bool, all_of_them: bool, here: bool)
     for line in total.summary(f"{len(names)} programs"):
         click.echo(line)
     sys.exit(bool(total.failures))
+
+
+@main.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--way", "ways", multiple=True, type=click.Choice([way.value for way in Way]))
+@click.option("-k", "chosen", default="", help="Only tests whose names have this in them.")
+@click.option("--write", is_flag=True, help="Write the failures into the list of expected ones.")
+def strangers(files: tuple[Path, ...], ways: tuple[str, ...], chosen: str, write: bool) -> None:
+    """Run each test of other projects' FILES in plain PyTorch, and in three ways within a budget.
+
+    The files are not part of this project. PyTorch's are in the folder test/ of its repository, at
+    the tag of the installed version. Others come with the source distributions of their packages.
+
+    The ways are a budget without a limit, one that evicts everything before each operator, and one
+    of 60 % of the test's peak. Tests that pass in plain PyTorch must pass in each way. Known
+    exceptions are listed with a reason in tests/pytorch/strangers/expected, which may only shrink.
+    """
+    there = [file for file in files if file.is_file()]
+    if not there:
+        click.echo("skipped: no such file. Get test_autograd.py from PyTorch's repository, folder "
+                   "test/, and write scripts/sweep strangers PATH/TO/test_autograd.py")  # fmt: skip
+        return
+    asked = [Way(way) for way in ways] or [Way.WITHIN, Way.EVICTED, Way.TIGHT]
+    wrong = [suite.swept(file.resolve(), asked, chosen, write) for file in there]
+    sys.exit(any(wrong))
 
 
 def _database(database: str) -> None:

@@ -40,9 +40,8 @@ class Ended(NamedTuple):
 
     @property
     def begun(self) -> Any:
-        """Return the item that ended the process, or None."""
-        begun = [row["begins"] for row in self.rows if "begins" in row]
-        return begun[-1] if begun and "begins" in self.rows[-1] else None
+        """Return the item that began last, or None."""
+        return next((row["begins"] for row in reversed(self.rows) if "begins" in row), None)
 
 
 def write_row(row: dict[str, Any]) -> None:

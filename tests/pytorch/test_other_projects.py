@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rekindle.pytorch.native import core as native_core
-from tests.pytorch.strangers import __main__ as strangers
+from tests.differ.__main__ import main
+from tests.pytorch.strangers import suite as strangers
 
 SUITE = """
 import os
@@ -64,7 +65,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _sweep(*words: object) -> Result:
-    return CliRunner().invoke(strangers.main, [*map(str, words)])
+    return CliRunner().invoke(main, ["strangers", *map(str, words)])
 
 
 @pytest.mark.slow

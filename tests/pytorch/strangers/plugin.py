@@ -19,12 +19,11 @@ import pytest
 import torch
 
 import rekindle
+from tests.differ.workers import write_row
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import evicting_before_every_operator
 from tests.pytorch.strangers.ways import SHARE, Found, Way
 
 _WAY = Way(os.environ["STRANGERS_WAY"])
-_FILE = Path(os.environ["STRANGERS_FOUND"])  # file to which outcomes are written, line by line
 _TOLD: dict[str, Any] = json.loads(Path(os.environ["STRANGERS_TOLD"]).read_text(encoding="utf-8"))
 _DONE: frozenset[str] = frozenset(_TOLD["done"])
 _PEAKS: dict[str, int] = _TOLD["peaks"]
@@ -69,7 +68,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     with ExitStack() as stack:
         stack.enter_context(cores.counting())
         if _WAY is Way.EVICTED:
-            stack.enter_context(evicting_before_every_operator())
+            stack.enter_context(cores.evicting_before_every_operator())
         run = stack.enter_context(context)
         try:
             return (yield)
@@ -87,14 +86,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         peak=_peaks.get(report.nodeid, 0),
         why=_last_line(str(report.longrepr)) if report.failed else "",
     )
-    with _FILE.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(vars(found)) + "\n")
+    write_row(vars(found))
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Write which test starts, because a process that ends in a test reports nothing."""
-    with _FILE.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"begins": nodeid.rpartition("::")[2]}) + "\n")
+    write_row({"begins": nodeid.rpartition("::")[2]})
 
 
 def _last_line(text: str) -> str:
