@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import torch
 from _common import conditions, write
+from tests.pytorch.bits import differing
 from tests.pytorch.models import ALL_CASES, Case, Workload
-from tests.pytorch.test_models import differing, everything
+from tests.pytorch.test_models import left_by
 from tests.pytorch.tracker import Measured, Tracker, measure
 from torch import Tensor
 
@@ -69,7 +70,7 @@ def trained(case: Case, steps: int, evict: Evict) -> dict[str, Any]:
     workload = case.build()
     losses: list[Tensor] = []
     plain = measure(lambda: losses.extend(train(workload)))
-    wanted = everything(workload, losses)
+    wanted = left_by(workload, losses)
 
     def attempt(budget: int, evict: Evict) -> dict[str, Any] | None:
         workload, tracker = case.build(), Tracker(resized=True)
@@ -81,7 +82,7 @@ def trained(case: Case, steps: int, evict: Evict) -> dict[str, Any]:
             return None
         return {
             "within_budget": peak <= budget,
-            "same": differing(everything(workload, losses), wanted) == [],
+            "same": differing(left_by(workload, losses), wanted) == [],
             "recomputed": round(run.recompute_ns / run.compute_ns, 3),
         }
 

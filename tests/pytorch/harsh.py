@@ -13,19 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pytest
 import torch
 from torch import Tensor
 
 import rekindle
 from rekindle import Run
 from rekindle.policies import Policy
+from tests.differ.judge import smallest
 from tests.pytorch import cores
 from tests.pytorch.bits import differing, everything
 from tests.pytorch.tracker import Tracker
 
 Program = Callable[[], Callable[[], Any]]
-MOST_ATTEMPTS = 200
 WIDTH = 1_000  # elements of most vectors: 4,000 bytes
 
 
@@ -86,24 +85,21 @@ def harshest(
         result = step()
     operators = plain.operators
     wanted = everything(result)
-    budget = plain.alive  # no smaller budget can work, because all results must fit at the end
+    least = plain.alive  # no smaller budget can work, because all results must fit at the end
     del step, result
-    for _ in range(MOST_ATTEMPTS):
+
+    def attempt(budget: int) -> tuple[Any, Run, Watch]:
         step, watch = _built(program), Watch(resized=resized or evict != "saved")
-        try:
-            with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
-                result = step()
-                peak = watch.peak  # after the budget all values are in memory
-        except rekindle.OutOfBudget as error:
-            refused, budget = budget, error.smallest_budget
-            assert refused < budget
-            continue
-        assert differing(everything(result), wanted) == []
-        assert peak <= budget
-        run._driver.engine.check()
-        assert run.recomputations > 0, "nothing was recomputed: this tests nothing"
-        return Harsh(run, budget, operators, watch.operators)
-    pytest.fail(f"the smallest budget grew too often, to {budget}")
+        with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
+            result = step()
+            assert watch.peak <= budget  # after the budget all values are in memory
+        return result, run, watch
+
+    (result, run, watch), budget, _ = smallest(attempt, least)
+    assert differing(everything(result), wanted) == []
+    run._driver.engine.check()
+    assert run.recomputations > 0, "nothing was recomputed: this tests nothing"
+    return Harsh(run, budget, operators, watch.operators)
 
 
 def _built(program: Program) -> Callable[[], Any]:

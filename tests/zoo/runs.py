@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import rekindle
+from tests.differ.judge import smallest
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import Watch, differing, everything
 from tests.pytorch.tracker import Measured
@@ -99,31 +100,30 @@ def compare(program: Program, fraction: float = FRACTION) -> Row:
     taken = allocated(lambda: again.append(program()()))  # includes the workspace of convolutions
     unstable = tuple(differing(everything(again.pop()), wanted))
     enough = 1.05 * max(measured.peak, taken.peak)  # a budget holds one or two constants longer
-    budget, refused = measured.budget(fraction), []
-    while budget <= enough:
+
+    def attempt(budget: int) -> tuple[Any, rekindle.Run, Watch]:
+        assert budget <= enough, f"needs {budget} bytes, and plain PyTorch {enough}"
         step, inside = program(), Watch(resized=True)
-        try:
-            with inside, rekindle.budget(budget) as run:
-                result = step()
-        except rekindle.OutOfBudget as error:
-            refused.append(budget)
-            budget = error.smallest_budget
-            if len(refused) > 2:
-                further = refused[-1] + measured.activations // 20
-                budget = max(budget, min(further, measured.peak))
-            continue
-        run._driver.engine.check()
-        return Row(
-            parameters,
-            watch.operators.total(),
-            measured.peak,
-            measured.constants,
-            budget,
-            inside.peak,
-            run.evictions,
-            run.recomputations,
-            tuple(refused),
-            unstable,
-            tuple(differing(everything(result), wanted)),
-        )
-    raise AssertionError(f"the smallest budget grew too often: {refused}")
+        with inside, rekindle.budget(budget) as run:
+            result = step()
+        return result, run, inside
+
+    def larger(budget: int, refused: int) -> int:
+        further = min(budget + measured.activations // 20, measured.peak)
+        return further if refused > 2 else 0
+
+    (result, run, inside), budget, refused = smallest(attempt, measured.budget(fraction), larger)
+    run._driver.engine.check()
+    return Row(
+        parameters,
+        watch.operators.total(),
+        measured.peak,
+        measured.constants,
+        budget,
+        inside.peak,
+        run.evictions,
+        run.recomputations,
+        tuple(refused),
+        unstable,
+        tuple(differing(everything(result), wanted)),
+    )

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import rekindle
 from tests.helpers import others_slow, sampled
+from tests.pytorch.bits import differing
 from tests.pytorch.chains.helpers import CHAINS, Chain, built, gpt
-from tests.pytorch.test_models import differing
 from tests.pytorch.tracker import Tracker
 
 each_chain = pytest.mark.parametrize("name", CHAINS)

@@ -18,15 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
+from rekindle import Run
 from rekindle.pytorch.held import _threads
+from tests.differ.judge import smallest
 from tests.helpers import combined, name_of, sampled
 from tests.pytorch import cores
+from tests.pytorch.bits import differing
 from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.harsh import harshest
 from tests.pytorch.held.placeholders import HOME, UNREADABLE, empty, is_empty, unseen_by_the_core
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.sweep import _everything
-from tests.pytorch.test_models import differing, everything, plainly, train
+from tests.pytorch.test_models import left_by, plainly, train
 from tests.pytorch.tracker import Tracker, measure
 
 NUMBERS = 10_000
@@ -209,21 +212,18 @@ def test_gradients_are_evicted_after_other_user_held_values() -> None:
 )
 def test_models_with_evict_anything_match_pytorch(case: Case, fraction: float) -> None:
     plain = plainly(case)
-    budget = plain.measured.budget(fraction)
-    for _ in range(12):
+
+    def attempt(budget: int) -> tuple[dict[str, Any], Run]:
         workload, tracker = case.build(), Tracker(resized=True)
-        try:
-            with tracker, rekindle.budget(budget, evict="anything") as run:
-                losses = train(workload)
-                peak = tracker.peak
-        except rekindle.OutOfBudget as error:
-            budget = error.worth_trying
-            continue
-        assert peak <= budget
-        assert differing(everything(workload, losses), plain.outcome) == []
-        run._driver.engine.check()
-        return
-    pytest.fail(f"the smallest budget grew too often, to {budget}")
+        with tracker, rekindle.budget(budget, evict="anything") as run:
+            losses = train(workload)
+            assert tracker.peak <= budget
+        return left_by(workload, losses), run
+
+    budget = plain.measured.budget(fraction)
+    (left, run), *_ = smallest(attempt, budget, most=12, suggestion="worth_trying")
+    assert differing(left, plain.outcome) == []
+    run._driver.engine.check()
 
 
 # -- afterwards ------------------------------------------------------------------------------------

@@ -17,12 +17,13 @@ from rekindle import InvalidSchedule
 from rekindle.schedule import verify
 from tests.helpers import name_of, sampled
 from tests.pytorch import cores
+from tests.pytorch.bits import differing
 from tests.pytorch.harsh import harshest
 from tests.pytorch.held.placeholders import ADDRESS, UNREADABLE, is_empty, unseen_by_the_core
 from tests.pytorch.held.test_evict_anything import skips
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.sweep import _everything
-from tests.pytorch.test_models import differing, everything, plainly, train
+from tests.pytorch.test_models import left_by, plainly, train
 from tests.pytorch.tracker import Tracker, measure
 
 ROWS = 400
@@ -179,7 +180,7 @@ def test_models_with_evict_auto_match_pytorch(case: Case) -> None:
         losses = train(workload)
     assert run.recomputations > 1_000
     run._driver.engine.check()
-    assert differing(everything(workload, losses), plainly(case).outcome) == []
+    assert differing(left_by(workload, losses), plainly(case).outcome) == []
 
 
 # -- values that must not be evicted ---------------------------------------------------------------

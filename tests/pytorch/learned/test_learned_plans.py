@@ -26,9 +26,11 @@ from rekindle.pytorch.learned._step_plan import StepPlan
 from rekindle.pytorch.learned._step_plans import MOST_PLANS, StepPlans, forget_plans, plans_for
 from rekindle.schedule import verify
 from rekindle.trace import chain
+from tests.differ.judge import smallest
 from tests.helpers import sampled
+from tests.pytorch.bits import differing
 from tests.pytorch.models import ALL_CASES, Case
-from tests.pytorch.test_models import differing, everything, plainly
+from tests.pytorch.test_models import left_by, plainly
 from tests.pytorch.tracker import Measured, Tracker, measure
 
 WIDTH, BATCH = 64, 128
@@ -410,19 +412,17 @@ def test_models_with_learned_plans_match_pytorch(case: Case) -> None:
     """Three steps without a plan and three with a plan equal six steps without a budget."""
     plain = case.build()
     losses = [loss for number in range(6) for loss in plain.step(number)]
-    expected = {name: value.clone() for name, value in everything(plain, losses).items()}
-    budget = plainly(case).measured.budget(0.5)
-    while True:
+    expected = left_by(plain, losses)
+
+    def attempt(budget: int) -> tuple[dict[str, Any], Run]:
         workload, tracker = case.build(), Tracker(resized=True)
-        try:
-            with tracker, rekindle.budget(budget, learn="wait") as run:
-                losses = [loss for number in range(6) for loss in workload.step(number)]
-        except rekindle.OutOfBudget as error:
-            budget = error.smallest_budget
-        else:
-            break
-    assert tracker.peak <= budget
-    assert differing(everything(workload, losses), expected) == []
+        with tracker, rekindle.budget(budget, learn="wait") as run:
+            losses = [loss for number in range(6) for loss in workload.step(number)]
+        assert tracker.peak <= budget
+        return left_by(workload, losses), run
+
+    (left, run), *_ = smallest(attempt, plainly(case).measured.budget(0.5))
+    assert differing(left, expected) == []
     if case.name in ("gpt", "densenet", "unet", "lstm"):  # the other models have no repeating steps
         assert run.steps_followed >= 3
 

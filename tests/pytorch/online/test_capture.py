@@ -15,8 +15,9 @@ import rekindle
 from rekindle.trace import Call, Drop, Trace, check_trace, keep_all_peak
 from rekindle.trace.formats import load, save
 from tests.pytorch import cores
+from tests.pytorch.bits import differing
 from tests.pytorch.models import Case, Workload
-from tests.pytorch.test_models import differing, each_case, everything, some_cases
+from tests.pytorch.test_models import each_case, left_by, some_cases
 from tests.pytorch.tracker import Tracker
 
 
@@ -124,11 +125,11 @@ def test_capture_does_not_change_results_of_step(case: Case) -> None:
     plain, watched = case.build(), case.build()
     torch.manual_seed(3)
     losses = plain.step(0)
-    wanted = everything(plain, losses)
+    wanted = left_by(plain, losses)
     torch.manual_seed(3)
     seen = []
     rekindle.capture(lambda: seen.extend(watched.step(0)))
-    assert differing(everything(watched, seen), wanted) == []
+    assert differing(left_by(watched, seen), wanted) == []
 
 
 def test_captured_trace_has_deletion_before_next_operator() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import rekindle
+from tests.differ.judge import smallest
 from tests.pytorch.harsh import WIDTH, differing, everything
 from tests.pytorch.tracker import Tracker
 
@@ -118,17 +119,15 @@ def _weights(state: dict[str, Any]) -> list[list[float]]:
 
 def _harsh_enough(batch: Tensor) -> int:
     """Return a tight budget that forces many recomputations."""
-    budget = 30_000
-    while True:
-        try:
-            with rekindle.budget(budget) as run:
-                _gradients(_network(), batch)
-        except rekindle.OutOfBudget as error:
-            # 2,000 bytes more, for the copy of the weights from which the test continues
-            budget = error.smallest_budget + 2_000
-            continue
-        assert run.recomputations > 5
-        return budget
+
+    def attempt(budget: int) -> int:
+        with rekindle.budget(budget) as run:
+            _gradients(_network(), batch)
+        return run.recomputations
+
+    again, budget, _ = smallest(attempt, 30_000)
+    assert again > 5
+    return budget + 2_000  # for the copy of the weights from which the test continues
 
 
 class OutOfMemoryAfter(Tracker):

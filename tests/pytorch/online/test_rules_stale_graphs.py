@@ -15,8 +15,9 @@ import torch
 from torch import nn, optim
 
 import rekindle
-from tests.pytorch.bits import differing
-from tests.pytorch.harsh import MOST_ATTEMPTS, everything
+from rekindle import Run
+from tests.differ.judge import smallest
+from tests.pytorch.bits import differing, everything
 
 WAYS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
@@ -70,16 +71,12 @@ def test_optimizer_step_before_second_backward_matches_pytorch(
     # writes of foreach steps.
     plain = build()()
     assert plain[1] == ("went on" if way == "fused" else NOTICED)
-    budget, again = 1, 0
-    for _ in range(MOST_ATTEMPTS):
+
+    def attempt(budget: int) -> tuple[tuple[nn.Module, str], Run]:
         step = build()
-        try:
-            with rekindle.budget(f"{budget}B", device="cpu", evict=evict) as run:
-                result = step()
-        except rekindle.OutOfBudget as error:
-            budget = error.smallest_budget
-            continue
-        assert differing(everything(result), everything(plain)) == []
-        again = run.recomputations
-        break
-    assert again > 0
+        with rekindle.budget(f"{budget}B", device="cpu", evict=evict) as run:
+            return step(), run
+
+    (result, run), *_ = smallest(attempt, 1)
+    assert differing(everything(result), everything(plain)) == []
+    assert run.recomputations > 0

@@ -9,6 +9,7 @@ from rekindle import Run
 from rekindle.policies import DEFAULT, DTR, LRU, Policy
 from rekindle.schedule import Compute, verify
 from rekindle.simulator import replay
+from tests.differ.judge import smallest
 from tests.helpers import combined, name_of
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.test_models import plainly, train
@@ -17,15 +18,14 @@ OTHERS = (DTR("classes"), LRU())
 
 
 def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
-    while True:
+    def attempt(budget: int) -> Run:
         workload = case.build()
-        try:
-            with rekindle.budget(budget, policy=policy, record=True, evict="saved") as run:
-                train(workload)
-        except rekindle.OutOfBudget as error:
-            budget = error.smallest_budget
-        else:
-            return budget, run
+        with rekindle.budget(budget, policy=policy, record=True, evict="saved") as run:
+            train(workload)
+        return run
+
+    run, budget, _ = smallest(attempt, budget)
+    return budget, run
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rekindle
 from rekindle.planners import KeepAll, RecomputeAll
 from tests.distributed.ranks import join, leave
+from tests.pytorch.bits import differing
 from tests.pytorch.planned.test_compiled import Net, batch
 
 pytestmark = [
@@ -95,24 +96,19 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-def _differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name, value in one.items() if not torch.equal(value, other[name])]
-
-
 def test_planned_ddp_model_sums_gradients_over_ranks(ranks: list[dict[str, Any]]) -> None:
     for way in WAYS:
-        assert _differing(ranks[0][way], ranks[1][way]) == [], way
+        assert differing(ranks[0][way], ranks[1][way]) == [], way
 
 
 def test_planned_ddp_model_matches_pytorch(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        assert _differing(rank["planned"], rank["plain"]) == []
+        assert differing(rank["planned"], rank["plain"]) == []
 
 
 def test_compiled_ddp_plan_has_same_bits_at_every_budget(ranks: list[dict[str, Any]]) -> None:
     """The results also equal those of the model within `torch.testing`'s tolerance."""
     for rank in ranks:
-        assert _differing(rank["compiled, tight"], rank["compiled"]) == []
+        assert differing(rank["compiled, tight"], rank["compiled"]) == []
         for name, value in rank["plain"].items():
             torch.testing.assert_close(rank["compiled"][name], value, msg=name)

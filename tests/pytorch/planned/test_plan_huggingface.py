@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.planners import RecomputeAll
-from tests.pytorch.test_models import differing
+from tests.pytorch.bits import differing
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.planners import ChenGreedy, Cuts, KeepAll
 from tests.helpers import combined, name_of
+from tests.pytorch.bits import differing
 from tests.pytorch.models import ALL_CASES, Case, Workload
 from tests.pytorch.networks import Residual
 from tests.pytorch.planned.helpers import Onlooker, WithLoss
-from tests.pytorch.test_models import differing, everything
+from tests.pytorch.test_models import left_by
 
 STEPS = 3
 CASES = {case.name: case for case in ALL_CASES}
@@ -60,7 +61,7 @@ def trained(workload: Workload, run: Callable[..., Tensor]) -> tuple[dict[str, T
         peak = max(peak, onlooker.peak)
         del loss
         phase.optimizer.step()
-    return everything(workload, losses), peak
+    return left_by(workload, losses), peak
 
 
 @functools.cache

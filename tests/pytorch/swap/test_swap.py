@@ -26,10 +26,12 @@ from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.report._data import Swapped
 from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
 from rekindle.simulator._replay import _drive
+from tests.differ.judge import smallest
 from tests.helpers import combined, name_of, sampled
+from tests.pytorch.bits import differing
 from tests.pytorch.harsh import WIDTH, deeper, vector
 from tests.pytorch.models import ALL_CASES, Case
-from tests.pytorch.test_models import differing, everything, plainly, train
+from tests.pytorch.test_models import left_by, plainly, train
 from tests.pytorch.tracker import Tracker
 
 VECTOR = 4 * WIDTH  # bytes
@@ -67,7 +69,7 @@ def check(run: Run) -> None:
     assert copies._running.keys() <= copies._keys.keys()
 
 
-def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], Run, Tracker]:
+def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Any], Run, Tracker]:
     """Run three steps within `budget`, or within the smallest budget that works.
 
     A run before that measures the workspaces of the operators.
@@ -77,18 +79,16 @@ def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], 
     """
     with rekindle.budget.unlimited():
         train(case.build())
-    for _ in range(12):
+
+    def attempt(budget: int) -> tuple[dict[str, Any], Run, Tracker]:
         workload = case.build()
-        try:
-            with Tracker() as tracker, rekindle.budget(budget, **options) as run:
-                losses = train(workload)
-        except rekindle.OutOfBudget as error:
-            budget = error.smallest_budget
-        else:
-            assert tracker.peak <= budget
-            assert run.peak <= budget
-            return everything(workload, losses), run, tracker
-    pytest.fail("the smallest budget grew too often")
+        with Tracker() as tracker, rekindle.budget(budget, **options) as run:
+            losses = train(workload)
+        assert tracker.peak <= budget
+        assert run.peak <= budget
+        return left_by(workload, losses), run, tracker
+
+    return smallest(attempt, budget, most=12)[0]
 
 
 @pytest.mark.parametrize(
