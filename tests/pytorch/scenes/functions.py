@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from tests.pytorch.hunt.functions import SavesInput, SavesResult
+from tests.pytorch.hunt.functions import OnContext, SavesInput, SavesResult
+from tests.pytorch.hunt.kit import halve
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "saves its input": SavesInput.apply,
     "saves its result": SavesResult.apply,
+    "keeps attributes on ctx": OnContext.apply,
 }
 
 
@@ -42,19 +44,6 @@ class SavesIntermediates(Function):
     def backward(ctx, gradient):
         size, sign = ctx.saved_tensors
         return gradient * 0.5 / size.sqrt() * sign * sign
-
-
-@_listed("keeps attributes on ctx")
-class KeepsAttributes(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.gate = x.sigmoid()
-        ctx.x = x.detach()
-        return ctx.gate * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.gate * (1 + ctx.x * (1 - ctx.gate))
 
 
 @_listed("numpy in forward")
@@ -275,14 +264,7 @@ class WithSetup(Function):
         return gradient * 1.1283791670955126 * (-x * x).exp()
 
 
-@torch.library.custom_op("scenes::halve", mutates_args=())
-def _halve(x: Tensor) -> Tensor:
-    return torch.from_numpy(x.detach().numpy() * np.float32(0.5))
-
-
-_halve.register_fake(torch.empty_like)
-_halve.register_autograd(lambda ctx, gradient: gradient * 0.5)
-FUNCTIONS["custom operator by numpy"] = _halve
+FUNCTIONS["custom operator by numpy"] = halve
 
 
 @torch.library.custom_op("scenes::address", mutates_args=())

@@ -20,7 +20,6 @@ import rekindle
 from rekindle import Run
 from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Swap
-from rekindle.pytorch.native import Driver
 from rekindle.pytorch.swap import Copies, _host_memory
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.report._data import Swapped
@@ -28,6 +27,7 @@ from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
 from rekindle.simulator._replay import _drive
 from tests.differ.judge import smallest
 from tests.helpers import combined, name_of, sampled
+from tests.pytorch import cores
 from tests.pytorch.bits import differing
 from tests.pytorch.harsh import WIDTH, deeper, vector
 from tests.pytorch.models import ALL_CASES, Case
@@ -255,13 +255,7 @@ def test_simulation_of_recorded_swaps_takes_same_actions(
 ) -> None:
     """Copies before an eviction are disabled, because their times depend on the disk."""
     monkeypatch.setattr(Engine, "ahead", lambda engine: iter(()))
-    make = Driver.__init__
-
-    def made(driver: Driver, *args: Any) -> None:
-        make(driver, *args)
-        driver.core.disable_for_tests(driver.handle, "ahead")
-
-    monkeypatch.setattr(Driver, "__init__", made)
+    cores.tune(lambda driver: driver.core.disable_for_tests(driver.handle, "ahead"))
     case = next(case for case in ALL_CASES if case.name == "gpt")
     swap = Swap(out_bytes_per_s=10**9, in_bytes_per_s=10**9, only=only)
     budget = plainly(case).measured.budget(0.5)
