@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 
@@ -59,12 +59,12 @@ class Program(abc.ABC):
         return Setting(mode, amount, resized=self.resizes, **how)
 
     @property
-    def without(self) -> Iterable[Program]:
+    def without(self) -> Iterable[Self]:
         """Return simpler versions of this program, to find a small one that still fails."""
         return ()
 
     @property
-    def ready(self) -> Program:
+    def ready(self) -> Self:
         """Return this program after choices that depend on a run of it, such as an interruption."""
         return self
 

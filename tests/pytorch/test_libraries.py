@@ -56,7 +56,7 @@ def test_library_program_with_differing_results_is_judged_wrong(mode: str) -> No
     assert found.text.startswith("differing: ['result[11]']")
 
 
-def test_library_program_whose_peak_exceeds_budget_is_judged_wrong(
+def test_library_program_above_its_budget_is_judged_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained = Trained("", program)

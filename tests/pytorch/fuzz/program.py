@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,7 @@ class Program(Judged):
     may_vary = False
 
     @property
-    def without(self) -> Iterator[Program]:
+    def without(self) -> Iterator[Self]:
         size = max(1, len(self.step) // 2)
         while size:
             for start in range(len(self.step) - size, -1, -size):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 from textwrap import indent
+from typing import Self
 
 from tests.differ.judge import Complaint
 from tests.differ.modes import ROOMY, Setting
@@ -94,7 +95,7 @@ class Loop(Text):
             yield "interrupted"
 
     @property
-    def without(self) -> Iterator[Loop]:
+    def without(self) -> Iterator[Self]:
         """Yield simpler versions of this loop, to find a small one that still fails.
 
         Each lacks a part, such as a habit or half of the blocks, or has fewer steps, or has the
@@ -127,7 +128,7 @@ class Loop(Text):
                 yield replace(self, **{name: simplest})
 
     @property
-    def ready(self) -> Loop:
+    def ready(self) -> Self:
         """Return this loop with the operator to interrupt, if one is to be interrupted."""
         if not self.interrupted:
             return self
