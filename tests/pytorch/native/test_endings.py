@@ -101,14 +101,15 @@ def test_end_of_budget_that_raises_gives_memory_back(error: type[BaseException])
 def test_saved_tensors_are_unpatched_after_many_graphs_die() -> None:
     """Python has 32 places for calls that C++ code asks it to make later."""
     gc.collect()
-    assert "saved_tensors" not in vars(BackwardCFunction), "another test keeps a graph"
+    others = cores._core().drivers_alive()  # other tests may keep graphs
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     losses = []
     for _ in range(40):
         with rekindle.budget("1MiB", learn=False):
             losses.append(model(torch.rand(16, 8)).square().mean())
+    assert cores._core().drivers_alive() == others + len(losses)
     assert "saved_tensors" in vars(BackwardCFunction)
     losses.clear()
     gc.collect()
-    assert "saved_tensors" not in vars(BackwardCFunction)
-    assert leaves._owners == 0
+    assert cores._core().drivers_alive() == leaves._owners == others
+    assert ("saved_tensors" in vars(BackwardCFunction)) == (others > 0)

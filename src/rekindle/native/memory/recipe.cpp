@@ -118,6 +118,17 @@ c10::SmallVector<StoragePtr, 2> output_storages(
 
 }  // namespace
 
+std::int64_t flags_of(const Signature& signature) {
+    // The default dtype is that of results of integers and Python numbers, and of tensors that are
+    // made without any.
+    const bool has_dtype = std::ranges::any_of(signature.geometries, [](const Geometry& each) {
+        const c10::ScalarType type = each.dtype.toScalarType();
+        return c10::isFloatingType(type) || c10::isComplexType(type);
+    });
+    const std::int64_t then = signature.key[1];
+    return signature.facts.is_aten && has_dtype ? with_present_dtype(then) : then;
+}
+
 torch::jit::Stack call_again(
     const Signature& signature,
     std::span<at::Tensor> tensors,
@@ -145,7 +156,7 @@ torch::jit::Stack call_again(
     }
     calling([&] {
         const ScopedGlobalFlags switched(
-            signature.key[1], signature.key[2], signature.facts.is_aten
+            flags_of(signature), signature.key[2], signature.facts.is_aten
         );
         if (is_tried) [[unlikely]] {
             const auto body = [&] { op.redispatchBoxed(then->keys, &stack); };

@@ -89,6 +89,10 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
+// Return PyTorch's global flags with which a call of `signature` is repeated: those of the first
+// call. The default dtype is the present one if no result depends on it, so that it need not be
+// set.
+std::int64_t flags_of(const Signature& signature);
 // Call the operator of `signature` again. `tensors` are its tensor arguments. The operator draws
 // from private generators that begin in the states `random`, those at the first call. PyTorch's
 // global flags are set as at the first call, and for an operator that is not PyTorch's own the

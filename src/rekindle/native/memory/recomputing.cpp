@@ -23,9 +23,9 @@ bool is_of_torch(const Recipe& recipe) {
 // run. This cannot deadlock, because PyTorch's own kernels wait for no other thread.
 bool must_be_alone(const Recipe& recipe) {
     const auto is_on_device = [](const auto& each) { return each->is_on_device(); };
-    const std::vector<std::int64_t>& key = recipe.signature->key;
+    const Signature& signature = *recipe.signature;
     return is_of_torch(recipe) && (std::ranges::any_of(recipe.random(), is_on_device) ||
-                                   flags_of_process_differ(key[1], key[2]));
+                                   flags_of_process_differ(flags_of(signature), signature.key[2]));
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ constexpr std::int64_t ONLY_MATRIX = std::int64_t{1} << 61;
 constexpr int DENORMAL = 11;
 constexpr int THREADS = 16;
 constexpr std::int64_t MOST_THREADS = 0xFFFF;
+constexpr std::int64_t DTYPE = 0xFF;  // bits of the default dtype
 constexpr std::int64_t OF_THREAD = std::int64_t{1} << DENORMAL | MOST_THREADS << THREADS;
 
 constexpr std::span<const std::pair<at::Float32Backend, at::Float32Op>> precise(bool only_matrix) {
@@ -98,10 +99,14 @@ void set_switches_of_thread(std::int64_t word) {
     set_number_of_threads(static_cast<int>(word >> THREADS & MOST_THREADS));
 }
 
+std::int64_t default_dtype() {
+    return static_cast<std::int64_t>(c10::get_default_dtype_as_scalartype()) & DTYPE;
+}
+
 void set_switches_of_process(std::int64_t word) {
     at::Context& context = the_context();
     const auto bit = [&](int position) { return (word >> position & 1) != 0; };
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & 0xFF)));
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & DTYPE)));
     context.setUserEnabledMkldnn(bit(8));
     context.setDeterministicAlgorithms(bit(9), bit(10));
 }
@@ -235,7 +240,7 @@ bool kernels_are_timed() {
 
 std::int64_t global_flags() {
     const at::Context& context = the_context();
-    std::int64_t word = static_cast<std::int64_t>(c10::get_default_dtype_as_scalartype()) & 0xFF;
+    std::int64_t word = default_dtype();
     word |= static_cast<std::int64_t>(context.userEnabledMkldnn()) << 8;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithms()) << 9;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithmsWarnOnly()) << 10;
@@ -254,6 +259,10 @@ std::int64_t product_flags(bool only_matrix) {
         word |= legacy_precision(word) << LEGACY;
     }
     return word | switches_of_products();
+}
+
+std::int64_t with_present_dtype(std::int64_t switches) {
+    return (switches & ~DTYPE) | default_dtype();
 }
 
 bool flags_of_process_differ(std::int64_t switches_then, std::int64_t products_then) {

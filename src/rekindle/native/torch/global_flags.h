@@ -32,6 +32,8 @@ std::int64_t global_flags();
 // other products may be left out.
 std::int64_t product_flags(bool only_matrix);
 
+// Return `switches`, a word of `global_flags`, with the present default dtype.
+std::int64_t with_present_dtype(std::int64_t switches);
 // Return true if settings of the whole process differ from those in these words.
 bool flags_of_process_differ(std::int64_t switches_then, std::int64_t products_then);
 
