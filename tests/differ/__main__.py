@@ -29,6 +29,7 @@ from tests.pytorch.strangers import suite
 from tests.pytorch.strangers.ways import Way
 from tests.pytorch.sweep import DATABASES
 
+LABELS = {"fuzz": "programs", "hunt": "loops"}  #: names of sources in the file of results
 MEMORY = 8 << 30  #: bytes of address space for a process that runs random programs
 
 
@@ -84,7 +85,8 @@ def _sweep_seeds(
 
     def tallied(seed: int) -> Tally:
         outcome = judged(seed)
-        found = Tally(Counter({outcome.kind: 1}), outcome.modes, outcome.excepted)
+        # each reason once, so that the counts are those of programs
+        found = Tally(Counter({outcome.kind: 1}), outcome.modes, Counter([*outcome.excepted]))
         if outcome.drawn_again:
             found.kinds["refused by PyTorch, drawn again"] += outcome.drawn_again
         if outcome.kind == "different":
@@ -103,7 +105,9 @@ def _sweep_seeds(
         click.echo(line)
     if options["save"]:
         command_line = " ".join([source, *words, "--programs"])
-        write_seeds(source, command_line, seeds, total, time.monotonic() - began)
+        write_seeds(
+            LABELS.get(source, source), command_line, seeds, total, time.monotonic() - began
+        )
     sys.exit(bool(total.failures))
 
 
@@ -129,7 +133,7 @@ def fuzz(longest: int, evict: Evict, **options: Any) -> None:
         return judge(program, [(mode, tightness) for mode in fuzz_modes(evict).values()])
 
     words = ["--longest", str(longest), "--evict", evict]
-    _sweep_seeds("fuzz", judged, words, 500, **options)
+    _sweep_seeds("fuzz", judged, words, 200, **options)
 
 
 @main.command()
@@ -139,7 +143,7 @@ def hunt(modes: int, only: tuple[str, ...], known: bool, **options: Any) -> None
     """Run random training loops."""
     words = [*_of_modes(modes, only), *(["--known"] if known else [])]
     judged = lambda seed: hunted(seed, modes, only, known=known)  # noqa: E731
-    _sweep_seeds("hunt", judged, words, 100, **options)
+    _sweep_seeds("hunt", judged, words, 25, **options)
 
 
 @main.command()

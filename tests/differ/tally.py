@@ -22,7 +22,9 @@ class Tally:
 
     kinds: Counter[str] = field(default_factory=Counter)  #: number of each verdict
     modes: Counter[str] = field(default_factory=Counter)  #: number of runs in each mode
-    excepted: Counter[str] = field(default_factory=Counter)  #: number of excepted runs, by reason
+    excepted: Counter[str] = field(
+        default_factory=Counter
+    )  #: number of excepted programs, by reason
     #: number of recomputations of each operator
     again: Counter[str] = field(default_factory=Counter)
     recomputed: int = 0  #: number of cases in which an operator was recomputed
