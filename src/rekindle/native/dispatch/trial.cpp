@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "../base/clock.h"
 #include "../memory/recipe.h"
 #include "../ops/kernel_operands.h"
 #include "../torch/arguments.h"
@@ -279,6 +280,7 @@ void Operation::try_again() {
     }
     ++driver_.in_progress.started;
     torch::jit::Stack again;
+    Nanoseconds elapsed = 0;
     try {
         const KernelOperands operands{std::span<const StoragePtr>(storages)};
         const Running running(driver_, needed_ + inside_, !facts_.is_aten);
@@ -289,7 +291,11 @@ void Operation::try_again() {
             parsed_.unkeyed_args,
             random(),
             c10::GradMode::is_enabled(),
-            [](c10::function_ref<void()> kernel) { kernel(); }
+            [&](c10::function_ref<void()> kernel) {
+                const Nanoseconds started = now_ns();
+                kernel();
+                elapsed = now_ns() - started;
+            }
         );
     } catch (std::exception& error) {
         driver_.drain_free_queue();
@@ -305,6 +311,9 @@ void Operation::try_again() {
         return;
     }
     driver_.drain_free_queue();
+    if (!driver_.device.queues()) {
+        signature.sample(elapsed);  // the first run took longer, because it was watched
+    }
     if (const std::string why = effects() != nullptr ? effects()->found() : ""; !why.empty()) {
         probation.failed(why);
         effects()->report_to(probation);
