@@ -95,7 +95,7 @@ def _matches(name: str, patterns: int) -> bool:
 
 @final
 class _Watch:
-    """What the body of one operator called in Python, in its first run.
+    """Records what the body of one operator calls in Python, in its first run.
 
     Attributes:
         found: Why the operator must not run a second time; empty if nothing was seen.
