@@ -137,10 +137,10 @@ class OutOfBudget(RekindleError, MemoryError):
         held: Bytes that cannot be evicted, by category.
         smallest_budget: The smallest budget with which this operator runs, if `needed` is exact; a
             later operator may need more.
-        worth_trying: The budget that the message tells the user to try. It is `smallest_budget`; or
-            more, if budgets that earlier messages named were too small; or, after `rehearse()`, the
-            budget for whole steps. If `needed` is exact, `worth_trying` is at most the peak of
-            plain PyTorch, or 1.6 % more than that peak if such an earlier budget was too small.
+        worth_trying: The budget that the message tells the user to try. It is `smallest_budget`,
+            which is at most the peak of plain PyTorch if `needed` is exact. After `rehearse()`, it
+            is the budget for whole steps. If a budget that an earlier message named was too small,
+            it is up to half more than `smallest_budget`.
         operator: The name of the operator that does not fit.
         where: The source line that called this operator, as "file:line".
     """

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from rekindle.cli import _main_program, main
 from rekindle.trace import chain
 from rekindle.trace.formats import save
+from tests.helpers import own_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -386,3 +387,24 @@ def test_run_with_wrong_command_line_does_not_run_script(
     result = CliRunner().invoke(main, ["run", *words])
     assert result.exit_code in (1, 2)
     assert hint in result.stderr
+
+
+def test_budgets_that_failed_runs_suggest_reach_need_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line rounds a suggestion up. The next run must know it as a suggestion."""
+    monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "parts, x = [], torch.randn(512, 512)\n"
+        "for i in range(40):\n"
+        "    parts.append(x * i)  # another MiB that the program holds\n"
+    )
+    budgets = ["20MiB"]
+    while True:
+        done = run("-q", "--evict=saved", "--budget", budgets[-1], script, cwd=tmp_path)
+        if done.returncode == 0:
+            break
+        budgets += re.findall(r"--budget (\S+)", done.stderr)[-1:]
+    assert len(budgets) == 4

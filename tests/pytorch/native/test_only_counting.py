@@ -96,23 +96,23 @@ def test_budget_without_limit_records_operators() -> None:
 
 def test_larger_batch_ends_counting_and_stays_within_budget() -> None:
     plain = Training()
-    for rows in (64,) * 30 + (4096,) * 3:
+    for rows in (64,) * 30 + (8192,) * 3:
         plain.step(rows)
     wanted, ours, tally = plain.left(), Training(), Tally()
-    with tally.counting(), rekindle.budget("8MiB", learn=False) as run, tally.of_a_budget():
+    with tally.counting(), rekindle.budget("16MiB", learn=False) as run, tally.of_a_budget():
         for _ in range(30):
             ours.step(64)
         assert is_counting(run)
         for _ in range(3):
-            ours.step(4096)
+            ours.step(8192)
         assert not is_counting(run)
         recomputed = run.recomputations
     assert recomputed > 0
     assert same(ours.left(), wanted)
-    assert tally.within <= 8 * MIB
+    assert tally.within <= 16 * MIB
 
 
-def test_counted_operator_gets_at_most_a_quarter_at_once() -> None:
+def test_counted_operator_gets_at_most_a_twentieth_at_once() -> None:
     """The operator then runs as any other: it evicts, or raises before memory is allocated."""
     column, row = torch.rand(1024, 1), torch.rand(1, 1024)
     tally = Tally()
@@ -213,15 +213,46 @@ def test_second_derivative_over_end_of_counting_matches_pytorch() -> None:
         assert same(values(run), wanted)
 
 
-def test_error_after_counting_says_that_next_step_is_recorded() -> None:
-    x = torch.rand(64, 256, requires_grad=True)
-    with rekindle.budget("2MiB", learn=False) as run:
-        count_only(run)
-        y = x
-        for _ in range(7):
-            y = y.exp()
-        with pytest.raises(rekindle.OutOfBudget, match="run this step again"):
-            torch.ones(512, 900)
+def chunked_loss(budget: int | None) -> tuple[list[Tensor], int]:
+    """Run many small operators, then steps that save 20 MiB and then need 120 MiB at once."""
+    torch.manual_seed(0)
+    weight = (torch.randn(512, 512) / 23).requires_grad_()
+    with rekindle.budget(budget, learn=False) as run:
+        x = torch.ones(8)
+        for _ in range(5000):
+            x = x + 1
+        counted = budget is not None and is_counting(run)
+        for _ in range(2):
+            h = torch.randn(2048, 512)
+            for _ in range(4):
+                h = torch.tanh(h @ weight)
+            scratch = torch.zeros(120, 2**18)
+            scratch[:8].add_(1)
+            factor = float(scratch.sum())
+            del scratch
+            (h.sum() * factor).backward()
+    assert weight.grad is not None
+    assert counted == (budget is not None)
+    return [weight.grad], run.peak
+
+
+def test_step_larger_than_those_before_is_recorded() -> None:
+    """What the step saves before it needs much memory can be evicted, so the step fits."""
+    wanted, peak = chunked_loss(None)
+    assert peak > 140 * MIB
+    got, _ = chunked_loss(131 * MIB)
+    assert same(got, wanted)
+
+
+def test_counting_begins_again_after_larger_step() -> None:
+    ours = Training()
+    with rekindle.budget("64MiB", learn=False) as run:
+        for rows in (64,) * 30 + (256,):
+            ours.step(rows)
+        assert not is_counting(run)
+        for _ in range(30):
+            ours.step(256)
+        assert is_counting(run)
 
 
 def test_report_names_what_was_saved_while_counting() -> None:

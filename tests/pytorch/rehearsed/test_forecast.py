@@ -99,7 +99,7 @@ def follow(program: Callable[[], Step], budget: int) -> list[int]:
                 step()
             return tried
         except rekindle.OutOfBudget as error:
-            tried.append(error.rehearse(seconds=200.0))
+            tried.append(error.rehearse(FOREVER))
 
 
 @pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
@@ -287,3 +287,41 @@ def test_out_of_budget_error_does_not_keep_model_alive() -> None:
     error.__context__ = None
     gc.collect()
     assert error.rehearse(FOREVER) == error.smallest_budget
+
+
+def test_model_made_inside_budget_is_rehearsed_after_backward() -> None:
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("800KiB"):
+        twice(chain())()
+    assert caught.value.operator == "Adam.step()"
+    budget = caught.value.rehearse(FOREVER)
+    assert budget > caught.value.smallest_budget
+    with rekindle.budget(budget):
+        twice(chain())()
+
+
+def test_second_refused_budget_is_rehearsed_automatically() -> None:
+    first = refused(lambda: twice(chain()), "800KiB")
+    second = refused(lambda: twice(chain()), f"{first.worth_trying}B")
+    assert "by a rehearsal on shapes" in str(second)
+    assert "by a rehearsal on shapes" not in str(first)
+
+
+def test_state_of_other_optimizers_is_in_rehearsed_budget() -> None:
+    """The state of the second model does not exist yet when the first model runs out of memory."""
+
+    def train(second_width: int) -> int:
+        torch.manual_seed(0)
+        optimizers: list[torch.optim.Optimizer] = []
+
+        def two_models() -> None:
+            other = nn.Linear(second_width, 64)
+            optimizers.append(torch.optim.Adam(other.parameters()))
+            other(torch.rand(1, second_width)).sum().backward()
+            chain()()
+
+        error = refused(lambda: two_models, "700KiB")
+        assert not optimizers[0].state
+        return error.rehearse(FOREVER)
+
+    more = train(128) - train(64)
+    assert more == 4 * 64 * 64 * 4  # the weight, its gradient, and two tensors of Adam

@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <new>
 #include <optional>
 #include <utility>
@@ -92,7 +93,11 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
     {
         const Running running(driver, 0, true);
         // An operator that has written something cannot run again.
-        const Bytes most = facts.writes ? UNLIMITED : OnlyCounting::most(driver.engine.budget);
+        const Bytes most =
+            facts.writes ? UNLIMITED
+                         : std::max<Bytes>(
+                               0, OnlyCounting::most(driver.engine.budget) - driver.engine.memory
+                           );
         const Unlocked others(lock);
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
         const AllocationLimit limit(most);

@@ -79,6 +79,7 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
 bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     Locked lock;
     Driver& driver = *driver_;
+    driver.due.owners_due |= driver.due.models_due;
     driver.process_pending_if_needed();
     bring_back(driver, lock, tensor);
     StorageRecord* record = find_or_register(driver, lock, tensor);

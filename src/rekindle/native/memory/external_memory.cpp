@@ -203,8 +203,7 @@ void Driver::note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before)
     StorageRecord* record = found->record;
     const bool saved = record != nullptr && record->references != 0;
     // Handles made while operators were only counted hold the storage, and are not known by record.
-    const bool counted =
-        (only_counting.on() || only_counting.was_on()) && (found->saved || record != nullptr);
+    const bool counted = only_counting.has_begun() && (found->saved || record != nullptr);
     if (saved || counted || moved_tensors.has(tensor)) {
         moved_tensors.note(tensor, saved ? record : nullptr, counted ? &before : nullptr);
     }

@@ -14,7 +14,10 @@ namespace rekindle {
 struct Notifications final {
     bool samples_due = false;  // the buffer of memory samples is full: Python should fetch them
     bool owners_due = false;   // Python should look up the models that own `new_parameters`
-    bool places_due = false;   // operators ran of which Python was not notified yet
+    // Python should also look up the running model when autograd saves a tensor: the model was made
+    // inside the budget, so none of its weights is seen for the first time.
+    bool models_due = false;
+    bool places_due = false;  // operators ran of which Python was not notified yet
     // Python wants to know of every operator, to note the current line of the program.
     bool notes_places = false;
     // True during an optimizer step that can be undone. Python then needs to know of the ranges

@@ -2,18 +2,23 @@
 //
 // NOTE [Only counting]
 //
-// Records and recipes serve evictions. A program that needs an eighth of its budget causes none, so
-// after its first few thousand operators a budget stops to make them: operators are only counted.
-// Their results count against the budget, as always, but cannot be recomputed. Autograd's handles
-// hold the saved tensors themselves. The mode ends for good when memory exceeds a quarter of the
-// budget. Values that were made in the mode then stay in memory, and everything else has the other
-// three quarters.
+// Records and recipes serve evictions. A program that needs a twentieth of its budget causes none,
+// so after its first few thousand operators a budget stops to make them: operators are only
+// counted. Their results count against the budget, as always, but cannot be recomputed. Autograd's
+// handles hold the saved tensors themselves.
+//
+// Nobody knows if a later step needs far more memory, and then must evict. So the mode serves what
+// the program did before: it ends as soon as clearly more memory is in use than at any moment
+// before, or more than a twentieth of the budget. From then on operators are recorded. Some
+// thousand operators later the mode may begin again. Values that were made in the mode then stay in
+// memory, but they are at most a twentieth of the budget: no more than the margin of budgets that
+// Rekindle names.
 //
 // A counted operator has no prediction of its results' bytes. So the allocator refuses it an
-// allocation of more than a quarter of the budget. The mode then ends, and the operator runs again,
-// with a prediction.
+// allocation beyond the twentieth. The mode then ends, and the operator runs again, recorded.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -24,45 +29,40 @@ namespace rekindle {
 // Whether a budget only counts operators. Members require the session mutex, except `on`.
 class OnlyCounting final {
 public:
-    // Largest peak (bytes) of a program whose operators are only counted.
-    static constexpr Bytes most_at_begin(Bytes budget) noexcept { return budget / 8; }
-
-    // Bytes in use above which the mode ends. No operator allocates more at once in the mode.
-    static constexpr Bytes most(Bytes budget) noexcept { return budget / 4; }
+    // The most bytes in use, at any moment before the mode and in it.
+    static constexpr Bytes most(Bytes budget) noexcept { return budget / 20; }
 
     bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
-    // Return true if the mode was on and has ended.
-    bool was_on() const noexcept { return was_on_ && !on(); }
+    // Return true if the mode is on or has been on.
+    bool has_begun() const noexcept { return has_begun_; }
 
     // Count an operator after which `memory` bytes are in use. End the mode if they are too many.
     // Return true if the mode may begin now; rarely, as asking takes the caller longer.
     bool look(Bytes memory, Bytes budget) noexcept {
         ++operators_;
         if (!on()) {
-            return !ended_ && operators_ % EVERY == 0;
+            peak_ = std::max(peak_, memory);
+            return operators_ % EVERY == 0 && peak_ <= most(budget);
         }
-        if (memory > most(budget) || operators_ == last_) [[unlikely]] {
+        if (memory > limit_ || memory > most(budget) || operators_ == last_) [[unlikely]] {
             end();
         }
         return false;
     }
 
-    void begin() noexcept {
-        was_on_ = true;
+    void begin(Bytes budget) noexcept {
+        limit_ = peak_ + budget / 256;  // equal steps differ by some bytes
+        has_begun_ = true;
         on_.store(true, std::memory_order_relaxed);
     }
 
-    // End the mode for good, also if it has not begun yet.
-    void end() noexcept {
-        ended_ = true;
-        on_.store(false, std::memory_order_relaxed);
-    }
+    void end() noexcept { on_.store(false, std::memory_order_relaxed); }
 
-    // For tests: begin now, and end after `operators` operators.
+    // For tests: begin now, and end after `operators` operators, or above the twentieth.
     void begin_for(std::int64_t operators) noexcept {
         last_ = operators_ + operators;
-        begin();
+        begin(UNLIMITED);
     }
 
     // Return true if the cost of the next counted operator should be measured. It stands for
@@ -75,8 +75,9 @@ private:
     static constexpr std::int64_t EVERY = 4096;
 
     std::atomic<bool> on_{false};
-    bool was_on_ = false;
-    bool ended_ = false;  // the mode does not begin again
+    bool has_begun_ = false;
+    Bytes peak_ = 0;   // most bytes in use after an operator, outside of the mode
+    Bytes limit_ = 0;  // bytes in use above which the mode ends
     std::int64_t operators_ = 0;
     std::int64_t last_ = -1;  // set by tests: the mode ends after this operator
 };

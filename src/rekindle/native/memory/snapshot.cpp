@@ -190,6 +190,7 @@ std::vector<at::Tensor> Driver::program_tensors() {
 
 void Driver::add_module_tensor(const c10::TensorImpl& tensor, bool parameter) {
     module_tensors_.add(weak(tensor), parameter);
+    due.models_due |= parameter;
 }
 
 }  // namespace rekindle

@@ -109,16 +109,15 @@ void Driver::note_memory() {
     samples.look(engine);
     due.samples_due = samples.full();
     if (only_counting.look(engine.memory, engine.budget) && needs_no_records()) {
-        only_counting.begin();
+        only_counting.begin(engine.budget);
     }
 }
 
 // Return true if nothing needs records and recipes of the operators that follow.
 bool Driver::needs_no_records() const {
     const bool recording = recorded || transcriber.writes() || !transcripts.empty() || audit;
-    return engine.budget != UNLIMITED &&
-           engine.peak <= OnlyCounting::most_at_begin(engine.budget) && evictions == 0 &&
-           placeholders == 0 && !device.queues() && device.which().is_cpu() &&
+    return engine.budget != UNLIMITED && engine.peak <= OnlyCounting::most(engine.budget) &&
+           evictions == 0 && placeholders == 0 && !device.queues() && device.which().is_cpu() &&
            allocations_are_counted() && !recording && !tests.evict_before_every_op &&
            !held_eviction && swapper == nullptr && own_policy == nullptr;
 }

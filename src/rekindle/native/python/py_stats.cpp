@@ -205,13 +205,6 @@ PyObject* set_peak(PyObject* arguments) {
     return nothing();
 }
 
-// counted_at_first(driver) -> bool
-//
-// Return True if operators were only counted until memory exceeded a quarter of the budget.
-PyObject* counted_at_first(PyObject* arguments) {
-    return PyBool_FromLong(driver_in(arguments).only_counting.was_on() ? 1 : 0);
-}
-
 // evicted_bytes(driver) -> int
 //
 // Return the bytes of evicted values that the program or autograd still refers to.

@@ -9,7 +9,6 @@ _object* numbers(_object* arguments);
 _object* has_room(_object* arguments);
 _object* devices_used(_object* arguments);
 _object* set_peak(_object* arguments);
-_object* counted_at_first(_object* arguments);
 _object* evicted_bytes(_object* arguments);
 _object* signatures_seen(_object* arguments);
 _object* remember_workspaces(_object* arguments);

@@ -2,7 +2,8 @@
 
 At first the error names only the budget that one operator needed. `rekindle.budget` calls
 `look_ahead` when such an error leaves the context. `error.rehearse()` then runs the step on fake
-tensors, which have shapes but no memory, and simulates it within smaller and smaller budgets.
+tensors, which have shapes but no memory, and simulates it within smaller and smaller budgets. If
+the budget that failed was such a suggestion itself, `look_ahead` rehearses the step at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import torch
 from rekindle import _clock
 from rekindle._errors import OutOfBudget
 from rekindle._progress import ProgressLine
-from rekindle._types import Bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.native import backward_node, core, signatures_seen
 from rekindle.pytorch.online import (
@@ -26,7 +26,7 @@ from rekindle.pytorch.online import (
     interrupted_call,
     too_small,
 )
-from rekindle.pytorch.rehearsed import Known, forecast
+from rekindle.pytorch.rehearsed import Forecast, Known, forecast
 
 
 class _TookTooLong(Exception):
@@ -62,6 +62,8 @@ def look_ahead(
             calls = [ModelCall(frame)]
     if calls:
         error.can_rehearse(partial(_rehearse, calls, device, policy, within_another))
+        if too_small.was_suggested(error.budget):
+            error.rehearse()  # a suggestion for one operator has failed
 
 
 def _rehearse(
@@ -89,7 +91,7 @@ def _rehearse(
     native_core = core(build=False)
     assert native_core is not None  # the budget that raised `error` has started it
     node = partial(backward_node, native_core)
-    found: list[Bytes] = []
+    found: list[Forecast] = []
     for call in calls:
         # A rehearsal may fail in any way; the user then gets the error without a better budget.
         with suppress(Exception):
@@ -97,9 +99,10 @@ def _rehearse(
             if needed is not None:
                 found.append(needed)
     progress.done()
-    needed = max(found, default=0)
-    if needed > error.worth_trying:
-        too_small.replace_suggestion(error.budget, needed)
+    # While one model runs a step, the optimizer state of the others is in memory as well.
+    coming = sum(each.coming for each in found)
+    needed = max((each.needed + coming - each.coming for each in found), default=0)
+    if needed and too_small.replace_suggestion(error.budget, needed):
         error.name(needed, "A budget that suffices for whole steps, by a rehearsal on shapes")
     return _clock.seconds() <= until
 

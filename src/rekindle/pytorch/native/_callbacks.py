@@ -90,9 +90,7 @@ class PythonCallbacks:
                 operator=who,
                 where="",
             )
-        evicted = driver.core.evicted_bytes(driver.handle)
-        counted = driver.core.counted_at_first(driver.handle)
-        error = out_of_budget(shortage, driver.snapshot(), who, evicted, inside, likely, counted)
+        error = out_of_budget(shortage, driver.snapshot(), who, inside, likely)
         error.__cause__ = None  # the same effect as `raise error from None`
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)

@@ -340,10 +340,15 @@ class Driver:
         """Register all weights of the running model, because an operator read some of them.
 
         The state that optimizers already have for these weights is registered as well. All of this
-        memory counts toward the budget from now on.
+        memory counts toward the budget from now on. Weights that were made inside the budget are
+        registered already: then only the model's call is recorded.
         """
         new = self.core.new_parameters(self.handle)
         model = self.owners.running_model()
+        if self.owners.has_all_calls:
+            self.core.models_due(self.handle, False)
+        if not new:
+            return
         if model is not None:
             self.register_tensors(list(memory_of(model, self.device)))
             new += self.core.new_parameters(self.handle)
@@ -357,6 +362,7 @@ class Driver:
     @stepping.setter
     def stepping(self, on: bool) -> None:
         self._stepping = on
+        self.core.models_due(self.handle, False)  # each model has been called for this step
         self.core.stepping(self.handle, on)
 
     def undo_no_more(self) -> None:

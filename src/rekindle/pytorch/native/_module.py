@@ -351,6 +351,10 @@ class Core(Protocol):
         """Record that an optimizer's step begins or ends."""
         ...
 
+    def models_due(self, driver: Handle, on: bool, /) -> None:
+        """Set whether the core notifies of owners whenever autograd saves a tensor."""
+        ...
+
     def tell_ranges(self, driver: Handle, on: bool, /) -> None:
         """Call Python back for each profiler range, because ranges delimit an optimizer's step."""
         ...
@@ -379,13 +383,6 @@ class Core(Protocol):
 
     def set_peak(self, driver: Handle, nbytes: Bytes, /) -> None:
         """Set the reported peak of memory, for example to reset it."""
-        ...
-
-    def counted_at_first(self, driver: Handle, /) -> bool:
-        """Return True if operators were only counted until memory exceeded a quarter of the budget.
-
-        The results of such operators cannot be recomputed.
-        """
         ...
 
     def evicted_bytes(self, driver: Handle, /) -> Bytes:

@@ -1,9 +1,10 @@
 """Remember which budgets were too small, and compute the budget to suggest to the user next.
 
 When a program runs out of its budget, only its memory up to that operator is known, and each
-attempt may cost a whole step. If a suggested budget fails as well, the next suggestion adds twice
-as much as the last one, as in galloping search (Bentley and Yao, 1976). The number of attempts then
-grows with the logarithm of the missing bytes.
+attempt may cost a whole step. If a suggested budget fails as well, the next suggestion adds half
+the need, as in galloping search (Bentley and Yao, 1976). The number of attempts then grows with the
+logarithm of the missing bytes. A rehearsal of the model
+(`context/_ahead.py`) gives a better suggestion, where it can run.
 
 Failures are stored in a file in the cache folder. A script that is started again and fails in the
 same way gets the final suggestion of an earlier process at once.
@@ -40,57 +41,80 @@ class Shortage(NamedTuple):
 class BudgetHistory:
     """The budgets that were too small for the running program."""
 
-    CAP = 4  #: suggest at most a quarter (1/CAP) more than `smallest`
-    #: If a budget that a forecast suggested fails, the next suggestion is a tenth (2 / FIRST)
-    #: larger.
-    FIRST = 20
-    #: If a suggested budget fails, the next one is at least 1/SLACK above `smallest`, even if plain
-    #: PyTorch holds less at this operator. Otherwise each retry might get only one small tensor
-    #: further.
-    SLACK = 64
+    #: If a suggested budget fails, the next suggestion adds 1/GROWTH of the need.
+    GROWTH = 2
+    #: If a budget that a forecast suggested fails, the next suggestion adds a tenth of the need,
+    #: and the later ones two tenths, and so on: forecasts that are too small are nearly right.
+    AFTER_FORECAST = 10
+    #: Users and the command line round suggestions up. A budget is taken for a suggestion that is
+    #: at most 1/ROUNDED smaller: from 16 MiB on, that covers rounding to whole MiB.
+    ROUNDED = 16
     MOST = 64  #: most programs to store, and most failed budgets for each
 
     def __init__(self) -> None:
-        # For each suggested budget, the bytes (stride) that the suggestion added to the failed
-        # budget.
-        self._named: dict[Bytes, Bytes] = {}
         self._met: dict[Bytes, Shortage] = {}
         # Budgets that failed in earlier processes. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None
 
-    def suggest_after(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:
+    def suggest_after(self, budget: Bytes, smallest: Bytes) -> Bytes:
         """Return the budget to suggest after `budget` failed.
 
         Args:
             budget: The budget that failed.
             smallest: The smallest budget that probably gets past this operator.
-            most: The largest budget to suggest. If a suggested budget failed, the next one may be
-                larger by 1/`SLACK` of `smallest`.
         """
-        before = self._named.get(budget, self._stride_before(budget))
-        stride = 0
-        if before is not None:
-            stride = max(2 * before, smallest - budget, smallest // self.SLACK)
-            most = max(most, smallest + smallest // self.SLACK)
-        worth_trying = min(smallest + min(stride, smallest // self.CAP), most)
+        worth_trying = smallest + self._stride(budget, smallest)
         self._met[budget] = Shortage(budget, smallest, worth_trying)
-        worth_trying = max(worth_trying, self._at_the_end(budget, smallest))
-        for named in (smallest, worth_trying):
-            self._named.pop(named, None)
-            self._named[named] = stride
-        for remembered in (self._named, self._met):
-            while len(remembered) > self.MOST:
-                del remembered[next(iter(remembered))]
+        while len(self._met) > self.MOST:
+            del self._met[next(iter(self._met))]
         self._keep()
-        return worth_trying
+        return max(worth_trying, self._at_the_end(budget, smallest))
 
-    def replace_suggestion(self, budget: Bytes, worth_trying: Bytes) -> None:
-        """Replace the budget suggested after `budget` failed by one from a forecast."""
+    def was_suggested(self, budget: Bytes) -> bool:
+        """Return True if `budget` is a suggestion after a smaller budget failed."""
+        return self._predecessor(budget) is not None
+
+    def replace_suggestion(self, budget: Bytes, forecast: Bytes) -> bool:
+        """Replace the budget suggested after `budget` failed by one from a forecast.
+
+        Returns:
+            False if the forecast is known to be too small: then nothing is replaced.
+        """
         found = self._met.get(budget)
-        if found is not None and worth_trying > found.next:
-            self._met[budget] = found._replace(next=worth_trying)
-            self._named[worth_trying] = worth_trying // self.FIRST
-            self._keep()
+        if found is None:
+            return False
+        if forecast <= max(found.smallest, self._at_the_end(budget, found.smallest)):
+            return False
+        self._met[budget] = found._replace(next=forecast)
+        self._keep()
+        return True
+
+    def _stride(self, budget: Bytes, smallest: Bytes) -> Bytes:
+        """Return the bytes to add to `smallest`, by the suggestions that have failed so far."""
+        failed: list[Shortage] = []
+        each = self._predecessor(budget)
+        while each is not None:
+            failed.append(each)
+            each = self._predecessor(each.budget)
+        if not failed:
+            return 0
+        # The first suggestion adds nothing to the need, unless it is a forecast.
+        if failed[-1].next > failed[-1].smallest:
+            return smallest * min(len(failed), self.AFTER_FORECAST) // self.AFTER_FORECAST
+        return smallest // self.GROWTH
+
+    def _predecessor(self, budget: Bytes) -> Shortage | None:
+        """Return the shortage after which `budget` was suggested, perhaps rounded, or None."""
+        found = [
+            each
+            for each in (self._earlier() | self._met).values()
+            if each.budget < budget
+            and (self._is_about(budget, each.smallest) or self._is_about(budget, each.next))
+        ]
+        return max(found, default=None)
+
+    def _is_about(self, budget: Bytes, suggested: Bytes) -> bool:
+        return suggested <= budget <= suggested + suggested // self.ROUNDED
 
     def _at_the_end(self, budget: Bytes, smallest: Bytes) -> Bytes:
         """Return the last suggestion of an earlier process that failed in the same way, or 0."""
@@ -100,13 +124,9 @@ class BudgetHistory:
             return 0
         while found is not None and found.next > best:
             best = found.next
-            found = before.get(best)
+            failed = (each for each in before.values() if self._is_about(each.budget, best))
+            found = max(failed, default=None)
         return best
-
-    def _stride_before(self, budget: Bytes) -> Bytes | None:
-        """Return the stride (see `_named`) if an earlier process suggested `budget`, or None."""
-        named = (each for each in self._earlier().values() if budget in (each.smallest, each.next))
-        return next((each.next - each.smallest for each in named), None)
 
     def _earlier(self) -> dict[Bytes, Shortage]:
         """Return the failures of this program in earlier processes, by the budget that failed."""

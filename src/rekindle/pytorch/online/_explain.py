@@ -31,11 +31,6 @@ FOR_KEPT = (
     "If a custom autograd.Function made what is kept, Rekindle can recompute it: "
     "rekindle.recomputable(TheFunction)"
 )
-#: The line of an error on results that were not recorded, because memory was far below the budget.
-FOR_COUNTED = (
-    "What is saved for backward was made before a quarter of the budget was in use. Until then "
-    "Rekindle does not record how to recompute values. It does from now on: run this step again"
-)
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
@@ -75,10 +70,8 @@ def out_of_budget(
     shortage: NoRoom,
     now: Snapshot,
     operator: str,
-    evicted: Bytes,
     inside: Bytes = 0,
     likely: Bytes = 0,
-    counted_at_first: bool = False,
 ) -> OutOfBudget:
     """Return the error for `shortage`: the bytes needed, what holds memory, a budget to try.
 
@@ -86,18 +79,13 @@ def out_of_budget(
         shortage: The failed request.
         now: A snapshot of the memory now.
         operator: The operator that made the request.
-        evicted: Bytes of evicted values, which plain PyTorch would hold now. The suggested budget
-            is at most the memory that plain PyTorch would use.
         inside: The part of the request that is the operator's workspace.
         likely: If the operator's workspace was never measured, the request is a lower bound, and
-            this is an estimate of what suffices; else 0. The suggested budget has room for it, so
-            it may exceed what plain PyTorch would use.
-        counted_at_first: Operators were only counted until a quarter of the budget was in use, so
-            their results cannot be recomputed.
+            this is an estimate of what suffices; else 0. The suggested budget has room for it.
     """
     smallest = shortage.memory + shortage.needed
     past_this = shortage.memory + max(shortage.needed, likely)
-    worth_trying = too_small.suggest_after(shortage.budget, past_this, past_this + evicted)
+    worth_trying = too_small.suggest_after(shortage.budget, past_this)
     named = PAST_THIS if worth_trying == smallest else PAST_MORE
     where = now.where
     least = "at least " if likely else ""
@@ -110,11 +98,9 @@ def out_of_budget(
     if inside:
         needs += f", {format_bytes(inside)} of it as workspace"
     share = inside / max(1, shortage.needed)
-    saved = now.categories.get(SAVED, 0)
     remedies = [
         remedy_for(operator, share) if 4 * shortage.needed > shortage.budget else "",
         FOR_KEPT if 4 * now.categories.get(KEPT, 0) > shortage.budget else "",
-        FOR_COUNTED if counted_at_first and 8 * saved > shortage.budget else "",
     ]
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",

@@ -25,6 +25,7 @@ from rekindle.pytorch.online._warm import WarmOptimizers, state_of
 from rekindle.pytorch.operators import STRIDED, is_plain
 
 _MOST_CALLS = 4  # most models whose first call is recorded, for a rehearsal
+_MOST_LOOKS = 1_000  # most times to look for the running model, which takes microseconds
 
 
 def memory_of(model: nn.Module, device: torch.device) -> Iterator[Tensor]:
@@ -61,6 +62,7 @@ class Owners:
         self.optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()  #: optimizers that made a step
         #: the first call of each model, by the model's id, to rehearse a step
         self.calls: dict[int, ModelCall] = {}
+        self._looks = 0
         self._parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
@@ -76,6 +78,7 @@ class Owners:
 
     def running_model(self) -> nn.Module | None:
         """Return the outermost `nn.Module` that is being called in this thread, or None."""
+        self._looks += 1
         frame = running_call()
         if frame is None:
             return None
@@ -85,6 +88,11 @@ class Owners:
             with suppress(TypeError, RuntimeError, NotImplementedError):
                 self.calls[id(model)] = ModelCall(frame)
         return model
+
+    @property
+    def has_all_calls(self) -> bool:
+        """True if no further call of a model is needed: enough are recorded, or none is found."""
+        return len(self.calls) >= _MOST_CALLS or self._looks >= _MOST_LOOKS
 
     def states_of(self, weights: Iterable[int], warm: WarmOptimizers) -> Iterator[Tensor]:
         """Iterate over the state of optimizers, not seen so far, that own some of `weights`.

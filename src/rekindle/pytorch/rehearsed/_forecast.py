@@ -13,7 +13,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,18 @@ _SPARE: Final = 1.05
 _HALF: Final = (torch.float16, torch.bfloat16)
 
 
+class Forecast(NamedTuple):
+    """The memory that steps of one model need.
+
+    Attributes:
+        needed: The smallest budget (bytes) within which they should run.
+        coming: The part of it (bytes) that the first step of the optimizer allocates for its state.
+    """
+
+    needed: Bytes
+    coming: Bytes
+
+
 def forecast(
     call: ModelCall,
     held: Mapping[str, Bytes],
@@ -63,8 +75,8 @@ def forecast(
     known: Known,
     node: Callable[[], BackwardNode | None],
     report: Callable[[str], None] = lambda text: None,
-) -> Bytes | None:
-    """Return the smallest budget within which whole steps of a model should run.
+) -> Forecast | None:
+    """Forecast the smallest budget within which whole steps of a model should run.
 
     Args:
         call: The call of the model that is repeated on fake tensors.
@@ -77,7 +89,7 @@ def forecast(
             rehearsal.
 
     Returns:
-        The budget in bytes. None if the model no longer exists, or inside a process group.
+        The forecast. None if the model no longer exists, or inside a process group.
     """
     model = call.model()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -93,7 +105,7 @@ def forecast(
         torch.set_rng_state(state[0])
         random.setstate(state[1])
     needed = min(int(_SPARE * smallest_budget(trace, policy)), keep_all_peak(trace))
-    return needed + _of_other_models(step.held, held)
+    return Forecast(needed + _of_other_models(step.held, held), step.coming)
 
 
 def _of_other_models(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
@@ -140,6 +152,7 @@ class _Step:
 
     Attributes:
         held: Bytes of the copy's parameters, gradients, optimizer state and inputs, by category.
+        coming: Bytes of optimizer state that the first step of the optimizers allocates.
     """
 
     def __init__(
@@ -162,12 +175,12 @@ class _Step:
             if parameter.grad is not None:
                 copied.grad = fakes.like(parameter.grad)
         self._inputs = fakes.inputs(call.arguments(fakes.of))
-        optimizer = _optimizer_of(model)
-        self._optimizer: Optimizer | None = None if optimizer is None else fakes.copy(optimizer)
+        self._optimizers = [fakes.copy(optimizer) for optimizer in _optimizers_of(model)]
         self.held: dict[str, Bytes] = {}
+        self.coming: Bytes = 0
 
     def rehearse(self) -> Trace:
-        """Run the optimizer, then a forward and a backward pass, and return the trace."""
+        """Run the optimizers, then a forward and a backward pass, and return the trace."""
         on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
         with self._fakes.mode, on_device:
             tracer = Tracer(self._fakes, self._made_up, self._take, self._node)
@@ -176,23 +189,25 @@ class _Step:
                 for tensor in tensors:
                     tracer.meet(tensor)
             with tracer:
-                if self._optimizer is not None:
-                    self._optimize(self._optimizer)
+                for optimizer in self._optimizers:
+                    self._optimize(optimizer)
+                self.coming = bytes_of(self._there()[OPTIMIZER]) - self.held[OPTIMIZER]
                 self._run()
             return tracer.build()
 
     def _optimize(self, optimizer: Optimizer) -> None:
         as_on_device(optimizer, self._fakes.device)
-        for parameter in self._model.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
         optimizer.step()
         optimizer.zero_grad()
 
     def _there(self) -> dict[str, Sequence[Tensor]]:
         """Return the tensors that exist before a training step, by category."""
         parameters = list(self._model.parameters())
-        states = [] if self._optimizer is None else list(self._optimizer.state.values())
+        states = [list(optimizer.state.values()) for optimizer in self._optimizers]
         return {
             PARAMETERS: parameters,
             GRADIENTS: [each.grad for each in parameters if each.grad is not None],
@@ -249,13 +264,14 @@ def _loss_of(output: Any) -> Tensor | None:
     return torch.stack(losses).sum() if losses else None
 
 
-def _optimizer_of(model: nn.Module) -> Optimizer | None:
-    """Return an optimizer that exists in the program and has parameters of `model`, or None."""
+def _optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """Return the optimizers that exist in the program and have parameters of `model`."""
     own = {id(parameter) for parameter in model.parameters()}
-    for optimizer in living_objects(Optimizer):
-        if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
-            return optimizer
-    return None
+    return [
+        optimizer
+        for optimizer in living_objects(Optimizer)
+        if any(id(each) in own for group in optimizer.param_groups for each in group["params"])
+    ]
 
 
 def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
