@@ -48,6 +48,9 @@ _SHOWN_NS = (("ns", 1, 0), ("us", 10**3, 1), ("ms", 10**6, 1), ("s", 10**9, 2))
 
 _ANY_UNIT = "B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)"
 
+#: Bytes. A smaller number without a unit is refused: the user probably forgot the unit.
+_LEAST_WITHOUT_UNIT = 100
+
 
 def parse_bytes(value: str | int, *, line: str = "rekindle.budget({})") -> Bytes:
     """Read a positive amount of bytes from an int or text.
@@ -63,6 +66,25 @@ def parse_bytes(value: str | int, *, line: str = "rekindle.budget({})") -> Bytes
         InvalidBudget: `value` is not a positive amount; the message shows the corrected line.
     """
     return _Reader(value, line).read()
+
+
+def parse_memory(value: str | int, *, line: str) -> Bytes:
+    """Read an amount of memory as `parse_bytes` does, but refuse a small number without a unit.
+
+    Nobody means a budget of 24 bytes by `rekindle.budget(24)`.
+
+    Raises:
+        InvalidBudget: `value` is not a positive amount, or a small number without a unit.
+    """
+    found, text = parse_bytes(value, line=line), str(value).strip()
+    if text.isdecimal() and int(text) < _LEAST_WITHOUT_UNIT:
+        shown = f'"{text}"' if isinstance(value, str) else text
+        meant, as_bytes = line.format(f'"{text}GiB"'), line.format(f'"{text}B"')
+        raise InvalidBudget(
+            f"{line.format(shown)}: got {text} bytes, wanted a unit for so small a number; "
+            f"write {meant}, or {as_bytes} if you mean bytes"
+        )
+    return found
 
 
 def format_bytes(n: Bytes) -> str:

@@ -11,7 +11,7 @@ import click
 
 from rekindle._errors import InvalidArgument, InvalidBudget
 from rekindle._types import Bytes
-from rekindle._units import parse_bytes
+from rekindle._units import parse_bytes, parse_memory
 from rekindle.policies import policy_of
 
 _SHARE: Final = re.compile(r"0?\.\d+|.*%")
@@ -23,6 +23,16 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes
         return None
     try:
         return parse_bytes(value, line=f"{param.opts[0]} {{}}")
+    except InvalidBudget as error:
+        raise click.UsageError(str(error), ctx) from None
+
+
+def memory(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes | None:
+    """Read an amount of memory as `size` does, but refuse a small number without a unit."""
+    if value is None:
+        return None
+    try:
+        return parse_memory(value, line=f"{param.opts[0]} {{}}")
     except InvalidBudget as error:
         raise click.UsageError(str(error), ctx) from None
 
@@ -44,7 +54,7 @@ def amount(ctx: click.Context, param: click.Parameter, value: str) -> str | Byte
     word = value.strip().lower()
     if word == "none":
         return None
-    return word if word == "auto" else size(ctx, param, value)
+    return word if word == "auto" else memory(ctx, param, value)
 
 
 def policy_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -16,16 +16,13 @@ from rekindle._errors import InvalidArgument, InvalidBudget, OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.cli._main_program import MainProgram, show
-from rekindle.cli._options import amount, examples, policy_name, size, writable
+from rekindle.cli._options import amount, examples, memory, policy_name, writable
 from rekindle.cli._watched import found_by, progress, smallest, unwatched
 
 if TYPE_CHECKING:
     from rekindle.pytorch import Phases, Run
 
 Reports = tuple[tuple[str, Path], ...]
-
-#: The argument `learn` of `rekindle.budget` for each value of the option --learn.
-_LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "never": False}
 
 
 @click.command(
@@ -61,20 +58,17 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
 )
 @click.option(
     "--learn",
-    "learn",
-    flag_value="learn",
+    is_flag=True,
     help=("Plan training steps that repeat, from the first repetition on."),
 )
 @click.option(
     "--learn-wait",
-    "learn",
-    flag_value="wait",
+    is_flag=True,
     help=("As --learn, and wait for each plan at the end of a step."),
 )
 @click.option(
     "--no-learn",
-    "learn",
-    flag_value="never",
+    is_flag=True,
     help=("Never plan steps. Default: plan steps that repeat often, if values are evicted."),
 )
 @click.option(
@@ -85,7 +79,7 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
 @click.option(
     "--swap",
     metavar="SIZE",
-    callback=size,
+    callback=memory,
     help=("The most host memory to use for swapped values."),
 )
 @click.option("--swap-directory", metavar="FOLDER", help="The folder for the swap file.")
@@ -151,7 +145,9 @@ def command(
     is_module: bool,
     budget: str | Bytes | None,
     policy: str | None,
-    learn: str | None,
+    learn: bool,
+    learn_wait: bool,
+    no_learn: bool,
     no_cache: bool,
     swap: Bytes | None,
     swap_directory: str | None,
@@ -178,7 +174,12 @@ def command(
 
     if no_cache:
         os.environ["REKINDLE_CACHE"] = OFF
-    if measured and learn in ("learn", "wait"):
+    if no_learn and (learn or learn_wait):
+        raise click.UsageError(
+            f"got both {'--learn' if learn else '--learn-wait'} and --no-learn; leave one of them "
+            "out"
+        )
+    if measured and (learn or learn_wait):
         raise click.UsageError(
             "got both --profile and --learn, which record steps for different purposes; leave "
             "one of them out"
@@ -189,7 +190,7 @@ def command(
             policy=policy,
             device=device or device_of_program(),
             record=record,
-            learn=_LEARN[learn],
+            learn="wait" if learn_wait else learn or (False if no_learn else "auto"),
             swap=swap,
             swap_directory=swap_directory,
             evict=evict,
@@ -248,7 +249,9 @@ def _is_size(text: str) -> bool:
 
 def _with_a_hint(error: BaseException, program: str) -> BaseException:
     if isinstance(error, OutOfBudget):
-        error.add_note(f"The same for a program: rekindle run --profile {program}")
+        error.add_note(
+            f"To find the smallest budget for the whole program: rekindle run --profile {program}"
+        )
         error.for_command_line(f"--budget {smallest(error.rehearse())}")
     return error
 

@@ -317,7 +317,8 @@ def test_swap_file_is_in_tmpdir_by_default(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"swap": "32"}, None, ""),
+        ({"swap": "32MiB"}, None, ""),
+        ({"swap": "32"}, rekindle.InvalidBudget, r'rekindle.budget\("6GiB", swap="32GiB"\)'),
         ({"swap": "32 foo"}, rekindle.InvalidBudget, r'rekindle.budget\("6GiB", swap="6GiB"\)'),
         ({"swap": 0}, rekindle.InvalidBudget, r"more than 0 bytes"),
         ({"swap_directory": "x"}, rekindle.Unsupported, 'swap="32GiB", swap_directory='),

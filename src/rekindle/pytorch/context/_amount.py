@@ -8,16 +8,12 @@ from typing import Final, final
 
 import torch
 
-from rekindle._errors import InvalidBudget
 from rekindle._types import Bytes
-from rekindle._units import parse_bytes
+from rekindle._units import parse_memory
 from rekindle.pytorch.context._auto import available
 
 #: Environment variable that sets the amount for `rekindle.budget("auto")` from outside the program.
 CAP: Final = "REKINDLE_BUDGET"
-
-#: Bytes. A smaller number without a unit is refused: the user probably forgot the unit.
-_LEAST_WITHOUT_UNIT: Final = 100
 
 
 @final
@@ -62,23 +58,9 @@ class Amount:
             written, line = os.environ.get(CAP, "").strip(), f"{CAP}={{}}"
             if not written or _is_auto(written):
                 return None
-        found = parse_bytes(written, line=line)
-        _check_unit(written, line)
-        return found
+        return parse_memory(written, line=line)
 
 
 def _is_auto(written: object) -> bool:
     """Return True if `written` is "auto", in any case and with spaces around it."""
     return isinstance(written, str) and written.strip().lower() == "auto"
-
-
-def _check_unit(written: str | Bytes, line: str) -> None:
-    """Refuse a bare number that is too small to be meant as bytes: `rekindle.budget(24)`."""
-    text = str(written).strip()
-    if text.isdecimal() and int(text) < _LEAST_WITHOUT_UNIT:
-        shown = f'"{text}"' if isinstance(written, str) else text
-        meant, as_bytes = line.format(f'"{text}GiB"'), line.format(f'"{text}B"')
-        raise InvalidBudget(
-            f"{line.format(shown)}: got {text} bytes, wanted a unit for so small a number; "
-            f"write {meant}, or {as_bytes} if you mean bytes"
-        )

@@ -14,7 +14,7 @@ import torch
 from rekindle import _checks as checks
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
-from rekindle._units import parse_bytes
+from rekindle._units import parse_memory
 from rekindle.policies import Swap
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.swap._bandwidth import bandwidth_of
@@ -92,7 +92,7 @@ class HostMemory:
         checks.kind(directory, paths, "the path of a folder", line, '"/var/tmp"')
         self._swap = swap
         if not isinstance(swap, Swap):
-            self._limit = parse_bytes(swap, line=call.format("swap={}"))
+            self._limit = parse_memory(swap, line=call.format("swap={}"))
         else:
             self._limit = None if swap.host is None else swap.host
         self._device = device
