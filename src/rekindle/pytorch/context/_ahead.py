@@ -56,14 +56,16 @@ def look_ahead(
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
-        # If an argument of the model can be neither copied nor weakly referenced, there is no
-        # rehearsal.
-        with suppress(TypeError, RuntimeError, NotImplementedError):
+        # If an argument of the model can be neither copied nor weakly referenced, or a container
+        # of the program cannot be taken apart, there is no rehearsal.
+        with suppress(Exception):
             calls = [ModelCall(frame)]
     if calls:
         error.can_rehearse(partial(_rehearse, calls, device, policy, within_another))
-        if too_small.was_suggested(error.budget):
-            error.rehearse()  # a suggestion for one operator has failed
+        # A suggestion for one operator has failed. A rehearsal takes seconds, so later failures do
+        # not repeat it: they occur in programs that it cannot help, and in loops.
+        if too_small.is_second_failure(error.budget):
+            error.rehearse()
 
 
 def _rehearse(

@@ -70,9 +70,10 @@ class BudgetHistory:
         self._keep()
         return max(worth_trying, self._at_the_end(budget, smallest))
 
-    def was_suggested(self, budget: Bytes) -> bool:
-        """Return True if `budget` is a suggestion after a smaller budget failed."""
-        return self._predecessor(budget) is not None
+    def is_second_failure(self, budget: Bytes) -> bool:
+        """Return True if `budget` was the first suggestion after a smaller budget failed."""
+        first = self._predecessor(budget)
+        return first is not None and self._predecessor(first.budget) is None
 
     def replace_suggestion(self, budget: Bytes, forecast: Bytes) -> bool:
         """Replace the budget suggested after `budget` failed by one from a forecast.

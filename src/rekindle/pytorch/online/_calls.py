@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 #: Code object that runs for every call of an `nn.Module`, to recognize such calls in stack frames.
 _CALL: Final = nn.Module._call_impl.__code__
@@ -50,7 +50,9 @@ class ModelCall:
         """Record the call that runs in `frame`, a frame of `nn.Module._call_impl`."""
         given = frame.f_locals
         self.model: weakref.ref[nn.Module] = weakref.ref(given["self"])
-        self._arguments: Any = tree_map(_kept, (given["args"], given["kwargs"]))
+        # The constructors of containers, which belong to the program, run in a rehearsal only.
+        leaves, self._containers = tree_flatten((given["args"], given["kwargs"]))
+        self._arguments: list[Any] = [_kept(leaf) for leaf in leaves]
 
     def arguments(
         self, tensor_of: Callable[[Shape], Tensor]
@@ -75,7 +77,7 @@ class ModelCall:
                 raise ReferenceError("an argument of the model's call was freed")
             return found
 
-        return tree_map(again, self._arguments)
+        return tree_unflatten([again(each) for each in self._arguments], self._containers)
 
 
 def running_call() -> FrameType | None:

@@ -84,8 +84,9 @@ class Owners:
             return None
         model: nn.Module = frame.f_locals["self"]
         if len(self.calls) < _MOST_CALLS and id(model) not in self.calls:
-            # If an argument of the model allows no weak references, the call is not recorded.
-            with suppress(TypeError, RuntimeError, NotImplementedError):
+            # The call is not recorded if an argument allows no weak reference, or if a container
+            # of the program cannot be taken apart.
+            with suppress(Exception):
                 self.calls[id(model)] = ModelCall(frame)
         return model
 
