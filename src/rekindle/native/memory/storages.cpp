@@ -146,6 +146,7 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
             std::cmp_less(found->record->size, storage_impl.nbytes())
         ) {
             widen(*found->record, storage_impl);
+            found = find_by_address(storage_impl);  // the table has changed
         }
     }
     if (found == nullptr) {
