@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <random>
 
 namespace rekindle {
 
@@ -17,14 +16,14 @@ constexpr std::array RANDOM_FACTORS{0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0};
 struct ScaledClock final {
     double factor = 1.0;
     bool is_random = false;
-    std::mt19937_64 random{0};
-    Nanoseconds real = 0;   // time of the machine's clock at the last reading
-    Nanoseconds shown = 0;  // time of this clock at the last reading
+    std::uint64_t random = 0;  // state of the random factors
+    Nanoseconds real = 0;      // time of the machine's clock at the last reading
+    Nanoseconds shown = 0;     // time of this clock at the last reading
 };
 
 std::atomic<bool> is_scaled{false};
 std::mutex scaled_mutex;
-ScaledClock scaled;  // requires `scaled_mutex`
+constinit ScaledClock scaled;  // requires `scaled_mutex`
 
 Nanoseconds machine_ns() noexcept {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -35,7 +34,9 @@ Nanoseconds machine_ns() noexcept {
 Nanoseconds multiply(Nanoseconds elapsed) noexcept {
     double factor = scaled.factor;
     if (scaled.is_random) {
-        factor *= RANDOM_FACTORS.at(scaled.random() % RANDOM_FACTORS.size());
+        // the linear congruential generator of Knuth's MMIX; its high bits are the random ones
+        scaled.random = scaled.random * 6364136223846793005U + 1442695040888963407U;
+        factor *= RANDOM_FACTORS[(scaled.random >> 33U) % RANDOM_FACTORS.size()];
     }
     return static_cast<Nanoseconds>(static_cast<double>(elapsed) * factor);
 }
@@ -65,7 +66,7 @@ void set_clock_speed(double factor, std::int64_t seed) {
     const std::scoped_lock lock(scaled_mutex);
     scaled.factor = factor;
     scaled.is_random = seed >= 0;
-    scaled.random.seed(static_cast<std::uint64_t>(std::max<std::int64_t>(0, seed)));
+    scaled.random = static_cast<std::uint64_t>(seed);
     scaled.real = scaled.shown = machine_ns();
     is_scaled = true;
 }

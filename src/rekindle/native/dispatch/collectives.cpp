@@ -13,7 +13,9 @@ namespace rekindle {
 
 namespace {
 
-void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack*) {
+void refuse(
+    const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/
+) {
     refuse_collective(op.schema().name().c_str());
 }
 

@@ -158,7 +158,7 @@ bool Effects::is_given(const c10::TensorImpl& tensor) const {
         return true;
     }
     const c10::StorageImpl* storage_impl = tensor.unsafe_storage().unsafeGetStorageImpl();
-    return made_.contains(storage_impl) || given_->contains(storage_impl) ||
+    return made_.contains(storage_impl) || (given_ && given_->contains(storage_impl)) ||
            (tensor.dim() == 0 && driver_.find_by_address(*storage_impl) == nullptr);
 }
 

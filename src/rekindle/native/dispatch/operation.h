@@ -182,6 +182,7 @@ private:
     void look_for_effects();
     void stand_trial();
     void try_again();
+    void compare_runs(const torch::jit::Stack& again, std::span<const StoragePtr> storages);
     bool find_room_for_trial(Bytes nbytes);
     void interrupted(std::exception& error);
     Results gather_results();

@@ -314,6 +314,13 @@ void Operation::try_again() {
     if (!driver_.device.queues()) {
         signature.sample(elapsed);  // the first run took longer, because it was watched
     }
+    compare_runs(again, storages);
+}
+
+// Trust the signature if the second run, whose results are on the stack `again`, did what the first
+// one did. storages: the memory of the operands.
+void Operation::compare_runs(const torch::jit::Stack& again, std::span<const StoragePtr> storages) {
+    Probation& probation = parsed_.signature->probation;
     if (const std::string why = effects() != nullptr ? effects()->found() : ""; !why.empty()) {
         probation.failed(why);
         effects()->report_to(probation);

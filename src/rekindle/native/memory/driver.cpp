@@ -363,8 +363,11 @@ void Driver::process_pending() {
     std::size_t memories = 0;
     // After an error the rest stays, but nothing is reported twice.
     const auto reported = c10::make_scope_exit([&] {
-        pending_.handles.erase(pending_.handles.begin(), pending_.handles.begin() + handles);
-        pending_.storages.erase(pending_.storages.begin(), pending_.storages.begin() + memories);
+        const auto remove_first = [](auto& list, std::size_t n) {
+            list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(n));
+        };
+        remove_first(pending_.handles, handles);
+        remove_first(pending_.storages, memories);
     });
     while (handles < pending_.handles.size() || memories < pending_.storages.size() ||
            !pending_.restored.empty()) {

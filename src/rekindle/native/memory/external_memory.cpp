@@ -165,7 +165,7 @@ void Driver::widen(StorageRecord& record, c10::StorageImpl& storage_impl) {
     }
     share_with_overlapping(storage_impl);
     new_contents_of(record).special.make_external();  // without the copy of the first part
-    StoragePtr whole = StoragePtr::reclaim_copy(&storage_impl);
+    const StoragePtr whole = StoragePtr::reclaim_copy(&storage_impl);
     table_.take(record);
     if (record.keeper) {
         record.keeper = whole;

@@ -83,9 +83,9 @@ bool StorageRecord::counts_with(const StorageRecord& other) const {
 // w.detach()`, then `old.data = old.data.clone()`. Each step of an optimizer of `w` raises the
 // count of `old`. It is looked for only where the count has risen.
 bool StorageRecord::is_counted_with_others() const {
-    const auto any = [&](Storage* each, Storage* Storage::* next) {
+    const auto any = [&](Storage* each, Storage* Storage::* other) {
         while (each != nullptr && !counts_with(record_of(*each))) {
-            each = each->*next;
+            each = each->*other;
         }
         return each != nullptr;
     };

@@ -78,7 +78,7 @@ public:
               c10::impl::tls_local_dispatch_key_set().included_ | c10::DispatchKeySet(KEY),
               c10::impl::tls_local_dispatch_key_set().excluded_ - c10::DispatchKeySet(KEY)
           ) {
-        ++intercepting_;
+        ++intercepting;
     }
 
     Intercepting(const Intercepting&) = delete;
@@ -87,7 +87,7 @@ public:
     Intercepting& operator=(Intercepting&&) = delete;
 
     ~Intercepting() {
-        --intercepting_;
+        --intercepting;
         of_this_thread() = before_;
     }
 
@@ -144,7 +144,7 @@ const PrivateGenerators::Pair* PrivateGenerators::default_on(c10::Device device)
     const auto is_it = [&](const Pair& pair) {
         return pair.programs.device() == device && pair.programs == default_generator(device);
     };
-    const auto found = std::ranges::find_if(pairs_, is_it);
+    const auto* const found = std::ranges::find_if(pairs_, is_it);
     return found == pairs_.end() ? nullptr : found;
 }
 
@@ -164,7 +164,7 @@ bool PrivateGenerators::pass_to(
         if (given[i].isGenerator()) {
             const at::Generator& programs = given[i].toGenerator();
             const auto is_it = [&](const Pair& pair) { return pair.programs == programs; };
-            const auto at = std::ranges::find_if(pairs_, is_it);
+            const auto* const at = std::ranges::find_if(pairs_, is_it);
             found = at == pairs_.end() ? nullptr : at;
         } else if (const auto device = for_default ? device_of(given) : std::nullopt) {
             found = default_on(*device);

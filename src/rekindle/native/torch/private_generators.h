@@ -58,7 +58,7 @@ public:
 
     // Return the object in whose `call` this thread is, if it intercepts operators, else null.
     static PrivateGenerators* current() noexcept {
-        return intercepting_.load(std::memory_order_relaxed) == 0 ? nullptr : of_this_thread();
+        return intercepting.load(std::memory_order_relaxed) == 0 ? nullptr : of_this_thread();
     }
 
 private:
@@ -78,7 +78,7 @@ private:
         const c10::OperatorHandle& op, const torch::jit::Stack& stack
     ) const;
 
-    inline static std::atomic<int> intercepting_ = 0;  // number of threads that intercept operators
+    inline static std::atomic<int> intercepting = 0;  // number of threads that intercept operators
     c10::SmallVector<Pair, 1> pairs_;
 };
 

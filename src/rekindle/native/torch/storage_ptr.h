@@ -43,6 +43,7 @@ inline bool is_same_counter(
     const c10::VariableVersion& one, const c10::VariableVersion& other
 ) noexcept {
     static_assert(sizeof(one) == sizeof(void*));
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): no padding, as asserted
     return one.enabled() && std::memcmp(&one, &other, sizeof(one)) == 0;
 }
 
