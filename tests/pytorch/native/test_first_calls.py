@@ -137,8 +137,9 @@ def follow(
 @pytest.fixture
 def no_budget_was_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", "off")
+    fresh = BudgetHistory()
     for module in (_explain, _ahead):
-        monkeypatch.setattr(module, "too_small", BudgetHistory())
+        monkeypatch.setattr(module, "too_small", fresh)
 
 
 @pytest.mark.slow

@@ -244,7 +244,7 @@ try:
     with rekindle.budget("256KiB"):
         Grouped()(torch.rand(512, 64))
 except rekindle.OutOfBudget as error:
-    print(error.rehearse(FOREVER) >= error.smallest_budget)
+    print(error.rehearse(float("inf")) >= error.smallest_budget)
 """
 
 

@@ -90,7 +90,8 @@ class PythonCallbacks:
                 operator=who,
                 where="",
             )
-        error = out_of_budget(shortage, driver.snapshot(), who, inside, likely)
+        evicted = driver.core.evicted_bytes(driver.handle)
+        error = out_of_budget(shortage, driver.snapshot(), who, evicted, inside, likely)
         error.__cause__ = None  # the same effect as `raise error from None`
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)

@@ -56,14 +56,23 @@ class BudgetHistory:
         # Budgets that failed in earlier processes. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None
 
-    def suggest_after(self, budget: Bytes, smallest: Bytes) -> Bytes:
+    def suggest_after(
+        self, budget: Bytes, smallest: Bytes, evicted: Bytes = 0, *, is_estimate: bool = False
+    ) -> Bytes:
         """Return the budget to suggest after `budget` failed.
 
         Args:
             budget: The budget that failed.
             smallest: The smallest budget that probably gets past this operator.
+            evicted: Bytes of evicted values. With this much more, nothing has to be evicted up to
+                this operator. If it is a considerable part of the need, no more is added.
+            is_estimate: `smallest` is the estimate of an operator's need, which is often twice the
+                real need. So nothing is added.
         """
-        worth_trying = smallest + self._stride(budget, smallest)
+        stride = 0 if is_estimate else self._stride(budget, smallest)
+        if evicted > smallest // self.ROUNDED:
+            stride = min(stride, evicted)
+        worth_trying = smallest + stride
         self._met[budget] = Shortage(budget, smallest, worth_trying)
         while len(self._met) > self.MOST:
             del self._met[next(iter(self._met))]

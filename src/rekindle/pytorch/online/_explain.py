@@ -70,6 +70,7 @@ def out_of_budget(
     shortage: NoRoom,
     now: Snapshot,
     operator: str,
+    evicted: Bytes = 0,
     inside: Bytes = 0,
     likely: Bytes = 0,
 ) -> OutOfBudget:
@@ -79,13 +80,16 @@ def out_of_budget(
         shortage: The failed request.
         now: A snapshot of the memory now.
         operator: The operator that made the request.
+        evicted: Bytes of evicted values, which plain PyTorch would hold now.
         inside: The part of the request that is the operator's workspace.
         likely: If the operator's workspace was never measured, the request is a lower bound, and
             this is an estimate of what suffices; else 0. The suggested budget has room for it.
     """
     smallest = shortage.memory + shortage.needed
     past_this = shortage.memory + max(shortage.needed, likely)
-    worth_trying = too_small.suggest_after(shortage.budget, past_this)
+    worth_trying = too_small.suggest_after(
+        shortage.budget, past_this, evicted, is_estimate=likely > shortage.needed
+    )
     named = PAST_THIS if worth_trying == smallest else PAST_MORE
     where = now.where
     least = "at least " if likely else ""
