@@ -70,8 +70,9 @@ _SHARING = ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")
 _WRITES_OF_STORAGES = ("__setitem__", "_byteswap", "_set_from_file", "copy_", "fill_")
 #: Methods of a tensor that write to it by a Python function, without any operator.
 _WRITES_OF_TENSORS = ("apply_", "map_", "map2_")
-#: The module that raises the versions of what a custom operator writes, before the operator runs.
-_OPERATORS = "torch._library.custom_ops"
+#: Parts of the paths of PyTorch's files that raise the versions of what a custom operator or a
+#: compiled region writes, before it runs. Generated code has such a path, but no module.
+_BEFORE_WRITES = ("torch/_library/custom_ops", "torch/_functorch/_aot_autograd")
 
 
 @final
@@ -168,9 +169,9 @@ def handing_out_seen(listener: Listener) -> Iterator[None]:
         @functools.wraps(original)
         def increment(tensors: Iterable[Tensor]) -> None:
             listener = _listener.now
-            # Operators of `torch.library.custom_op` call this function before they run. The native
-            # core sees what they write.
-            if listener is None or _called_by(_OPERATORS, 3):
+            # Operators of `torch.library.custom_op` and compiled regions call this function before
+            # they run. The native core sees what they write.
+            if listener is None or _raises_before_write(2):
                 original(tensors)
                 return
             listed = tuple(tensors)
@@ -210,12 +211,13 @@ def hand_out(given_away: GivenAway, tensor: Tensor) -> None:
 
 def by_rekindle(depth: int) -> bool:
     """Return True if the caller `depth` frames up is code of Rekindle."""
-    return _called_by("rekindle.", depth + 1)
+    return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith("rekindle.")
 
 
-def _called_by(modules: str, depth: int) -> bool:
-    """Return True if the name of the module `depth` frames up starts with `modules`."""
-    return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith(modules)
+def _raises_before_write(depth: int) -> bool:
+    """Return True if the code above the caller, `depth` frames up, is that of `_BEFORE_WRITES`."""
+    path = sys._getframe(depth + 1).f_code.co_filename.replace("\\", "/")
+    return any(part in path for part in _BEFORE_WRITES)
 
 
 def replace(stack: ExitStack, owner: Any, name: str, wrap: Wrap) -> None:
