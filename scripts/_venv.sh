@@ -1,7 +1,7 @@
 # Sourced by the scripts, from the root of the repository. `ensure_venv LEVEL` makes .venv/ with
 # Rekindle (editable), at the versions in constraints.txt, and compiles the native core meanwhile.
-# LEVEL is `demo` (what the demo needs), `test` (what the fast tests need as well) or `all` (all extras
-# and tools). It needs only a Python. If .venv/ is up to date, it compares one small file and returns.
+# LEVEL is `demo` (what the demo needs), `test` (also all extras and what the fast tests need) or `all`
+# (all tools as well). It needs only a Python. If .venv/ is up to date, it compares one small file and returns.
 # shellcheck shell=bash
 
 die() {
@@ -29,7 +29,7 @@ project = tomllib.load(open("pyproject.toml", "rb"))
 extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
 wanted = {
     "demo": [extras["plan"], extras["plot"]],
-    "test": [extras["plan"], extras["plot"], groups["test"]],
+    "test": [*extras.values(), groups["test"]],
     "all": [*extras.values(), *groups.values()],
 }
 print(*(line for lines in wanted[sys.argv[1]] for line in lines), sep="\n")
