@@ -1,7 +1,8 @@
 # Sourced by the scripts, from the root of the repository. `ensure_venv LEVEL` makes .venv/ with
 # Rekindle (editable), at the versions in constraints.txt, and compiles the native core meanwhile.
 # LEVEL is `demo` (what the demo needs), `test` (also all extras and what the fast tests need) or `all`
-# (all tools as well). It needs only a Python. If .venv/ is up to date, it compares one small file and returns.
+# (all tools as well). It needs only a Python. If .venv/ is up to date, it compares one small file and
+# returns.
 # shellcheck shell=bash
 
 die() {
