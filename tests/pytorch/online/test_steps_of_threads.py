@@ -24,7 +24,7 @@ class Counted:
     ticks: Iterator[int] = field(default_factory=itertools.count)
 
     def now(self) -> Numbers:
-        return Numbers(4, self.peak, next(self.ticks), *[0] * 9)
+        return Numbers(4, self.peak, next(self.ticks), *[0] * 10)
 
     def take_samples(self) -> bytes:
         return b""

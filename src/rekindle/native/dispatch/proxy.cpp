@@ -41,6 +41,7 @@ public:
         bool accumulate_grad,
         const autograd::edge_list& outputs
     ) override {
+        rejoin();
         const BackwardPass pass;
         return behind_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     }
@@ -60,11 +61,11 @@ public:
     std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
         // Return Rekindle's hooks only if the program has set none: saved-tensor hooks and
         // checkpoints of the program take precedence. A graph that a recomputed operator makes
-        // within itself has none.
+        // within itself has none. Fake tensors have no contents to recompute.
         if (PrivateGenerators::current() == nullptr &&
-            c10::impl::tls_is_dispatch_key_included(KEY) &&
-            !c10::impl::tls_is_dispatch_key_excluded(KEY) &&
-            at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
+            !c10::impl::tls_is_dispatch_key_excluded(KEY) && rejoin() &&
+            at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
+            !(shares_key && is_in_fake_mode())) {
             if (c10::intrusive_ptr<Driver> driver = active(); driver) {
                 return std::make_unique<SavedTensorHandle>(std::move(driver));
             }

@@ -4,6 +4,7 @@
 //
 // 1. The dispatcher calls `fallback` below autograd, in threads that include our dispatch key, or
 //    the operator's own kernel there (see NOTE [Boxed and typed calls] in ops/operator_call.h).
+//    Calls with fake tensors go to PyTorch's own kernel, if it has one (`run_for_fakes`).
 //    `on_operator` takes the session mutex and finds the active driver (`lock_and_see`). Outside
 //    any budget the operator is passed on.
 // 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
@@ -238,6 +239,18 @@ bool run(Driver& driver, OperatorCall& call) {
     return true;
 }
 
+// Run PyTorch's kernel for fake tensors if the call concerns them. Return false if not.
+bool run_for_fakes(OperatorCall& call) {
+    if (has_new_operators()) {
+        take_over_new_operators();
+    }
+    if (!is_in_fake_mode() && !call.has_fakes()) {
+        return false;
+    }
+    call_kernel_behind(call.op, call.keys, call.stack());
+    return true;
+}
+
 // The kernel of all operators without a kernel of their own at Rekindle's dispatch key.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     BoxedCall call(op, keys, stack);
@@ -247,6 +260,9 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 }  // namespace
 
 void on_operator(OperatorCall& call) {
+    if (shares_key && run_for_fakes(call)) [[unlikely]] {
+        return;
+    }
     const c10::intrusive_ptr<Driver> driver = lock_and_see(call.keys);
     if (!driver) [[unlikely]] {
         if (PrivateGenerators* drawing = PrivateGenerators::current()) {
@@ -262,20 +278,18 @@ void on_operator(OperatorCall& call) {
     }
 }
 
-const char* register_fallback() {
-    const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    if (*why_not == '\0') {
-        torch::Library& aten = library_at_key("aten");
-        register_typed_kernels(aten);
-        // The kernels of view operators bypass `run`. Without `PYTHON_COMES_FIRST` views must pass
-        // through `run`, because `run` refuses operators that have a Python dispatch key.
-        if (PYTHON_COMES_FIRST) {
-            register_view_kernels(aten);
-        }
+void register_fallback() {
+    look_behind();
+    torch::Library& aten = library_at_key("aten");
+    register_typed_kernels(aten);
+    // The kernels of view operators bypass `run`. Without `PYTHON_COMES_FIRST` views must pass
+    // through `run`, because `run` refuses operators that have a Python dispatch key.
+    if (PYTHON_COMES_FIRST) {
+        register_view_kernels(aten);
     }
+    register_at_key([] { return torch::CppFunction::makeFromBoxedFunction<&fallback>(); });
     refuse_collectives_in_replays();
     watch_removed_operators();
-    return why_not;
 }
 
 }  // namespace rekindle

@@ -11,7 +11,7 @@ namespace rekindle {
 void on_operator(OperatorCall& call);
 
 // Register the kernels for Rekindle's dispatch key, which threads inside a budget include. Must be
-// called once. Return the reason if registration is impossible, else an empty string.
-const char* register_fallback();
+// called once.
+void register_fallback();
 
 }  // namespace rekindle

@@ -36,12 +36,6 @@ namespace rekindle {
 
 namespace {
 
-// Return the overload `Op` of PyTorch's dispatcher.
-template <class Op>
-c10::OperatorHandle find() {
-    return c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-}
-
 // Kernel of the operator `Op` for Rekindle's dispatch key. `twin` calls the overload that writes
 // the result into a given tensor; null if the core does not use it.
 template <class Op, auto twin, auto redispatch>

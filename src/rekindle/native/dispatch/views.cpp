@@ -43,15 +43,22 @@ namespace {
 
 // Kernel of a view operator for Rekindle's dispatch key. It has the C++ type of the operator's own
 // kernel, so that arguments are not boxed.
-template <auto redispatch>
+template <class Op, auto redispatch>
 struct View;
 
 template <
+    class Op,
     class Result,
     class... Rest,
     Result (*redispatch)(c10::DispatchKeySet, const at::Tensor&, Rest...)>
-struct View<redispatch> final {
+struct View<Op, redispatch> final {
     static Result run(c10::DispatchKeySet keys, const at::Tensor& whole, Rest... rest) {
+        if (shares_key && (is_in_fake_mode() || is_fake(whole))) [[unlikely]] {
+            torch::jit::Stack stack;
+            torch::jit::push(stack, whole, rest...);
+            call_kernel_behind(find<Op>(), keys, stack);
+            return std::move(stack.back()).to<Result>();
+        }
         if (const c10::intrusive_ptr<Driver> driver = lock_and_see(keys)) {
             translate_errors(*driver, [&] {
                 Locked lock(std::adopt_lock);
@@ -72,7 +79,7 @@ struct View<redispatch> final {
 
 template <class Op>
 void add_view(torch::Library& aten) {
-    register_kernel<Op, &View<&Op::redispatch>::run>(aten);
+    register_kernel<Op, &View<Op, &Op::redispatch>::run>(aten);
 }
 
 }  // namespace

@@ -143,6 +143,19 @@ void join(const Driver* driver) noexcept {
     c10::impl::tls_set_dispatch_key_included(KEY, driver != nullptr);
 }
 
+bool rejoin() {
+    if (c10::impl::tls_is_dispatch_key_included(KEY)) [[likely]] {
+        return true;
+    }
+    const c10::intrusive_ptr<Driver> driver = joined() == 0 ? nullptr : active();
+    if (!driver || is_in_fake_mode()) {
+        return false;
+    }
+    c10::impl::tls_set_dispatch_key_included(KEY, true);
+    ++driver->rejoined;
+    return true;
+}
+
 void set_active(c10::intrusive_ptr<Driver> driver) {
     // Other threads read the active driver with the session mutex or the spin lock held.
     const auto lock = locked_if_not_mine();

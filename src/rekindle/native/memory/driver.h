@@ -206,7 +206,8 @@ public:
     // The whole run is recorded as a trace. Recipes are never dropped then, because a trace has no
     // event for a dropped recipe.
     bool recorded = false;
-    bool uses_arena = false;  // PyTorch's CPU allocations come from rekindle's arena
+    bool uses_arena = false;        // PyTorch's CPU allocations come from rekindle's arena
+    std::atomic<int> rejoined = 0;  // how often other code had cleared the dispatch key (`rejoin`)
     OnlyCounting only_counting;
     TestHooks tests;
 
@@ -778,23 +779,22 @@ c10::intrusive_ptr<Driver> active();
 // caller must then release the mutex. If the operator runs outside any budget, release the mutex
 // and return null.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
-// The program has given `tensor` other memory than `before` (`tensor.data = ...`). Report that to
-// all drivers, also to those whose budget has ended.
+// Tell all drivers that the program has given `tensor` other memory (`tensor.data = ...`).
 void tensor_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before);
 // Return true if any driver exists, also one whose budget has ended. Needs no mutex.
 bool any_drivers() noexcept;
 // Make this Python thread work within the budget of `driver`, so that its operators pass Rekindle's
 // dispatch key; null: within no budget.
 void join(const Driver* driver) noexcept;
+// Include the key again if other code has cleared it. Return true if this thread includes it now.
+bool rejoin();
 // Make `driver` the one active budget of this process; null: no budget is active.
 void set_active(c10::intrusive_ptr<Driver> driver);
 // Return the number of drivers in this process, also of ended budgets whose graphs still exist.
 std::size_t drivers_alive() noexcept;
-// Return true if no other thread may free a gradient now: no thread that the program started inside
-// the budget has run a backward pass.
+// Return true if no thread that the program started inside the budget has run a backward pass.
 bool gradients_stay();
-// Return true if this thread must not take a snapshot of the memory peak, but leave it to the
-// thread that entered the budget: only that thread can read gradients safely.
+// Return true if only the thread that entered the budget may take a snapshot of the memory peak.
 bool looks_later();
 
 }  // namespace rekindle

@@ -24,6 +24,17 @@ void OperatorCall::parse(ParsedCall& parsed) {
     parsed.take(*stack_, keys);
 }
 
+bool OperatorCall::has_fakes() const {
+    bool found = false;
+    for (const c10::IValue& value : last_values(*stack_, op.schema().arguments().size())) {
+        value.visit([&](const c10::IValue& each) {
+            found = found || (each.isTensor() && is_fake(each.toTensor()));
+            return found;
+        });
+    }
+    return found;
+}
+
 void OperatorCall::run() {
     op.redispatchBoxed(keys & BELOW_KEY, stack_);
 }

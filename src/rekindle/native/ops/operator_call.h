@@ -107,6 +107,8 @@ public:
     virtual Operands operands(std::size_t n);
     // Parse the arguments into `parsed`.
     virtual void parse(ParsedCall& parsed);
+    // Return true if an argument is a FakeTensor in C++.
+    virtual bool has_fakes() const;
     // Call the next kernel in the dispatcher.
     virtual void run();
     // Call `twin`, the operator's overload that writes the result into a given tensor, and let it
@@ -185,6 +187,12 @@ public:
         parsed.end();
     }
 
+    bool has_fakes() const override {
+        return std::apply(
+            [](const auto&... each) { return (is_fake_argument(each) || ...); }, arguments_
+        );
+    }
+
     void run() override {
         if (is_boxed()) [[unlikely]] {
             OperatorCall::run();
@@ -238,6 +246,15 @@ public:
     }
 
 private:
+    template <class T>
+    static bool is_fake_argument(const T& value) {
+        if constexpr (std::is_same_v<T, at::Tensor>) {
+            return is_fake(value);
+        } else {
+            return false;
+        }
+    }
+
     template <class F>
     decltype(auto) each_argument(F&& visit) {
         return std::apply(std::forward<F>(visit), arguments_);

@@ -105,7 +105,7 @@ void learn_all_in_place(PyObject* list) {
 }
 
 // start(answers, tensor, parameter, traits, effects, own, products, may_use_workspace, in_place)
-//     -> str
+//     -> None
 //
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
 // Python. `tensor` and `parameter`: the classes `torch.Tensor` and `torch.nn.Parameter`. `traits`:
@@ -113,8 +113,7 @@ void learn_all_in_place(PyObject* list) {
 // they have external effects (R9, everything else runs once). `own`: the other namespaces of
 // PyTorch's own operators, which are recomputed untried.
 // `products` and `may_use_workspace`: parts of names of operators that sum products, and of
-// operators that may use a workspace on a CPU. `in_place`: see `learn_all_in_place`. Return "", or
-// the reason if the core cannot be installed.
+// operators that may use a workspace on a CPU. `in_place`: see `learn_all_in_place`.
 PyObject* start(PyObject* arguments) {
     PyObject* answers = nullptr;
     PyObject* tensor = nullptr;
@@ -154,12 +153,10 @@ PyObject* start(PyObject* arguments) {
     learn_all_in_place(in_place);
     rekindle::init_callbacks(answers);
     rekindle::set_tensor_types(tensor, parameter);
-    const char* why_not = rekindle::register_fallback();
-    if (*why_not == '\0') {
-        rekindle::install_engine_proxy();
-        rekindle::see_set_data(tensor);
-    }
-    return PyUnicode_FromString(why_not);
+    rekindle::register_fallback();
+    rekindle::install_engine_proxy();
+    rekindle::see_set_data(tensor);
+    return nothing();
 }
 
 // learn_traits(name, flags) -> None
@@ -276,6 +273,38 @@ PyObject* driver_id(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     return PyLong_FromSsize_t(driver_of(driver).number());
+}
+
+// shares_key() -> bool
+//
+// Return True if PyTorch has kernels of its own at the core's dispatch key.
+PyObject* shares_key(PyObject* /*arguments*/) {
+    return PyBool_FromLong(rekindle::shares_key ? 1 : 0);
+}
+
+// is_fake_call(tensors) -> bool
+//
+// Return True if a call with these arguments concerns PyTorch's kernels at the core's dispatch key:
+// the thread is in a FakeTensor mode in C++, or an argument is a fake tensor.
+PyObject* is_fake_call(PyObject* arguments) {
+    if (!rekindle::shares_key) {
+        return PyBool_FromLong(0);
+    }
+    bool found = rekindle::is_in_fake_mode();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) {
+        PyObject* each = PyTuple_GET_ITEM(arguments, i);
+        found = found || (THPVariable_Check(each) && rekindle::is_fake(THPVariable_Unpack(each)));
+    }
+    return PyBool_FromLong(found ? 1 : 0);
+}
+
+// rejoin() -> None
+//
+// Include the core's dispatch key again in this thread if it works within the active budget and
+// other code has cleared the key.
+PyObject* rejoin(PyObject* /*arguments*/) {
+    rekindle::rejoin();
+    return nothing();
 }
 
 // bind_thread(driver) -> None
@@ -629,6 +658,9 @@ PyMethodDef methods[] = {
     method<backward_node>("backward_node"),
     method<new_driver>("new_driver"),
     method<driver_id>("driver_id"),
+    method<shares_key>("shares_key"),
+    method<is_fake_call>("is_fake_call"),
+    method<rejoin>("rejoin"),
     method<bind_thread>("bind_thread"),
     method<activate>("activate"),
     method<deactivate>("deactivate"),

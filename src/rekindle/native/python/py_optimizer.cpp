@@ -313,6 +313,7 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     Optimized found;
     collect(groups, state, found);
+    rejoin();
     settled(driver, [&](Locked& lock) {
         driver.device.about_to_step();
         // Count all tensors that the step reads before the step, so that their memory is not

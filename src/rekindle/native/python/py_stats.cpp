@@ -18,7 +18,7 @@ namespace rekindle {
 
 // numbers(driver) -> tuple[int, ...]
 //
-// Return twelve numbers, in this order:
+// Return thirteen numbers, in this order:
 //
 //  1. memory: bytes that count against the budget now
 //  2. peak: the most such bytes so far
@@ -32,9 +32,10 @@ namespace rekindle {
 // 10. number of storages in the graph of the engine
 // 11. number of records and recipes
 // 12. bytes of the runtime's own bookkeeping
+// 13. how often other code had cleared the dispatch key of a thread
 PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
-    std::array<std::int64_t, 12> found{};
+    std::array<std::int64_t, 13> found{};
     {
         const Locked lock;
         driver.process_pending();
@@ -54,6 +55,7 @@ PyObject* numbers(PyObject* arguments) {
             static_cast<std::int64_t>(engine.n_storages()),
             static_cast<std::int64_t>(driver.alive()),
             static_cast<std::int64_t>(driver.bytes_of_bookkeeping()),
+            driver.rejoined.load(),
         };
     }
     return tuple_of(found);

@@ -7,21 +7,28 @@
 // dispatch modes and tensor subclasses run first. In earlier versions the fallback would not see
 // the operators that modes and subclasses call, so such programs are refused.
 //
-// `Fake` is such a key, and torch registers no kernel for it so far. PyTorch reserves it for a
-// FakeTensor in C++. Once torch has that, `register_at_key` fails with a message, and the native
-// core does not start. Two fallbacks at one key are impossible: the dispatcher refuses the second
-// and gives no access to the first.
+// `Fake` is such a key. PyTorch reserves it for a FakeTensor in C++, so two cases exist:
+//
+// - PyTorch has no fallback there (up to 2.15). Then Rekindle registers one (`register_at_key`).
+// - PyTorch has a fallback there. The dispatcher refuses a second one. So Rekindle registers a
+//   kernel for each operator, also for operators that are defined later (`take_over`). A kernel of
+//   Rekindle passes a call on to PyTorch's kernel (`call_kernel_behind`) if the thread is in a
+//   FakeTensor mode or an argument is a fake tensor. `shares_key` is true in this case.
+//
+// PyTorch's FakeTensor mode includes the key too, and may clear it for the thread when the mode
+// ends. `join` (memory/driver.h) notes which threads need the key, and `rejoin` includes it again.
+// Until then the core sees no operators of the thread: their results are memory of others.
 //
 // `CustomRNGKeyId`, which is free for projects outside PyTorch, is no alternative. It comes after
 // `BackendSelect` and `Sparse`, so factory functions and sparse tensors bypass it. It serves as
 // `REPLAY_KEY`, for collectives only.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>
 #include <torch/library.h>
-
-#include <string>
 
 namespace rekindle {
 
@@ -37,10 +44,34 @@ inline constexpr c10::DispatchKeySet BELOW_KEY(c10::DispatchKeySet::FULL_AFTER, 
 // have a kernel at this key that raises; all other operators pass through.
 inline constexpr c10::DispatchKey REPLAY_KEY = c10::DispatchKey::CustomRNGKeyId;
 
-// Register `fallback` at Rekindle's dispatch key, for every operator that has no kernel of its own
-// there, in threads that include the key. Must be called once. Return the reason if registration is
-// impossible, else an empty string.
-const char* register_at_key(torch::CppFunction&& fallback);
+// A function that makes a kernel for any operator.
+using MakeKernel = torch::CppFunction (*)();
+
+// True if PyTorch has a fallback of its own at the dispatch key. Set by `look_behind`.
+inline constinit bool shares_key = false;
+
+// Find out whether PyTorch has a fallback of its own at the dispatch key. Must be called once,
+// before any kernel is registered.
+void look_behind();
+// Register the kernel that `make` makes at Rekindle's dispatch key, for every operator that has no
+// kernel from `register_kernel`. Must be called once.
+void register_at_key(MakeKernel make);
+// Register the kernel of `register_at_key` for the operators that were defined since the last call.
+void take_over_new_operators();
+// Return true if operators were defined that `take_over_new_operators` has not seen.
+bool has_new_operators() noexcept;
+
+// Return true if `tensor` is a FakeTensor in C++.
+inline bool is_fake(const at::Tensor& tensor) noexcept {
+    return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(KEY);
+}
+
+// Return true if this thread is in one of PyTorch's FakeTensor modes in C++.
+bool is_in_fake_mode() noexcept;
+// Run PyTorch's own kernel at the dispatch key. Requires `shares_key`.
+void call_kernel_behind(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack
+);
 // Return a library through which kernels of single operators are registered at the dispatch key
 // `key`. The library is never destroyed.
 torch::Library& library_at_key(const char* operators, c10::DispatchKey key = KEY);
@@ -51,14 +82,25 @@ bool open_replay_key();
 // `REPLAY_KEY`, or none if another library uses it.
 c10::DispatchKeySet replay_keys() noexcept;
 
+// Register `kernel` for the operator `name` at Rekindle's dispatch key, through `library`.
+void register_kernel(
+    torch::Library& library, const c10::OperatorName& name, torch::CppFunction&& kernel
+);
+
+// Return the overload `Op` of PyTorch's dispatcher.
+template <class Op>
+c10::OperatorHandle find() {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+}
+
 // Register `kernel`, a function with the C++ type of the operator `Op`, in `library`.
 template <class Op, auto kernel>
 void register_kernel(torch::Library& library) {
-    std::string name = Op::name;
-    if (*Op::overload_name != '\0') {
-        name += std::string(".") + Op::overload_name;
-    }
-    library.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel)));
+    register_kernel(
+        library,
+        {Op::name, Op::overload_name},
+        torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel))
+    );
 }
 
 }  // namespace rekindle

@@ -31,6 +31,10 @@ void set_tensor_types(PyObject* tensor, PyObject* parameter) {
     types().parameter = reinterpret_cast<PyTypeObject*>(parameter);
 }
 
+void call_soon(int (*function)(void*)) noexcept {
+    static_cast<void>(Py_AddPendingCall(function, nullptr));
+}
+
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept {
     const PyObject* object = tensor.pyobj_slot()->load_pyobj();
     if (object == nullptr) {

@@ -1,4 +1,4 @@
-// Functions about the Python object of a tensor: its type, its attributes.
+// Functions about the Python object of a tensor: its type, its attributes. And a call of Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +11,9 @@ namespace rekindle {
 
 // Set the Python types `torch.Tensor` and `torch.nn.Parameter`. Called once.
 void set_tensor_types(_object* tensor, _object* parameter);
+// Let Python call `function(nullptr)` in the main thread soon: at the latest when the call of a C
+// function returns to it. If too many such calls wait already, do nothing.
+void call_soon(int (*function)(void*)) noexcept;
 // Return true if the tensor's Python type is exactly `Tensor` or `Parameter`.
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
 // Return true if the tensor's Python type is `Parameter` or a subclass of it.

@@ -66,6 +66,23 @@ def on_shortfall(times: int, budget: Bytes) -> tuple[str, ...]:
     return (sentence,)
 
 
+def on_lost_key(times: int) -> tuple[str, ...]:
+    """Return a sentence if other code hid operators of the program from Rekindle, else nothing.
+
+    Args:
+        times: How often other code switched Rekindle's dispatch key off.
+    """
+    if not times:
+        return ()
+    sentence = (
+        f"{times} time{'s' * (times != 1)}, other code switched off the dispatch key that Rekindle "
+        "uses, as PyTorch's FakeTensor mode may do when it ends (torch.compile uses it). Rekindle "
+        "switched the key on again. What operators made meanwhile counts against the budget, but "
+        "is never evicted."
+    )
+    return (sentence,)
+
+
 def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[str, ...]:
     """Return sentences on results that are kept in memory because recomputing them is not safe.
 

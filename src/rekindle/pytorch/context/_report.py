@@ -11,7 +11,13 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from rekindle._types import Bytes
-from rekindle.pytorch.context._advice import advice_on, on_excess, on_kept, on_shortfall
+from rekindle.pytorch.context._advice import (
+    advice_on,
+    on_excess,
+    on_kept,
+    on_lost_key,
+    on_shortfall,
+)
 from rekindle.pytorch.native import Driver
 from rekindle.pytorch.online import (
     IN_USE,
@@ -61,6 +67,7 @@ def report_of(
         advice=(
             *on_excess(driver.steps.peak, budget),
             *_on_shortfall(driver, budget),
+            *on_lost_key(engine.now().rejoined),
             *on_kept(driver.kept, driver.functions_kept),
             *advice_on(at_peak.memory, at_peak.categories, driver.device),
         ),

@@ -67,15 +67,12 @@ def core(*, build: bool = True) -> Core | None:
     if _clock.SPEED is not None:
         module.set_clock_speed(_clock.SPEED.factor, _clock.SPEED.seed)
     try:
-        reason = module.start(
+        module.start(
             PythonCallbacks(module), torch.Tensor, Parameter, [*map(tuple, traits())],
             (*EFFECTS, ONCE), OWN, SUMS_OF_PRODUCTS, ROOMY_ON_HOST, [*map(tuple, IN_PLACE)],
         )  # fmt: skip
-    # another library has registered a fallback at the same dispatch key
     except RuntimeError as error:
-        reason = f"it cannot be installed: {str(error).splitlines()[0]}"
-    _start.done, _start.why_not = True, reason
-    if reason:
+        _start.done, _start.why_not = True, f"it cannot be installed: {str(error).splitlines()[0]}"
         return None
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
@@ -83,7 +80,7 @@ def core(*, build: bool = True) -> Core | None:
             after_in_parent=module.forked_here,
             after_in_child=module.forked,
         )
-    _start.core = module
+    _start.done, _start.why_not, _start.core = True, "", module
     return module
 
 

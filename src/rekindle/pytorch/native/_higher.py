@@ -19,6 +19,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload, _compute_keyset, _higher_order_ops
+from torch.utils._pytree import tree_leaves
 
 from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.native._watched import is_watched
@@ -105,21 +106,29 @@ def _teach_higher_order_operators(core: Core, keys: torch._C.DispatchKeySet) -> 
         _key.append(keys.highestPriorityTypeId())
         sees(keys)
     for name, each in _higher_order_ops.items():
-        each.py_kernels[_key[0]] = _Kernel(core, each)
+        each.py_kernels[_key[0]] = _Kernel(core, each, each.py_kernels.get(_key[0]))
         each._dispatch_cache.clear()
         _taught.add(name)
 
 
 @final
 class _Kernel:
-    """The kernel of a higher-order operator for the core's dispatch key."""
+    """The kernel of a higher-order operator for the core's dispatch key.
 
-    def __init__(self, core: Core, higher: HigherOrderOperator) -> None:
+    It covers PyTorch's own kernel there, `behind`, which is for fake tensors.
+    """
+
+    def __init__(
+        self, core: Core, higher: HigherOrderOperator, behind: Callable[..., Any] | None
+    ) -> None:
         self._core = core
         self._higher = higher
+        self._behind = behind
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         higher = self._higher
+        if self._behind is not None and self._core.is_fake_call(*tree_leaves((args, kwargs))):
+            return self._behind(*args, **kwargs)
         if not is_seen():
             return self._pass(args, kwargs)
         if higher.name() == COMPILED:

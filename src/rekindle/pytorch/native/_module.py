@@ -64,8 +64,23 @@ class Core(Protocol):
         may_use_workspace: Sequence[str],
         in_place: Sequence[tuple[Any, ...]],
         /,
-    ) -> str:
-        """Install the core in PyTorch, once per process. Return why that is impossible, or ""."""
+    ) -> None:
+        """Install the core in PyTorch, once per process."""
+        ...
+
+    def shares_key(self) -> bool:
+        """Return True if PyTorch has kernels of its own at the core's dispatch key."""
+        ...
+
+    def is_fake_call(self, *arguments: object) -> bool:
+        """Return True if a call with these arguments concerns those kernels of PyTorch.
+
+        The thread is in a FakeTensor mode in C++, or an argument is a fake tensor.
+        """
+        ...
+
+    def rejoin(self) -> None:
+        """Include the core's dispatch key again in this thread, if other code has cleared it."""
         ...
 
     def learn_traits(self, operator: str, flags: int, /) -> None:

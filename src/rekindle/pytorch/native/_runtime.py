@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rekindle.pytorch.native._driver import Driver
 from rekindle.pytorch.native._higher import (
@@ -15,6 +16,7 @@ from rekindle.pytorch.native._higher import (
     hidden,
     higher_order_operators_taught,
 )
+from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.online import StepUndo
 
 
@@ -90,10 +92,32 @@ def seen(driver: Driver) -> Iterator[None]:
     core.bind_thread(driver.handle)
     try:
         keys = torch._C._dispatch_tls_local_include_set() - before
-        with higher_order_operators_taught(core, keys), compiled_regions_seen():
+        with higher_order_operators_taught(core, keys), compiled_regions_seen(), _rejoining(core):
             yield
     finally:
         core.bind_thread(None)
+
+
+@contextmanager
+def _rejoining(core: Core) -> Iterator[None]:
+    """Inside the block, each call of a module makes sure that the core sees its operators.
+
+    PyTorch's FakeTensor in C++ uses the core's dispatch key too, and may switch it off. The core
+    also looks when autograd saves a tensor, and when a backward pass or an optimizer's step begins.
+    """
+    if not core.shares_key():
+        yield
+        return
+
+    def called(*_: object) -> None:
+        if not torch.compiler.is_compiling():
+            core.rejoin()
+
+    hook = register_module_forward_pre_hook(called)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager

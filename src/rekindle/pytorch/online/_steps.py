@@ -43,6 +43,7 @@ class Numbers(NamedTuple):
     storages: int
     alive: int
     bookkeeping: Bytes
+    rejoined: int
 
 
 class Counting(Protocol):

@@ -1,0 +1,19 @@
+"""Run pytest with the arguments given, beside a FakeTensor in C++."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.pretend_fake.build import environment
+
+
+def main() -> None:
+    """Run pytest. End with its exit status."""
+    command = [sys.executable, "-m", "pytest", *sys.argv[1:]]
+    sys.exit(subprocess.run(command, env=os.environ | environment(), check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
