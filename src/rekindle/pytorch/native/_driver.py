@@ -43,6 +43,7 @@ from rekindle.pytorch.online import (
     memory_of,
     users_line,
 )
+from rekindle.pytorch.operators import is_plain
 from rekindle.schedule import Recorder
 
 MUCH_LOST: Final = 10_000_000_000
@@ -464,6 +465,22 @@ class Driver:
     def end_reading(self, number: int) -> None:
         """Undo the `begin_reading` that returned `number`."""
         self.core.end_reading(self.handle, number)
+
+    @contextmanager
+    def unknown_runs(self, name: str, tensors: list[Tensor]) -> Iterator[None]:
+        """Inside the block, keep `tensors` and what the higher-order operator `name` makes.
+
+        The report says why.
+        """
+        why = "Rekindle cannot see which arguments this higher-order operator writes"
+        self.functions_kept[name] = why
+        reading = self.begin_reading([each for each in tensors if is_plain(type(each))])
+        self.core.never_recompute(self.handle, 1)
+        try:
+            yield
+        finally:
+            self.core.never_recompute(self.handle, -1)
+            self.end_reading(reading)
 
     def record_without_grad(self, record: bool) -> None:
         """Begin or end a scope in which operators with grad mode off get no recipes.

@@ -1,7 +1,8 @@
 """Make higher-order operators and code compiled by Inductor visible to the native core.
 
 A higher-order operator has a kernel for each dispatch key. This file adds a kernel for the core's
-key that passes the call on, so the core sees the operators inside.
+key that passes the call on, so the core sees the operators inside. Of an operator that is not known
+to write nothing, the arguments count as written, and the operators inside get no recipes.
 
 Compiled code runs no operators. This file makes each compiled region one operator (R12, compiled
 regions). The region's graph tells which arguments the region writes, and how large its results will
@@ -10,9 +11,10 @@ be.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from operator import index
 from typing import Any, Final, final
 
@@ -23,12 +25,13 @@ from torch.utils._pytree import tree_leaves
 
 from rekindle.pytorch.native._module import Core
 from rekindle.pytorch.native._watched import is_watched
+from rekindle.pytorch.online import perhaps_written, replace
 from rekindle.pytorch.operators import (
     COMPILED,
+    FUNCTIONAL,
     REGION,
     TRIED,
     Region,
-    check_higher_order,
     region_of,
     regions_shown,
     when_imported,
@@ -56,7 +59,6 @@ def shown_name(name: str) -> str:
     return REGION if name.startswith(AGAIN) else name
 
 
-_taught: set[str] = set()
 _key: list[torch._C.DispatchKey] = []
 
 
@@ -86,29 +88,34 @@ def hidden() -> AbstractContextManager[object]:
 def higher_order_operators_taught(core: Core, keys: torch._C.DispatchKeySet) -> Iterator[None]:
     """Inside the block, let the core see calls of all higher-order operators.
 
-    Some are defined by PyTorch's compiler, so this is repeated once the program has imported it.
+    Some are defined inside the block: by the program, or by PyTorch's compiler when the program
+    imports it.
     """
-
-    @contextmanager
-    def taught(module: object) -> Iterator[None]:
-        _teach_higher_order_operators(core, keys)
-        yield
-
-    with taught(torch), when_imported("torch._dynamo", taught):
-        yield
-
-
-def _teach_higher_order_operators(core: Core, keys: torch._C.DispatchKeySet) -> None:
-    """Add a kernel for the core's dispatch key (in `keys`) to all higher-order operators."""
-    if _higher_order_ops.keys() <= _taught:
-        return
     if not _key:
         _key.append(keys.highestPriorityTypeId())
         sees(keys)
-    for name, each in _higher_order_ops.items():
-        each.py_kernels[_key[0]] = _Kernel(core, each, each.py_kernels.get(_key[0]))
-        each._dispatch_cache.clear()
-        _taught.add(name)
+    for each in _higher_order_ops.values():
+        _teach(core, each)
+
+    def taught(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def made(higher: HigherOrderOperator, *args: Any, **kwargs: Any) -> None:
+            original(higher, *args, **kwargs)
+            _teach(core, higher)
+
+        return made
+
+    with ExitStack() as stack:
+        replace(stack, HigherOrderOperator, "__init__", taught)
+        yield
+
+
+def _teach(core: Core, higher: HigherOrderOperator) -> None:
+    """Add a kernel for the core's dispatch key to `higher`. It stays there after the budget."""
+    behind = higher.py_kernels.get(_key[0])
+    if not isinstance(behind, _Kernel):
+        higher.py_kernels[_key[0]] = _Kernel(core, higher, behind)
+        higher._dispatch_cache.clear()
 
 
 @final
@@ -133,8 +140,10 @@ class _Kernel:
             return self._pass(args, kwargs)
         if higher.name() == COMPILED:
             return _run_region(self._core, args[0], args[1])
-        check_higher_order(higher)
-        return self._pass(args, kwargs)
+        if higher.name() in FUNCTIONAL:
+            return self._pass(args, kwargs)
+        with perhaps_written(higher.name(), [*args, *kwargs.values()]):
+            return self._pass(args, kwargs)
 
     def _pass(self, args: Any, kwargs: Any) -> Any:
         """Call the kernel of the higher-order operator for the next dispatch key."""

@@ -39,6 +39,7 @@ from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
 from rekindle.pytorch.online._handed_out import hand_out as hand_out
 from rekindle.pytorch.online._handed_out import handing_out_seen as handing_out_seen
 from rekindle.pytorch.online._handed_out import not_traced as not_traced
+from rekindle.pytorch.online._handed_out import perhaps_written as perhaps_written
 from rekindle.pytorch.online._handed_out import replace as replace
 from rekindle.pytorch.online._leaves import leaves as leaves
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps

@@ -13,13 +13,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch._C._dynamo import eval_frame
 from torch.utils import dlpack
+from torch.utils._pytree import tree_leaves
 
 from rekindle.pytorch.online._fsdp import NEVER
 from rekindle.pytorch.operators import is_plain
@@ -54,6 +55,10 @@ class Listener(Protocol):
 
     def version_raised(self, home: UntypedStorage) -> None:
         """Record that the program has raised the version of the tensors in `home`."""
+        ...
+
+    def unknown_runs(self, name: str, tensors: list[Tensor]) -> AbstractContextManager[None]:
+        """Inside the block, keep `tensors` and what the higher-order operator `name` makes."""
         ...
 
 
@@ -201,6 +206,21 @@ def handing_out_seen(listener: Listener) -> Iterator[None]:
             if hasattr(UntypedStorage, name):
                 replace(stack, UntypedStorage, name, shared)
         yield
+
+
+def perhaps_written(name: str, arguments: object) -> AbstractContextManager[None]:
+    """Prepare for the higher-order operator `name`, which may write its arguments unseen.
+
+    Returns:
+        A context manager around the call.
+    """
+    listener = _listener.now
+    if listener is None:
+        return nullcontext()
+    tensors = [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
+    for each in tensors:
+        hand_out(listener.about_to_write_unseen, each)
+    return listener.unknown_runs(name, tensors)
 
 
 def hand_out(given_away: GivenAway, tensor: Tensor) -> None:

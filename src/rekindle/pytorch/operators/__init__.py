@@ -15,13 +15,13 @@ from rekindle.pytorch.operators._in_place import BackwardNode as BackwardNode
 from rekindle.pytorch.operators._in_place import InPlace as InPlace
 from rekindle.pytorch.operators._in_place import may_take_over as may_take_over
 from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS
+from rekindle.pytorch.operators._operators import FUNCTIONAL as FUNCTIONAL
 from rekindle.pytorch.operators._operators import OWN as OWN
 from rekindle.pytorch.operators._operators import ROOMY_ON_HOST as ROOMY_ON_HOST
 from rekindle.pytorch.operators._operators import ROUTING as ROUTING
 from rekindle.pytorch.operators._operators import SUMS_OF_PRODUCTS as SUMS_OF_PRODUCTS
 from rekindle.pytorch.operators._operators import UNTAGGED_RANDOM as UNTAGGED_RANDOM
 from rekindle.pytorch.operators._operators import Operator as Operator
-from rekindle.pytorch.operators._operators import check_higher_order as check_higher_order
 from rekindle.pytorch.operators._operators import is_roomy_on_host as is_roomy_on_host
 from rekindle.pytorch.operators._operators import operator as operator
 from rekindle.pytorch.operators._operators import unseen_collective as unseen_collective

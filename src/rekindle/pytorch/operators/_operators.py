@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import OpOverload
 
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
@@ -183,8 +183,8 @@ OWN = (
     "_native", "streams",
 )  # fmt: skip
 
-#: Higher-order operators that write none of their arguments. Rekindle allows them, and never evicts
-#: their results.
+#: Higher-order operators that write their arguments only by operators. Of any other one, Rekindle
+#: assumes that it writes them unseen, and recomputes nothing that it makes.
 FUNCTIONAL = {
     "associative_scan",
     "cond",
@@ -192,6 +192,7 @@ FUNCTIONAL = {
     "flex_attention_backward",
     "map_impl",
     "scan",
+    "switch",
     "while_loop",
     "while_loop_stack_output",
 }
@@ -375,16 +376,6 @@ def _content(name: str) -> int:
     if name in ZEROS:
         return ZEROED
     return EXOTIC if name == WITHOUT_MEMORY else 0
-
-
-def check_higher_order(higher: HigherOrderOperator) -> None:
-    """Raise `Unsupported` for a higher-order operator that may write its arguments."""
-    if higher.name() not in FUNCTIONAL:
-        raise Unsupported(
-            f"the higher-order operator {higher.name()} inside rekindle.budget(...): Rekindle "
-            "cannot see whether it writes to its arguments. Call it outside of the budget, or "
-            "replace it by ordinary operators"
-        )
 
 
 _known: dict[int, Operator] = {}

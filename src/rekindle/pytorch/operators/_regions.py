@@ -23,7 +23,6 @@ from torch._higher_order_ops import wrap
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map_only
 
-from rekindle._errors import Unsupported
 from rekindle.pytorch.operators._doubtful import Doubt, doubt_of, may_differ
 from rekindle.pytorch.operators._imports import when_imported
 from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, OWN, ROUTING
@@ -124,7 +123,7 @@ class Region:
         self.by_atomics = any(each >= Doubt.ATOMICS for each in self._doubts)
         #: True if the region must not be recomputed, because it makes a decision (R8, routing) or
         #: has external effects (R9, everything else runs once).
-        self.opaque = any(
+        self.opaque = any(_is_unknown(node.target) for node in nodes) or any(
             torch.Tag.dynamic_output_shape in target.tags
             or target.namespace in EFFECTS
             or target._schema.name in ROUTING
@@ -175,16 +174,16 @@ def _written(nodes: list[fx.Node]) -> set[fx.Node]:
                 if given in owner:
                     owner[node] = owner[given]
                     written |= {owner[given]} if is_write else set()
-        elif isinstance(node.target, HigherOrderOperator):
-            name = node.target.name()
-            if name not in FUNCTIONAL and any(given in owner for given in node.all_input_nodes):
-                raise Unsupported(
-                    f"a compiled region that calls {name} inside rekindle.budget(...): Rekindle "
-                    f"cannot see whether {name} writes to arguments of the region. Exclude {name} "
-                    "from compilation with torch.compiler.disable, or compile nothing inside the "
-                    'budget with torch.compiler.set_stance("force_eager")'
-                )
+        elif _is_unknown(node.target):
+            for given in owner.keys() & {*node.all_input_nodes}:
+                owner[node] = owner[given]
+                written.add(owner[given])
     return written
+
+
+def _is_unknown(target: Any) -> bool:
+    """Return True for a higher-order operator that may write its arguments, and return them."""
+    return isinstance(target, HigherOrderOperator) and target.name() not in FUNCTIONAL
 
 
 def _aliased(node: fx.Node, target: OpOverload) -> Iterator[tuple[Any, bool]]:
