@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -82,6 +83,50 @@ def test_function_that_saves_view_of_argument_is_recomputed() -> None:
             return dx.view_as(gradient), normed.view_as(gradient).t() @ gradient
 
     assert units_recomputed(Flat.apply) > 0
+
+
+def _swiglu(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    gate, up = (x @ weight).chunk(2, -1)
+    ctx.save_for_backward(x, weight, gate, up)
+    return torch.cat([torch.sigmoid(gate) * gate * up] * 2, -1)
+
+
+def _lora(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    inner = x @ weight[:, :8]
+    ctx.save_for_backward(x, weight, inner, weight.t())
+    return x @ weight + inner @ weight[:8]
+
+
+def _attention(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    query = (x @ weight).view(*x.shape[:2], 4, -1).transpose(1, 2)
+    scores = (query @ query.transpose(-1, -2)).softmax(-1)
+    output = (scores @ query).transpose(1, 2).reshape(x.shape)
+    ctx.save_for_backward(x, weight, query, scores, output)
+    return output @ weight
+
+
+@pytest.mark.parametrize("body", [_swiglu, _lora, _attention])
+def test_function_of_three_dimensions_is_recomputed(
+    body: Callable[[Any, Tensor, Tensor], Tensor],
+) -> None:
+    """A product with a batch dimension folds its operand through a view."""
+
+    @rekindle.recomputable
+    class Batched(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            return body(ctx, x, weight)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            x, weight, *others = ctx.saved_tensors
+            total = torch.stack([each.mean() for each in others]).sum()
+            return gradient @ weight.t() * total, x.flatten(0, 1).t() @ gradient.flatten(0, 1)
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        return Batched.apply(x.view(16, -1, WIDTH), weight).flatten(0, 1)
+
+    assert units_recomputed(layer) > 0
 
 
 def test_tensors_stored_on_ctx_are_evicted_and_recomputed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,6 +187,80 @@ def test_function_with_collective_is_not_recomputed() -> None:
         assert len(ran) == 2 * DEPTH
     finally:
         dist.destroy_process_group()
+
+
+def test_function_that_hides_tensors_on_ctx_is_named() -> None:
+    """Tensors in objects and closures on `ctx` are not found, so they are counted and kept."""
+
+    @rekindle.recomputable
+    class Hidden(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, closure: bool) -> Tensor:
+            value = torch.sigmoid(x @ weight)
+            ctx.state = (lambda: value) if closure else SimpleNamespace(several=[value])
+            ctx.save_for_backward(x, weight)
+            return x * value
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+            x, weight = ctx.saved_tensors
+            value = ctx.state() if ctx.needs_input_grad[2] is None else None
+            return gradient @ weight.t(), x.t() @ (gradient if value is None else value), None
+
+    x, weight = torch.rand(ROWS, WIDTH), torch.rand(WIDTH, WIDTH, requires_grad=True)
+    for closure, name in ((False, "SimpleNamespace"), (True, "function")):
+        with rekindle.budget(None) as run:
+            before = run.memory
+            y = Hidden.apply(x, weight, closure)
+            assert run.memory - before >= x.nbytes + weight.nbytes + 2 * y.nbytes
+            (why,) = run._driver.functions_kept.values()
+        assert name in why
+        assert "ctx.save_for_backward" in why
+
+
+def test_function_that_keeps_graph_on_ctx_is_named() -> None:
+    """The values that the inner graph saves are kept."""
+
+    @rekindle.recomputable
+    class Inner(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            with torch.enable_grad():
+                ctx.inner = x.detach().requires_grad_(), weight.detach().requires_grad_()
+                ctx.result = (ctx.inner[0] @ ctx.inner[1]).tanh()
+            return ctx.result.detach()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(ctx.result, ctx.inner, gradient)
+
+    assert "graph" in kept(Inner.apply)
+
+
+def test_function_is_named_until_trial_has_room() -> None:
+    """A trial needs room for the results of a second run."""
+
+    @rekindle.recomputable
+    class Wide(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            made = torch.cat([x] * 16)
+            ctx.save_for_backward(made)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient[:ROWS] * ctx.saved_tensors[0][:ROWS]
+
+    x = torch.rand(ROWS, WIDTH, requires_grad=True)
+    with rekindle.budget(24 * x.nbytes, learn=False) as run:
+        Wide.apply(x)
+        (why,) = run._driver.functions_kept.values()
+        assert "room" in why
+        run._driver.limit(64 * x.nbytes)
+        for _ in range(3):
+            Wide.apply(x)
+        assert run._driver.functions_kept == {}
 
 
 def test_function_with_mutable_argument_is_not_recomputed() -> None:

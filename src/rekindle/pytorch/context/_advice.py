@@ -88,7 +88,7 @@ def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[st
 
     Args:
         operators: Operators that are not recomputed, each with the reason and the bytes kept.
-        functions: Name of a custom `autograd.Function` -> why it is not recomputed.
+        functions: Name of a custom `autograd.Function` -> why results of it are kept.
     """
     sentences = [
         f"{each.operator} is not recomputed: {each.why} ({each.calls} call"
@@ -96,7 +96,7 @@ def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[st
         for each in sorted(operators, key=lambda each: -each.nbytes)
     ]
     sentences += [
-        f"The function {name} is not recomputed, and its results are kept: {why}."
+        f"Results of the function {name} are kept in memory: {why}."
         for name, why in functions.items()
     ]
     return tuple(sentences)

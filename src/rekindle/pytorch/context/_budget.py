@@ -285,7 +285,7 @@ class budget:
         yield driver.owners.watch()
         # From here on the native core sees the operators of this thread.
         yield seen(driver)
-        yield functions_recomputed(driver.core, driver.functions_kept)
+        yield functions_recomputed(driver.core, driver.functions_kept, driver.register_tensors)
         # Enter this part before the others that replace functions of PyTorch. Some of them call the
         # functions that this part replaces, which restore evicted memory.
         if self._arguments.evicts_held_last or driver.anything:

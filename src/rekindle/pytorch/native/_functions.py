@@ -20,7 +20,7 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType
@@ -49,6 +49,8 @@ _MOST_UNITS: Final = 1_000
 _DEVICES: Final = ("cpu", "cuda")
 #: Completes messages about a tensor for which `_is_simple` is false.
 _UNUSUAL: Final = "a subclass with __torch_dispatch__, sparse, quantized, or not on the CPU or CUDA"
+#: Why results are kept of a function that was not tried yet.
+_NOT_TRIED: Final = "the budget has had no room for its trial, the results of a second run"
 #: Types of arguments that are immutable and can be compared.
 _FIXED: Final = (
     type(None), bool, int, complex, str, bytes, Enum,
@@ -125,15 +127,18 @@ _n_declared = len(declared)
 
 
 @contextmanager
-def functions_recomputed(core: Core, kept: dict[str, str]) -> Iterator[None]:
+def functions_recomputed(
+    core: Core, kept: dict[str, str], register: Callable[[list[Tensor]], None]
+) -> Iterator[None]:
     """Inside the block, make the forward pass of each chosen function one operator of the core.
 
     Args:
         core: The native core.
-        kept: Receives the names of called functions that are not recomputed, and why.
+        kept: Receives the names of called functions whose results are kept, and why.
+        register: Counts the memory of tensors that are no results of the operator.
     """
     with ExitStack() as stack:
-        session = _Session(core, kept, stack)
+        session = _Session(core, kept, register, stack)
         stack.enter_context(_session.during(session))
         session.find()
         replace(stack, FunctionMeta, "__init__", _init_that_chooses)
@@ -167,9 +172,16 @@ def _name_of(kind: type[Function]) -> str:
 class _Session:
     """The replaced forward passes of custom functions in one budget, from its start to its end."""
 
-    def __init__(self, core: Core, kept: dict[str, str], stack: ExitStack) -> None:
+    def __init__(
+        self,
+        core: Core,
+        kept: dict[str, str],
+        register: Callable[[list[Tensor]], None],
+        stack: ExitStack,
+    ) -> None:
         self.core = core
         self.kept = kept
+        self._register = register
         self._stack = stack
         self._taken: WeakSet[type[Function]] = WeakSet()
 
@@ -230,8 +242,19 @@ class _Session:
         variant.is_trusted = variant.is_trusted or trusted
         if why:
             variant.why = variant.why or why
-            self.kept[_name_of(kind)] = variant.why
+        self._note(_name_of(kind), trusted, variant.why or first.kept)
+        if first.hidden:
+            self._register(first.hidden)
         return first.outputs
+
+    def _note(self, name: str, trusted: bool, why: str) -> None:
+        """Note why results of the function `name` are kept, or that they were tried at last."""
+        if why:
+            self.kept[name] = why
+        elif not trusted:
+            self.kept.setdefault(name, _NOT_TRIED)
+        elif self.kept.get(name) == _NOT_TRIED:
+            del self.kept[name]
 
     def _unit_of(self, kind: type[Function], original: Callable[..., Any]) -> _Unit:
         """Return the operator that runs the forward pass of the autograd function `kind`.
@@ -311,6 +334,10 @@ class _FirstRun:
         self._over = False
         self._modes: list[Any] = []
         self.outputs: Any = None
+        #: tensors in objects on `ctx`, which are no results of the unit
+        self.hidden: list[Tensor] = []
+        #: why some tensors are kept although the call is recomputed, or ""
+        self.kept = ""
 
     @contextmanager
     def without_modes(self) -> Iterator[None]:
@@ -347,7 +374,24 @@ class _FirstRun:
         made = _tensors_made(self.outputs, self._ctx, self._tensors)
         if not all(_is_simple(each) for each in made):
             self._variant.why = f"it makes a tensor that is {_UNUSUAL}"
+        if any(each.grad_fn is not None for each in made):
+            self.kept = "it runs an autograd graph of its own, whose saved tensors are not evicted"
+        self._look_into_objects(made)
         return made
+
+    def _look_into_objects(self, made: list[Tensor]) -> None:
+        """Find tensors that objects or closures on `ctx` hold, and that are not among `made`."""
+        known = {id(each) for each in (*made, *self._tensors)}
+        for value in () if self._ctx is None else vars(self._ctx).values():
+            found: dict[int, Tensor] = {}
+            _find(_held_by(value), found)
+            new = [each for number, each in found.items() if number not in known]
+            if new:
+                self.hidden += new
+                self.kept = (
+                    f"it stores tensors in a {type(value).__name__} on ctx, where Rekindle cannot "
+                    "replace them; pass them to ctx.save_for_backward"
+                )
 
 
 def _push_all(modes: list[Any]) -> None:
@@ -377,6 +421,17 @@ def _find(value: Any, found: dict[int, Tensor]) -> None:
     elif isinstance(value, dict):
         for each in value.values():
             _find(each, found)
+
+
+def _held_by(value: Any) -> list[Any]:
+    """Return the attributes of an object that is no module, and the variables of a closure."""
+    if isinstance(value, (Tensor, torch.nn.Module, type)):
+        return []
+    held = [*getattr(value, "__dict__", {}).values()]
+    for cell in getattr(value, "__closure__", None) or ():
+        with suppress(ValueError):  # the variable was deleted
+            held.append(cell.cell_contents)
+    return held
 
 
 def _is_simple(tensor: Tensor) -> bool:
