@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import final
 
+from _authors import AuthorsEngine, play
+
 from rekindle._types import Bytes, OpId, StorageId
-from rekindle.engine import Call, Engine, Rules, Value
+from rekindle.engine import Call, Engine, Value
 from rekindle.policies import Policy
-from rekindle.simulator import Run
 from rekindle.trace import chain
 
 
@@ -33,9 +34,9 @@ def linear_recomputations(
         policy: The policy that selects storages to evict.
         quirks: Decide as the DTR authors' simulator does.
     """
-    run = Run(chain(layers, early=True), budget, policy, Rules(quirks=quirks))
-    run.go()
-    return run.engine.recompute_ns
+    engine = AuthorsEngine(budget, policy) if quirks else Engine(budget, policy)
+    play(chain(layers, early=True), engine, [])
+    return engine.recompute_ns
 
 
 @final
@@ -51,7 +52,7 @@ class Duel:
         return self.asked + self.recomputations
 
 
-def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False) -> Duel:
+def adversary(asked: int, budget: Bytes, policy: Policy) -> Duel:
     """Run the adversary of theorem 2 against a policy.
 
     Theorem 2: for every deterministic policy there is a program of N operators that takes
@@ -64,9 +65,8 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
         asked: N, the number of operators.
         budget: The budget, in units of one storage.
         policy: The policy that selects storages to evict.
-        quirks: Decide as the DTR authors' simulator does.
     """
-    engine = Engine(budget, policy, Rules("ignore", quirks=quirks))
+    engine = Engine(budget, policy)
 
     def run(number: int, inputs: list[Value]) -> Value:
         call = Call(OpId(number), "unit", 1, inputs)

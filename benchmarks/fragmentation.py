@@ -31,16 +31,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from _common import conditions, write
+from _dtr_logs import load, logs_in
 from _trainer import Trainer
 from _workloads import WORKLOADS
 
 import rekindle
-from rekindle.engine import RIGHT, NoRoom, Thrashed
+from rekindle.engine import NoRoom, Thrashed
 from rekindle.policies import Thrifty
 from rekindle.schedule import Record
 from rekindle.simulator import AllocatorName, Device, Repair, replay
 from rekindle.trace import Trace, keep_all_peak
-from rekindle.trace.formats import load
 
 RATIOS = (1.0, 0.9, 0.7, 0.5, 0.4, 0.3)
 SHARES = (1.05, 1.2)
@@ -51,8 +51,7 @@ LIKE = 0.001  # results that differ by less than this share of the computation t
 
 def programs(logs: Path | None, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:
     """Yield names of programs, each with the trace of one step."""
-    paths = [] if logs is None else logs.glob("*.log.gz")
-    found = sorted(paths, key=lambda path: path.stat().st_size)
+    found = [] if logs is None else logs_in(logs)
     if not found:
         print(f"the DTR paper's logs are left out: --logs {logs} has none")
     for path in found:
@@ -79,9 +78,9 @@ def enlarged(trace: Trace, nbytes: int) -> Trace:
 
 
 def run(trace: Trace, budget: int, device: Device | None = None) -> Record | None:
-    rules = replace(RIGHT, recompute_limit=LIMIT * trace.compute_ns)
+    limit = LIMIT * trace.compute_ns
     try:
-        return replay(trace, budget=budget, policy=Thrifty(), rules=rules, device=device)
+        return replay(trace, budget=budget, policy=Thrifty(), recompute_limit=limit, device=device)
     except (NoRoom, Thrashed):
         return None
 

@@ -1,71 +1,87 @@
 """Regenerate the simulated figures of the DTR paper (Kirisame et al., ICLR 2021) from its logs.
 
-python benchmarks/paper.py LOGS... FOLDER [--authors-quirks] [--jobs N]
+python benchmarks/paper.py LOGS FOLDER [--authors-quirks] [--jobs N]
 """
 
 from __future__ import annotations
 
+import csv
 import math
+import multiprocessing
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import click
+from _authors import Case, Dead, Outcome, run
+from _dtr_logs import logs_in
 from _theory import adversary, chen, linear_recomputations, revolve
 
-from rekindle.cli.simulate import expand, run_all, write_csv
+from rekindle.native import cores
 from rekindle.policies import ABLATIONS, DTR, PAPER, Ablation
 from rekindle.report import _paper, _plot
-from rekindle.simulator import Case, Outcome, cases
+from rekindle.simulator import RATIOS
 
-_BANISHING = {"banish": "dtr-unopt", "evict": "dtr", "ignore": "dtr"}
+_BANISHING: Sequence[tuple[Dead, str]] = (
+    ("banish", "dtr-unopt"),
+    ("evict", "dtr"),
+    ("ignore", "dtr"),
+)
 
 
 @click.command()
-@click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("logs", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--authors-quirks", is_flag=True, help="Imitate the DTR paper's own simulator.")
+@click.option(
+    "--authors-quirks", is_flag=True, help="Decide as the simulator of the DTR paper's authors."
+)
 @click.option(
     "--jobs",
     type=click.IntRange(1),
+    default=cores(),
     metavar="N",
-    help=("The number of processes. Default: one for each core."),
+    help="The number of processes. Default: one for each core.",
 )
-def command(logs: tuple[Path, ...], folder: Path, authors_quirks: bool, jobs: int | None) -> None:
+def command(logs: Path, folder: Path, authors_quirks: bool, jobs: int) -> None:
     """Regenerate the simulated figures of the DTR paper.
 
-    LOGS are operator logs or folders of them. FOLDER receives tables (.csv) and plots (.svg):
-    overhead against memory for the paper's policies and ours, the ablation, deallocation policies,
-    and the number of scores computed. Plots of the paper's theorems, which need no log, are added.
+    LOGS is a folder of operator logs. FOLDER receives tables (.csv) and plots (.svg): overhead
+    against memory for the paper's policies and ours, the ablation, deallocation policies (always as
+    in the authors' simulator), and the number of scores computed. Plots of the paper's theorems,
+    which need no log, are added.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = expand(logs)
+    paths = logs_in(logs)
 
-    def finish(name: str, wanted: list[Case]) -> list[Outcome]:
-        outcomes = run_all(wanted, jobs)
-        write_csv(outcomes, folder / f"{name}.csv")
+    def finish(name: str, chosen: Sequence[tuple[Dead, str]], quirks: bool) -> list[Outcome]:
+        wanted = [
+            Case(path, policy, ratio, dead, quirks)
+            for path in paths
+            for dead, policy in chosen
+            for ratio in RATIOS
+        ]
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            outcomes = list(pool.map(run, wanted))
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(Outcome)])
+            writer.writeheader()
+            writer.writerows(asdict(outcome) for outcome in outcomes)
         click.echo(f"{name}: {len(outcomes)} runs", err=True)
         return outcomes
 
-    figure_2 = cases(paths, [*PAPER, "thrifty"], quirks=authors_quirks)
-    outcomes = finish("overhead", [replace(case, count=True) for case in figure_2])
+    figure_2: Sequence[tuple[Dead, str]] = [("evict", name) for name in (*PAPER, "thrifty")]
+    outcomes = finish("overhead", figure_2, authors_quirks)
     _paper.overheads(outcomes, folder / "overhead.svg")
     bars(_scores(outcomes), folder / "scores.svg", what="scores computed")
 
-    outcomes = finish("ablation", cases(paths, list(ABLATIONS), quirks=authors_quirks))
+    outcomes = finish("ablation", [("evict", name) for name in ABLATIONS], authors_quirks)
     _paper.overheads(outcomes, folder / "ablation.svg")
 
-    outcomes = finish("deallocation", _deallocation(paths, authors_quirks))
-    _paper.overheads(outcomes, folder / "deallocation.svg", label=lambda point: point.dead)
+    outcomes = finish("deallocation", _BANISHING, True)
+    named = [replace(outcome, policy=outcome.dead) for outcome in outcomes]
+    _paper.overheads(named, folder / "deallocation.svg")
     _theory(folder)
-
-
-def _deallocation(paths: list[Path], quirks: bool) -> list[Case]:
-    return [
-        case
-        for dead, policy in _BANISHING.items()
-        for case in cases(paths, [policy], dead=dead, quirks=quirks)  # type: ignore[arg-type]
-    ]
 
 
 def _scores(outcomes: list[Outcome]) -> dict[str, dict[str, list[tuple[float, float]]]]:

@@ -20,7 +20,6 @@ import math
 import statistics
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from _common import conditions, write
@@ -30,7 +29,7 @@ from tests.zoo.architectures import ALL_ARCHITECTURES
 from tests.zoo.runs import training_step
 
 import rekindle
-from rekindle.engine import RIGHT, NoRoom, Thrashed
+from rekindle.engine import NoRoom, Thrashed
 from rekindle.planners import Cuts, Problem
 from rekindle.policies import NAMED
 from rekindle.simulator import replay
@@ -60,11 +59,11 @@ def captured(step: Any) -> Trace:
 def measure(trace: Trace, fraction: float, seconds: float) -> dict[str, Any]:
     problem = Problem.of(trace)
     budget = problem.floor + int(fraction * (problem.keep_all_peak - problem.floor))
-    rules = replace(RIGHT, recompute_limit=LIMIT * problem.compute_ns)
+    limit = LIMIT * problem.compute_ns
     row: dict[str, Any] = {"fraction": fraction, "budget": budget}
     for name in POLICIES:
         try:
-            run = replay(trace, budget=budget, policy=NAMED[name], rules=rules)
+            run = replay(trace, budget=budget, policy=NAMED[name], recompute_limit=limit)
             row[name] = round(run.recompute_ns / problem.compute_ns, 4)
         except (NoRoom, Thrashed):
             row[name] = None

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from _common import conditions, spread, write
+from _dtr_logs import load, logs_in
 
 from rekindle import native
 from rekindle.simulator import Case, run_case
 from rekindle.simulator._native import encode
-from rekindle.trace.formats import load
 
 POLICIES = ("dtr", "thrifty", "msps", "lru")
 
@@ -34,13 +34,13 @@ def main() -> None:
     if native.engine() is None:
         raise SystemExit(native.why_not(native.ENGINE))
     rows: list[dict[str, object]] = []
-    for path in sorted(chosen.logs.glob("*.log.gz")):
+    for path in logs_in(chosen.logs):
         trace = load(path)
         started = time.perf_counter()
         encode(trace)
         reading = round(time.perf_counter() - started, 4)
         for policy in POLICIES:
-            case = Case(str(path), policy, chosen.ratio, quirks=True)
+            case = Case(str(path), policy, chosen.ratio)
             seconds: dict[str, list[float]] = {"native": [], "python": []}
             outcomes: set[object] = set()
             for _ in range(chosen.repeat):

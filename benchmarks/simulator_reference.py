@@ -3,24 +3,30 @@
 python benchmarks/simulator_reference.py LOGS REFERENCE.json [--speed SPEED.json]
 
 All runs whose policy is deterministic are compared. REFERENCE.json is a table of the results of the
-authors' simulator (log, heuristic, dealloc_policy, ratio, result, overhead). SPEED.json has its
-times in seconds (`run_s`) at ratio 0.5. Rekindle's times are measured by this script, so the
-comparison of times is fair only on the machine on which SPEED.json was measured.
+authors' simulator (log, heuristic, dealloc_policy, ratio, result, overhead). Our outcomes are those
+of `AuthorsEngine`, a subclass of the Python engine. SPEED.json has the authors' times in seconds
+(`run_s`) at ratio 0.5. Rekindle's own simulator is timed by this script, so the comparison of times
+is fair only on the machine on which SPEED.json was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
+from _authors import Case, Dead, run
 from _common import conditions, write
+from _dtr_logs import load, logs_in
 
+from rekindle import simulator
 from rekindle.native import cores
-from rekindle.simulator import RATIOS, Case, cases, run_case, sweep
+from rekindle.policies import PAPER
 
 NAMES = {
     "DTR": "dtr",
@@ -37,11 +43,7 @@ NAMES = {
         for stale in ("", "Stale")
     },
 }
-DEAD: dict[str, Literal["evict", "ignore", "banish"]] = {
-    "eager": "evict",
-    "ignore": "ignore",
-    "banish": "banish",
-}
+DEAD: dict[str, Dead] = {"eager": "evict", "ignore": "ignore", "banish": "banish"}
 STATUS = {"pass": "pass", "oom": "oom", "thrashed": "thrash"}
 
 
@@ -49,27 +51,26 @@ def compare(logs: Path, reference: Path) -> dict[str, object]:
     wanted = [row for row in json.loads(reference.read_text()) if row["heuristic"] in NAMES]
     todo = [
         Case(
-            str(logs / f"{row['log']}.log.gz"),
+            logs / f"{row['log']}.log.gz",
             NAMES[row["heuristic"]],
             row["ratio"],
-            None,
             DEAD[row["dealloc_policy"]],
-            quirks=True,
         )
         for row in wanted
     ]
     started = time.perf_counter()
     counts: Counter[str] = Counter()
     different: list[dict[str, object]] = []
-    for position, outcome in sweep(todo, processes=cores()):
-        row = wanted[position]
+    with ProcessPoolExecutor(cores(), multiprocessing.get_context("spawn")) as pool:
+        outcomes = list(pool.map(run, todo))
+    for row, outcome in zip(wanted, outcomes, strict=True):
         same = outcome.status == STATUS[row["result"]]
         exact = same and (outcome.status != "pass" or outcome.overhead == row["overhead"])
         counts["runs"] += 1
         counts["same verdict"] += same
         counts["same verdict and, where it passes, the same overhead to the last bit"] += exact
         if not exact:
-            different.append({"theirs": row, "ours": outcome.as_dict()})
+            different.append({"theirs": row, "ours": asdict(outcome)})
     seconds = round(time.perf_counter() - started, 1)
     return {**counts, "different": different, "seconds": seconds}
 
@@ -77,15 +78,15 @@ def compare(logs: Path, reference: Path) -> dict[str, object]:
 def speed(logs: Path, theirs: Path) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for row in json.loads(theirs.read_text()):
-        case = Case(
-            str(logs / f"{row['log']}.log.gz"), NAMES[row["heuristic"]], row["ratio"], quirks=True
-        )
-        ours = min(run_case(case).seconds for _ in range(3))
+        trace = load(logs / f"{row['log']}.log.gz")
+        policy, ratio = NAMES[row["heuristic"]], row["ratio"]
+        case = simulator.Case(trace.name, policy, ratio)
+        ours = min(simulator.run_case(case, trace).seconds for _ in range(3))
         rows.append(
             {
                 "log": row["log"],
-                "policy": case.policy,
-                "ratio": row["ratio"],
+                "policy": policy,
+                "ratio": ratio,
                 "theirs_seconds": row["run_s"],
                 "ours_seconds": round(ours, 3),
                 "times_faster": round(row["run_s"] / ours, 1),
@@ -96,12 +97,12 @@ def speed(logs: Path, theirs: Path) -> list[dict[str, object]]:
 
 
 def seven_by_ten(logs: Path) -> dict[str, object]:
-    from rekindle.policies import PAPER
-
-    started = time.perf_counter()
-    todo = cases(sorted(logs.glob("*.log.gz")), PAPER, RATIOS)
-    done = sum(1 for _ in sweep(todo, processes=2))
-    return {"runs": done, "processes": 2, "seconds": round(time.perf_counter() - started, 1)}
+    done, started = 0, time.perf_counter()
+    for trace in map(load, logs_in(logs)):
+        for case in simulator.cases([trace.name], PAPER):
+            simulator.run_case(case, trace)
+            done += 1
+    return {"runs": done, "processes": 1, "seconds": round(time.perf_counter() - started, 1)}
 
 
 if __name__ == "__main__":

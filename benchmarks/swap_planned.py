@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from _common import ROOT, conditions, earlier, write
+from _dtr_logs import load, logs_in
 from swap_simulated import hiding, overhead, run
 
 from rekindle._planners import WarmCuts
 from rekindle.planners import Problem
 from rekindle.policies import Swap
 from rekindle.trace import Trace
-from rekindle.trace.formats import load
 
 RATIOS = (0.5, 0.3)
 SHARES = (0.05, 0.2, 0.5)
@@ -91,7 +91,7 @@ def main() -> None:
     rows = earlier(ROOT / "benchmarks" / "results" / "swap_planned.json")
     print(f"{'log':>12} {'ratio':>5} {'share':>5}", end="")
     print("".join(f"{way:>11}" for way in ("recompute", "swap", "hybrid", "planned", "bound")))
-    for path in sorted(given.logs.glob("*.log.gz"), key=lambda path: path.stat().st_size):
+    for path in logs_in(given.logs):
         name = path.name.partition(".")[0]
         if not given.only or name in given.only:
             rows = [row for row in rows if row["log"] != name]

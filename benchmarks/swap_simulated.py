@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from _common import ROOT, conditions, write
+from _dtr_logs import load, logs_in
 
-from rekindle.engine import RIGHT, NoRoom, Thrashed
+from rekindle.engine import NoRoom, Thrashed
 from rekindle.policies import DTR, Swap
 from rekindle.simulator import replay
 from rekindle.trace import Trace, keep_all_peak
-from rekindle.trace.formats import load
 
 RATIOS = (0.5, 0.4, 0.3, 0.2)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -38,9 +38,9 @@ RESULT = ROOT / "benchmarks" / "results" / "swap_simulated.json"
 
 def run(trace: Trace, ratio: float, swap: Swap | None) -> dict[str, Any]:
     everything = keep_all_peak(trace)
-    rules = replace(RIGHT, recompute_limit=LIMIT * trace.compute_ns)
+    limit, budget = LIMIT * trace.compute_ns, int(ratio * everything)
     try:
-        record = replay(trace, budget=int(ratio * everything), policy=DTR(), rules=rules, swap=swap)
+        record = replay(trace, budget=budget, policy=DTR(), recompute_limit=limit, swap=swap)
     except (NoRoom, Thrashed) as error:
         return {"status": "oom" if isinstance(error, NoRoom) else "thrash"}
     return {
@@ -146,7 +146,7 @@ def main() -> None:
     about = conditions()
     rows: list[dict[str, Any]] = []
     print("         log ratio share" + "".join(f"{way:>11}" for way in WAYS))
-    for path in sorted(given.logs.glob("*.log.gz"), key=lambda path: path.stat().st_size):
+    for path in logs_in(given.logs):
         name = path.name.partition(".")[0]
         if not given.only or name in given.only:
             rows += measure(name, load(path))

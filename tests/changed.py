@@ -30,6 +30,7 @@ ELSEWHERE = {
         f"src/rekindle/native/{room}": ("tests/pytorch/native", "tests/pytorch/online")
         for room in ("allocator", "torch", "ops", "memory", "steps", "dispatch", "python")
     },
+    "benchmarks": ("tests/benchmarks",),
     "docs": ("tests/test_docs.py",),
     "examples": ("tests/test_examples.py",),
 }

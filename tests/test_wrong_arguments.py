@@ -130,7 +130,6 @@ OTHER_LOSS = (
         ),
         (simulate(step), "got function, wanted a trace"),
         (simulate(core="c"), 'wanted one of "auto", "native", "python"; write'),
-        (simulate(rules=3), "got int, wanted rules"),
         (simulate(swap="1GiB"), r"got str, wanted a rekindle.policies.Swap; write .*Swap\(host="),
         (plan(planner="newest"), r'planner=\'newest\'\): wanted one of "cuts", .*; write'),
         (

@@ -17,7 +17,7 @@ from rekindle import _checks as checks
 from rekindle import _clock
 from rekindle._errors import InvalidArgument
 from rekindle._types import Bytes
-from rekindle.engine import RIGHT, NoRoom, Thrashed
+from rekindle.engine import NoRoom, Thrashed
 from rekindle.planners import (
     ChenGreedy,
     ChenSqrt,
@@ -93,10 +93,13 @@ class Online:
         A run fails if an operator does not fit, or if it recomputes for longer than `limit` allows.
         """
         longest = None if self.limit is None else int(self.limit * problem.compute_ns)
-        rules = replace(RIGHT, recompute_limit=longest)
         try:
             run = replay(
-                problem.trace, budget=budget, policy=self.policy, rules=rules, swap=self.swap
+                problem.trace,
+                budget=budget,
+                policy=self.policy,
+                recompute_limit=longest,
+                swap=self.swap,
             )
         except (NoRoom, Thrashed):
             return None

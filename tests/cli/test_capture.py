@@ -1,4 +1,4 @@
-"""Tests of `rekindle capture` (from program to trace) and `rekindle convert` (trace formats)."""
+"""Tests of `rekindle capture`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rekindle.cli import main
-from rekindle.trace import TraceBuilder, check_trace, keep_all_peak
-from rekindle.trace.formats import load, save
+from rekindle.trace import check_trace, keep_all_peak
+from rekindle.trace.formats import load
 
 SCRIPT = """
 import sys
@@ -73,33 +73,3 @@ def test_capture_to_missing_folder_does_not_run_program(script: Path) -> None:
     script.write_text("raise AssertionError")
     result = _run("capture", "train_tiny.py", "-o", "no/step.jsonl", fails=True)
     assert "there is no folder no" in result.output
-
-
-def test_convert_to_other_format_writes_equal_trace(script: Path) -> None:
-    folder = script.parent
-    _run("capture", "train_tiny.py", "-o", folder / "step.jsonl")
-    _run("convert", folder / "step.jsonl", folder / "step.jsonl.gz")
-    wanted, same = load(folder / "step.jsonl"), load(folder / "step.jsonl.gz")
-    assert (same.ops, same.events) == (wanted.ops, wanted.events)
-
-
-def test_convert_to_dtr_log_and_back_gives_equal_trace(tmp_path: Path) -> None:
-    builder = TraceBuilder()
-    x = builder.source(100)
-    (y,) = builder.call("aten::exp", 2_000, [x], [100])
-    builder.release(x)
-    builder.pin(y)
-    save(builder.build(), tmp_path / "exp.jsonl")
-    _run("convert", tmp_path / "exp.jsonl", tmp_path / "exp.log")
-    assert "INSTRUCTION" in (tmp_path / "exp.log").read_text().splitlines()[0]
-    _run("convert", tmp_path / "exp.log", tmp_path / "again.jsonl")
-    wanted, again = load(tmp_path / "exp.jsonl"), load(tmp_path / "again.jsonl")
-    assert keep_all_peak(again) == keep_all_peak(wanted) == 200
-    assert [op.name for op in again.ops if op.inputs] == ["aten::exp"]
-
-
-def test_convert_of_file_without_trace_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("hello\n")
-    result = _run("convert", tmp_path / "a.jsonl", tmp_path / "b.jsonl", fails=True)
-    assert "expected a trace in the format" in result.output
-    assert not (tmp_path / "b.jsonl").exists()

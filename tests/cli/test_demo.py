@@ -160,7 +160,7 @@ def test_help_of_demo_explains_each_option() -> None:
     ("asked", "message"),
     [
         ("dmeo", "No such command 'dmeo'; did you mean 'rekindle demo'?"),
-        ("xyzzy", "No such command 'xyzzy'; there is: build, capture, convert"),
+        ("xyzzy", "No such command 'xyzzy'; there is: build, capture, demo"),
         ("_options", "No such command '_options'"),
     ],
 )

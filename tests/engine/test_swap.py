@@ -28,7 +28,7 @@ from rekindle.schedule import (
     verify,
 )
 from rekindle.simulator import replay
-from rekindle.simulator._replay import _drive
+from rekindle.simulator._replay import drive
 from rekindle.trace import Trace, TraceBuilder
 from tests.helpers import ALL_POLICIES
 from tests.strategies import examples, problems
@@ -158,7 +158,7 @@ def test_verifier_refuses_limit_below_device_or_host_peak(
 def _failing(trace: Trace, engine: Engine, rng: random.Random) -> list[Action]:
     """Replay a trace, and let some copies fail at random. Return the actions."""
     done: list[Action] = []
-    for _, actions in _drive(trace, engine, None):
+    for _, actions in drive(trace, engine, None):
         for source in (lambda actions=actions: actions, engine.ahead, engine.prefetch):
             for action in source():
                 subject = engine.subject

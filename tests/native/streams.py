@@ -10,7 +10,7 @@ import random
 from array import array
 from collections.abc import Iterable
 
-from rekindle.engine import Call, Engine, NoRoom, Rules, Storage, Value
+from rekindle.engine import Call, Engine, NoRoom, Storage, Value
 from rekindle.policies import Policy, Swap
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 from rekindle.simulator._native import HELD, REPLAYABLE
@@ -82,11 +82,10 @@ class Stream:
         rng: random.Random,
         budget: int | None,
         policy: Policy,
-        rules: Rules,
         swap: Swap | None = None,
     ):
         self.rng = rng
-        self.engine = Engine(budget, policy, rules, swap)
+        self.engine = Engine(budget, policy, swap)
         self.drawn_from = EVENTS if swap is None else SWAPPING
         self.fail_in = -1  # number of copies until one fails; negative: none fails
         self.words = array("q")

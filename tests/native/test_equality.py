@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rekindle import native
-from rekindle.engine import NoRoom, Rules, Thrashed
+from rekindle.engine import NoRoom, Thrashed
 from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Swap, Thrifty
 from rekindle.simulator import Run
 from rekindle.simulator._native import PASSED, play
@@ -35,19 +35,11 @@ POLICIES = [
     Ablation(staleness=False, size=False, cost="exact"),
     Ablation(staleness=True, size=False, cost="none"),
 ]
-RULES = [
-    Rules(recompute_limit=300),
-    Rules("ignore", 300),
-    Rules("banish", 300),
-    Rules("evict", 300, quirks=True),
-    Rules("ignore", 300, quirks=True),
-    Rules("banish", 300, quirks=True),
-]
 
 
-def _replayed(trace: Trace, budget: int, policy: Policy, rules: Rules, core: str):
+def _replayed(trace: Trace, budget: int, policy: Policy, core: str, limit: int | None = None):
     """Return the outcome, the totals and the record of a simulated run."""
-    run = Run(trace, budget, policy, rules, core=core)
+    run = Run(trace, budget, policy, limit, core=core)
     try:
         run.go()
         ending: tuple[object, ...] = ("passed",)
@@ -116,9 +108,7 @@ def _shared_chain(length: int, rng: random.Random) -> Trace:
 @pytest.mark.parametrize("states", [5, 12, 30])
 def test_native_and_python_engine_act_equally_on_long_loop(policy: Policy, states: int) -> None:
     trace = _loop(90, random.Random(states))
-    records = [
-        _replayed(trace, 64 * (states + 8), policy, Rules(), core) for core in ("python", "native")
-    ]
+    records = [_replayed(trace, 64 * (states + 8), policy, core) for core in ("python", "native")]
     assert records[0] == records[1]
     assert records[0][0] == ("passed",)
     assert records[0][1][2] > trace.compute_ns  # the run recomputed at least one value
@@ -127,40 +117,34 @@ def test_native_and_python_engine_act_equally_on_long_loop(policy: Policy, state
 @pytest.mark.parametrize("budget", [64 * 80, 64 * 110])
 def test_native_and_python_engine_agree_with_shared_ancestors(budget: int) -> None:
     trace = _shared_chain(100, random.Random(0))
-    records = [_replayed(trace, budget, Thrifty(), Rules(), core) for core in ("python", "native")]
+    records = [_replayed(trace, budget, Thrifty(), core) for core in ("python", "native")]
     assert records[0] == records[1]
     assert records[0][0] == ("passed",)
     assert records[0][1][2] > trace.compute_ns
 
 
-@pytest.mark.parametrize("rules", RULES, ids=repr)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from(POLICIES), share=st.floats(0, 1))
 @examples(40)
 def test_native_and_python_engine_act_equally_on_random_program(
-    rules: Rules, seed: int, policy: Policy, share: float
+    seed: int, policy: Policy, share: float
 ) -> None:
     rng = random.Random(seed)
     trace = random_dag(rng.randint(1, 60), rng, sources=rng.randint(0, 2))
     low, high = sorted((largest_need(trace), keep_all_peak(trace)))
     budget = low + int(share * (high - low))
-    try:
-        in_python = _replayed(trace, budget, policy, rules, "python")
-    except KeyError:  # only with `Rules.quirks`, whose simulator never ran such programs
-        assume(not rules.quirks)
-        raise
-    assert _replayed(trace, budget, policy, rules, "native") == in_python
+    in_python, in_cpp = (
+        _replayed(trace, budget, policy, core, limit=300) for core in ("python", "native")
+    )
+    assert in_cpp == in_python
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules("banish"), Rules(quirks=True)], ids=repr)
 @pytest.mark.parametrize("policy", [Thrifty(), DTR(), LRU()], ids=repr)
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_recomputing_thousands_of_operators_keeps_stack_small(
-    policy: Policy, rules: Rules, share: float
-) -> None:
+def test_recomputing_thousands_of_operators_keeps_stack_small(policy: Policy, share: float) -> None:
     trace = chain(1500, nbytes=7, cost=3)
     budget = int(7 * 1500 * share)
-    rules = Rules(rules.dead, 1500 * 10, rules.quirks)
-    runs = [_replayed(trace, budget, policy, rules, core) for core in ("native", "python")]
+    limit = 1500 * 10
+    runs = [_replayed(trace, budget, policy, core, limit) for core in ("native", "python")]
     assert runs[0] == runs[1]
 
 
@@ -169,16 +153,13 @@ def _compare(
     length: int,
     budget: int | None,
     policy: Policy,
-    rules: Rules,
     swap: Swap | None = None,
 ) -> Stream:
-    stream = Stream(random.Random(seed), budget, policy, rules, swap)
+    stream = Stream(random.Random(seed), budget, policy, swap)
     stream.draw(length)
     assert MODULE is not None
     watch = CHECK | FORGIVE
-    played = play(
-        MODULE, stream.words, budget=budget, policy=policy, rules=rules, swap=swap, watch=watch
-    )
+    played = play(MODULE, stream.words, budget=budget, policy=policy, swap=swap, watch=watch)
     assert played is not None
     assert (played.status, played.numbers[4]) == (PASSED, ""), played.numbers
     assert [*played.steps()] == stream.steps
@@ -194,7 +175,7 @@ def _compare(
 def test_native_and_python_engine_act_equally_on_random_events(
     policy: Policy, seed: int, length: int, budget: int
 ) -> None:
-    _compare(seed, length, budget, policy, Rules())
+    _compare(seed, length, budget, policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -204,14 +185,14 @@ def test_native_and_python_engine_act_equally_on_random_events(
 def test_native_and_python_engine_with_swap_act_equally(
     policy: Policy, seed: int, length: int, budget: int
 ) -> None:
-    _compare(seed, length, budget, policy, Rules(), some_swap(random.Random(seed)))
+    _compare(seed, length, budget, policy, some_swap(random.Random(seed)))
 
 
 def test_random_event_streams_with_swap_contain_each_action() -> None:
     seen, done, failed = set[str](), set[str](), 0
     for seed in range(60):
         swap = some_swap(random.Random(seed))
-        stream = Stream(random.Random(seed), 20, Thrifty(), Rules(), swap)
+        stream = Stream(random.Random(seed), 20, Thrifty(), swap)
         stream.draw(200)
         seen |= stream.seen
         done |= {repr(type(action)) + str(getattr(action, "keep", "")) for action in stream.actions}
@@ -224,7 +205,7 @@ def test_random_event_streams_with_swap_contain_each_action() -> None:
 def test_random_event_streams_contain_each_kind_of_event() -> None:
     seen, short, again = set[int](), 0, 0
     for seed in range(40):
-        stream = Stream(random.Random(seed), 25, Thrifty(), Rules())
+        stream = Stream(random.Random(seed), 25, Thrifty())
         stream.draw(200)
         seen |= stream.seen
         short += sum(step < 0 for step in stream.steps[::3])

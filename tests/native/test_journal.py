@@ -10,12 +10,12 @@ import random
 import pytest
 
 from rekindle import native
-from rekindle.engine import Engine, Follower, NoRoom, Route, Rules
+from rekindle.engine import Engine, Follower, NoRoom, Route
 from rekindle.planners import ChenGreedy, ChenSqrt, Problem, RecomputeAll
 from rekindle.policies import DTR, Advised, Policy, Swap, Thrifty
 from rekindle.simulator import replay
 from rekindle.simulator._native import Played, encode, play
-from rekindle.simulator._replay import _drive, _NoMemory
+from rekindle.simulator._replay import _NoMemory, drive
 from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
 from tests.native.journals import Replay
 from tests.native.streams import Stream, reported, some_swap
@@ -27,7 +27,7 @@ FORGIVE = 4
 
 def _played(words, budget: int, policy: Policy, **more) -> Played:
     assert MODULE is not None
-    played = play(MODULE, words, budget=budget, policy=policy, rules=Rules(), **more)
+    played = play(MODULE, words, budget=budget, policy=policy, **more)
     assert played is not None
     return played
 
@@ -36,7 +36,7 @@ def _played(words, budget: int, policy: Policy, **more) -> Played:
 def test_python_engine_replays_native_journal_of_random_events(policy: Policy) -> None:
     compared = 0
     for seed in range(60):
-        stream = Stream(random.Random(seed), 20, policy, Rules())
+        stream = Stream(random.Random(seed), 20, policy)
         stream.draw(100)
         played = _played(stream.words, 20, policy, watch=FORGIVE, journal=10**5)
         compared += Replay(20, policy).compare(played.journal())
@@ -47,7 +47,7 @@ def test_python_engine_replays_native_journal_with_failed_copies() -> None:
     compared, copied = 0, 0
     for seed in range(60):
         swap = some_swap(random.Random(seed))
-        stream = Stream(random.Random(seed), 20, Thrifty(), Rules(), swap)
+        stream = Stream(random.Random(seed), 20, Thrifty(), swap)
         stream.draw(150)
         played = _played(stream.words, 20, Thrifty(), swap=swap, watch=FORGIVE, journal=10**5)
         compared += Replay(20, Thrifty(), swap=swap).compare(played.journal())
@@ -125,10 +125,10 @@ def test_native_and_python_engine_follow_plan_of_swaps_equally() -> None:
         route = _with_copies(other, max(budget, largest_need(other)), made)
         if route is None or len(route.stops) <= len(trace.ops):
             continue
-        engine = Engine(budget, Advised(Thrifty()), Rules(), swap)
+        engine = Engine(budget, Advised(Thrifty()), swap)
         actions = []
         try:
-            for _, yielded in _drive(trace, engine, Follower(engine, route, _NoMemory())):
+            for _, yielded in drive(trace, engine, Follower(engine, route, _NoMemory())):
                 actions += yielded
                 engine.idle.clear()
             engine.check()

@@ -1,12 +1,10 @@
-"""Tests of the output and files of `rekindle simulate` and of benchmarks/paper.py."""
+"""Tests of the output and files of `rekindle simulate`."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from click.testing import CliRunner, Result
 from rekindle.cli import main
 from rekindle.trace import chain
 from rekindle.trace.formats import save
-from tests.changed import ROOT
 
 
 @pytest.fixture
@@ -97,16 +94,6 @@ def test_simulate_with_plot_option_writes_plots(logs: Path, tmp_path: Path) -> N
     assert (tmp_path / "plots" / "overhead.svg").read_text().startswith("<?xml")
 
 
-@pytest.mark.slow
-def test_paper_benchmark_writes_tables_and_plots(logs: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    words = [sys.executable, ROOT / "benchmarks/paper.py", logs, tmp_path / "paper", "--jobs", "2"]
-    subprocess.run(words, check=True, timeout=120)
-    found = {path.name for path in (tmp_path / "paper").iterdir()}
-    assert {"overhead.csv", "overhead.svg", "ablation.svg", "deallocation.svg"} <= found
-    assert {"scores.svg", "linear.svg", "switch.svg", "adversary.svg"} <= found
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -121,16 +108,13 @@ def test_simulate_with_wrong_options_is_refused(
     assert complaint in _run("simulate", logs, *words, fails=True).output
 
 
-def test_simulate_of_malformed_log_names_its_line(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.log"
-    bad.write_text('{"INSTRUCTION":"CONSTANT","NAME":"x"}\n')
+def test_simulate_of_malformed_trace_names_its_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"rekindle": "trace", "version": 2}\n')
     result = _run("simulate", bad, fails=True)
-    assert f"Error: {bad}:2: INSTRUCTION: expected MEMORY of x, got the end" in result.output
+    assert f"Error: {bad}:1: version: expected 1, got 2" in result.output
     (tmp_path / "empty").mkdir()
-    assert (
-        "no traces (.log or .jsonl files)"
-        in _run("simulate", tmp_path / "empty", fails=True).output
-    )
+    assert "no traces (.jsonl files)" in _run("simulate", tmp_path / "empty", fails=True).output
 
 
 def test_simulate_with_fast_swap_recomputes_less(logs: Path) -> None:
@@ -140,8 +124,3 @@ def test_simulate_with_fast_swap_recomputes_less(logs: Path) -> None:
     assert alone["waiting_ns"] == 0
     assert fast["rematerializations"] < alone["rematerializations"]
     assert fast["overhead"] < alone["overhead"]
-
-
-def test_simulate_with_both_swap_and_dead_options_is_refused(logs: Path) -> None:
-    result = _run("simulate", logs, "--swap", "1GB", "--dead", "banish", fails=True)
-    assert "leave one of them out" in result.output

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rekindle
-from rekindle.engine import RIGHT, Engine, NoRoom
+from rekindle.engine import Engine, NoRoom
 from rekindle.policies import LRU, MSPS, Policy, Swap, Thrifty
 from rekindle.schedule import Compute, Free, Record, verify
 from rekindle.simulator import AllocatorName, Device, Repair, Run, replay
@@ -190,7 +190,7 @@ def test_simulated_run_on_small_device_is_valid_schedule(
 ) -> None:
     trace, budget = larger(problem[0], factor), problem[1] * factor
     device = replace(device, memory=int(budget * share) + 8 * MIB)
-    run = Run(trace, budget, policy, RIGHT, device=device)
+    run = Run(trace, budget, policy, device=device)
     placement = run.placement
     assert placement is not None
 
@@ -218,7 +218,7 @@ def test_swapped_storage_frees_its_address_and_gets_new_one(
 ) -> None:
     trace, budget = larger(problem[0], 2_500_000), problem[1] * 2_500_000
     swap = replace(swap, host=swap.host and swap.host * 2_500_000)
-    run = Run(trace, budget, Thrifty(), RIGHT, swap=swap, device=Device(allocator))
+    run = Run(trace, budget, Thrifty(), swap=swap, device=Device(allocator))
     placement = run.placement
     assert placement is not None
 

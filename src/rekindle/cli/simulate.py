@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import click
 
@@ -79,17 +79,6 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     "--sweep", "as_sweep", is_flag=True, help=("Simulate all policies at ratios 1.0, 0.9 ... 0.1.")
 )
 @click.option(
-    "--dead",
-    type=click.Choice(["evict", "ignore", "banish"]),
-    default="evict",
-    show_default=True,
-    help=(
-        "What happens to a value that the program released. evict: it is evicted at once. ignore: "
-        "it may be evicted like other values. banish: it is freed for good, once no evicted value "
-        "is recomputed from it."
-    ),
-)
-@click.option(
     "--limit",
     type=click.FloatRange(1),
     default=2.0,
@@ -135,7 +124,6 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
         "by the policy's score."
     ),
 )
-@click.option("--authors-quirks", is_flag=True, help="Imitate the DTR paper's own simulator.")
 @click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -157,13 +145,11 @@ def command(
     budget: Bytes | None,
     ratios: tuple[float, ...],
     as_sweep: bool,
-    dead: Literal["evict", "ignore", "banish"],
     limit: float,
     bandwidth: Bytes | None,
     allocator: AllocatorName | None,
     device_memory: Bytes | None,
     repair: Repair,
-    authors_quirks: bool,
     jobs: int | None,
     as_json: bool,
     csv_path: Path | None,
@@ -171,18 +157,14 @@ def command(
 ) -> None:
     """Replay recorded programs under budgets and policies.
 
-    LOGS are traces of Rekindle (.jsonl) or operator logs of the DTR paper, gzipped or not, or
-    folders of such files. A simulated run either passes, or needs more memory than the budget
-    (oom), or recomputes for longer than the limit (thrash).
+    LOGS are traces of Rekindle (.jsonl), gzipped or not, or folders of them. A simulated run either
+    passes, or needs more memory than the budget (oom), or recomputes for longer than the limit
+    (thrash).
     """
     if budget is not None and (ratios or as_sweep):
         raise click.UsageError(
             "got more than one of --budget, --ratio and --sweep, which all set the budgets; "
             "write only one of them"
-        )
-    if bandwidth is not None and (dead != "evict" or authors_quirks):
-        raise click.UsageError(
-            "--swap cannot be combined with --dead or --authors-quirks; leave one of them out"
         )
     if device_memory is not None and (allocator is None or bandwidth is not None):
         raise click.UsageError(
@@ -199,8 +181,6 @@ def command(
             paths,
             policies,
             chosen,
-            dead=dead,
-            quirks=authors_quirks,
             limit=limit,
             swap=swap,
             device=device,
@@ -212,8 +192,6 @@ def command(
                 policy,
                 None,
                 budget,
-                dead,
-                authors_quirks,
                 limit,
                 swap=swap,
                 device=device,
@@ -242,15 +220,13 @@ def expand(logs: Iterable[Path]) -> list[Path]:
     for path in logs:
         if path.is_dir():
             files += sorted(
-                file
-                for file in path.iterdir()
-                if {".log", ".jsonl"} & set(file.suffixes) and file.is_file()
+                file for file in path.iterdir() if ".jsonl" in file.suffixes and file.is_file()
             )
         else:
             files.append(path)
     if not files:
         raise click.UsageError(
-            f"found no traces (.log or .jsonl files) in {', '.join(map(str, logs))}; to make one, "
+            f"found no traces (.jsonl files) in {', '.join(map(str, logs))}; to make one, "
             "write rekindle capture SCRIPT.py -o TRACE.jsonl"
         )
     return files

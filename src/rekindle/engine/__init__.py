@@ -14,5 +14,3 @@ from rekindle.engine._graph import Call as Call
 from rekindle.engine._graph import Storage as Storage
 from rekindle.engine._graph import Value as Value
 from rekindle.engine._route import Route as Route
-from rekindle.engine._rules import RIGHT as RIGHT
-from rekindle.engine._rules import Rules as Rules

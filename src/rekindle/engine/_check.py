@@ -8,7 +8,6 @@ from typing import Protocol
 from rekindle._types import Bytes
 from rekindle.engine._graph import Storage
 from rekindle.engine._host import HostMemory
-from rekindle.engine._rules import Rules
 
 
 class Checkable(Protocol):
@@ -18,7 +17,6 @@ class Checkable(Protocol):
     peak: Bytes
     unlisted: Bytes
     budget: Bytes | float
-    rules: Rules
     host: HostMemory | None
     discarded: list[Storage]
     checkpoints: dict[Storage, None]
@@ -49,15 +47,14 @@ def check(engine: Checkable) -> None:
     else:
         assert not copied, "storages have host copies, but swapping is off"
     assert all(each.resident for each in engine.checkpoints), "a checkpoint is not in memory"
-    grows = engine.rules.quirks or engine.rules.dead != "evict"
     for storage in storages:
         assert storage.locks == ahead[storage], f"{storage} is still locked"
         assert (storage.order >= 0) == engine.is_candidate(storage), f"{storage} is misclassified"
         assert storage.references >= 0, f"{storage}"
         for value in storage.values:
             assert storage.resident or not value.defined, f"{storage}: evicted, value defined"
-        leaks = not (grows or storage.resident or storage.consumers or not storage.dead)
-        assert not leaks, f"{storage} leaks"
+        needed = storage.resident or storage.consumers or not storage.dead
+        assert needed, f"{storage} leaks"
         if storage.replayable:
             for parent in storage.parents():
                 assert parent in storages, f"{storage} needs {parent}, which is gone"

@@ -35,7 +35,7 @@ Differences from the authors' prototype and simulator:
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import Final, final
+from typing import Final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._checkpoints import choose_checkpoints
@@ -49,12 +49,12 @@ from rekindle.schedule import Action, Compute, SwapIn
 _LEFT_FREE: Final = 1 / 16
 
 
-@final
 class Engine(Exchange):
     """The DTR algorithm: keep the program's `memory` within `budget` bytes.
 
     This class handles the events of the program, and brings evicted values back into memory (by
-    recomputing them or swapping them in). The base class `Exchange` evicts.
+    recomputing them or swapping them in). The base class `Exchange` evicts. Only the benchmark of
+    the DTR paper derives a class from this one, with the rules of the authors' simulator.
     """
 
     # -- events ---------------------------------------------------------------------------------
@@ -96,8 +96,6 @@ class Engine(Exchange):
 
     def release(self, storage: Storage) -> Iterable[Action]:
         """Undo one `retain` of `storage`, and evict or free it if that was its last reference."""
-        if self.rules.dead == "ignore":
-            return ()
         storage.references -= 1
         return self._evict_or_remove(storage) if storage.dead else ()
 
@@ -196,12 +194,9 @@ class Engine(Exchange):
         self.memory += call.nbytes
         if self.memory + call.workspace > self.peak:
             self.peak = self.memory + call.workspace
-        if not self.rules.quirks:
-            self._link(call)
+        self._link(call)
         for storage in call.made:
             storage.resident = True
-            if self.rules.quirks:
-                self._chooser.returned(storage)
         for value in call.outputs_but_last(None):
             storage = value.storage
             value.defined = True
@@ -398,13 +393,6 @@ class Engine(Exchange):
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Run `call`, after recomputing or swapping in its missing inputs."""
-        if self.rules.quirks:  # the DTR authors' simulator makes only one attempt
-            if not call.ran:
-                self._link(call)
-                for storage in call.made:
-                    self._chooser.expected(storage)
-            yield from self._climb(call, wanted, held, eager_locks=True)
-            return
         self._spares_checkpoints = True
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
@@ -636,7 +624,7 @@ class Engine(Exchange):
         call = frame.call
         self.clock += call.cost
         self.recompute_ns += call.cost
-        limit = self.rules.recompute_limit
+        limit = self._recompute_limit
         if limit is not None and self.recompute_ns > limit:
             raise Thrashed(self.recompute_ns, limit)
         self.memory += call.nbytes

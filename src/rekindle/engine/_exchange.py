@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rekindle._types import Bytes
+from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._check import check
 from rekindle.engine._graph import Storage
 from rekindle.engine._host import HostMemory
 from rekindle.engine._ledger import Ledger
-from rekindle.engine._rules import RIGHT, Rules
 from rekindle.policies import Policy, Swap
 from rekindle.schedule import Action, Discard, SwapOut
 
@@ -24,19 +23,19 @@ class Exchange(Ledger):
         self,
         budget: Bytes | None,
         policy: Policy,
-        rules: Rules = RIGHT,
         swap: Swap | None = None,
+        recompute_limit: Nanoseconds | None = None,
     ) -> None:
         """Set up memory on the device, and on the host if `swap` is given.
 
         Args:
             budget: Bytes on the device. None: no limit.
             policy: Scores the candidates for eviction.
-            rules: Settings that the policy does not decide. Must be the default if `swap` is given.
             swap: Host memory and bandwidth. None: never swap.
+            recompute_limit: Raise `Thrashed` once recomputation took longer than this (ns). None:
+                no limit.
         """
-        assert swap is None or (rules.dead == "evict" and not rules.quirks), "swap needs RIGHT"
-        super().__init__(budget, policy, rules)
+        super().__init__(budget, policy, recompute_limit)
         self.host = None if swap is None else HostMemory(swap)
         #: Storages that nothing refers to, whose copy on the host is not discarded yet.
         self.discarded: list[Storage] = []

@@ -8,7 +8,6 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._frame import NoRoom
 from rekindle.engine._graph import Call, Storage
 from rekindle.engine._null_chooser import NullChooser
-from rekindle.engine._rules import RIGHT, Rules
 from rekindle.policies import AdvisedChooser, Chooser, Policy
 from rekindle.schedule import Action, Free
 
@@ -23,9 +22,9 @@ class Ledger:
         self,
         budget: Bytes | None,
         policy: Policy,
-        rules: Rules = RIGHT,
+        recompute_limit: Nanoseconds | None,
     ) -> None:
-        self.rules = rules
+        self._recompute_limit = recompute_limit
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
         self.unlisted: Bytes = 0  #: part of `memory` in storages outside the graph
@@ -42,7 +41,7 @@ class Ledger:
         self._unrecomputable: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
-        if not (self._chooser.remembers or rules.quirks):
+        if not self._chooser.remembers:
             self._chooser = NullChooser(self._chooser)
         #: user-held storages that may be evicted only as a last resort
         self.reserve: dict[Storage, None] = {}
@@ -182,15 +181,8 @@ class Ledger:
 
         The storage is dead: the program cannot reach it any more.
         """
-        useful = storage.consumers or self.rules.quirks
         kept = storage.locks or storage.pinned or storage in self.checkpoints
-        if (
-            useful
-            and storage.resident
-            and not kept
-            and storage.restorable
-            and self.rules.dead == "evict"
-        ):
+        if storage.consumers and storage.resident and not kept and storage.restorable:
             return self._evict(storage)
         freed = self._prune(storage)
         return self._free(freed) if freed else ()
@@ -204,11 +196,7 @@ class Ledger:
         Returns:
             The removed storages that were resident, for the driver to free.
         """
-        if self.rules.dead == "banish":
-            return self._banish(storage)
         freed: list[Storage] = []
-        if self.rules.quirks:
-            return freed  # in the DTR authors' simulator, nothing leaves the graph
         unneeded = [storage]
         while unneeded:
             storage = unneeded.pop()
@@ -246,34 +234,6 @@ class Ledger:
         storage.makers.clear()
         storage.values.clear()
         return less_needed
-
-    def _banish(self, storage: Storage) -> list[Storage]:
-        """Free `storage` for good if neither the program nor a recomputation needs it.
-
-        Its parents (the storages that it was made from) are then freed in the same way. Storages
-        that were made from `storage` lose their recipe. Only called if `Rules.dead` is "banish".
-
-        Returns:
-            The removed storages that were resident, for the driver to free.
-        """
-        freed: list[Storage] = []
-        unneeded = [storage]
-        while unneeded:
-            storage = unneeded.pop()
-            if not storage.dead or storage.locks or storage not in self._storages:
-                continue
-            if any(not v.defined for call in storage.consumers for v in call.living_outputs()):
-                continue
-            for call in list(storage.consumers):
-                for child in call.disown():
-                    child.replayable = False
-                    self._classify(child)
-            if storage.resident:
-                freed.append(storage)
-            parents = self._leave_graph(storage)
-            if not self.rules.quirks:  # the DTR authors' simulator leaves out the parents
-                unneeded += parents
-        return freed
 
     def _lose_recipe(self, call: Call) -> list[Storage]:
         """Make `call` unrecomputable, with every evicted value whose recomputation needs `call`.
@@ -314,8 +274,6 @@ class Ledger:
 
     def _touch(self, storage: Storage) -> None:
         """Set the last access of `storage` to the engine's clock."""
-        if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
-            return
         storage.last_access = self.clock
         # A storage that a call reads is still a candidate if one of its views is missing, or if
         # inputs are locked late.
@@ -379,8 +337,7 @@ class Ledger:
             and storage not in self.checkpoints
             and (not storage.held or (storage.evictable_while_held and storage not in self.reserve))
             and not storage.pinned
-            # The DTR authors' simulator also evicts storages of 0 bytes.
-            and (storage.nbytes > 0 or self.rules.quirks)
+            and storage.nbytes > 0
         )
 
     def _swappable(self, storage: Storage) -> bool:

@@ -29,6 +29,5 @@ from rekindle.policies.swap import HostLink as HostLink
 from rekindle.policies.swap import Swap as Swap
 from rekindle.policies.swap import speed as speed
 from rekindle.policies.thrifty import Thrifty as Thrifty
-from rekindle.policies.unoptimized import Unoptimized as Unoptimized
 
 publish(__name__, globals().values())

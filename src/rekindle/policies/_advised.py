@@ -41,11 +41,9 @@ class AdvisedChooser(Chooser):
         self._behind = False
         self.recompute_ns = chooser.recompute_ns
         self.loss = chooser.loss
-        self.expected = chooser.expected
         self.evicted = chooser.evicted
         self.returned = chooser.returned
         self.forgotten = chooser.forgotten
-        self.watch = chooser.watch
         self.touched = chooser.touched
         self.repriced = chooser.repriced
 

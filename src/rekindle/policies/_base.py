@@ -8,7 +8,7 @@ memory. It calls `choose` when a storage must be evicted.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from rekindle._types import Bytes, Nanoseconds
@@ -86,13 +86,7 @@ class Chooser(ABC):
         """
         return storage.cost / max(1, now - storage.last_access)
 
-    def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
-        """Record that a running call will make `storage`.
-
-        The engine calls this only when it imitates the DTR authors' simulator (`Rules.quirks`).
-        """
-
-    def evicted(self, storage: Candidate) -> None:  # noqa: B027
+    def evicted(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
         """Record that `storage` was evicted. It can be recomputed or swapped in."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
@@ -100,9 +94,6 @@ class Chooser(ABC):
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """Record that the evicted `storage` will never be needed again."""
-
-    def watch(self, priced: Callable[[Candidate], None]) -> None:  # noqa: B027
-        """Call `priced` from now on with each storage whose score the chooser computes."""
 
     def touched(self, storage: Candidate) -> None:  # noqa: B027
         """Record that the last access of the candidate `storage` changed."""

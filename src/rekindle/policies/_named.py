@@ -16,7 +16,6 @@ from rekindle.policies.lru import LRU
 from rekindle.policies.msps import MSPS
 from rekindle.policies.random import Random
 from rekindle.policies.thrifty import Thrifty
-from rekindle.policies.unoptimized import Unoptimized
 
 DEFAULT: Final[Policy] = Thrifty()
 """The policy that is used if the user names none."""
@@ -53,7 +52,6 @@ NAMED: Final[Mapping[str, Policy]] = MappingProxyType(
         "largest": Largest(),
         "msps": MSPS(),
         "random": Random(),
-        "dtr-unopt": Unoptimized(),
         "thrifty": Thrifty(),
         **ABLATIONS,
     }

@@ -16,27 +16,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Literal, final
+from collections.abc import Iterable
+from typing import Final, Literal, final
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate
-
-
-def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
-    """Return e*(s): the evicted ancestors and descendants of `storage`."""
-    found: set[Candidate] = set()
-    for upwards in (True, False):
-        seen = {storage}
-        stack = [storage]
-        while stack:
-            last = stack.pop()
-            for other in last.parents() if upwards else last.children():
-                if other not in seen and not other.resident:
-                    seen.add(other)
-                    stack.append(other)
-        found |= seen
-    return found - {storage}
 
 
 class Neighborhood(ABC):
@@ -57,10 +41,6 @@ class Neighborhood(ABC):
         """Return a lower bound of `cost(storage)` that is quick to compute."""
         return storage.cost
 
-    def overdrawn(self) -> bool:
-        """Return True if a cost may be below `least` or even negative (`Rules.quirks`)."""
-        return False
-
     def again(self, storage: Candidate) -> Nanoseconds:
         """Return an estimate of the time (ns) to recompute `storage`."""
         return storage.cost
@@ -73,9 +53,6 @@ class Neighborhood(ABC):
         """
         return ()
 
-    def expected(self, storage: Candidate) -> None:  # noqa: B027
-        """Count `storage`, which a running call will make, as evicted (with `Rules.quirks`)."""
-
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """Record that `storage` was evicted. It can be recomputed or swapped in."""
 
@@ -87,28 +64,6 @@ class Neighborhood(ABC):
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
         """Record that operators of `storage` cost more now. It may have more parents now."""
-
-
-@final
-class Watched(Neighborhood):
-    """A wrapper that calls `asked` for each storage whose cost is computed."""
-
-    def __init__(self, watched: Neighborhood, asked: Callable[[Candidate], None]) -> None:
-        self._watched = watched
-        self._asked = asked
-        self.least = watched.least
-        self.overdrawn = watched.overdrawn
-        self.again = watched.again
-        self.cost_decreases = watched.cost_decreases
-        self.expected = watched.expected
-        self.evicted = watched.evicted
-        self.returned = watched.returned
-        self.forgotten = watched.forgotten
-        self.repriced = watched.repriced
-
-    def cost(self, storage: Candidate) -> Nanoseconds:
-        self._asked(storage)
-        return self._watched.cost(storage)
 
 
 @final
@@ -139,7 +94,6 @@ _Graph = dict[Candidate, dict[Candidate, None]]
 MOST_ANCESTORS = 1000
 
 
-@final
 class Exact(Neighborhood):
     """The storage's own cost c0 plus the exact cost of its evicted neighborhood e*(s).
 
@@ -153,7 +107,7 @@ class Exact(Neighborhood):
     """
 
     def __init__(self, *, counted: Literal["all", "ancestors", "capped"] = "all") -> None:
-        self._counted = counted
+        self._counted: Final = counted
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # the evicted children of each evicted storage
         # Storages that returned to memory after the last `cost_decreases`, each with its parents at
@@ -162,11 +116,6 @@ class Exact(Neighborhood):
         # For each storage, how far its cost may have fallen because evicted descendants left the
         # graph.
         self._lost: dict[Candidate, float] = {}
-        self._expected: dict[
-            Candidate, None
-        ] = {}  # outputs of the running operator (`Rules.quirks`)
-        # Storages whose neighborhood contains the outputs in `_expected`.
-        self._noticed: dict[Candidate, None] = {}
         self._asked = 0  # number of costs computed so far
         # value of `_asked` at the time when each storage was evicted
         self._since: dict[Candidate, int] = {}
@@ -180,10 +129,7 @@ class Exact(Neighborhood):
         self._asked += 1
         total = self.again(storage)
         if self._counted == "all":
-            below = _reach(self._down, storage.children())
-            if self._expected and storage not in self._noticed:
-                below = [other for other in below if other not in self._expected]
-            total += _sum(below)
+            total += _sum(_reach(self._down, storage.children()))
         elif self._counted == "capped":
             total += _sum_within(self._down, storage.children(), 2 * storage.cost // 3)
         return total
@@ -193,27 +139,7 @@ class Exact(Neighborhood):
             return storage.cost + _sum_within(self._up, storage.parents(), self._most_above)
         return storage.cost + _sum(_reach(self._up, storage.parents()))
 
-    def expected(self, storage: Candidate) -> None:
-        """Count `storage` as evicted, but do not add its cost to that of its evicted neighbors yet.
-
-        The DTR authors' simulator updates a neighborhood only when one of its storages returns to
-        memory. Until then the neighborhood does not contain the outputs of the running call.
-        """
-        self._expected[storage] = None
-        self.evicted(storage)
-
-    def _notice(self, storage: Candidate) -> None:
-        """Add the outputs of the running call to all neighborhoods with the descendant `storage`.
-
-        With `Rules.quirks`, these outputs count as evicted until the call has run.
-        """
-        self._noticed[storage] = None
-        for member in (storage, *_reach(self._up, storage.parents())):
-            self._noticed.update((parent, None) for parent in member.parents())
-
     def evicted(self, storage: Candidate) -> None:
-        if storage in self._noticed:
-            self._notice(storage)
         # True if `cost_decreases` has not yet reported that the storage returned. In this case
         # computed costs may still include the cost of the storage.
         seen = self._returned.pop(storage, None) is not None
@@ -237,12 +163,6 @@ class Exact(Neighborhood):
         self._most_above = max(self._most_above, most)
 
     def returned(self, storage: Candidate) -> None:
-        if storage in self._expected:
-            del self._expected[storage]
-            if not self._expected:
-                self._noticed.clear()
-        elif self._expected:
-            self._notice(storage)
         # If no cost was computed while the storage was evicted, no computed cost includes it.
         if self._remove(storage) < self._asked:
             self._returned[storage] = tuple(storage.parents())
@@ -334,18 +254,16 @@ def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) ->
 class _Class:
     """A node of the union-find forest. The root of a tree stores the total cost of its class."""
 
-    __slots__ = ("border", "fall", "members", "sum", "up")
+    __slots__ = ("border", "fall", "sum", "up")
 
     def __init__(self) -> None:
         self.up: _Class | None = None  # parent node; None: this is the root (representative)
         self.sum: Nanoseconds = 0  # total cost (ns) of the storages in the class
-        self.members = 0  # number of evicted storages
         self.fall: Nanoseconds = 0  # how far the sum fell since the last `cost_decreases`
         # resident neighbors of the class, and former neighbors
         self.border: dict[Candidate, None] = {}
 
 
-@final
 class Classes(Neighborhood):
     """c0 plus the cost of e*(s), approximated by union-find (h_DTR^eq, appendix C.2 of the paper).
 
@@ -353,10 +271,6 @@ class Classes(Neighborhood):
     of a resident storage includes the sums of all classes that are its neighbors. When a storage
     returns to memory, its cost is subtracted from its class, but the class is not split. This is
     the paper's approximation.
-
-    With `Rules.quirks`, outputs of a running call are in classes although they added no cost. Their
-    cost is subtracted when they are computed. If a view was made of a storage while the storage was
-    evicted, the cost of the view is subtracted as well. So the sum of a class may become negative.
     """
 
     remembers = True
@@ -368,10 +282,6 @@ class Classes(Neighborhood):
         self._fallen: dict[_Class, None] = {}  # classes whose sum fell since last `cost_decreases`
         # Storages that may have lost a neighboring class, so that their cost fell.
         self._detached: dict[Candidate, None] = {}
-        self._below: dict[_Class, None] = {}  # representatives of classes with a negative sum
-
-    def overdrawn(self) -> bool:
-        return bool(self._below)
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         total = storage.cost
@@ -383,15 +293,6 @@ class Classes(Neighborhood):
     def again(self, storage: Candidate) -> Nanoseconds:
         return self.cost(storage)
 
-    def expected(self, storage: Candidate) -> None:
-        node = self._node[storage] = _Class()
-        node.members = 1
-        self._owed[storage] = storage.cost
-
-    def repriced(self, storage: Candidate) -> None:
-        if storage in self._node:  # A view was made of an evicted storage.
-            self._owed[storage] = storage.cost
-
     def evicted(self, storage: Candidate) -> None:
         adjacent = self._adjacent(storage)
         merged = max(adjacent, key=lambda other: len(other.border), default=None) or _Class()
@@ -400,15 +301,11 @@ class Classes(Neighborhood):
                 other.up = merged
                 merged.sum += other.sum
                 merged.fall += other.fall
-                merged.members += other.members
-                self._below.pop(other, None)
                 merged.border.update(other.border)
                 other.border.clear()
         merged.sum += storage.cost
         self._node[storage] = merged
-        merged.members += 1
         self._owed[storage] = storage.cost
-        self._settle(merged)
         for neighbor in (*storage.parents(), *storage.children()):
             if neighbor.resident:
                 merged.border[neighbor] = None
@@ -419,8 +316,6 @@ class Classes(Neighborhood):
             owed = self._owed.pop(storage)
             representative.sum -= owed
             representative.fall += owed
-            representative.members -= 1
-            self._settle(representative)
             self._fallen[representative] = None
             self._detached.update(dict.fromkeys((*storage.parents(), *storage.children())))
 
@@ -436,13 +331,6 @@ class Classes(Neighborhood):
         for storage in self._detached:
             yield storage, math.inf
         self._detached.clear()
-
-    def _settle(self, representative: _Class) -> None:
-        """Add the class to `_below` if its sum is negative, else remove the class from `_below`."""
-        if representative.sum < 0 and representative.members:
-            self._below[representative] = None
-        else:
-            self._below.pop(representative, None)
 
     def _adjacent(self, storage: Candidate) -> list[_Class]:
         """Return the union-find classes that contain parents or children of `storage`."""

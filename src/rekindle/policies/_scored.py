@@ -14,13 +14,12 @@ return to memory, the neighborhood reports which costs may have fallen, and how 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeVar, final
+from typing import TypeVar
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate, Chooser
 from rekindle.policies._envelope import Envelope
-from rekindle.policies._neighborhood import Neighborhood, Watched
+from rekindle.policies._neighborhood import Neighborhood
 
 _Number = TypeVar("_Number", int, float)
 
@@ -29,7 +28,6 @@ _Number = TypeVar("_Number", int, float)
 _LEAST = 1e-9
 
 
-@final
 class ScoredChooser(Chooser):
     """A chooser for one form of the score. Of equal scores, the latest candidate is chosen."""
 
@@ -75,13 +73,6 @@ class ScoredChooser(Chooser):
         else:
             del self._news[storage]
 
-    def watch(self, priced: Callable[[Candidate], None]) -> None:
-        self._neighborhood = Watched(self._neighborhood, priced)
-
-    def expected(self, storage: Candidate) -> None:
-        self._neighborhood.expected(storage)
-        self._changes += 1
-
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
         # Remove the line of the storage (its benefit over time), because its cost will differ when
@@ -110,8 +101,6 @@ class ScoredChooser(Chooser):
         self._lower()
         if not self._slot:
             return None
-        if self._neighborhood.overdrawn():
-            return self._least_of_all(now)
         while True:
             slot = self._lines.best(now)
             storage = self._member[slot]
@@ -125,21 +114,6 @@ class ScoredChooser(Chooser):
             if price == self._price[storage]:
                 return storage
             self._reprice(storage, price)
-
-    def _least_of_all(self, now: Nanoseconds) -> Candidate:
-        """Compare all candidates as the DTR authors do, because scores may be negative."""
-        ordered = sorted(self._slot, key=lambda storage: storage.order)
-        least, found = math.inf, ordered[-1]
-        for storage in ordered:
-            weight = self._weight(storage)
-            if self._by_staleness:
-                weight *= now - storage.last_access
-            score = self._neighborhood.cost(storage) / weight if weight else math.inf
-            if score <= least:
-                least, found = score, storage
-            if score == 0:
-                break
-        return found
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
         return self._neighborhood.again(storage)

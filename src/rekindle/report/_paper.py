@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +20,6 @@ class Point(Protocol):
     @property
     def policy(self) -> str: ...
     @property
-    def dead(self) -> str: ...
-    @property
     def ratio(self) -> float | None: ...
     @property
     def status(self) -> str: ...
@@ -33,13 +31,7 @@ class Point(Protocol):
     def keep_all_bytes(self) -> int: ...
 
 
-def _policy(point: Point) -> str:
-    return point.policy
-
-
-def overheads(
-    points: Sequence[Point], path: Path, *, label: Callable[[Point], str] = _policy
-) -> None:
+def overheads(points: Sequence[Point], path: Path) -> None:
     """Draw figure 2 of the paper: overhead against memory ratio, one panel for each model.
 
     The memory ratio is the budget divided by the peak without evictions. If a run has no ratio, its
@@ -50,14 +42,13 @@ def overheads(
     Args:
         points: The simulated runs.
         path: The file to write.
-        label: A function from a run to the name of its line. Default: the policy.
     """
     logs = list(dict.fromkeys(point.log for point in points))
-    labels = list(dict.fromkeys(label(point) for point in points))
+    policies = list(dict.fromkeys(point.policy for point in points))
     figure, axes = _plot.grid(len(logs))
     for log, axis in zip(logs, axes, strict=True):
-        for number, wanted in enumerate(labels):
-            mine = [point for point in points if point.log == log and label(point) == wanted]
+        for number, wanted in enumerate(policies):
+            mine = [point for point in points if point.log == log and point.policy == wanted]
             mine.sort(key=_ratio, reverse=True)
             passed, failed = _split(mine)
             _plot.line(

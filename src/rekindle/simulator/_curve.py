@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine import RIGHT, NoRoom, Thrashed
+from rekindle.engine import NoRoom, Thrashed
 from rekindle.policies import Policy
 from rekindle.schedule import Record
 from rekindle.simulator._replay import replay
@@ -34,9 +34,9 @@ class Point:
 
 def fits(trace: Trace, budget: Bytes, policy: Policy) -> Record | None:
     """Return the record of a run within `budget`, or None if the budget is too small."""
-    rules = replace(RIGHT, recompute_limit=MOST_OVERHEAD * max(1, trace.compute_ns))
+    limit = MOST_OVERHEAD * max(1, trace.compute_ns)
     try:
-        return replay(trace, budget=budget, policy=policy, rules=rules)
+        return replay(trace, budget=budget, policy=policy, recompute_limit=limit)
     except (NoRoom, Thrashed):
         return None
 

@@ -24,7 +24,7 @@ from rekindle import native
 from rekindle import trace as t
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
-from rekindle.engine import Route, Rules
+from rekindle.engine import Route
 from rekindle.policies import Policy, Swap, score_of
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
@@ -37,7 +37,6 @@ WORDS: Final = {
 REPLAYABLE, HELD = 1, 2
 PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: how a run ended, as the native engine reports it
 
-_DEAD: Final = {"evict": 0, "ignore": 1, "banish": 2}
 _EXACT: Final = 2**53  # Smaller integers are exact as floats, so both engines compute equal scores.
 # number of events from which compiling the native engine takes less time than it saves
 _LONG: Final = 20_000
@@ -157,7 +156,7 @@ def play(
     *,
     budget: Bytes | None,
     policy: Policy,
-    rules: Rules,
+    recompute_limit: Nanoseconds | None = None,
     route: Route | None = None,
     swap: Swap | None = None,
     watch: int = 0,
@@ -170,7 +169,7 @@ def play(
         words: The trace, from `words_for`.
         budget: The budget (bytes), or None.
         policy: The policy, one of those that also exist in C++.
-        rules: Settings of the engine, such as the limit on recomputation.
+        recompute_limit: The most time (ns) of recomputation, or None.
         route: A plan to follow, or None.
         swap: The bandwidth to the host, or None.
         watch: Bits. 1: record `steps`. 2: also check every invariant. 4: if an event does not fit
@@ -182,9 +181,9 @@ def play(
     """
     score = score_of(policy)
     assert score is not None
-    limit = -1 if rules.recompute_limit is None else min(max(rules.recompute_limit, 0), 2**62)
+    limit = -1 if recompute_limit is None else min(max(recompute_limit, 0), 2**62)
     most = -1 if budget is None or budget >= 2**62 else budget
-    settings = (most, *score, _DEAD[rules.dead], limit, rules.quirks, watch, journal)
+    settings = (most, *score, limit, watch, journal)
     settings += numbers_of(swap)
     way = None if route is None else _numbers_of(route)
     played = Played(module.replay(words, array("q", settings), way))

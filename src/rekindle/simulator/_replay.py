@@ -9,19 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rekindle import trace as t
-from rekindle._types import Bytes, OpId, StorageId
-from rekindle.engine import (
-    RIGHT,
-    Call,
-    Engine,
-    Follower,
-    NoRoom,
-    Route,
-    Rules,
-    Storage,
-    Thrashed,
-    Value,
-)
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+from rekindle.engine import Call, Engine, Follower, NoRoom, Route, Storage, Thrashed, Value
 from rekindle.policies import Advised, Policy, Swap
 from rekindle.schedule import Action, Compute, Free, Record, Recorder, SwapOut, Timeline
 from rekindle.simulator._native import (
@@ -42,7 +31,7 @@ def replay(
     *,
     budget: Bytes | None,
     policy: Policy,
-    rules: Rules = RIGHT,
+    recompute_limit: Nanoseconds | None = None,
     watch: Callable[[Engine], None] | None = None,
     route: Route | None = None,
     swap: Swap | None = None,
@@ -55,7 +44,7 @@ def replay(
         trace: The recorded program: operators, storages and events.
         budget: The budget (bytes). None: no limit.
         policy: The policy that selects storages to evict.
-        rules: Settings of the engine, such as the limit on recomputation.
+        recompute_limit: The most time (ns) of recomputation. None: no limit.
         watch: A function that is called with the engine after every event. Python engine only.
         route: A plan to follow; where the plan decides nothing, `policy` decides.
         swap: Evicted values may also be swapped out, at this bandwidth. Python engine only.
@@ -68,11 +57,11 @@ def replay(
 
     Raises:
         NoRoom: An operator does not fit into the budget (`rekindle.engine.NoRoom`).
-        Thrashed: Recomputation takes longer than `rules` allow (`rekindle.engine.Thrashed`).
+        Thrashed: Recomputation takes longer than allowed (`rekindle.engine.Thrashed`).
     """
     if watch is not None and core == "auto":
         core = "python"
-    run = Run(trace, budget, policy, rules, route, swap, device=device, core=core)
+    run = Run(trace, budget, policy, recompute_limit, route, swap, device=device, core=core)
     run.go(watch)
     return run.record()
 
@@ -88,7 +77,7 @@ class Run:
         trace: t.Trace,
         budget: Bytes | None,
         policy: Policy,
-        rules: Rules,
+        recompute_limit: Nanoseconds | None = None,
         route: Route | None = None,
         swap: Swap | None = None,
         *,
@@ -104,7 +93,8 @@ class Run:
         self._ran: set[int] = set()
         self._backward = False  # True in the backward pass, in which values are swapped in early
         self._trace = trace
-        self._policy, self._rules, self._route, self._swap = policy, rules, route, swap
+        self._policy, self._route, self._swap = policy, route, swap
+        self._recompute_limit = recompute_limit
         self._budget = budget
         self._recorder = Recorder()
         self.engine: Engine | Totals = Totals(0, 0, 0, 0, 0)
@@ -116,7 +106,7 @@ class Run:
 
         Raises:
             NoRoom: An operator does not fit into the budget.
-            Thrashed: Recomputation takes longer than the rules allow.
+            Thrashed: Recomputation takes longer than allowed.
         """
         if self._native is not None and watch is None:
             played = play(
@@ -124,7 +114,7 @@ class Run:
                 words_for(self._trace),
                 budget=self._budget,
                 policy=self._policy,
-                rules=self._rules,
+                recompute_limit=self._recompute_limit,
                 route=self._route,
             )
             if played is not None:
@@ -151,10 +141,10 @@ class Run:
 
     def _go_in_python(self, watch: Callable[[Engine], None] | None) -> None:
         policy = self._policy if self._route is None else Advised(self._policy)
-        engine = Engine(self._budget, policy, self._rules, self._swap)
+        engine = Engine(self._budget, policy, self._swap, self._recompute_limit)
         self.engine = engine
         follower = None if self._route is None else Follower(engine, self._route, _NoMemory())
-        for event, actions in _drive(self._trace, engine, follower):
+        for event, actions in drive(self._trace, engine, follower):
             self._perform(actions, engine)
             if self.timeline is not None:
                 self._copy(event, engine, self.timeline)
@@ -243,7 +233,7 @@ class _NoMemory:
 _Step = tuple[Value | None, Iterable[Action]]
 
 
-def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterator[_Step]:
+def drive(trace: t.Trace, engine: Engine, follower: Follower | None = None) -> Iterator[_Step]:
     """Call the engine for each event of a trace, in order.
 
     Yields:

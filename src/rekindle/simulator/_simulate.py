@@ -10,7 +10,7 @@ from rekindle import _checks as checks
 from rekindle._errors import InvalidArgument, OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
-from rekindle.engine import RIGHT, NoRoom, Rules
+from rekindle.engine import NoRoom
 from rekindle.policies import Policy, Swap, policy_of, speed
 from rekindle.schedule import Record
 from rekindle.simulator._native import Core
@@ -25,7 +25,6 @@ def simulate(
     *,
     budget: str | Bytes | None = None,
     policy: Policy | type[Policy] | str | None = None,
-    rules: Rules = RIGHT,
     swap: Swap | None = None,
     allocator: AllocatorName | None = None,
     device_memory: str | Bytes | None = None,
@@ -39,7 +38,6 @@ def simulate(
         budget: Bytes, or text ("6GiB"). Default: no limit.
         policy: The policy that selects storages to evict: one of `rekindle.policies`, or its name.
             Default: `Thrifty()`.
-        rules: Variants of the engine's rules, for comparison with the DTR paper's simulator.
         swap: Evicted values may also be swapped out to the host, at this bandwidth.
         allocator: Simulate addresses too, by a model of PyTorch's CUDA allocator: "native" or
             "expandable" (`expandable_segments:True`). The record then has `rounding` and
@@ -72,14 +70,13 @@ def simulate(
         "rekindle.simulate({}, budget=...)",
         "rekindle.capture(step)",
     )
-    checks.kind(rules, Rules, "rules", "rekindle.simulate(trace, rules={})", "Rules()")
     checks.one_of(core, get_args(Core), "rekindle.simulate(trace, core={})")
     speed(swap, "rekindle.simulate(trace, swap={})")
     if budget is not None:
         budget = parse_bytes(budget, line="rekindle.simulate(trace, budget={})")
     found = trace if isinstance(trace, Trace) else load(Path(trace))
     device = _device(allocator, device_memory, repair, swap)
-    run = Run(found, budget, policy_of(policy), rules, swap=swap, device=device, core=core)
+    run = Run(found, budget, policy_of(policy), swap=swap, device=device, core=core)
     try:
         run.go()
     except NoRoom as error:

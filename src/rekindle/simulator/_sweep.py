@@ -15,8 +15,8 @@ from typing import Any, Literal, final
 
 from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine import NoRoom, Rules, Thrashed
-from rekindle.policies import Candidate, Chooser, Policy, Swap, named
+from rekindle.engine import NoRoom, Thrashed
+from rekindle.policies import Swap, named
 from rekindle.simulator._native import Core
 from rekindle.simulator._placement import Device
 from rekindle.simulator._replay import Run
@@ -36,11 +36,8 @@ class Case:
     policy: str
     ratio: float | None = None  #: budget as a share of the peak without evictions
     budget: Bytes | None = None  #: budget in bytes, instead of `ratio`; both None: no limit
-    dead: Literal["evict", "ignore", "banish"] = "evict"  #: treatment of unreferenced storages
-    quirks: bool = False  #: make the same decisions as the simulator of the DTR paper's authors
     #: A run fails with "thrash" if it takes longer than this multiple of the program's own time.
     limit: float | None = 2.0
-    count: bool = False  #: count the scores that the policy computes
     swap: Swap | None = None
     device: Device | None = None
 
@@ -53,8 +50,6 @@ class Outcome:
     Attributes:
         log: The name of the trace's file.
         policy: The name of the policy.
-        dead: The treatment of unreferenced storages.
-        quirks: True if decisions are those of the DTR authors' simulator.
         ratio: The budget as a share of the peak without evictions, if the case gave a share.
         budget_bytes: The budget, or None.
         keep_all_bytes: The peak if nothing is evicted.
@@ -67,7 +62,6 @@ class Outcome:
         base_ns: The time (ns) of running everything once.
         rematerialization_ns: The time (ns) of recomputation.
         seconds: The real time that the simulation took.
-        scores: The number of scores that the policy computed, if counted.
         waiting_ns: The time (ns) of waiting for copies to and from the host.
         allocated_bytes: With an allocator, the bytes in blocks at the peak.
         reserved_bytes: With an allocator, the bytes reserved from the device at the peak.
@@ -75,8 +69,6 @@ class Outcome:
 
     log: str
     policy: str
-    dead: str
-    quirks: bool
     ratio: float | None
     budget_bytes: Bytes | None
     keep_all_bytes: Bytes
@@ -88,7 +80,6 @@ class Outcome:
     base_ns: Nanoseconds
     rematerialization_ns: Nanoseconds
     seconds: float
-    scores: int | None = None
     waiting_ns: Nanoseconds = 0
     allocated_bytes: Bytes = 0
     reserved_bytes: Bytes = 0
@@ -105,12 +96,9 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
     if budget is None and case.ratio is not None:
         budget = int(everything * case.ratio)
     limit = None if case.limit is None else int((case.limit - 1) * trace.compute_ns)
-    rules = Rules(case.dead, limit, case.quirks)
     started = _clock.seconds()
-    policy = named(case.policy)
-    counted = _Counted(policy) if case.count else None
     run = Run(
-        trace, budget, counted or policy, rules, swap=case.swap, device=case.device, core=core
+        trace, budget, named(case.policy), limit, swap=case.swap, device=case.device, core=core
     )
     status: Literal["pass", "oom", "thrash"] = "pass"
     try:
@@ -120,14 +108,11 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
     except Thrashed:
         status = "thrash"
     waiting = run.timeline.waiting_ns if run.timeline else 0
-    # With `quirks`, add 1 ns, because the clock of the DTR authors' simulator starts at 1.
-    clock = run.engine.clock + waiting + case.quirks
+    clock = run.engine.clock + waiting
     allocator = run.placement.allocator if run.placement else None
     return Outcome(
         log=_name(case.log),
         policy=case.policy,
-        dead=case.dead,
-        quirks=case.quirks,
         ratio=case.ratio,
         budget_bytes=budget,
         keep_all_bytes=everything,
@@ -139,29 +124,10 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
         base_ns=trace.compute_ns,
         rematerialization_ns=run.engine.recompute_ns,
         seconds=round(_clock.seconds() - started, 6),
-        scores=counted.scores if counted else None,
         waiting_ns=waiting,
         allocated_bytes=allocator.allocated_peak if allocator else 0,
         reserved_bytes=allocator.reserved_peak if allocator else 0,
     )
-
-
-@final
-class _Counted(Policy):
-    """Wrapper of a policy that counts the scores computed in the last run of the policy."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.scores = 0
-
-    def bind(self) -> Chooser:
-        self.scores = 0
-        chooser = self._policy.bind()
-        chooser.watch(self._count)
-        return chooser
-
-    def _count(self, storage: Candidate) -> None:
-        self.scores += 1
 
 
 def cases(
@@ -169,8 +135,6 @@ def cases(
     policies: Sequence[str],
     ratios: Sequence[float] = RATIOS,
     *,
-    dead: Literal["evict", "ignore", "banish"] = "evict",
-    quirks: bool = False,
     limit: float | None = 2.0,
     swap: Swap | None = None,
     device: Device | None = None,
@@ -181,7 +145,7 @@ def cases(
     everything is kept. All cases share the other settings.
     """
     return [
-        Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap, device=device)
+        Case(str(log), policy, ratio, limit=limit, swap=swap, device=device)
         for log in logs
         for policy in policies
         for ratio in ratios

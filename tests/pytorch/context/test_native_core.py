@@ -15,7 +15,7 @@ import torch
 
 import rekindle
 from rekindle.native import _build
-from rekindle.policies import Unoptimized
+from rekindle.policies import Random
 from rekindle.pytorch.context import _arguments, _native_core
 from rekindle.pytorch.native import _core
 
@@ -45,8 +45,8 @@ WAYS = (
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"swap": "1MiB"}, {"evict": "anything"}, {"policy": "lru"}, {"policy": Unoptimized()}],
-    ids=["default", "swap", "anything", "lru", "unoptimized"],
+    [{}, {"swap": "1MiB"}, {"evict": "anything"}, {"policy": "lru"}, {"policy": Random()}],
+    ids=["default", "swap", "anything", "lru", "random"],
 )
 def test_native_core_runs_with_each_setting_of_budget(settings: dict[str, Any]) -> None:
     weight = torch.ones(3, requires_grad=True)

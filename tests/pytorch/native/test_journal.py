@@ -26,7 +26,6 @@ from rekindle.policies import (
     Random,
     Swap,
     Thrifty,
-    Unoptimized,
 )
 from tests.native.journals import KINDS, Replay
 from tests.pytorch import cores
@@ -158,7 +157,7 @@ def test_python_engine_repeats_native_run(program: Callable[[], Step], part: flo
 #: Policies that the native core implements in C++, and policies in Python that it calls.
 POLICIES: list[Policy] = [
     DTR(), DTR("local"), LRU(), Largest(), MSPS(), Ablation(True, False, "exact"),
-    DTR("classes"), Random(3), Unoptimized(), Cheapest(),
+    DTR("classes"), Random(3), Cheapest(),
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import rekindle
-from rekindle.engine import Engine, Rules
+from rekindle.engine import Engine
 from rekindle.policies import DTR, LRU, Policy, Thrifty
 from rekindle.schedule import verify
 from rekindle.simulator import Run
@@ -84,9 +84,9 @@ def test_engines_recompute_lstm_in_order_equally(
         if not engine.clock % 50:
             engine.check()
 
-    in_python = Run(trace, budget, policy, Rules(), core="python")
+    in_python = Run(trace, budget, policy, core="python")
     in_python.go(watch)
-    native = Run(trace, budget, policy, Rules(), core="native")
+    native = Run(trace, budget, policy, core="native")
     native.go()
     assert native.record() == in_python.record()
     verify(trace, native.record().schedule, budget)

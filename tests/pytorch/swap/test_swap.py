@@ -24,7 +24,7 @@ from rekindle.pytorch.swap import Copies, _host_memory
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.report._data import Swapped
 from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
-from rekindle.simulator._replay import _drive
+from rekindle.simulator._replay import drive
 from tests.differ.judge import smallest
 from tests.helpers import combined, name_of, sampled
 from tests.pytorch import cores
@@ -266,7 +266,7 @@ def test_simulation_of_recorded_swaps_takes_same_actions(
     assert cost.recomputations == record.recomputations == run.recomputations
     assert (run.recomputations > 0) != only
     engine, decided = Engine(run.budget, DEFAULT, swap=swap), list[Action]()
-    for _, actions in _drive(trace, engine, None):
+    for _, actions in drive(trace, engine, None):
         decided += actions
         decided += engine.discards()
     assert _but_discards(decided) == _but_discards(

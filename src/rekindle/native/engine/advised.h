@@ -41,8 +41,6 @@ public:
 
     double loss(Storage& storage, Nanoseconds now) override { return chooser_->loss(storage, now); }
 
-    void expected(Storage& storage) override { chooser_->expected(storage); }
-
     void evicted(Storage& storage) override { chooser_->evicted(storage); }
 
     void returned(Storage& storage) override { chooser_->returned(storage); }

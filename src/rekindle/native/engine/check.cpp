@@ -25,8 +25,7 @@ const char* Ledger::fault_of(Storage& storage) const {
             return "has a value of somebody else";
         }
     }
-    const bool grows = rules.quirks || rules.dead != Dead::evict;
-    if (!grows && !storage.resident && !storage.consumed() && storage.dead()) {
+    if (!storage.resident && !storage.consumed() && storage.dead()) {
         return "leaks";
     }
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {

@@ -44,14 +44,13 @@ public:
     // Return the loss of evicting `storage` at clock `now`: its score, but not divided by its size.
     virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
-    // Called when a call in progress is going to make `storage` resident. Until then `storage`
-    // counts as evicted. Reported only with `Rules::quirks`.
+    // Never called.
     virtual void expected(Storage& /*storage*/) {}
 
     // Called when `storage` was evicted and can be recomputed.
     virtual void evicted(Storage& /*storage*/) {}
 
-    // Called when `storage` is in memory again, or the call that `expected` announced has made it.
+    // Called when the evicted `storage` is in memory again.
     virtual void returned(Storage& /*storage*/) {}
 
     // Called when the evicted `storage` will never be needed again.

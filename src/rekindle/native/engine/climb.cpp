@@ -83,15 +83,10 @@ void Engine::enter(Call& call, bool held) {
     }
     memory += call.nbytes;
     raise_peak(workspace_of(call));
-    if (!rules.quirks) [[likely]] {
-        link(call);
-    }
+    link(call);
     for (Value* value : call.outputs()) {
         if (is_root(*value)) {
             value->storage->resident = true;
-            if (rules.quirks) [[unlikely]] {
-                chooser_->returned(*value->storage);
-            }
         }
     }
     outputs_but_last(call, nullptr, [&](Value& value) {
@@ -239,18 +234,6 @@ bool Engine::is_missing(const Value& value) noexcept {
 // Run `call` after recomputing its evicted inputs. See NOTE [Recomputation without recursion] for
 // the attempts.
 void Engine::materialize(Call& call, Value* wanted, bool held) {
-    if (rules.quirks) {  // the DTR authors' simulator makes only one attempt
-        if (!call.ran) {
-            link(call);
-            for (Value* value : call.outputs()) {
-                if (is_root(*value)) {
-                    chooser_->expected(*value->storage);
-                }
-            }
-        }
-        climb(call, wanted, held, Locks::early);
-        return;
-    }
     {
         const Sparing sparing(spares_checkpoints_);
         try {
@@ -533,8 +516,8 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
     Call& call = *frame.call;
     clock += call.cost;
     recompute_ns += call.cost;
-    if (recompute_ns > rules.recompute_limit) {
-        throw Thrashed(recompute_ns, rules.recompute_limit);
+    if (recompute_limit_ && recompute_ns > *recompute_limit_) {
+        throw Thrashed(recompute_ns, *recompute_limit_);
     }
     memory += call.nbytes;
     if (in_place && !lent) {

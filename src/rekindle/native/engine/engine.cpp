@@ -25,10 +25,10 @@ Engine::Engine(
     Performer& performer,
     const Policy& policy,
     bool advised,
-    const Rules& how,
+    std::optional<Nanoseconds> recompute_limit,
     std::unique_ptr<Chooser> own
 )
-    : Ledger(most, policy, advised, how, performer, std::move(own)) {}
+    : Ledger(most, policy, advised, recompute_limit, performer, std::move(own)) {}
 
 // -- events ---------------------------------------------------------------------------------------
 
@@ -85,9 +85,6 @@ void Engine::retain(Storage& storage) {
 
 void Engine::release(Storage& storage) {
     note_event(Entry::Kind::release, storage.id);
-    if (rules.dead == Dead::ignore) {
-        return;
-    }
     const Event event(*this);
     --storage.references;
     if (storage.dead()) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,14 +27,15 @@ public:
     // Make an engine with a budget of `most` bytes.
     //
     // `advised`: a plan can mark storages that are evicted before the policy is asked, as a
-    // `Follower` needs. `own`: chooser that replaces `policy`. The performer, and the slabs in
-    // which it keeps storages and calls, must outlive the engine. No `Ref` may outlive the engine.
+    // `Follower` needs. `recompute_limit`: the most time of recomputation, after which `Thrashed`
+    // is thrown. `own`: chooser that replaces `policy`. The performer, and the slabs in which it
+    // keeps storages and calls, must outlive the engine. No `Ref` may outlive the engine.
     Engine(
         Bytes most,
         Performer& performer,
         const Policy& policy = THRIFTY,
         bool advised = false,
-        const Rules& how = {},
+        std::optional<Nanoseconds> recompute_limit = std::nullopt,
         std::unique_ptr<Chooser> own = nullptr
     );
     Engine(const Engine&) = delete;

@@ -26,7 +26,6 @@ void Exact::disposed(Storage& storage) noexcept {
         if (gone->evicted) {
             remove(*gone);
         }
-        n_expected_ -= gone->expected ? 1 : 0;
         neighbors_.drop(*gone);
         storage.standing.neighbor = nullptr;
     }
@@ -105,45 +104,14 @@ Nanoseconds Exact::cost_below(Storage& storage) {
         const Nanoseconds most = 2 * storage.cost / 3;
         return std::min(walk(Way::down, most), most);
     }
-    Nanoseconds total = walk(Way::down);
-    const Neighbor* own = storage.standing.neighbor;
-    if (n_expected_ != 0 && (own == nullptr || own->noticed != age_)) {
-        for (const Neighbor* member : found_) {
-            total -= member->expected ? member->storage->cost : 0;
-        }
-    }
-    return total;
+    return walk(Way::down);
 }
 
 // -- events ---------------------------------------------------------------------------------------
 
-void Exact::expected(Storage& storage) {
-    Neighbor& own = neighbor(storage);
-    n_expected_ += own.expected ? 0 : 1;
-    own.expected = true;
-    evicted(storage);
-}
-
-// Mark `storage`, and each storage that has it among its evicted descendants: from now on, the
-// costs of these include expected storages (outputs of a running call, which count as evicted).
-void Exact::notice(Storage& storage) {
-    neighbor(storage).noticed = age_;
-    begin_walk();
-    walk_parents(storage);
-    walk(Way::up);
-    const auto tell = [&](Storage& parent) { neighbor(parent).noticed = age_; };
-    each_parent(storage, tell);
-    for (const Neighbor* member : found_) {
-        each_parent(*member->storage, tell);
-    }
-}
-
 // Add `storage` to the graph of evicted storages, with links to its evicted parents and children.
 void Exact::evicted(Storage& storage) {
     Neighbor& own = neighbor(storage);
-    if (own.noticed == age_) {
-        notice(storage);
-    }
     own.cost = storage.cost;
     const bool seen = own.returned_at != 0;
     remove_back(own);
@@ -191,14 +159,6 @@ void Exact::raise_most_above(Nanoseconds cost) noexcept {
 
 void Exact::returned(Storage& storage) {
     Neighbor& own = neighbor(storage);
-    if (own.expected) {
-        own.expected = false;
-        if (--n_expected_ == 0) {
-            ++age_;  // makes the `noticed` of all storages outdated
-        }
-    } else if (n_expected_ != 0) {
-        notice(storage);
-    }
     // If no cost was computed while `storage` was evicted, no stored cost includes the cost of
     // `storage`.
     if (own.evicted && remove(own) < asked_) {

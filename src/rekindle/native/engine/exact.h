@@ -40,15 +40,11 @@ struct Neighbor final {
     // Upper bound of the amount by which the cost of the storage, and the costs of storages that
     // depend on it, fell since the last `cost_decreases`.
     double lost = 0;
-    // Value of `Exact::age_` when the cost of the storage last began to include the costs of
-    // expected storages (`Chooser::expected`).
-    std::uint64_t noticed = 0;
     // position of the storage in `Exact::lost_`, from 1; 0 if it is not in that list
     std::uint32_t lost_at = 0;
     std::uint32_t returned_at =
         0;  // position of the storage in `Exact::returned_`, from 1; 0 if it is not in that list
     bool evicted = false;
-    bool expected = false;
 };
 
 // Keeps the graph of evicted storages, each linked with the evicted storages that it is computed
@@ -73,7 +69,6 @@ public:
     Nanoseconds cost(Storage& storage, Span& span) override;
     Nanoseconds again(Storage& storage) override;
     double cost_decreases(std::vector<CostDecrease>& found, std::size_t most, Span& span) override;
-    void expected(Storage& storage) override;
     void evicted(Storage& storage) override;
     void returned(Storage& storage) override;
     void forgotten(Storage& storage) override;
@@ -112,7 +107,6 @@ private:
     void walk_parents(Storage& storage);
     void walk_children(Storage& storage);
     Nanoseconds cost_below(Storage& storage);
-    void notice(Storage& storage);
     void connect(Neighbor& lower, Neighbor& upper);
     void disconnect(Link& link) noexcept;
     std::int64_t remove(Neighbor& gone) noexcept;
@@ -139,8 +133,6 @@ private:
     std::vector<Returned> returned_;
     std::vector<Ref<Storage>> returned_parents_;
     std::vector<Ref<Storage>> lost_;
-    std::size_t n_expected_ = 0;
-    std::uint64_t age_ = 1;         // Number that changes whenever no expected storage is left.
     std::int64_t asked_ = 0;        // Number of calls of `cost` so far.
     std::uint64_t mark_ = 0;        // graph mark of the current walk over evicted storages
     std::vector<Neighbor*> found_;  // Evicted storages that the current walk has found.

@@ -3,13 +3,11 @@
 #include <cstddef>
 #include <utility>
 
-#include "../base/assert.h"
 #include "ledger.h"
 
 namespace rekindle {
 
 void Ledger::swap_with(const Swap& swap) {
-    REKINDLE_ASSERT(rules.dead == Dead::evict && !rules.quirks);
     host = std::make_unique<HostMemory>(swap);
 }
 

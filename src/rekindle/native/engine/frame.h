@@ -26,7 +26,7 @@ struct NoRoom final : std::exception {
     Ref<Call> call;  // call of an operator that needs the bytes; null if there is none
 };
 
-// Error: the total time of recomputation exceeded `Rules::recompute_limit`.
+// Error: the total time of recomputation exceeded the engine's limit.
 struct Thrashed final : std::exception {
     Thrashed(Nanoseconds spent, Nanoseconds most) : recompute_ns(spent), limit(most) {}
 

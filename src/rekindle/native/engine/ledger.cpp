@@ -13,13 +13,13 @@ Ledger::Ledger(
     Bytes most,
     const Policy& policy,
     bool advised,
-    const Rules& how,
+    std::optional<Nanoseconds> recompute_limit,
     Performer& performer,
     std::unique_ptr<Chooser> own
 )
-    : rules(how),
-      budget(most),
+    : budget(most),
       performer_(performer),
+      recompute_limit_(recompute_limit),
       policy_(own != nullptr ? std::move(own) : policy.bind(graph)) {
     bool remembers = policy_->remembers();
     if (advised) {
@@ -29,7 +29,7 @@ Ledger::Ledger(
         remembers = false;
     }
     chooser_ = policy_.get();
-    if (!(remembers || rules.quirks)) {
+    if (!remembers) {
         null_chooser_ = std::make_unique<NullChooser>();
         chooser_ = null_chooser_.get();
     }
@@ -303,9 +303,8 @@ void Ledger::vanish(Storage& storage) {
 }
 
 void Ledger::evict_or_remove(Storage& storage) {
-    const bool useful = storage.consumed() || rules.quirks;
     const bool kept = storage.locks != 0 || storage.pinned || storage.checkpoint;
-    if (useful && storage.resident && !kept && storage.restorable() && rules.dead == Dead::evict) {
+    if (storage.consumed() && storage.resident && !kept && storage.restorable()) {
         evict(storage);
     } else {
         prune(storage);
@@ -314,13 +313,6 @@ void Ledger::evict_or_remove(Storage& storage) {
 }
 
 void Ledger::prune(Storage& start) {
-    if (rules.dead == Dead::banish) [[unlikely]] {
-        banish(start);
-        return;
-    }
-    if (rules.quirks) [[unlikely]] {
-        return;  // in the DTR authors' simulator (`rules.quirks`) nothing leaves the graph
-    }
     std::vector<Storage*>& unneeded = unneeded_;
     unneeded.push_back(&start);
     while (!unneeded.empty()) {
@@ -392,47 +384,6 @@ void Ledger::enter_graph(Storage& storage) {
     hold(storage);
 }
 
-// Return true if the recomputation of an evicted value needs `storage`.
-bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
-    for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {
-        for (const Value* value : edge->call->outputs()) {
-            if (!value->storage->dissolved && !value->defined) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-// Free the storage `start`, which the program cannot reach, and remove the recipes that read it. Do
-// nothing while an evicted value needs `start`. Do the same with its inputs. Values computed from
-// the freed storages then have no recipe and cannot be evicted.
-void Ledger::banish(Storage& start) {
-    std::vector<Storage*> unneeded{&start};
-    while (!unneeded.empty()) {
-        Storage& storage = *unneeded.back();
-        unneeded.pop_back();
-        if (!storage.dead() || storage.locks != 0 || !storage.listed ||
-            needed_by_evicted(storage)) {
-            continue;
-        }
-        while (storage.consumed()) {
-            for (Storage* child : disown(*storage.first_consumer->call)) {
-                child->replayable = false;
-                classify(*child);
-            }
-        }
-        if (storage.resident) {
-            freed_.push_back(&storage);
-        }
-        const std::size_t known = unneeded.size();
-        leave_graph(storage, unneeded);
-        if (rules.quirks) {
-            unneeded.resize(known);  // the DTR authors' simulator does not do this with the inputs
-        }
-    }
-}
-
 std::vector<Storage*> Ledger::disown(Call& call) {
     call.replayable = false;
     graph.unconsume(call);
@@ -475,9 +426,6 @@ void Ledger::lose_recipe(Call& start) {
 }
 
 void Ledger::touch(Storage& storage) {
-    if (rules.dead == Dead::banish && rules.quirks && storage.references == 0) {
-        return;
-    }
     storage.last_access = clock;
     // A storage that a call reads is usually locked, so it is no candidate for eviction. It can
     // still be a candidate if the call reads an evicted view, or if it is locked later
@@ -512,9 +460,7 @@ bool Ledger::is_candidate(const Storage& storage) const noexcept {
     return storage.resident && (storage.replayable || swappable(storage)) && storage.locks == 0 &&
            !storage.checkpoint &&
            (!storage.held || (storage.evictable_while_held && !storage.reserved)) &&
-           !storage.pinned &&
-           // The DTR authors' simulator evicts empty storages, too.
-           (storage.nbytes > 0 || rules.quirks);
+           !storage.pinned && storage.nbytes > 0;
 }
 
 void Ledger::classify(Storage& storage) {

@@ -16,7 +16,6 @@
 #include "host_memory.h"
 #include "journal.h"
 #include "performer.h"
-#include "rules.h"
 
 namespace rekindle {
 
@@ -41,7 +40,6 @@ public:
     Ledger(Ledger&&) = delete;
     Ledger& operator=(Ledger&&) = delete;
 
-    const Rules rules;
     Bytes budget;
     Bytes memory = 0;
     Bytes unlisted = 0;  // Part of `memory` that belongs to no storage of the graph.
@@ -190,7 +188,7 @@ protected:
         Bytes most,
         const Policy& policy,
         bool advised,
-        const Rules& how,
+        std::optional<Nanoseconds> recompute_limit,
         Performer& performer,
         std::unique_ptr<Chooser> own
     );
@@ -259,6 +257,8 @@ protected:
     void raise_peak(Bytes workspace = 0) noexcept { peak = std::max(peak, memory + workspace); }
 
     Performer& performer_;
+    // The most time of recomputation, after which `Thrashed` is thrown.
+    const std::optional<Nanoseconds> recompute_limit_;
     Chooser* chooser_;
     // Storages that lost their recipe while they were resident or on the host.
     std::vector<Ref<Storage>> unrecomputable_;
@@ -302,8 +302,6 @@ private:
     // eviction.
     void give_up_reserve();
     void give_up(std::vector<Storage*>& kept, bool Storage::* mark);
-    void banish(Storage& start);
-    bool needed_by_evicted(Storage& storage) const noexcept;
     // Remove `storage` from the graph. Add the storages that then may not be needed any more to
     // `unneeded`.
     void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);

@@ -57,8 +57,6 @@ public:
     // storage alive.
     virtual std::size_t n_deferred() const { return 0; }
 
-    virtual void expected(Storage& /*storage*/) {}
-
     virtual void evicted(Storage& /*storage*/) {}
 
     virtual void returned(Storage& /*storage*/) {}

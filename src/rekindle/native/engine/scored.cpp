@@ -74,11 +74,6 @@ void ScoredChooser::remove(Storage& storage) {
     }
 }
 
-void ScoredChooser::expected(Storage& storage) {
-    neighborhood_->expected(storage);
-    ++changes_;
-}
-
 void ScoredChooser::evicted(Storage& storage) {
     neighborhood_->evicted(storage);
     // If the `Envelope` has a line of this evicted storage, remove it: the line will differ when

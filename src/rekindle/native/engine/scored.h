@@ -32,7 +32,6 @@ public:
 
     double loss(Storage& storage, Nanoseconds now) override;
 
-    void expected(Storage& storage) override;
     void evicted(Storage& storage) override;
     void returned(Storage& storage) override;
     void forgotten(Storage& storage) override;

@@ -36,13 +36,11 @@ enum class Setting : std::uint8_t {
     by_size,
     by_staleness,
     root,
-    dead,
     recompute_limit,  // negative: unlimited
-    quirks,
-    watch,    // bits of `Player::Watch`: which results to record
-    journal,  // number of entries to keep
-    swap,     // nonzero: values can be swapped
-    host,     // bytes of host memory; negative: unlimited
+    watch,            // bits of `Player::Watch`: which results to record
+    journal,          // number of entries to keep
+    swap,             // nonzero: values can be swapped
+    host,             // bytes of host memory; negative: unlimited
     out_bytes_per_s,
     in_bytes_per_s,
     swap_only,
@@ -91,14 +89,6 @@ rekindle::Policy policy_of(Words settings) {
         at(settings, Setting::by_size) != 0,
         at(settings, Setting::by_staleness) != 0,
         at(settings, Setting::root) != 0
-    };
-}
-
-rekindle::Rules rules_of(Words settings) {
-    return {
-        static_cast<rekindle::Dead>(at(settings, Setting::dead)),
-        or_most(at(settings, Setting::recompute_limit)),
-        at(settings, Setting::quirks) != 0
     };
 }
 
@@ -209,7 +199,7 @@ PyObject* replay_given(PyObject* stream, PyObject* given, PyObject* given_route)
     Player player(
         or_most(at(chosen, Setting::budget)),
         policy_of(chosen),
-        rules_of(chosen),
+        or_most(at(chosen, Setting::recompute_limit)),
         given_route != Py_None ? &route : nullptr,
         at(chosen, Setting::swap) != 0 ? &swap : nullptr,
         watch

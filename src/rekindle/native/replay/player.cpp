@@ -7,12 +7,12 @@ namespace rekindle {
 Player::Player(
     Bytes budget,
     const Policy& policy,
-    const Rules& rules,
+    Nanoseconds recompute_limit,
     const Route* route,
     const Swap* swap,
     std::int64_t watch
 )
-    : watch_(watch), engine_(budget, *this, policy, route != nullptr, rules) {
+    : watch_(watch), engine_(budget, *this, policy, route != nullptr, recompute_limit) {
     if (swap != nullptr) {
         engine_.swap_with(*swap);
     }

@@ -101,7 +101,7 @@ public:
     Player(
         Bytes budget,
         const Policy& policy,
-        const Rules& rules,
+        Nanoseconds recompute_limit,
         const Route* route,
         const Swap* swap,
         std::int64_t watch

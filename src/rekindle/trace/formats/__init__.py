@@ -18,10 +18,10 @@ from typing import Final
 from rekindle._errors import InvalidFile
 from rekindle._files import what_is
 from rekindle.trace._model import Trace
-from rekindle.trace.formats import checkmate, dtr, native
+from rekindle.trace.formats import checkmate, native
 
 # Each module defines NAME, recognizes(first line), read(lines, name) and write(trace) -> lines.
-FORMATS: Final[tuple[ModuleType, ...]] = (native, dtr, checkmate)
+FORMATS: Final[tuple[ModuleType, ...]] = (native, checkmate)
 _KNOWN: Final = " or ".join(module.NAME for module in FORMATS)
 _GZIP: Final = b"\x1f\x8b"
 
@@ -58,7 +58,7 @@ def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> Non
     Args:
         trace: The recorded program: operators, storages and events.
         path: The path of the file.
-        as_format: "native", "dtr" or "checkmate".
+        as_format: "native" or "checkmate".
 
     Raises:
         Unsupported: The format cannot hold the trace; no file is written.

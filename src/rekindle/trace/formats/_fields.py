@@ -1,7 +1,6 @@
 """Read JSON objects line by line, with checked fields.
 
-Every error is an `InvalidFile` that names the line and the field. The readers of the formats
-`native` and `dtr` use this module.
+Every error is an `InvalidFile` that names the line and the field.
 """
 
 from __future__ import annotations
@@ -58,12 +57,6 @@ class Line:
         if not isinstance(value, list):
             raise self.wrong(field, "a list", value)
         return cast("list[Any]", value)
-
-    def texts(self, field: str) -> list[str]:
-        for item in self.items(field):
-            if not isinstance(item, str):
-                raise self.wrong(field, "a list of texts", item)
-        return self.items(field)
 
     def amounts(self, field: str, *, optional: bool = False) -> list[int]:
         return [self.as_amount(field, item) for item in self.items(field, optional=optional)]

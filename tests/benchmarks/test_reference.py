@@ -9,13 +9,15 @@ import json
 from pathlib import Path
 
 import pytest
+from _authors import Case, engine_of, play, run
+from _dtr_logs import load
 
-from rekindle.engine import NoRoom, Rules, Thrashed
-from rekindle.policies import named
-from rekindle.schedule import Compute, verify
-from rekindle.simulator import RATIOS, Case, Run, run_case
+from rekindle import simulator
+from rekindle.engine import NoRoom, Thrashed
+from rekindle.schedule import Action, Compute, Schedule, verify
+from rekindle.simulator import RATIOS
 from rekindle.trace import keep_all_peak
-from rekindle.trace.formats import dtr, load, native
+from rekindle.trace.formats import native
 
 FOLDER = Path(__file__).parents[3] / "shared" / "reference"
 LOGS = ("resnet32", "unet", "transformer", "treelstm", "lstm")
@@ -54,15 +56,15 @@ HEURISTICS = {
 }
 
 
-def _log(name: str) -> str:
-    return str(FOLDER / "logs" / f"{name}.log.gz")
+def _log(name: str) -> Path:
+    return FOLDER / "logs" / f"{name}.log.gz"
 
 
 @pytest.mark.parametrize(("log", "policy", "ratio", "status", "overhead"), GOLDEN)
 def test_simulated_overhead_equals_stored_dtr_figures(
     log: str, policy: str, ratio: float, status: str, overhead: float | None
 ) -> None:
-    outcome = run_case(Case(_log(log), policy, ratio, quirks=True))
+    outcome = run(Case(_log(log), policy, ratio))
     assert outcome.status == status
     if overhead is not None:
         assert outcome.overhead == overhead
@@ -79,8 +81,8 @@ def test_simulated_overhead_of_each_policy_equals_dtr_paper(log: str, dead: str)
         wanted = row["log"] == log and row["dealloc_policy"] == policy
         if not wanted or row["heuristic"] not in HEURISTICS:
             continue
-        case = Case(_log(log), HEURISTICS[row["heuristic"]], row["ratio"], None, dead, quirks=True)  # type: ignore[arg-type]
-        outcome = run_case(case)
+        case = Case(_log(log), HEURISTICS[row["heuristic"]], row["ratio"], dead)  # type: ignore[arg-type]
+        outcome = run(case)
         assert outcome.budget_bytes == row["budget_bytes"]
         assert outcome.status == status[row["result"]], case
         if outcome.status == "pass":
@@ -97,21 +99,21 @@ def test_recomputations_equal_those_of_dtr_simulator() -> None:
     for wanted in json.loads((FOLDER / "simrd_traces.json").read_text())["traces"]:
         if wanted["result"] != "pass" or wanted["heuristic"] not in ("DTR", "DTREqClass"):
             continue
-        events = _decisions(wanted["log"], HEURISTICS[wanted["heuristic"]], wanted["budget_bytes"])
+        case = Case(_log(wanted["log"]), HEURISTICS[wanted["heuristic"]], 1.0)
+        events = _decisions(case, wanted["budget_bytes"])
         theirs = [[e[0], e[2]] for e in wanted["events_first"] if e[1].startswith("R:")]
         assert events[: len(theirs)] == theirs
         compared += len(theirs)
     assert compared > 500
 
 
-def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
+def _decisions(case: Case, budget: int) -> list[list[object]]:
     """Simulate a log, and return the clock after each recomputation, with the operator's cost."""
-    trace = load(_log(log))
-    run = Run(trace, budget, named(policy), Rules(quirks=True))
-    run.go()
-    record = run.record()
+    trace = load(case.log)
+    actions: list[Action] = []
+    play(trace, engine_of(trace, budget, case), actions)
     clock, ran, events = 1, set(), []
-    for action in record.actions:
+    for action in actions:
         if isinstance(action, Compute):
             clock += trace.ops[action.op].cost
             if action.op in ran:
@@ -121,10 +123,9 @@ def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_dtr_logs_are_equal_after_saving_in_both_formats(log: str) -> None:
+def test_trace_of_dtr_log_is_equal_after_saving(log: str) -> None:
     trace = load(_log(log))
     assert native.read(native.write(trace)) == trace
-    assert dtr.read(dtr.write(trace), trace.name) == trace
 
 
 @pytest.mark.slow
@@ -137,16 +138,16 @@ def test_each_simulated_run_of_dtr_logs_is_valid_schedule(log: str, quirks: bool
     for policy in ("dtr", "dtr-eq", "thrifty", "msps", "lru", "random:1"):
         for ratio in RATIOS[::3]:
             budget = int(everything * ratio)
-            run = Run(trace, budget, named(policy), Rules("evict", trace.compute_ns, quirks))
+            engine = engine_of(trace, budget, Case(_log(log), policy, ratio, quirks=quirks))
+            actions: list[Action] = []
             try:
-                run.go()
+                play(trace, engine, actions)
             except (NoRoom, Thrashed):
                 continue
-            record = run.record()
-            cost = verify(trace, record.schedule, budget)
-            assert (cost.recompute_ns, cost.peak) == (record.recompute_ns, record.peak)
-            again = sum(isinstance(action, Compute) for action in record.actions) - len(trace.ops)
-            assert again == cost.recomputations == record.recomputations
+            cost = verify(trace, Schedule(tuple(actions)), budget)
+            assert (cost.recompute_ns, cost.peak) == (engine.recompute_ns, engine.peak)
+            again = sum(isinstance(action, Compute) for action in actions) - len(trace.ops)
+            assert again == cost.recomputations
             passed += 1
     assert passed > 5
 
@@ -154,9 +155,12 @@ def test_each_simulated_run_of_dtr_logs_is_valid_schedule(log: str, quirks: bool
 @pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 def test_thrifty_policy_is_at_most_one_percent_slower_than_dtr(log: str) -> None:
-    better = 0
+    better, trace = 0, load(_log(log))
     for ratio in RATIOS:
-        theirs, ours = (run_case(Case(_log(log), name, ratio)) for name in ("dtr", "thrifty"))
+        theirs, ours = (
+            simulator.run_case(simulator.Case(log, name, ratio), trace)
+            for name in ("dtr", "thrifty")
+        )
         if theirs.status == "pass":
             assert ours.status == "pass"
             assert ours.overhead <= theirs.overhead * 1.01

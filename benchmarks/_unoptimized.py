@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import final
 
 from rekindle._types import Nanoseconds
-from rekindle.policies._base import Candidate, Chooser, Policy
-from rekindle.policies._neighborhood import evicted_neighborhood
+from rekindle.policies import Candidate, Chooser, Policy
 
 
 @final
@@ -60,3 +59,19 @@ def _score(storage: Candidate, now: Nanoseconds) -> float:
         last = max(last, neighbor.last_access)
     weight = storage.nbytes * (now - last)
     return cost / weight if weight else math.inf
+
+
+def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
+    """Return e*(s): the evicted ancestors and descendants of `storage`."""
+    found: set[Candidate] = set()
+    for upwards in (True, False):
+        seen = {storage}
+        stack = [storage]
+        while stack:
+            last = stack.pop()
+            for other in last.parents() if upwards else last.children():
+                if other not in seen and not other.resident:
+                    seen.add(other)
+                    stack.append(other)
+        found |= seen
+    return found - {storage}

@@ -7,13 +7,11 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
 FEW = {"normalized": 50, "lstm": 40, "maml": 8, "burgers": 120, "ode": 20}
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import unrolls
 
     return unrolls

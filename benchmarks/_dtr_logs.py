@@ -1,4 +1,4 @@
-"""Read and write the operator logs of the DTR paper (Kirisame et al., ICLR 2021, arXiv 2006.09616).
+"""Read the operator logs of the DTR paper (Kirisame et al., ICLR 2021, arXiv 2006.09616).
 
 The authors' prototype wrote one JSON object (an instruction) on each line, with all numbers as
 text. A name stands for a tensor of the program and refers to a value; several names may refer to
@@ -23,21 +23,25 @@ their names first appeared.
 
 from __future__ import annotations
 
-import json
+import gzip
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from pathlib import Path
 
-from rekindle._errors import InvalidFile, Unsupported
+from rekindle._errors import InvalidFile
 from rekindle._types import ValueId
-from rekindle.trace._builder import TraceBuilder
-from rekindle.trace._model import Call, Op, Pin, Release, Retain, Trace
+from rekindle.trace import Trace, TraceBuilder
 from rekindle.trace.formats._fields import Line, read_lines
 
-NAME: Final = "dtr"
+
+def load(path: Path) -> Trace:
+    """Read the trace of a log, which is gzipped. Its name is that of the file."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return read(lines, path.name.partition(".")[0])
 
 
-def recognizes(first_line: str) -> bool:
-    return '"INSTRUCTION"' in first_line
+def logs_in(folder: Path) -> list[Path]:
+    """Return the logs in a folder, the smallest file first."""
+    return sorted(folder.glob("*.log.gz"), key=lambda path: path.stat().st_size)
 
 
 def read(texts: Iterable[str], name: str = "") -> Trace:
@@ -120,7 +124,7 @@ class _Reader:
         arguments = self._arguments(line)
         sizes: list[int] = []
         aliases: list[ValueId | None] = []
-        results = line.texts("RESULT")
+        results = _texts(line, "RESULT")
         for result in results:
             sizes.append(self._memory(line, rest, result))
             aliases.append(self._alias(line, rest, result, arguments))
@@ -156,7 +160,7 @@ class _Reader:
         for position, before, after in zip(positions, old, outputs, strict=True):
             self.sizes[after] = self.sizes[before]
             self.references[after] = 1
-            self.names[line.texts("ARGS")[position]] = after
+            self.names[_texts(line, "ARGS")[position]] = after
             self._let_go(before)
 
     def _rebind(self, line: Line) -> None:
@@ -200,7 +204,7 @@ class _Reader:
 
     def _arguments(self, line: Line) -> list[ValueId]:
         arguments: list[ValueId] = []
-        for argument in line.texts("ARGS"):
+        for argument in _texts(line, "ARGS"):
             if argument not in self.names:
                 raise line.wrong("ARGS", "names that appeared before", argument)
             arguments.append(self.names[argument])
@@ -235,6 +239,13 @@ def _following(line: Line, rest: Iterator[Line], kind: str, name: str) -> Line:
     return following
 
 
+def _texts(line: Line, field: str) -> list[str]:
+    for item in line.items(field):
+        if not isinstance(item, str):
+            raise line.wrong(field, "a list of texts", item)
+    return line.items(field)
+
+
 def _number(line: Line, field: str, least: int = 0) -> int:
     text = line.text(field)
     try:
@@ -244,156 +255,3 @@ def _number(line: Line, field: str, least: int = 0) -> int:
     if number < least:
         raise line.wrong(field, f"a whole number in quotes, at least {least}", text)
     return number
-
-
-def write(trace: Trace) -> Iterator[str]:
-    """Yield the lines of a log, each with its line end.
-
-    Args:
-        trace: The recorded program: operators, storages and events.
-
-    Raises:
-        Unsupported: A log cannot express the trace. Logs have no user-held values, no in-place
-            writes, and no pins before the end.
-    """
-    yield _line(INSTRUCTION="ANNOTATE", ANNOTATION="START")
-    writer = _Writer(trace)
-    for position in range(len(trace.events)):
-        yield from writer.event(position)
-    writer.check_outputs()
-
-
-def _line(**fields: object) -> str:
-    return json.dumps(fields, separators=(",", ":")) + "\n"
-
-
-class _Writer:
-    """State while a trace is written as a log: the names that values have got so far."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.count = 0
-        # all names in order of appearance, each with its value
-        self.names: dict[str, ValueId] = {}
-        self.live: dict[ValueId, list[str]] = {}
-        self.backward = False
-        self.pins: list[ValueId] = []
-        self.renamed: set[int] = set()  # positions of release events that a MUTATE line replaces
-
-    def event(self, position: int) -> Iterator[str]:
-        """Yield the lines for the event at `position` of the trace."""
-        event = self.trace.events[position]
-        match event:
-            case Call(op_id, held):
-                op = self.trace.ops[op_id]
-                if held or op.overwrites or (op.inputs and not op.replayable):
-                    raise Unsupported(
-                        f"a DTR log cannot hold op {op_id} ({op.name}): the op is user-held, "
-                        "overwrites memory, or cannot be recomputed; save the trace as .jsonl "
-                        "instead"
-                    )
-                if not op.replayable and (op.cost or len(op.outputs) != 1):
-                    raise Unsupported(
-                        f"a DTR log cannot hold op {op_id} ({op.name}): an op that cannot be "
-                        "recomputed must have one output and cost 0; save the trace as .jsonl "
-                        "instead"
-                    )
-                yield from self._call(op, position)
-            case Retain(value):
-                yield _line(INSTRUCTION="COPY", SRC=self.live[value][0], DST=self._new_name(value))
-            case Release(value):
-                if position not in self.renamed:
-                    yield _line(INSTRUCTION="RELEASE", NAME=self.live[value].pop())
-            case Pin(value):
-                self.pins.append(value)
-            case _:
-                raise Unsupported(
-                    f"a DTR log cannot hold {event}; save the trace as .jsonl instead"
-                )
-        if self.pins and not isinstance(event, Pin):
-            raise Unsupported(
-                "a DTR log can pin values only at its end, but in this trace another event follows "
-                "a pin; save the trace as .jsonl instead"
-            )
-
-    def check_outputs(self) -> None:
-        """Raise `Unsupported` if the trace pins other values than those that the log would pin.
-
-        A log has no pins. Its reader pins the values that still have a name at the end.
-        """
-        outputs = [v for v in dict.fromkeys(self.names.values()) if self.live.get(v)]
-        if outputs != self.pins:
-            raise Unsupported(
-                "a DTR log pins exactly the values that still have references at its end, in the "
-                "order in which their names appeared, but this trace pins other values, or the "
-                "same values in another order; save the trace as .jsonl instead"
-            )
-
-    def _new_name(self, value: ValueId) -> str:
-        name = f"x{self.count}"
-        self.count += 1
-        self.names[name] = value
-        self.live.setdefault(value, []).append(name)
-        return name
-
-    def _call(self, op: Op, position: int) -> Iterator[str]:
-        """Yield the lines of a call: CONSTANT, MUTATE or CALL."""
-        if op.is_backward and not self.backward and "backward" not in op.name:
-            self.backward = True
-            yield _line(INSTRUCTION="ANNOTATE", ANNOTATION="BACKWARD")
-        if not op.replayable:
-            name = self._new_name(op.outputs[0])
-            yield _line(INSTRUCTION="CONSTANT", NAME=name)
-            yield self._memory(name, op.outputs[0])
-            return
-        arguments = [self._argument(value) for value in op.inputs]
-        fields = {"NAME": op.name, "ARGS": arguments, "TIME": str(op.cost)}
-        mutated = self._mutated(op, position)
-        if mutated:
-            yield _line(INSTRUCTION="MUTATE", **fields, MUTATE=mutated)
-            for value, argument in zip(op.outputs, mutated, strict=True):
-                name = arguments[argument]
-                self.names[name] = value
-                self.live[op.inputs[argument]].remove(name)
-                self.live[value] = [name]
-            self.renamed.update(range(position + 1, position + 1 + len(mutated)))
-            return
-        results = [self._new_name(value) for value in op.outputs]
-        yield _line(INSTRUCTION="CALL", **fields, RESULT=results)
-        for name, value in zip(results, op.outputs, strict=True):
-            yield self._memory(name, value)
-            yield _line(INSTRUCTION="ALIAS", NAME=name, ALIAS=str(self._alias(op, value)))
-
-    def _argument(self, value: ValueId) -> str:
-        if not self.live.get(value):
-            raise Unsupported(
-                f"a DTR log cannot hold a call that reads value {value}, which the program no "
-                "longer holds; save the trace as .jsonl instead"
-            )
-        return self.live[value][0]
-
-    def _memory(self, name: str, value: ValueId) -> str:
-        nbytes = self.trace.storages[self.trace.values[value]]
-        return _line(INSTRUCTION="MEMORY", NAME=name, MEMORY=str(nbytes))
-
-    def _alias(self, op: Op, value: ValueId) -> int:
-        storage = self.trace.values[value]
-        if self.trace.is_root(value):
-            return -1
-        return next(i for i, v in enumerate(op.inputs) if self.trace.values[v] == storage)
-
-    def _mutated(self, op: Op, position: int) -> list[int]:
-        """Return the positions of the arguments that outputs replace, if MUTATE can express `op`.
-
-        It can if each output is as large as an argument that is released right after the call. Then
-        the argument's name refers to the output. Otherwise the list is empty.
-        """
-        following = self.trace.events[position + 1 : position + 1 + len(op.outputs)]
-        old = [event.value for event in following if isinstance(event, Release)]
-        if not op.outputs or len(old) != len(op.outputs) or len(set(old)) != len(old):
-            return []
-        for value, before in zip(op.outputs, old, strict=True):
-            sizes = {self.trace.storages[self.trace.values[v]] for v in (value, before)}
-            if before not in op.inputs or len(sizes) != 1 or not self.trace.is_root(value):
-                return []
-        return [op.inputs.index(before) for before in old]

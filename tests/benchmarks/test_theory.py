@@ -10,17 +10,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import sys
 
 import pytest
-
-from rekindle.policies import DTR, LRU, Ablation, Policy
-from tests.changed import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
 from _theory import adversary, chen, linear_recomputations, revolve
 
-sys.path.pop(0)
+from rekindle.policies import DTR, LRU, Ablation, Policy
 
 THEOREM_1 = Ablation(staleness=False, size=True, cost="exact")
 

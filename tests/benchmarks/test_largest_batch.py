@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = {"vocabulary": 17, "batch": 2, "time": 24, "width": 32, "layers": 3}
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import largest_batch
 
     monkeypatch.setattr(largest_batch, "SECONDS", 0.0)
