@@ -71,9 +71,9 @@ ROOMS = {
         "tensors": {"devices"},
         "operators": {"devices", "tensors"},
         "online": {"devices", "tensors", "operators"},
-        "held": {"tensors", "operators", "online"},
         "swap": {"devices", "tensors"},
-        "native": {"devices", "tensors", "operators", "online"},
+        "native": {"devices", "tensors", "operators", "online", "swap"},
+        "held": {"tensors", "operators", "online", "native"},
         "learned": {"devices", "native"},  # this room plans from the records of the native core
         "planned": {"devices", "tensors", "operators", "swap"},
         "chains": {"tensors"},

@@ -5,10 +5,10 @@ Swapping is optional. Without `swap=` an `Exchange` only evicts, as its base cla
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine._check import check
 from rekindle.engine._graph import Storage
 from rekindle.engine._host import HostMemory
 from rekindle.engine._ledger import Ledger
@@ -43,8 +43,36 @@ class Exchange(Ledger):
         self.planned = False
 
     def check(self) -> None:
-        """Assert every invariant of the engine. Call this between two events, not during one."""
-        check(self)
+        """Assert every invariant of the engine. Call this between two events, not during one.
+
+        Raises:
+            AssertionError: An invariant does not hold.
+        """
+        storages = dict.fromkeys(self.storages)
+        resident = sum(storage.nbytes for storage in storages if storage.resident)
+        assert self.memory == resident + self.unlisted, "memory is miscounted"
+        assert self.memory <= self.budget, f"{self.memory} bytes over {self.budget}"
+        copied = {storage for storage in storages if storage.on_host}
+        host, ahead = self.host, Counter[Storage]()
+        if host is not None:
+            ahead = Counter([*host.saving, *host.coming])
+            assert {*host.copies} == copied | {*self.discarded}, "host copies are miscounted"
+            assert host.nbytes == sum(storage.nbytes for storage in host.copies)
+            assert host.lacks(0) <= 0, "the host's limit is passed"
+        else:
+            assert not copied, "storages have host copies, but swapping is off"
+        assert all(each.resident for each in self.checkpoints), "a checkpoint is not in memory"
+        for storage in storages:
+            assert storage.locks == ahead[storage], f"{storage} is still locked"
+            assert (storage.order >= 0) == self.is_candidate(storage), f"{storage} is misclassified"
+            assert storage.references >= 0, f"{storage}"
+            for value in storage.values:
+                assert storage.resident or not value.defined, f"{storage}: evicted, value defined"
+            needed = storage.resident or storage.consumers or not storage.dead
+            assert needed, f"{storage} leaks"
+            if storage.replayable:
+                for parent in storage.parents():
+                    assert parent in storages, f"{storage} needs {parent}, which is gone"
 
     def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
         host = self.host

@@ -11,12 +11,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 
+from rekindle.pytorch.held._evict_held import EvictHeld
+from rekindle.pytorch.held._profilers import profilers_seen
+from rekindle.pytorch.native import Driver
 from rekindle.pytorch.online import CAPSULES, Current, by_rekindle, replace
 from rekindle.pytorch.operators import tensors_in
 
@@ -51,38 +54,7 @@ _KERNELS = (
 
 Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 
-
-class Keeper(Protocol):
-    """The object that makes evicted memory resident: `EvictHeld`, as this file uses it."""
-
-    def present(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Make the memory of `tensors` resident inside the block."""
-        ...
-
-    def present_in_forward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Make `tensors` resident during the forward of an `autograd.Function`.
-
-        Operators inside the block get no recipes.
-        """
-        ...
-
-    def present_in_backward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Make `tensors` and saved values resident during an `autograd.Function`'s backward."""
-        ...
-
-    def keep(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident, and pin the memory: it is never evicted."""
-        ...
-
-    def hand_out(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident, pin it, and note that other code may write it.
-
-        Values computed from the memory then get a recipe that reads a private copy, or none.
-        """
-        ...
-
-
-_keeper = Current[Keeper]()
+_keeper = Current[EvictHeld]()
 
 
 def _present(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
@@ -107,7 +79,15 @@ def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[No
 
 
 @contextmanager
-def escapes_seen(keeper: Keeper) -> Iterator[None]:
+def held_evicted(driver: Driver) -> Iterator[None]:
+    """Inside the block, intercept accesses to tensors that run no operator, for `driver`."""
+    driver.held = held = EvictHeld(driver)
+    with escapes_seen(held), profilers_seen(driver.core):
+        yield
+
+
+@contextmanager
+def escapes_seen(keeper: EvictHeld) -> Iterator[None]:
     """Inside the block, make a tensor resident before a function accesses its memory.
 
     The functions are replaced by ones that call `keeper` first.

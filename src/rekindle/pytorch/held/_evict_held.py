@@ -9,66 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, final
+from typing import final
 
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 
-from rekindle.pytorch.held._escapes import escapes_seen
-from rekindle.pytorch.held._profilers import ReadByProfilers, profilers_seen
 from rekindle.pytorch.held._threads import Threads
-from rekindle.pytorch.online import KnowsThreads, hand_out
+from rekindle.pytorch.native import Driver
+from rekindle.pytorch.online import hand_out
 from rekindle.pytorch.operators import is_plain
-
-
-class HeldDriver(Protocol):
-    """The methods of the native driver (the state of one budget) that this file uses."""
-
-    held: KnowsThreads | None
-
-    @property
-    def core(self) -> ReadByProfilers: ...
-
-    def begin_reading(self, tensors: list[Tensor], *, saved: bool = False) -> int:
-        """Make the memory of `tensors` resident, and do not evict it until `end_reading`.
-
-        Args:
-            tensors: The tensors.
-            saved: Also keep values resident that autograd unpacks meanwhile.
-
-        Returns:
-            A number that identifies this lock, for `end_reading`.
-        """
-        ...
-
-    def end_reading(self, number: int) -> None:
-        """Undo the `begin_reading` that returned `number`."""
-        ...
-
-    def record_without_grad(self, record: bool) -> None:
-        """Begin or end a scope in which operators with grad mode off get no recipes.
-
-        Args:
-            record: False begins such a scope, True ends it.
-        """
-        ...
-
-    def pin_exposed_address(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
-        ...
-
-    def mark_externally_writable(self, home: UntypedStorage) -> None:
-        """Record that other code may write to the storage `home` from now on."""
-        ...
 
 
 @final
 class EvictHeld:
     """Restores evicted memory of the program, and knows its threads, for one native driver.
 
-    It implements `Keeper` and `KnowsThreads`.
+    It implements `KnowsThreads`.
     """
 
-    def __init__(self, driver: HeldDriver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.threads = Threads()
 
@@ -80,7 +38,7 @@ class EvictHeld:
         self.threads.changed()
         return not self.threads.unknown
 
-    # -- the interface `Keeper`, which `escapes_seen` uses --------------------------------------
+    # -- for `escapes_seen` ---------------------------------------------------------------------
 
     @contextmanager
     def present(self, tensors: Iterable[Tensor], *, saved: bool = False) -> Iterator[None]:
@@ -126,14 +84,6 @@ class EvictHeld:
         """Make the memory of `tensor` resident, pin it, and note that other code may write it."""
         self.keep(tensor)
         hand_out(self._driver.mark_externally_writable, tensor)
-
-
-@contextmanager
-def held_evicted(driver: HeldDriver) -> Iterator[None]:
-    """Inside the block, intercept accesses to tensors that run no operator, for `driver`."""
-    driver.held = held = EvictHeld(driver)
-    with escapes_seen(held), profilers_seen(driver.core):
-        yield
 
 
 def thread_registered(held: object) -> AbstractContextManager[None]:

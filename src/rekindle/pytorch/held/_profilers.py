@@ -5,34 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch.autograd import profiler
 
+from rekindle.pytorch.native import Core
 from rekindle.pytorch.online import Current, replace
 
-
-class ReadByProfilers(Protocol):
-    """The functions of the native core that this file uses."""
-
-    def profiler_starts(self) -> None:
-        """Let the profiler of this thread see a null address for evicted tensors, not an error."""
-        ...
-
-    def profiler_stops(self) -> None:
-        """Undo `profiler_starts`."""
-        ...
-
-    def profilers_are_over(self) -> None:
-        """Undo `profiler_starts` for all profilers that are still running."""
-        ...
-
-
-_core = Current[ReadByProfilers]()
+_core = Current[Core]()
 
 
 @contextmanager
-def profilers_seen(core: ReadByProfilers) -> Iterator[None]:
+def profilers_seen(core: Core) -> Iterator[None]:
     """Inside the block, report each start and stop of a profiler to `core`.
 
     If a profiler is already running, its start is reported now.

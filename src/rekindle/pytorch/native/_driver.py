@@ -36,7 +36,6 @@ from rekindle.pytorch.online import (
     Snapshot,
     Steps,
     StepUndo,
-    TransfersOnHost,
     WarmOptimizers,
     elsewhere,
     leaves,
@@ -44,6 +43,7 @@ from rekindle.pytorch.online import (
     users_line,
 )
 from rekindle.pytorch.operators import is_plain
+from rekindle.pytorch.swap import Copies, Transfers
 from rekindle.schedule import Recorder
 
 MUCH_LOST: Final = 10_000_000_000
@@ -63,19 +63,6 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """Handle the end of the budget."""
-        ...
-
-
-class CopiesOnHost(Protocol):
-    """The host copies of swapped values."""
-
-    @property
-    def transfers(self) -> TransfersOnHost:
-        """Statistics and errors of finished transfers."""
-        ...
-
-    def complain(self) -> None:
-        """Warn about failed transfers, if there were any."""
         ...
 
 
@@ -197,7 +184,7 @@ class Driver:
         learns: bool = False,
         evicts_held_last: bool = False,
         anything: bool = False,
-        swaps: tuple[CopiesOnHost, Swap] | None = None,
+        swaps: tuple[Copies, Swap] | None = None,
         policy: Policy = DEFAULT,
     ) -> None:
         self.core = core
@@ -220,8 +207,8 @@ class Driver:
         self.held: KnowsThreads | None = None
         #: the learner of plans; None if this run learns no plans
         self.watcher: Watcher | None = None
-        self.copies: CopiesOnHost | None = None
-        self.transfers: TransfersOnHost | None = None
+        self.copies: Copies | None = None
+        self.transfers: Transfers | None = None
         if swaps is not None:
             self.copies, swap = swaps
             self.transfers = self.copies.transfers

@@ -57,7 +57,6 @@ from rekindle.pytorch.online._session import DriverInterface as DriverInterface
 from rekindle.pytorch.online._session import KnowsThreads as KnowsThreads
 from rekindle.pytorch.online._session import RuntimeInterface as RuntimeInterface
 from rekindle.pytorch.online._session import StepUndo as StepUndo
-from rekindle.pytorch.online._session import TransfersOnHost as TransfersOnHost
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
 from rekindle.pytorch.online._steps import Figures as Figures
 from rekindle.pytorch.online._steps import Numbers as Numbers

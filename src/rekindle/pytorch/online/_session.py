@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rekindle._errors import OutOfBudget, SwapFailed
-from rekindle._types import Bytes, Nanoseconds
+from rekindle._errors import OutOfBudget
+from rekindle._types import Bytes
 from rekindle.pytorch.online._explain import Snapshot
 from rekindle.pytorch.online._owners import Owners
 from rekindle.pytorch.online._steps import Counting, Steps
@@ -173,30 +173,4 @@ class RuntimeInterface(Protocol):
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Record that one step of the program is over."""
-        ...
-
-
-class TransfersOnHost(Protocol):
-    """Statistics of finished swap transfers, and errors of failed ones."""
-
-    @property
-    def transfer_ns(self) -> Nanoseconds:
-        """Total duration (ns) of the transfers."""
-        ...
-
-    @property
-    def waiting_ns(self) -> Nanoseconds:
-        """Time (ns) that the program waited for transfers."""
-        ...
-
-    def add_note_to(self, out: OutOfBudget) -> None:
-        """Add a note about failed transfers to the error `out`, which they may have caused."""
-        ...
-
-    def lost(self, site: str) -> SwapFailed:
-        """Return the error for a value without a recipe whose host copy cannot be read.
-
-        Args:
-            site: The operator that made the value, and its line.
-        """
         ...
