@@ -21,6 +21,7 @@ from _common import conditions, write
 from tests.pytorch import models
 from tests.pytorch.models import ALL_CASES, Case, Phase, Workload, next_token_loss, tokens
 from tests.pytorch.networks import Residual
+from tests.pytorch.plans import forget_plans
 from tests.pytorch.test_models import plainly
 
 import rekindle
@@ -98,7 +99,7 @@ def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
         `share`, the time of recomputed operators divided by the time of the operators' first runs
         in the measured steps, and further figures.
     """
-    _step_plans.forget_plans()
+    forget_plans()
     workload = case.build()
     with rekindle.budget(budget, learn="wait" if learn else False) as run:
         for number in range(BEFORE):

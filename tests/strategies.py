@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
+from rekindle.trace import Trace, keep_all_peak, largest_need
+from tests.dags import random_dag
 
 #: Examples that the profile "whole" draws; hypothesis draws as many by default.
 USUAL_EXAMPLES = 100

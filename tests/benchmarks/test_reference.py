@@ -20,7 +20,9 @@ from rekindle.trace import keep_all_peak
 from rekindle.trace.formats import native
 
 FOLDER = Path(__file__).parents[3] / "shared" / "reference"
-LOGS = ("resnet32", "unet", "transformer", "treelstm", "lstm")
+# Of each log one run in so many is compared with the authors'. benchmarks/simulator_reference.py
+# compares all.
+LOGS = {"resnet32": 1, "unet": 1, "transformer": 3, "treelstm": 7, "lstm": 7}
 
 pytestmark = pytest.mark.skipif(
     not (FOLDER / "logs").is_dir(), reason=f"the authors' logs are not in {FOLDER}"
@@ -71,16 +73,18 @@ def test_simulated_overhead_equals_stored_dtr_figures(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("log", [*LOGS])
 @pytest.mark.parametrize("dead", ["evict", "banish"])
 def test_simulated_overhead_of_each_policy_equals_dtr_paper(log: str, dead: str) -> None:
     policy = {"evict": "eager", "banish": "banish"}[dead]
     status = {"pass": "pass", "oom": "oom", "thrashed": "thrash"}
-    compared = 0
-    for row in json.loads((FOLDER / "simrd_reference.json").read_text()):
-        wanted = row["log"] == log and row["dealloc_policy"] == policy
-        if not wanted or row["heuristic"] not in HEURISTICS:
-            continue
+    rows = [
+        row
+        for row in json.loads((FOLDER / "simrd_reference.json").read_text())
+        if row["log"] == log and row["dealloc_policy"] == policy and row["heuristic"] in HEURISTICS
+    ]
+    assert len(rows) == {"evict": 60, "banish": 10}[dead]
+    for row in rows[:: LOGS[log]]:
         case = Case(_log(log), HEURISTICS[row["heuristic"]], row["ratio"], dead)  # type: ignore[arg-type]
         outcome = run(case)
         assert outcome.budget_bytes == row["budget_bytes"]
@@ -88,8 +92,6 @@ def test_simulated_overhead_of_each_policy_equals_dtr_paper(log: str, dead: str)
         if outcome.status == "pass":
             assert outcome.overhead == row["overhead"], case
             assert outcome.rematerializations == row["remats"], case
-        compared += 1
-    assert compared == {"evict": 60, "banish": 10}[dead]
 
 
 @pytest.mark.slow
@@ -122,14 +124,14 @@ def _decisions(case: Case, budget: int) -> list[list[object]]:
     return events
 
 
-@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("log", [*LOGS])
 def test_trace_of_dtr_log_is_equal_after_saving(log: str) -> None:
     trace = load(_log(log))
     assert native.read(native.write(trace)) == trace
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("log", [*LOGS])
 @pytest.mark.parametrize("quirks", [False, True])
 def test_each_simulated_run_of_dtr_logs_is_valid_schedule(log: str, quirks: bool) -> None:
     trace = load(_log(log))
@@ -153,7 +155,7 @@ def test_each_simulated_run_of_dtr_logs_is_valid_schedule(log: str, quirks: bool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("log", [*LOGS])
 def test_thrifty_policy_is_at_most_one_percent_slower_than_dtr(log: str) -> None:
     better, trace = 0, load(_log(log))
     for ratio in RATIOS:

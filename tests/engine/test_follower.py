@@ -26,8 +26,8 @@ from rekindle.trace import (
     chain,
     keep_all_peak,
     largest_need,
-    random_dag,
 )
+from tests.dags import random_dag
 from tests.strategies import examples, problems
 
 

@@ -17,7 +17,8 @@ from rekindle.engine import NoRoom, Thrashed
 from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Swap, Thrifty
 from rekindle.simulator import Run
 from rekindle.simulator._native import PASSED, play
-from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak, largest_need, random_dag
+from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak, largest_need
+from tests.dags import random_dag
 from tests.native.streams import EVENTS, SWAPPING, Stream, reported, some_swap
 from tests.strategies import examples
 

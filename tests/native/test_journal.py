@@ -16,7 +16,8 @@ from rekindle.policies import DTR, Advised, Policy, Swap, Thrifty
 from rekindle.simulator import replay
 from rekindle.simulator._native import Played, encode, play
 from rekindle.simulator._replay import _NoMemory, drive
-from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
+from rekindle.trace import Trace, chain, keep_all_peak, largest_need
+from tests.dags import random_dag
 from tests.native.journals import Replay
 from tests.native.streams import Stream, reported, some_swap
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from rekindle.planners import Problem
-from rekindle.trace.formats.checkmate import graph_to_trace, read_checkmate
+from rekindle.trace.formats import load
+from rekindle.trace.formats.checkmate import graph_to_trace
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 
@@ -27,7 +28,7 @@ def reference(name: str) -> dict[str, object]:
 
 def reference_problem(graph: str) -> Problem:
     reference(f"graphs/{graph}.json")
-    return Problem.of(read_checkmate(REFERENCE / "graphs" / f"{graph}.json"))
+    return Problem.of(load(REFERENCE / "graphs" / f"{graph}.json"))
 
 
 def problem_of(*nodes: tuple[int, int, list[int]]) -> Problem:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from rekindle.planners import Chain, Rotor
 from rekindle.planners._chain import Kind, Operation
-from rekindle.planners.rotor import persistent, weakly_persistent
+from rekindle.planners.rotor import persistent
 from tests.planners.helpers import reference, reference_problem
+from tests.planners.weak import weakly_persistent
 from tests.strategies import examples
 
 

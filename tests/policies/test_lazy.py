@@ -30,7 +30,8 @@ from rekindle.policies import (
 from rekindle.policies._envelope import FEW, WIDTH, Envelope
 from rekindle.policies._scored import ScoredChooser
 from rekindle.simulator import replay
-from rekindle.trace import Trace, TraceBuilder, keep_all_peak, largest_need, random_dag
+from rekindle.trace import Trace, TraceBuilder, keep_all_peak, largest_need
+from tests.dags import random_dag
 from tests.helpers import Link
 from tests.strategies import examples, problems
 

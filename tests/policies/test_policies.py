@@ -12,7 +12,8 @@ from rekindle.engine import Engine, NoRoom, Storage
 from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Random
 from rekindle.policies._neighborhood import Classes, Exact
 from rekindle.simulator import replay
-from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
+from rekindle.trace import Trace, keep_all_peak, largest_need
+from tests.dags import random_dag
 from tests.helpers import Link
 
 

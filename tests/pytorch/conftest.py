@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rekindle.pytorch.held import can_make_placeholders
-from rekindle.pytorch.learned._step_plans import forget_plans
 from rekindle.pytorch.native import core, why_not
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
+from tests.pytorch.plans import forget_plans
 
 torch.set_num_threads(1)
 

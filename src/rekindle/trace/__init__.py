@@ -22,6 +22,5 @@ from rekindle.trace._model import Use as Use
 from rekindle.trace._rules import RULES as RULES
 from rekindle.trace._rules import check_trace as check_trace
 from rekindle.trace._synthetic import chain as chain
-from rekindle.trace._synthetic import random_dag as random_dag
 
 publish(__name__, globals().values())

@@ -84,7 +84,7 @@ def test_sequential_within_budget_matches_pytorch(name: str, fraction: float) ->
     assert differing(got, wanted) == []
     if name != "gates":  # these models need a random amount of memory in each step
         assert peak <= budget
-        assert 0.9 * peak <= chained.predicted_peak <= 1.1 * peak
+        assert 0.9 * peak <= chained.schedule.peak <= 1.1 * peak
     if fraction == 1.1:
         assert chained.overhead == 0.0
     elif fraction == 0.0:
@@ -215,7 +215,7 @@ def test_sequential_with_other_shape_is_measured_or_refused() -> None:
     model, x = built("mlp")
     chained, _ = within((model, x), 1)
     small = x[:64].clone()
-    before = chained.predicted_peak
+    before = chained.schedule.peak
     got, _ = train(copy.deepcopy(chained), small)
     wanted, _ = train(copy.deepcopy(model), small)
     assert differing(got, wanted) == []

@@ -18,10 +18,10 @@ from rekindle.engine import NoRoom, Route
 from rekindle.policies import Swap, Thrifty
 from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
-from rekindle.pytorch.learned._step_plans import forget_plans
 from rekindle.simulator import replay
 from rekindle.trace import Trace
 from tests.helpers import own_cache
+from tests.pytorch.plans import forget_plans
 
 
 class AtOnce:

@@ -19,11 +19,11 @@ from rekindle.pytorch.learned._step_plans import (
     PATIENCE,
     TRIES,
     StepPlans,
-    forget_plans,
     plans_for,
 )
 from tests.pytorch.learned.conftest import AtOnce
 from tests.pytorch.learned.test_learned_plans import Training, budget_of
+from tests.pytorch.plans import forget_plans
 
 
 def trained(steps: int, budget: int | None, **options: Any) -> tuple[Training, Any]:

@@ -23,13 +23,14 @@ from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
 from rekindle.pytorch.learned._sequence_matcher import GRAPH
 from rekindle.pytorch.learned._step_plan import StepPlan
-from rekindle.pytorch.learned._step_plans import MOST_PLANS, StepPlans, forget_plans, plans_for
+from rekindle.pytorch.learned._step_plans import MOST_PLANS, StepPlans, plans_for
 from rekindle.schedule import verify
 from rekindle.trace import chain
 from tests.differ.judge import smallest
 from tests.helpers import sampled
 from tests.pytorch.bits import differing
 from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.plans import forget_plans
 from tests.pytorch.test_models import left_by, plainly
 from tests.pytorch.tracker import Measured, Tracker, measure
 

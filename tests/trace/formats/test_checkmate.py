@@ -8,7 +8,8 @@ import pytest
 
 from rekindle import InvalidTrace, Unsupported
 from rekindle.trace import TraceBuilder, keep_all_peak
-from rekindle.trace.formats.checkmate import graph_to_trace, read, read_checkmate, recognizes, write
+from rekindle.trace.formats import load
+from rekindle.trace.formats.checkmate import graph_to_trace, read, recognizes, write
 
 GRAPH = {
     "name": "small",
@@ -30,7 +31,7 @@ def _with(at: int, **change: object) -> dict:
 def test_checkmate_graph_is_equal_after_saving_and_loading(tmp_path) -> None:
     path = tmp_path / "small.json"
     path.write_text(json.dumps(GRAPH))
-    trace = read_checkmate(path)
+    trace = load(path)
     assert (trace.name, trace.compute_ns, keep_all_peak(trace)) == ("small", 6250, 14)
     assert [op.is_backward for op in trace.ops] == [False, False, True]
     assert json.loads("".join(write(trace))) == GRAPH

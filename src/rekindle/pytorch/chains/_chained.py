@@ -67,11 +67,6 @@ class Chained(nn.Sequential):
         self.schedule = self._scheduled(sample)
 
     @property
-    def predicted_peak(self) -> Bytes:
-        """The predicted peak (bytes) of a forward and backward pass with the current schedule."""
-        return self.schedule.peak
-
-    @property
     def overhead(self) -> float:
         """Predicted time of recomputation, as a fraction of the time of a pass without it."""
         return self.schedule.overhead

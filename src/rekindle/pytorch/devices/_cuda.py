@@ -19,7 +19,6 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 
 KIND = "cuda"
-IS_BUILT = torch.backends.cuda.is_built()  #: True if this PyTorch was built with CUDA
 
 #: The same as `torch.cuda.current_stream`, but ten times as fast; None in a CPU-only PyTorch.
 _current: Callable[[int], tuple[int, int, int]] | None = getattr(

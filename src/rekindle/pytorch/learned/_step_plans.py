@@ -360,9 +360,3 @@ def plans_for(
     while len(_plans) > MOST_PLANS:
         _plans.pop(next(iter(_plans))).forget()
     return found
-
-
-def forget_plans() -> None:
-    """Drop all recorded steps and plans of this process (for tests)."""
-    while _plans:
-        _plans.popitem()[1].forget()

@@ -19,7 +19,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, cast
 
 from rekindle._errors import InvalidTrace, Unsupported
@@ -54,12 +53,6 @@ def read(lines: Iterable[str], name: str = "") -> Trace:
         raise InvalidTrace("graph-file", f"the file is not JSON: {error}") from None
     trace = graph_to_trace(document)
     return trace if trace.name else replace(trace, name=name)
-
-
-def read_checkmate(path: str | Path) -> Trace:
-    """Read the trace of a graph file."""
-    with Path(path).open(encoding="utf-8") as lines:
-        return read(lines, Path(path).stem)
 
 
 def graph_to_trace(document: object) -> Trace:
