@@ -16,7 +16,8 @@ import rekindle
 from rekindle.policies import Thrifty
 from rekindle.pytorch.native import backward_node, core
 from rekindle.pytorch.operators import BackwardNode
-from rekindle.pytorch.rehearsed import Fakes, MadeUp, Tracer
+from rekindle.pytorch.rehearsed._fakes import Fakes
+from rekindle.pytorch.rehearsed._tracer import Tracer
 from rekindle.pytorch.tensors import living_objects
 from rekindle.simulator import smallest_budget
 from rekindle.trace import Op, Trace, keep_all_peak
@@ -80,7 +81,7 @@ def on_shapes(model: nn.Module, x: Tensor) -> Trace:
     copy, inputs = fakes.model(model), fakes.inputs(x)
     with (
         fakes.mode,
-        Tracer(fakes, MadeUp(lambda: ""), lambda *_: (1_000, 0), running_node) as tracer,
+        Tracer(fakes, lambda *_: (1_000, 0), running_node) as tracer,
     ):
         for tensor in (*copy.parameters(), *copy.buffers(), inputs):
             tracer.meet(tensor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -27,9 +26,9 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.pytorch.chains import total
 from rekindle.pytorch.context import Run
-from rekindle.pytorch.online import GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, table_of, users_line
-from rekindle.pytorch.rehearsed import Fakes, MadeUp, as_on_device
-from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
+from rekindle.pytorch.online import table_of, users_line
+from rekindle.pytorch.rehearsed import FakeStep
+from rekindle.pytorch.tensors import Meter
 
 ACTIVATIONS = "activations and temporaries"
 
@@ -180,80 +179,53 @@ class _Rehearsal:
     """Runs a training step on fake copies of the model, its inputs and its optimizer."""
 
     def __init__(self, model: nn.Module, inputs: Any, device: torch.device) -> None:
-        self._fakes = Fakes(device)
-        self._meter = _FakeMeter()
-        self.model = self._fakes.model(model)
-        self._inputs = self._fakes.inputs(inputs)
+        self._step = FakeStep(model, device, users_line)
+        self._step.inputs = self._step.fakes.inputs(inputs)
+        self._meter = Meter()
 
     def run(self, optimizer: Any, loss: Callable[[Any], Tensor]) -> Estimate:
-        device = self._fakes.device
-        with self._fakes.mode, torch.device(device), ExitStack() as stack:
+        step = self._step
+        with step.running():
             if isinstance(optimizer, Optimizer):
-                steps = self._fakes.copy(optimizer)
-            else:
-                steps = optimizer(self.model.parameters()) if optimizer is not None else None
-            as_on_device(steps, device)
-            stack.enter_context(self._meter)
-            self._meter.count((list(self.model.parameters()), list(self.model.buffers())))
-            self._meter.count(list(tensors_of(self._inputs)))
-            self._step(steps, loss)
-            return Estimate(tuple(self._step(steps, loss)), tuple(self._meter.made_up.assumed))
+                step.add(step.fakes.copy(optimizer))
+            elif optimizer is not None:
+                step.add(optimizer(step.model.parameters()))
+            with self._meter as meter:
+                meter.count(step.tensors())
+                self._phases(loss)
+                return Estimate(tuple(self._phases(loss)), tuple(step.made_up.assumed))
 
-    def _step(self, optimizer: Optimizer | None, loss: Callable[[Any], Tensor]) -> list[Phase]:
-        meter = self._meter
-        for parameter in self.model.parameters():
+    def _phases(self, loss: Callable[[Any], Tensor]) -> list[Phase]:
+        """Run the step once, and return its phases."""
+        for parameter in self._step.model.parameters():
             parameter.grad = None
-        meter.restart()
+        self._meter.restart()
         output = self._call()
         value = _number(loss(output))
-        phases = [self._phase("forward", optimizer)]
+        phases = [self._phase("forward")]
         value.backward()
-        phases.append(self._phase("backward", optimizer))
+        phases.append(self._phase("backward"))
         del output, value
-        meter.restart()
-        if optimizer is not None:
+        self._meter.restart()
+        for optimizer in self._step.optimizers:
             optimizer.step()
-            phases.append(self._phase("optimizer", optimizer))
+            phases.append(self._phase("optimizer"))
         return phases
 
     def _call(self) -> Any:
-        if isinstance(self._inputs, Mapping):
-            return self.model(**self._inputs)
-        if isinstance(self._inputs, tuple):
-            return self.model(*self._inputs)
-        return self.model(self._inputs)
+        model, inputs = self._step.model, self._step.inputs
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
-    def _phase(self, name: str, optimizer: Optimizer | None) -> Phase:
+    def _phase(self, name: str) -> Phase:
         """Return the phase that ends now, with its peak by category, and start the next one."""
         meter = self._meter
-        parameters = list(self.model.parameters())
-        state = [*tensors_of(list(optimizer.state.values()))] if optimizer is not None else []
-        held = {
-            PARAMETERS: bytes_of(parameters),
-            GRADIENTS: meter.at_peak(p.grad for p in parameters if p.grad is not None),
-            OPTIMIZER: meter.at_peak(state),
-            INPUTS: bytes_of([*self.model.buffers(), *tensors_of(self._inputs)]),
-        }
+        held = {key: meter.at_peak(tensors) for key, tensors in self._step.tensors().items()}
         held[ACTIVATIONS] = max(0, meter.peak - sum(held.values()))
         phase = Phase(name, meter.peak, {key: size for key, size in held.items() if size})
         meter.restart()
         return phase
-
-
-@final
-class _FakeMeter(Meter):
-    """Counts bytes of fake tensors, and returns made-up numbers where the program reads data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made_up = MadeUp(users_line)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if self.made_up.knows(func, args):
-            return self.made_up.answer(args[0])
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _check_optimizer(optimizer: object, model: nn.Module) -> None:

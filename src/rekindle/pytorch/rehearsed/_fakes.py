@@ -7,15 +7,18 @@ program reads a number from a fake tensor (`tensor.item()`), `MadeUp` returns a 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch.devices import is_accelerator
-from rekindle.pytorch.online import Shape
+from rekindle.pytorch.online import GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, Shape
 from rekindle.pytorch.tensors import tensors_of
 
 
@@ -60,34 +63,85 @@ class Fakes:
 
 
 @final
-class MadeUp:
-    """Makes up a number when a program reads the contents of a fake tensor.
+class MadeUp(TorchDispatchMode):
+    """Dispatch mode that makes up a number when a program reads the contents of a fake tensor.
+
+    The number is 1, or False for a bool tensor.
 
     Attributes:
         assumed: The source lines that read such a number, as text, in the order of the reads.
     """
 
-    def __init__(self, where: Any) -> None:
+    def __init__(self, where: Callable[[], str]) -> None:
+        super().__init__()
         self._where = where
         self.assumed: dict[str, None] = {}
 
-    def knows(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Return True if `func(*args)` reads a number from a fake tensor that does not know it."""
-        if func is not torch.ops.aten._local_scalar_dense.default:
-            return False
-        return getattr(args[0], "constant", None) is None
-
-    def answer(self, asked: Tensor) -> bool | float | int:
-        """Return the made-up number for the tensor `asked`: 1, or False for a bool tensor."""
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        reads = func is torch.ops.aten._local_scalar_dense.default
+        # a fake tensor may know its number (`constant`)
+        if not reads or getattr(args[0], "constant", None) is not None:
+            return func(*args, **(kwargs or {}))
         self.assumed[self._where()] = None
-        return False if asked.dtype is torch.bool else 1.0 if asked.is_floating_point() else 1
+        dtype = args[0].dtype
+        return False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
 
 
-def as_on_device(optimizer: Optimizer | None, device: torch.device) -> None:
-    """Make an optimizer of fake parameters use `foreach` where it would for real parameters.
+@final
+class FakeStep:
+    """A model, its inputs and its optimizers, copied to fake tensors, to run training steps.
 
-    By default, PyTorch uses `foreach` for real parameters on an accelerator, but not for fake ones.
+    Attributes:
+        fakes: Makes the fake tensors.
+        model: The copy of the model.
+        inputs: The copy of its inputs.
+        optimizers: Optimizers of the copy.
+        made_up: Answers the operators that read numbers of a tensor.
     """
-    for group in optimizer.param_groups if optimizer is not None else ():
-        if is_accelerator(device) and "foreach" in group and not group.get("fused"):
-            group["foreach"] = True if group["foreach"] is None else group["foreach"]
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, where: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Copy `model`.
+
+        Args:
+            model: The model, which is not changed.
+            device: The device of the fake tensors.
+            where: Returns the source line that runs, as text.
+        """
+        self.fakes = Fakes(device)
+        self.model = self.fakes.model(model)
+        self.inputs: Any = ()
+        self.optimizers: list[Optimizer] = []
+        self.made_up = MadeUp(where)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside the block, operators make fake tensors, on the device of this step."""
+        with self.fakes.mode, self.fakes.device, self.made_up:
+            yield
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Add an optimizer of the copied model.
+
+        It uses `foreach` where it would for real parameters. By default, PyTorch uses `foreach` for
+        real parameters on an accelerator, but not for fake ones.
+        """
+        self.optimizers.append(optimizer)
+        for group in optimizer.param_groups:
+            on_device = is_accelerator(self.fakes.device)
+            if on_device and "foreach" in group and not group.get("fused"):
+                group["foreach"] = True if group["foreach"] is None else group["foreach"]
+
+    def tensors(self) -> dict[str, Sequence[Tensor]]:
+        """Return the tensors that exist between two training steps, by category."""
+        parameters = list(self.model.parameters())
+        states = [list(optimizer.state.values()) for optimizer in self.optimizers]
+        return {
+            PARAMETERS: parameters,
+            GRADIENTS: [each.grad for each in parameters if each.grad is not None],
+            OPTIMIZER: list(tensors_of(states)),
+            INPUTS: [*self.model.buffers(), *tensors_of(self.inputs)],
+        }

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, final
 
 import torch
@@ -25,10 +25,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online import (
-    GRADIENTS,
-    INPUTS,
     OPTIMIZER,
-    PARAMETERS,
     ModelCall,
 )
 from rekindle.pytorch.operators import (
@@ -40,7 +37,7 @@ from rekindle.pytorch.operators import (
     signature_of,
     tensors_in,
 )
-from rekindle.pytorch.rehearsed._fakes import Fakes, MadeUp, as_on_device
+from rekindle.pytorch.rehearsed._fakes import FakeStep
 from rekindle.pytorch.rehearsed._tracer import Tracer
 from rekindle.pytorch.tensors import bytes_of, living_objects, tensors_of
 from rekindle.simulator import smallest_budget
@@ -148,7 +145,7 @@ def _drop_listeners(module: nn.Module) -> None:
 
 @final
 class _Step:
-    """One training step, run on a copy of `model` whose tensors are fake.
+    """One training step, run on fake tensors and recorded.
 
     Attributes:
         held: Bytes of the copy's parameters, gradients, optimizer state and inputs, by category.
@@ -165,38 +162,37 @@ class _Step:
         report: Callable[[str], None],
     ) -> None:
         self._known, self._node, self._report = known, node, report
-        self._fakes = fakes = Fakes(device)
-        self._made_up = MadeUp(lambda: "")
+        self._device = device
         self._place = (device, True) if is_accelerator(device) else None
-        self._model = fakes.model(model)
-        for module in self._model.modules():
+        self._step = step = FakeStep(model, device)
+        for module in step.model.modules():
             _drop_listeners(module)
-        for copied, parameter in zip(self._model.parameters(), model.parameters(), strict=True):
+        for copied, parameter in zip(step.model.parameters(), model.parameters(), strict=True):
             if parameter.grad is not None:
-                copied.grad = fakes.like(parameter.grad)
-        self._inputs = fakes.inputs(call.arguments(fakes.of))
-        self._optimizers = [fakes.copy(optimizer) for optimizer in _optimizers_of(model)]
+                copied.grad = step.fakes.like(parameter.grad)
+        step.inputs = step.fakes.inputs(call.arguments(step.fakes.of))
+        for optimizer in _optimizers_of(model):
+            step.add(step.fakes.copy(optimizer))
         self.held: dict[str, Bytes] = {}
         self.coming: Bytes = 0
 
     def rehearse(self) -> Trace:
         """Run the optimizers, then a forward and a backward pass, and return the trace."""
-        on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
-        with self._fakes.mode, on_device:
-            tracer = Tracer(self._fakes, self._made_up, self._take, self._node)
-            for name, tensors in self._there().items():
+        step = self._step
+        with step.running():
+            tracer = Tracer(step.fakes, self._take, self._node)
+            for name, tensors in step.tensors().items():
                 self.held[name] = bytes_of(tensors)
                 for tensor in tensors:
                     tracer.meet(tensor)
             with tracer:
-                for optimizer in self._optimizers:
+                for optimizer in step.optimizers:
                     self._optimize(optimizer)
-                self.coming = bytes_of(self._there()[OPTIMIZER]) - self.held[OPTIMIZER]
+                self.coming = bytes_of(step.tensors()[OPTIMIZER]) - self.held[OPTIMIZER]
                 self._run()
             return tracer.build()
 
     def _optimize(self, optimizer: Optimizer) -> None:
-        as_on_device(optimizer, self._fakes.device)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter.grad is None:
@@ -204,22 +200,11 @@ class _Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    def _there(self) -> dict[str, Sequence[Tensor]]:
-        """Return the tensors that exist before a training step, by category."""
-        parameters = list(self._model.parameters())
-        states = [list(optimizer.state.values()) for optimizer in self._optimizers]
-        return {
-            PARAMETERS: parameters,
-            GRADIENTS: [each.grad for each in parameters if each.grad is not None],
-            OPTIMIZER: list(tensors_of(states)),
-            INPUTS: [*self._model.buffers(), *tensors_of(self._inputs)],
-        }
-
     def _run(self) -> None:
-        args, kwargs = self._inputs
+        args, kwargs = self._step.inputs
         # Hold the model's output until the backward pass has ended, because the program may do so
         # too.
-        output = self._model(*args, **kwargs)
+        output = self._step.model(*args, **kwargs)
         loss = _loss_of(output)
         if loss is not None:
             loss.backward()
@@ -246,7 +231,7 @@ class _Step:
         with _disable_current_modes():
             shapes, named = tree_map_only(Tensor, _shape_of, (args, kwargs))
         signature = signature_of(facts, Invocation(facts, shapes, named).key, self._place)
-        return 1_000 + made // 10, _guessed_workspace(signature, self._fakes.device)
+        return 1_000 + made // 10, _guessed_workspace(signature, self._device)
 
 
 def _shape_of(fake: Tensor) -> Tensor:

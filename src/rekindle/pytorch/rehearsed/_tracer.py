@@ -27,7 +27,7 @@ from rekindle.pytorch.operators import (
     tensors_in,
     written_by,
 )
-from rekindle.pytorch.rehearsed._fakes import Fakes, MadeUp
+from rekindle.pytorch.rehearsed._fakes import Fakes
 from rekindle.pytorch.tensors import Geometry, geometry_of
 from rekindle.trace import Trace, TraceBuilder, taking_over
 
@@ -51,7 +51,6 @@ class Tracer(TorchDispatchMode):
     def __init__(
         self,
         fakes: Fakes,
-        made_up: MadeUp,
         take: Take,
         node: Callable[[], BackwardNode | None],
     ) -> None:
@@ -59,13 +58,12 @@ class Tracer(TorchDispatchMode):
 
         Args:
             fakes: Makes the fake tensors.
-            made_up: Answers the operators that read numbers of a tensor.
             take: Returns the cost and the workspace of an operator.
             node: Returns the autograd node that runs on this thread.
         """
         super().__init__()
         self._node = node
-        self._fakes, self._made_up, self._take = fakes, made_up, take
+        self._fakes, self._take = fakes, take
         self.trace = TraceBuilder("rehearsal", held=True)
         self._values: dict[int, ValueId] = {}  # address of a storage -> the value in it
         # value -> number of live storages that hold this value
@@ -108,8 +106,6 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._made_up.knows(func, args):
-            return self._made_up.answer(args[0])
         facts = operator(func)
         if facts.view or not (facts.returns_tensors or facts.writes):
             # The operator returns a view, or it makes and writes no tensor, like `prim::device`.
