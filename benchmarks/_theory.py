@@ -17,6 +17,7 @@ from _authors import AuthorsEngine, play
 from rekindle._types import Bytes, OpId, StorageId
 from rekindle.engine import Call, Engine, Value
 from rekindle.policies import Policy
+from rekindle.simulator import replay
 from rekindle.trace import chain
 
 
@@ -34,8 +35,11 @@ def linear_recomputations(
         policy: The policy that selects storages to evict.
         quirks: Decide as the DTR authors' simulator does.
     """
-    engine = AuthorsEngine(budget, policy) if quirks else Engine(budget, policy)
-    play(chain(layers, early=True), engine, [])
+    trace = chain(layers, early=True)
+    if not quirks:
+        return replay(trace, budget=budget, policy=policy).recompute_ns
+    engine = AuthorsEngine(budget, policy)
+    play(trace, engine, [])
     return engine.recompute_ns
 
 

@@ -6,17 +6,19 @@ The logs are not part of this repository. The tests use a folder of them next to
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from _authors import Case, engine_of, play, run
+from _authors import AuthorsEngine, Case, engine_of, play, run
 from _dtr_logs import load
 
 from rekindle import simulator
 from rekindle.engine import NoRoom, Thrashed
+from rekindle.policies import named
 from rekindle.schedule import Action, Compute, Schedule, verify
 from rekindle.simulator import RATIOS
-from rekindle.trace import keep_all_peak
+from rekindle.trace import Trace, keep_all_peak
 from rekindle.trace.formats import native
 
 FOLDER = Path(__file__).parents[3] / "shared" / "reference"
@@ -130,6 +132,19 @@ def test_trace_of_dtr_log_is_equal_after_saving(log: str) -> None:
     assert native.read(native.write(trace)) == trace
 
 
+def _simulated(
+    trace: Trace, budget: int, policy: str, *, quirks: bool
+) -> tuple[Sequence[Action], tuple[int, int]]:
+    """Return the actions of a run, with its time of recomputation and its peak."""
+    limit, actions = trace.compute_ns, list[Action]()
+    if quirks:
+        engine = AuthorsEngine(budget, named(policy), recompute_limit=limit)
+        play(trace, engine, actions)
+        return actions, (engine.recompute_ns, engine.peak)
+    record = simulator.replay(trace, budget=budget, policy=named(policy), recompute_limit=limit)
+    return record.actions, (record.recompute_ns, record.peak)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("log", [*LOGS])
 @pytest.mark.parametrize("quirks", [False, True])
@@ -140,14 +155,12 @@ def test_each_simulated_run_of_dtr_logs_is_valid_schedule(log: str, quirks: bool
     for policy in ("dtr", "dtr-eq", "thrifty", "msps", "lru", "random:1"):
         for ratio in RATIOS[::3]:
             budget = int(everything * ratio)
-            engine = engine_of(trace, budget, Case(_log(log), policy, ratio, quirks=quirks))
-            actions: list[Action] = []
             try:
-                play(trace, engine, actions)
+                actions, totals = _simulated(trace, budget, policy, quirks=quirks)
             except (NoRoom, Thrashed):
                 continue
             cost = verify(trace, Schedule(tuple(actions)), budget)
-            assert (cost.recompute_ns, cost.peak) == (engine.recompute_ns, engine.peak)
+            assert (cost.recompute_ns, cost.peak) == totals
             again = sum(isinstance(action, Compute) for action in actions) - len(trace.ops)
             assert again == cost.recomputations
             passed += 1
