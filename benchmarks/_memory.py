@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,28 +11,6 @@ from _tables import cell, load, said, several_runs, table_of
 def section(title: str, found: dict[str, Any], text: str, table: Iterable[str]) -> str:
     parts = [f"## {title}", "", said(found), "", text, ""]
     return "\n".join([*parts, *table, "", *several_runs(found.get("rows", []))]).rstrip() + "\n"
-
-
-def breakdown() -> str:
-    found = load("breakdown")
-    if not found:
-        return ""
-    parts = ("bookkeeping", "recomputation", "choosing", "other")
-    rows = [
-        [row["model"], cell(row["time"]), *(f"{row[part]:+.3f}" for part in parts)]
-        for row in found["rows"]
-        if "time" in row
-    ]
-    text = (
-        "Why does a step take longer within a budget than in plain PyTorch? The table splits the "
-        f"time that a budget of {found['fraction']:.0%} of the activations adds into four parts. "
-        "Each part is divided by the time of the step in plain PyTorch. *Bookkeeping* is the time "
-        "that a budget without a limit would add. *Recomputation* is the time of recomputed "
-        "operators. *Choosing* is the time to select the values to evict. *Other* is the rest; it "
-        "can be negative because times vary."
-    )
-    heads = ["model", "time over plain", *parts]
-    return section("Where the time of a step goes", found, text, table_of(heads, rows))
 
 
 def _budget(fraction: float | None) -> str:
@@ -212,85 +189,6 @@ def _first_and_later(row: dict[str, Any] | None) -> str:
     return f"{row['first']:.3f} / {row['over']:.3f}{resident}"
 
 
-def floors() -> str:
-    found = load("floors")
-    if not found:
-        return ""
-    kinds = ("held", "simulated", "real")
-    rows = [
-        [row["model"], f"{row['bound'] / 1e6:.1f}", *(cell(row[f"{kind}_over_bound"])
-                                                      for kind in kinds), row["short_of_room"]]
-        for row in found["rows"]
-        if "bound" in row
-    ]  # fmt: skip
-    text = (
-        "How small can a budget be? *Bound* is a proven lower bound: no schedule of the step needs "
-        "less memory. The figures of the next three columns are divided by this bound. *With "
-        "variables* is a higher bound, for schedules that never evict tensors that variables hold. "
-        "*Simulated* and *real* are the smallest budgets of a simulated and of a real run. The "
-        "last column names the operator that does not fit into a smaller budget."
-    )
-    heads = ["model", "bound, MB", "with variables", "simulated", "real", "operator"]
-    return section("The smallest budgets", found, text, table_of(heads, rows))
-
-
-def functions() -> str:
-    found = load("functions")
-    if not found:
-        return ""
-    rows = [
-        [row["style"], f"{row['kept']['smallest']:.1%}", f"{row['units']['smallest']:.1%}",
-         f"{row['units']['first']:.1%}", f"{row['units']['backward_alone']:.1%}",
-         row["units"]["recomputed"], "yes" if row["units"]["equal"] else "no"]
-        for row in found["rows"]
-    ]  # fmt: skip
-    text = (
-        "Can a model train in little memory if its parts are `autograd.Function`s? The model is a "
-        "LLaMA whose parts are functions that imitate those of a library, the *style*. (The "
-        "libraries themselves were not used.) Three columns are the smallest budget with which the "
-        "model trains, as a share of the activations. *Plain functions*: Rekindle does not "
-        "recompute the functions, so their results stay in memory. *Recomputable functions*: "
-        "`rekindle.recomputable` was applied to the functions, so that Rekindle recomputes each "
-        "function like one operator. *First steps*: the same, but in the first two steps of a new "
-        "process, in which Rekindle must run each function twice before it may recompute it. "
-        "*Largest backward* is the most memory that the backward pass of one function needs, as a "
-        "share of the activations. The last two columns are from a run with recomputable functions "
-        "within 35 % of the activations; a recomputed function counts as an operator."
-    )
-    heads = ["style", "plain functions", "recomputable functions", "first steps",
-             "largest backward", "recomputed operators", "same bits"]  # fmt: skip
-    return section("Models made of functions", found, text, table_of(heads, rows))
-
-
-def restarts() -> str:
-    found = load("restarts")
-    if not found:
-        return ""
-    measured = [row for row in found["rows"] if "restarts" in row]
-    again = [row for row in measured if row["restarts"]]
-    rows = [
-        [row["model"], f"{row['fraction']:.0%}", row["restarts"], f"{row['last']:.0%}",
-         f"{row['floor']:.0%}"]
-        for row in again
-        if " " not in row["model"] or row["restarts"] > 1
-    ]  # fmt: skip
-    zoo = Counter(row["restarts"] for row in measured if " " in row["model"])
-    of_zoo = ", ".join(f"{count} needed {number}" for number, count in sorted(zoo.items()))
-    text = (
-        "How often must a script be restarted until its budget suffices? A script starts with a "
-        "budget that is too small. After each `OutOfBudget` it starts again with the budget that "
-        "the error suggests. The table shows the number of restarts, the last budget, and the "
-        "smallest budget with which the script runs. Budgets are shares of the activations. "
-        f"{len(measured) - len(again)} rows whose first budget sufficed are left out. Models with "
-        "long names are architectures of transformers and diffusers; those that needed only one "
-        "restart are left out."
-    )
-    if zoo:
-        text += f" Number of restarts of all {zoo.total()} such architectures: {of_zoo}."
-    heads = ["model", "first budget", "restarts", "last budget", "smallest budget"]
-    return section("Restarts after OutOfBudget", found, text, table_of(heads, rows))
-
-
 def fragmentation() -> str:
     found = load("fragmentation")
     if not found:
@@ -353,36 +251,6 @@ def _reserved(row: dict[str, Any]) -> str:
 def _recomputed(row: dict[str, Any]) -> list[str]:
     figures = [row["sums"], *(row[kind][f"{repair} {share}"] for kind, share, repair in _WAYS)]
     return ["x" if figure is None else f"{figure:.3f}" for figure in figures]
-
-
-def in_place() -> str:
-    """Return the section on results that are written over a gradient."""
-    found = load("in_place")
-    if not found:
-        return ""
-    rows = []
-    for model, measured in found["models"].items():
-        for row in measured:
-            without, within = row["new memory"], row["in place"]
-            limit = "none" if row["fraction"] is None else f"{row['fraction']:.0%}"
-            rows.append(
-                [model, limit,
-                 f"{without['peak'] / 1e6:.1f}" if without else "out of budget",
-                 f"{within['peak'] / 1e6:.1f}" if within else "out of budget",
-                 without["recomputed_operators"] if without else "",
-                 within["recomputed_operators"] if within else ""]
-            )  # fmt: skip
-    text = (
-        "Within a budget, some backward operators write their result over their incoming gradient, "
-        "if nothing else reads that gradient. How much memory and recomputation does this save? "
-        "The columns *overwriting* are for steps with this optimization, and the columns "
-        "*allocating* for steps without it, in which these operators allocate memory for their "
-        "results. Budgets are shares of the activations of steps without the optimization. All "
-        "results equal plain PyTorch's, bit for bit."
-    )
-    heads = ["model", "budget", "peak MB, allocating", "peak MB, overwriting",
-             "recomputed operators, allocating", "recomputed operators, overwriting"]  # fmt: skip
-    return section("Results in place of gradients", found, text, table_of(heads, rows))
 
 
 def loops() -> str:

@@ -10,17 +10,6 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def share(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    most = "" if row.get("bisected", True) else "at most "  # smaller budgets were not all tried
-    return f"{most}{row['fraction']:.0%} ({row['recomputed']:.0%})"
-
-
-def outcome(row: dict[str, Any]) -> str:
-    return percent(row["overhead"]) if "overhead" in row else row["status"]
-
-
 def load(name: str) -> dict[str, Any]:
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -8,33 +8,25 @@ from typing import Any
 
 from _compiled_table import HEADS, depths, table
 from _memory import (
-    breakdown,
     cap,
     first_minute,
-    floors,
     fragmentation,
-    functions,
-    in_place,
     loops,
     native,
-    restarts,
     threads,
 )
 from _tables import (
     by_machine,
     cell,
     load,
-    outcome,
     percent,
     said,
     several_runs,
-    share,
     spread,
     table_of,
 )
 
 ROOT = Path(__file__).parents[1]
-WAYS = ("recompute", "swap", "hybrid")
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
@@ -73,9 +65,8 @@ These terms occur in all sections:
 def page() -> str:
     """Return the whole page."""
     sections = (
-        on_device, peers, compiled, largest_batch, runtime, native, first_minute, breakdown,
-        threads, cap, floors, functions, in_place, loops, restarts, fragmentation, policies,
-        learned, prediction, accuracy, anything, swap, mixtures, planners, scale, zoo, sweeps,
+        on_device, peers, compiled, largest_batch, runtime, native, first_minute, threads, cap,
+        loops, fragmentation, policies, learned, planners, scale, zoo, sweeps, archived,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
@@ -412,137 +403,6 @@ def learned() -> str:
     return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
 
 
-def prediction() -> str:
-    found = load("prediction")
-    if not found:
-        return ""
-    rows = [
-        [share, f"{row['predicted']:.2f}", spread(row["measured"]), f"{row['error']:+.0%}"]
-        for share, row in found.items()
-        if share.endswith("%")
-    ]
-    heads = ["activations", "predicted time over plain", "measured", "error"]
-    title = "## What `rekindle.profile` predicts"
-    text = (
-        "`rekindle.profile` predicts the time of a step within smaller budgets. The table compares "
-        "its predictions with measured steps of a small GPT, the one that `scripts/demo` trains."
-    )
-    return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
-
-
-def accuracy() -> str:
-    found = load("plan_accuracy")
-    if not found:
-        return ""
-    rows = [
-        [
-            row["model"],
-            row["budget"],
-            percent(row["overhead"]),
-            f"{row['peak_error']:+.1%}",
-            f"{row['time_error']:+.1%}",
-        ]
-        for row in found["rows"]
-    ]
-    heads = [
-        "planned model", "budget in bytes", "recomputation", "error of the peak",
-        "error of the time",
-    ]  # fmt: skip
-    title = "## Planned models: predicted against measured"
-    text = (
-        "A plan predicts the memory peak and the time of its model. The table compares both with a "
-        "measured step. An error is the difference of prediction and measurement, as a share of "
-        "the measurement. *Recomputation* is the time of recomputed operators, divided by the time "
-        "of all other operators."
-    )
-    return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
-
-
-def anything() -> str:
-    found = load("anything")
-    if not found:
-        return ""
-    fractions: dict[str, dict[str, dict[str, Any]]] = {"pipeline without autograd": {}}
-    fractions["pipeline without autograd"] = found["pipeline"]
-    for row in found["rows"]:
-        fractions.setdefault(row["model"], {})[row["evict"]] = row
-    rows = [
-        [name, *(share(ways.get(way)) for way in ("saved", "anything"))]
-        for name, ways in fractions.items()
-    ]
-    heads = ["model", 'evict="saved"', 'evict="anything"']
-    title = '## `evict="anything"`'
-    text = (
-        '`evict="saved"` evicts only tensors that autograd saved for the backward pass; '
-        '`evict="anything"` also evicts tensors that variables hold. How much smaller can a budget '
-        "be with the latter? The figures are the smallest budget with which the program runs, as a "
-        "share of the activations. In parentheses is the recomputation time within that budget, as "
-        "a share of the computation time."
-    )
-    return "\n".join([title, "", said(found), "", text, "", *table_of(heads, rows)]) + "\n"
-
-
-def swap() -> str:
-    found = load("swap_simulated")
-    if not found:
-        return ""
-    parts = ["## Swap or recompute, simulated", "", said(found), ""]
-    parts += [
-        "An evicted value can be recomputed, or swapped: copied to the host's memory and back. The",
-        "table compares three ways by simulation of the operator logs of the DTR paper:",
-        "*recompute* only, *swap* only, and *hybrid*, where Rekindle decides for each value. The",
-        "figures are the time of recomputing and of waiting for copies, divided by the computation",
-        "time. The budget is 40 % of the peak when everything is kept. At a bandwidth of 100 %",
-        "copies would cost no time. *Hybrid* decides without knowing the rest of the step, so with",
-        "slow links and small budgets it can be slower than the better of the other two.",
-    ]
-    rows = [
-        [row["log"], f"{row['share']:.0%}", *(outcome(row[way]) for way in WAYS)]
-        for row in found["figures"]["rows"]
-        if row["ratio"] == 0.4 and row["share"] in (0.05, 0.2, 0.5)
-    ]
-    counts = found["figures"]["summary"]
-    parts += [
-        f"*Hybrid* is faster than both others in {counts['hybrid better']} of {counts['cases']}",
-        f"cases, as fast as the faster one in {counts['equal']}, and slower in",
-        f"{counts['hybrid worse']}.",
-    ]
-    heads = ["log", "bandwidth", *WAYS]
-    return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
-
-
-def mixtures() -> str:
-    found = load("swap_planned")
-    if not found:
-        return ""
-    counts = found["figures"]["summary"]
-    parts = ["## Swap and recompute, planned", "", said(found), ""]
-    parts += [
-        "A planner knows the whole step, so it can decide ahead which values to swap and which to",
-        "recompute. The table has the same figures as in the section above, and two more columns:",
-        f"*planned* is a plan that was searched for {found['seconds']:.0f} seconds, and no run can",
-        "be faster than the lower bound. The plan is faster than both *recompute* and *swap* in",
-        f"{counts['planned better than both alone']} of {counts['cases']} cases, and slower than",
-        f"one of them in {counts['worse']}. It is faster than *hybrid* in",
-        f"{counts['better than the online choice']} cases, and slower in",
-        f"{counts['worse than the online choice']}. `oom` means that a step does not fit into the",
-        "budget in this way.",
-        *several_runs(found["figures"]["rows"]),
-    ]
-    rows = [
-        [
-            row["log"],
-            f"{row['ratio']:.0%}",
-            f"{row['share']:.0%}",
-            *(outcome(row[way]) for way in (*WAYS, "planned")),
-            percent(row["planned"]["bound"]),
-        ]
-        for row in found["figures"]["rows"]
-    ]
-    heads = ["log", "budget", "bandwidth", *WAYS, "planned", "lower bound"]
-    return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
-
-
 def planners() -> str:
     found = load("planners")
     if not found:
@@ -669,6 +529,11 @@ def sweeps() -> str:
     )
     parts = ["## Operators, modules, optimizers, random programs", "", text, ""]
     return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
+
+
+def archived() -> str:
+    """Return the sections whose programs left the repository."""
+    return (ROOT / "benchmarks" / "archived.md").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
