@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 import rekindle
 from rekindle import native, pytorch
 from rekindle.cli import doctor, main
+from rekindle.pytorch.context import _environment, _internals
 
 
 def _doctor() -> Result:
@@ -75,6 +76,42 @@ def test_doctor_with_older_torch_lists_unsupported_features(
         "budgets refuse dispatch modes and tensor subclasses with torch 2.12.1; "
         "torch 2.13 supports them"
     )
+
+
+def test_doctor_names_private_names_that_torch_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The sources use some names that this torch has, and some that it lacks."""
+    (tmp_path / "module.py").write_text(
+        "from torch._dynamo import config, no_such_function\n"
+        "import torch\n"
+        "_C = torch._C\n"
+        "print(_C._current_graph_task_id(), _C._no_such_id(), torch._no_such_module.x)\n"
+    )
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "unit.cpp").write_text(
+        "#include <torch/csrc/autograd/engine.h>\n"
+        "#include <torch/csrc/no_such_header.h>\n"
+        "torch::autograd::Engine& engine; c10::impl::no_such_guard guard;\n"
+        "#if REKINDLE_HAS_IT\n"
+        "torch::autograd::in_other_versions also;\n"
+        "#endif\n"
+    )
+    monkeypatch.setattr(_internals, "_PACKAGE", tmp_path)
+    uncached = _internals.missing_names.__wrapped__
+    monkeypatch.setattr(_environment, "missing_names", uncached)
+    done = _doctor()
+    assert done.exit_code == 1
+    found = _row(done.output, "torch internals").removeprefix("not in this torch: ")
+    assert found.split("; ") == [
+        "impl::no_such_guard (used in native/unit.cpp)",
+        "torch._C._no_such_id (used in module.py)",
+        "torch._dynamo.no_such_function (used in module.py)",
+        "torch._no_such_module (used in module.py)",
+        "torch._no_such_module.x (used in module.py)",
+        "torch/csrc/no_such_header.h (used in native/unit.cpp)",
+    ]
+    assert "torch internals: install a torch that" in done.output.partition("To do:")[2]
 
 
 @pytest.mark.usefixtures("nothing_found")

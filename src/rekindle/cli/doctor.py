@@ -20,6 +20,9 @@ from rekindle._cache import cache_folder, core_folder
 from rekindle.cli._options import examples
 
 _MAPS: Final = Path("/proc/self/maps")
+_OTHER_TORCH: Final = (
+    "install a torch that the page Compatibility lists, and report this line with the next version"
+)
 _PRELOADED: Final = ("jemalloc", "tcmalloc", "mimalloc")
 
 
@@ -36,7 +39,7 @@ class Row:
 @click.command(
     epilog=examples(
         "rekindle doctor",
-        exits="1: PyTorch or the native core is missing.",
+        exits="1: PyTorch, a private name of it, or the native core is missing.",
     )
 )
 @click.pass_context
@@ -86,6 +89,9 @@ def _torch() -> Iterator[Row]:
         yield Row("device", described)
     for setting in found.settings:
         yield Row("setting", setting)
+    if found.missing:
+        names = "; ".join(found.missing)
+        yield Row("torch internals", f"not in this torch: {names}", _OTHER_TORCH, needed=True)
     if not found.core:
         refuses = f"; {found.refuses}" if found.refuses else ""
         guided = ", with profile-guided optimization" if found.guided else ""

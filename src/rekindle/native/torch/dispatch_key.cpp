@@ -23,6 +23,17 @@ namespace rekindle {
 
 namespace {
 
+// Keys with smaller numbers come later in dispatch order.
+constexpr bool comes_after(c10::DispatchKey one, c10::DispatchKey other) {
+    return static_cast<int>(one) < static_cast<int>(other);
+}
+
+// The runtime sees the operators that autograd runs, and factory functions and sparse tensors too.
+static_assert(comes_after(KEY, c10::DispatchKey::AutogradFunctionality));
+static_assert(comes_after(c10::DispatchKey::BackendSelect, KEY));
+// A recomputation starts below `KEY`, and still passes `REPLAY_KEY`.
+static_assert(comes_after(REPLAY_KEY, KEY));
+
 // True once `open_replay_key` has succeeded, before any operator is recomputed.
 bool& replay_key_is_open() noexcept {
     static constinit bool is_open = false;

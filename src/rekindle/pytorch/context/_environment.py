@@ -11,6 +11,7 @@ import torch
 from rekindle._errors import Unsupported
 from rekindle._units import format_bytes
 from rekindle.pytorch.context._auto import available
+from rekindle.pytorch.context._internals import missing_names
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native import remedy, what_it_misses, why_not
@@ -29,6 +30,7 @@ class Environment:
         core: Why there is no compiled native core; empty if there is one.
         guided: The native core was compiled with profile-guided optimization.
         remedy: How to get the missing native core; empty if there is one.
+        missing: Private names of torch that Rekindle uses and this torch does not have.
         refuses: Operators and features that the native core refuses with this torch, or empty.
         settings: Environment variables of PyTorch's allocators, as NAME=VALUE.
     """
@@ -38,6 +40,7 @@ class Environment:
     core: str
     guided: bool
     remedy: str
+    missing: tuple[str, ...]
     refuses: str
     settings: tuple[str, ...]
 
@@ -58,6 +61,7 @@ def environment() -> Environment:
         core=core,
         guided=compiled is not None and bool(compiled.guided),
         remedy=remedy() if core else "",
+        missing=missing_names(),
         refuses=what_it_misses(),
         settings=tuple(
             f"{name}={os.environ[name]}" for name in _CUDA_SETTINGS if name in os.environ
