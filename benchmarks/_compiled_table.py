@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from _tables import spread
+from _tables import cell
 
 HEADS = (
-    "model", "budget", "method", "time over plain", "memory", "peak over budget",
-    "seconds to build", "seconds of compilation", "same bits",
+    "model", "budget", "method", "time over plain", "peak over budget", "seconds",
 )  # fmt: skip
 
 
@@ -28,15 +27,13 @@ def _within(row: dict[str, Any]) -> str:
 def _figures(row: dict[str, Any]) -> list[str]:
     if "time" not in row:
         reported = "no plan" if "infeasible" in row else f"`{row['failed']}`"
-        return [reported, "", "", "", "", ""]
+        return [reported, "", ""]
+    assert row.get("equal_to_unlimited") is not False, row  # the section says that bits are equal
     is_limited = row["way"] != "torch.compile"
     return [
-        spread(row["time"]),
-        f"{row['memory']:.0%}",
+        cell(row["time"]["median"]),
         f"{row['over_budget']:.3f}" if is_limited else "",
         f"{row['build_seconds']:.0f}",
-        f"{row['phases']['compiling']:.0f}" if row["way"] == "compiled plan" else "",
-        {True: "yes", False: "no", None: ""}[row.get("equal_to_unlimited")],
     ]
 
 

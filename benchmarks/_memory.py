@@ -38,16 +38,11 @@ def native() -> str:
         for row, guided in zip(found["rows"], found["guided"], strict=True)
     ]
     text = (
-        "Inside a budget Rekindle records each operator, so that its results can be recomputed. "
-        "*Operators* is the number of operators in a step. *Plain* is the average time of an "
-        "operator in plain PyTorch. *Added* is the time that a budget adds to each operator, "
-        "recomputation included. *No limit* is a budget without a limit, which evicts nothing. "
-        "*32 times* is a budget of which a step needs less than a twentieth. After some thousand "
-        "operators Rekindle then only counts their memory. "
-        "*Learned* is a budget that follows a learned plan. Recording takes about the same time "
-        "for small and large operators, so the relative cost is higher in a model with small "
-        "operators. *Guided* is the time over plain with the core that `rekindle build --guided` "
-        "compiles: the compiler arranges its code by counts from the training of an LSTM, a "
+        "Rekindle records each operator of a budget. *Plain* and *added* are the times of an "
+        "operator in plain PyTorch, and what a budget adds, recomputation included. *No limit* "
+        "evicts nothing. *32 times*: a step needs less than a twentieth, so after some "
+        "thousand operators Rekindle only counts. *Guided*: the time over plain with the core "
+        "that `rekindle build --guided` compiles, by counts from the training of an LSTM, a "
         "transformer and a convolutional network."
     )
     heads = [
@@ -59,9 +54,8 @@ def native() -> str:
         for row in found["bookkeeping"]
     ]
     after = (
-        "The next table shows how much memory these records take at the end of a first forward "
-        "pass: in bytes for each operator, and as a share of the memory peak of all tensors. "
-        "Records of weights are included."
+        "The memory of these records after a first forward pass, those of weights included, and "
+        "its share of the peak of all tensors:"
     )
     about = ["model", "operators", "bytes for each operator", "share of the peak"]
     parts = ["## What recording adds", "", said(found), "", text, "", *table_of(heads, rows)]
@@ -83,14 +77,12 @@ def first_minute() -> str:
         ]
         rows.append([row["model"], row["modules"], cell(row["plain_ms"]["median"]), *cells])
     text = (
-        "What does a budget cost at the beginning of a run? The budget is 4 GiB, so nothing is "
-        "evicted. Three columns are the time of a step divided by its time in plain PyTorch: "
-        "*around each* has a new budget around each step; *first* and *tenth* are the first and "
-        "the tenth step within one budget. *Empty* is the time to enter and leave a budget in "
-        "which nothing runs. *Modules* is the number of `nn.Module`s of the model."
+        "What does a budget cost at the beginning? It is 4 GiB, so nothing is evicted. Times "
+        "over plain of a step in a budget of its own (*around each*), and of the first and "
+        "tenth step in one budget; *empty* enters and leaves a budget in which nothing runs."
     )
     if before:
-        text += " Figures in parentheses are of an earlier commit on the same machine."
+        text += " In parentheses: an earlier commit, same machine."
     heads = ["model", "modules", "plain, ms", "around each", "first", "tenth", "empty, ms"]
     parts = [section("The first minute", found, text, table_of(heads, rows))]
     if "processes" in found:
@@ -113,10 +105,9 @@ def first_minute() -> str:
 def _new_processes(found: list[dict[str, Any]]) -> str:
     """Return the table of the first steps of new processes."""
     text = (
-        "The models above had run before. In a new process no operator is known, and the optimizer "
-        "has no state. The columns are the times of the first three steps of such a process, "
-        "divided by those of another new process in plain PyTorch (`--parts processes`, commit "
-        f"`{found[0]['commit'][:9]}`)."
+        "In a new process no operator is known, and the optimizer has no state. The first "
+        "three steps, over those of a new process in plain PyTorch (`--parts processes`, "
+        f"commit `{found[0]['commit'][:9]}`):"
     )
     rows = [
         [
@@ -134,27 +125,32 @@ def threads() -> str:
     found = load("threads")
     if not found:
         return ""
+    by_key = {(row["case"], row["fraction"], row["threads"]): row for row in found["rows"]}
+    numbers = sorted({number for _, _, number in by_key})
     rows = [
         [
-            row["case"],
-            row["threads"],
-            _budget(row["fraction"]),
-            cell(row["elapsed"]["median"]),
-            cell(row["processor"]["median"]),
-            f"{row['peak_over_budget']['max']:.3f}" if "peak_over_budget" in row else "",
+            case,
+            _budget(fraction),
+            *(
+                "/".join(cell(by_key[case, fraction, n][key]["median"]) for key in _TIMES)
+                for n in numbers
+            ),
         ]
-        for row in found["rows"]
+        for case, fraction in dict.fromkeys((case, fraction) for case, fraction, _ in by_key)
     ]
+    peaks = [row["peak_over_budget"]["max"] for row in found["rows"] if "peak_over_budget" in row]
     text = (
-        "Several Python threads share one budget, and each trains its own model. The elapsed time "
-        "and the processor time are divided by those of the same number of threads in plain "
-        "PyTorch. *Peak* is the highest memory peak divided by the budget. *No limit* is a budget "
-        "without a limit. *32 times* is a budget of which a step needs less than a twentieth. On a "
-        "CPU, autograd runs each backward pass in the thread that calls it, so there are no other "
-        "threads."
+        "Several Python threads share one budget, and each trains its own model. Elapsed and "
+        "processor time over those of as many threads in plain PyTorch. The highest peak is "
+        f"{max(peaks):.3f} times the budget. *No limit* and *32 times*: see "
+        "[recording](#what-recording-adds). On a CPU, autograd runs a backward pass in the "
+        "thread that calls it."
     )
-    heads = ["model", "threads", "activations", "elapsed time", "processor time", "peak"]
+    heads = ["model", "activations", *(f"{n} threads" for n in numbers)]
     return section("Several threads", found, text, table_of(heads, rows))
+
+
+_TIMES = ("elapsed", "processor")
 
 
 def cap() -> str:
@@ -162,31 +158,32 @@ def cap() -> str:
     if not found:
         return ""
     measured = [row for row in found["rows"] if "over" in row]
-    ways = list(dict.fromkeys(row["way"] for row in measured))
-    by_key = {(row["model"], row["fraction"], row["way"]): row for row in measured}
-    points = dict.fromkeys((row["model"], row["fraction"]) for row in measured)
-    rows = [
-        [model, f"{fraction:.0%}", *(_first_and_later(by_key.get((model, fraction, way)))
-                                     for way in ways)]
-        for model, fraction in points
-    ]  # fmt: skip
+    models, ways = (list(dict.fromkeys(row[key] for row in measured)) for key in ("model", "way"))
+    rows = []
+    for model in models:
+        of_way = {
+            way: [row for row in measured if (row["model"], row["way"]) == (model, way)]
+            for way in ways
+        }
+        peaks = [_most(of_way[way], "first", "over") for way in ways]
+        rows.append([model, *peaks, *(_most(of_way[way], "resident") for way in ways[:2])])
+    budgets = ", ".join(f"{each:.0%}" for each in sorted({row["fraction"] for row in measured}))
     text = (
-        "Is the budget ever exceeded? Each cell has up to three numbers, all divided by the "
-        "budget: the memory peak of the first step, the peak of later steps, and, if measured, the "
-        "growth of the process's resident memory. Peaks are computed from the allocations and "
-        "frees that PyTorch's profiler reports. Only *online* and *learned* limit the resident "
-        "memory. Threads and libraries add a constant amount to it, so it exceeds small budgets. "
-        "The second column is the budget, as a share of the activations."
+        "Is the budget ever exceeded? The highest peak over the budget, of the first and of "
+        f"later steps, at {budgets} of the activations, from the allocations and frees that "
+        "PyTorch's profiler reports. The last two columns are the growth of the process's "
+        "resident memory over the budget. Threads and libraries add a constant to it, so it "
+        "exceeds small budgets."
     )
-    heads = ["model", "activations", *(way.removeprefix("rekindle ") for way in ways)]
+    names = [way.removeprefix("rekindle ") for way in ways]
+    heads = ["model", *names, *(f"resident, {name}" for name in names[:2])]
     return section("A cap that is a cap", found, text, table_of(heads, rows))
 
 
-def _first_and_later(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    resident = f" / {row['resident']:.2f}" if "resident" in row else ""
-    return f"{row['first']:.3f} / {row['over']:.3f}{resident}"
+def _most(rows: Iterable[dict[str, Any]], *keys: str) -> str:
+    """Return the largest figure under `keys`, or "" if none was measured."""
+    figures = [row[key] for row in rows for key in keys if key in row]
+    return f"{max(figures):.3f}" if figures else ""
 
 
 def fragmentation() -> str:
@@ -195,62 +192,34 @@ def fragmentation() -> str:
         return ""
     rows, counted = found["rows"], found["summary"]
     by_key = {(row["program"], row["ratio"]): row for row in rows}
-    programs, ratios = (list(dict.fromkeys(key[i] for key in by_key)) for i in (0, 1))
+    programs, ratios = list(dict.fromkeys(program for program, _ in by_key)), (1.0, 0.7, 0.4)
     reserved = [[name, *(_reserved(by_key[name, at]) for at in ratios)] for name in programs]
-    costs = [[row["program"], f"{row['ratio']:.0%}", *_recomputed(row)] for row in rows]
-    costly = [row for row in costs if set(row[3:]) != {row[2]}]
     text = (
-        "PyTorch's CUDA allocator reserves more memory than tensors use, because it rounds sizes "
-        "and keeps free pieces. How much more? The figures are simulated, by models of the "
-        "allocator that were not compared with a device yet. A cell of the first table has two "
-        "figures: the peak of reserved memory divided by the peak of the tensors' memory, with the "
-        "default allocator and with `expandable_segments:True`. The columns are budgets, as shares "
-        "of "
-        "the peak when everything is kept. All tensors of a program with a peak below "
-        f"{found['gigabytes']:.0f} GB were enlarged until its peak was that large. An x marks a "
-        "program that fails within the budget, or recomputes for too long."
-    )
-    limited = (
-        "The second table shows how much time such free pieces cost: recomputation time divided by "
-        "computation time, on a device whose memory is 1.05 or 1.2 times the budget. *Native* is "
-        "the default allocator, and *expandable* is `expandable_segments:True`. If an allocation "
-        "fails because no free piece is large enough, the simulator evicts values: one by one in "
-        "the order of their score (*score*), or the cheapest values at adjacent addresses "
-        "(*window*). The column *by sums* is for an ideal allocator, which succeeds whenever "
-        f"enough memory is free in total. {len(costs) - len(costly)} of {len(costs)} rows are left "
-        "out, because all their columns are equal."
+        "PyTorch's CUDA allocator reserves more than tensors use, because it rounds sizes and "
+        "keeps free pieces. Simulated, by models of the allocator that were not compared with "
+        "a device. The peak of reserved memory over that of tensors, with the default "
+        "allocator and with `expandable_segments:True`, by budget (share of the peak). "
+        f"Programs with a peak below {found['gigabytes']:.0f} GB were enlarged to it. x: the "
+        "program fails, or recomputes too long."
     )
     count = (
-        "The third table counts the outcomes of all cases (a case is a program and a budget). "
-        "*Better* and *worse* mean that *window* recomputes less or more than *score*, with a "
-        "difference of more than a thousandth of the computation time. *As by sums* counts the "
-        "cases in which *window* recomputes no more than *by sums*."
+        "What do free pieces cost on a device with 1.05 or 1.2 times the budget? If no piece "
+        "is large enough, values are evicted one by one by *score*, or the cheapest at "
+        "adjacent addresses (*window*). Of all cases (a program and a budget), *window* "
+        "recomputes less (*better*) or more (*worse*), by more than a thousandth of the "
+        "computation. *As by sums*: no more than with an allocator that always succeeds if "
+        "enough is free in total."
     )
-    ways = [" ".join(map(str, way)) for way in _WAYS]
     parts = ["## Memory that an allocator takes in addition", "", said(found), "", text, ""]
     parts += [*table_of(["program", *(f"{at:.0%}" for at in ratios)], reserved), ""]
-    parts += [limited, "", *table_of(["program", "budget", "by sums", *ways], costly), ""]
     heads = ["device", *next(iter(counted.values()))]
     parts += [count, "", *table_of(heads, [[name, *of.values()] for name, of in counted.items()])]
     return "\n".join(parts) + "\n"
 
 
-_WAYS = [
-    (kind, share, repair)
-    for kind in ("native", "expandable")
-    for share in (1.05, 1.2)
-    for repair in ("score", "window")
-]
-
-
 def _reserved(row: dict[str, Any]) -> str:
     figures = [row[kind]["reserved"] for kind in ("native", "expandable")]
     return "x" if None in figures else ", ".join(map(cell, figures))
-
-
-def _recomputed(row: dict[str, Any]) -> list[str]:
-    figures = [row["sums"], *(row[kind][f"{repair} {share}"] for kind, share, repair in _WAYS)]
-    return ["x" if figure is None else f"{figure:.3f}" for figure in figures]
 
 
 def loops() -> str:
@@ -265,12 +234,12 @@ def loops() -> str:
          f"{row['recomputations']:,}" if row["recomputations"] is not None else "",
          "yes" if row["same bits"] else "no"]
         for row in found["rows"]
+        if row["way"] != "plain"
     ]  # fmt: skip
     text = (
-        "The program is a loop of thousands of steps `x = normalize(c @ x)`, and a backward pass "
-        "through all of them. Budgets are shares of the activations. *Checkpoint* is "
-        "`torch.utils.checkpoint` around each sqrt(n) consecutive steps of a loop of n steps. "
-        "Times are processor times."
+        "A loop of thousands of steps `x = normalize(c @ x)`, and its backward pass. Budgets "
+        "are shares of the activations; *checkpoint* is `torch.utils.checkpoint` around each "
+        "sqrt(n) steps of n. Processor times."
     )
-    heads = ["steps", "method", "peak MiB", "time over plain", "recomputed operators", "same bits"]
+    heads = ["steps", "method", "peak MiB", "time over plain", "recomputed", "same bits"]
     return section("Long loops", found, text, table_of(heads, rows))
