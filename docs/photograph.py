@@ -1,7 +1,7 @@
 """Take the pictures of the documentation with Chromium: python docs/photograph.py [NAME ...].
 
-profile: the page of a profile. run: the page of a run. terminal: a running `rekindle run
---progress`. notebook: the example as a notebook shows it.
+run: the page of a run. terminal: a running `rekindle run --progress`. notebook: the example as a
+notebook shows it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import pty
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -33,26 +32,6 @@ TERMINAL = (
 NOTEBOOK = """<body style="margin:0;padding:24px;background:white;font:15px sans-serif;color:#222">
 <style>pre{{margin:0;font:13px/1.4 monospace}} .in{{background:#f5f5f5;border:1px solid #ddd;
 padding:8px;margin:14px 0 6px}} .out{{padding:2px 8px;margin-bottom:14px}}</style>{}"""
-
-
-def profile() -> str:
-    import torch
-
-    import rekindle
-
-    torch.manual_seed(0)
-    script = runpy.run_path(str(ROOT / "tests" / "cli" / "scripts" / "vision.py"))
-    model = script["ResNet"]()
-    optimizer = torch.optim.AdamW(model.parameters())
-    images, labels = torch.rand(64, 3, 24, 24), torch.randint(10, (64,))
-
-    def step() -> None:
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    need = rekindle.profile(step, repeats=0).peak
-    return rekindle.profile(step, budget=need // 2, repeats=3).to_html()
 
 
 def run() -> str:
@@ -134,7 +113,6 @@ def _cells(printed: io.StringIO) -> tuple[list[str], dict[str, Any]]:
 
 
 PICTURES: dict[str, tuple[Callable[[], str], int, int]] = {
-    "profile": (profile, 1000, 2700),
     "run": (run, 1000, 900),
     "terminal": (terminal, 700, 150),
     "notebook": (notebook, 1000, 3700),
