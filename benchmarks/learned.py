@@ -35,7 +35,7 @@ BEFORE, AFTER = 3, 3  # number of steps to measure before a plan exists, and wit
 def demo() -> Workload:
     """Return the GPT of `rekindle demo`, at its own size."""
     settings = Settings()
-    model = GPT(settings, 100)
+    model = GPT(settings)
     phase = Phase(next_token_loss, torch.optim.AdamW(model.parameters(), foreach=True))
     return Workload(model, tokens(100, settings.batch, settings.context), (phase,))
 

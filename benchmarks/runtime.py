@@ -46,10 +46,12 @@ ROOMY = "1TiB"
 def demo_gpt() -> Workload:
     settings = demo.Settings()
     text = demo.read_text(settings.context)
-    model = demo.GPT(settings, len(text.alphabet))
+    model = demo.GPT(settings)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     return Workload(
-        model, lambda step: text.batch(settings, step), (Phase(next_token_loss, optimizer),)
+        model,
+        lambda step: demo.batch_of(text, settings, step),
+        (Phase(next_token_loss, optimizer),),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from rekindle.pytorch.tensors import Meter
 HEADS = 4
 WARM_UP = 12  # number of steps in which the learning rate rises to its full value
 COUNTS = ("evictions", "recomputations", "recompute_ns")  # figures of a `Run` to copy to `Trained`
+ALPHABET = b"\n" + bytes(range(32, 127))  # the characters that the model knows: those of ASCII
 ENOUGH = 1_000_000  # characters of text to read; the steps of the demo use fewer
 
 
@@ -51,44 +53,25 @@ class Settings:
 # The text to train on.
 
 
-@dataclass(frozen=True)
-class Text:
-    """Text as indices into `alphabet`.
-
-    An index is one byte, to save memory, because the measured memory includes the text.
-    """
-
-    alphabet: str
-    characters: Tensor
-
-    def batch(self, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
-        """Draw the batch of a step. It depends only on the seed and the number of the step.
-
-        Returns:
-            Random pieces of the text and, for each of their characters, the following one. Both
-            have the shape (batch, context).
-        """
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
-        last = len(self.characters) - settings.context
-        starts = torch.randint(last, (settings.batch, 1), generator=generator)
-        pieces = self.characters[starts + torch.arange(settings.context + 1)].long()
-        return pieces[:, :-1], pieces[:, 1:]
-
-
-def read_text(context: int, folder: Path | None = None) -> Text:
-    """Read the sources of Python's standard library, reduced to ASCII.
+def read_text(context: int, folder: Path | None = None) -> Tensor:
+    """Read the sources of Python's standard library, without characters beyond `ALPHABET`.
 
     Args:
         context: The number of characters that the model sees at once.
         folder: The folder to read. Default: that of the standard library.
 
+    Returns:
+        The position of each character in `ALPHABET`. It is one byte, because the measured memory
+        includes the text.
+
     Raises:
         ValueError: The text is not longer than `context` characters.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
-    text = b""
+    text, others = b"", bytes({*range(256)} - {*ALPHABET})
+    positions = bytes.maketrans(ALPHABET, bytes(range(len(ALPHABET))))
     for path in sorted(folder.glob("*.py")):
-        text += path.read_bytes().translate(None, bytes(range(128, 256)))
+        text += path.read_bytes().translate(positions, others)
         if len(text) >= ENOUGH:
             break
     text = text[:ENOUGH]
@@ -97,10 +80,21 @@ def read_text(context: int, folder: Path | None = None) -> Text:
             f"got {len(text)} characters of source from {folder}, wanted more than the "
             f"{context} that the model sees at once"
         )
-    alphabet = bytes(sorted(set(text)))
-    numbers = bytes.maketrans(alphabet, bytes(range(len(alphabet))))
-    characters = torch.frombuffer(bytearray(text.translate(numbers)), dtype=torch.uint8)
-    return Text(alphabet.decode(), characters)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def batch_of(text: Tensor, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
+    """Draw the batch of a step, which depends only on the seed and the number of the step.
+
+    Returns:
+        Random pieces of the text and, for each of their characters, the following one. Both have
+        the shape (batch, context).
+    """
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+    last = len(text) - settings.context
+    starts = torch.randint(last, (settings.batch, 1), generator=generator)
+    pieces = text[starts + torch.arange(settings.context + 1)].long()
+    return pieces[:, :-1], pieces[:, 1:]
 
 
 # The model: a small GPT.
@@ -131,13 +125,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, settings: Settings, alphabet: int) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.token = nn.Embedding(alphabet, settings.width)
+        self.token = nn.Embedding(len(ALPHABET), settings.width)
         self.position = nn.Embedding(settings.context, settings.width)
         self.blocks = nn.ModuleList(Block(settings.width) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.width)
-        self.out = nn.Linear(settings.width, alphabet, bias=False)
+        self.out = nn.Linear(settings.width, len(ALPHABET), bias=False)
         for embedding in (self.token, self.position):
             nn.init.normal_(embedding.weight, std=0.02)
 
@@ -197,7 +191,7 @@ class Trained:
 
 def train(
     settings: Settings,
-    text: Text,
+    text: Tensor,
     budget: Bytes | None = None,
     watch: Callable[[Step], None] = lambda step: None,
 ) -> Trained:
@@ -210,23 +204,23 @@ def train(
         watch: A function that is called with the figures of each step.
     """
     torch.manual_seed(settings.seed)
-    model = GPT(settings, len(text.alphabet))
+    model = GPT(settings)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     steps: list[Step] = []
     with Meter() as meter, nullcontext() if budget is None else within(budget) as run:
         for number in range(settings.steps):
             meter.peak = meter.alive
             start = time.perf_counter_ns()
-            characters, following = text.batch(settings, number)
+            characters, following = batch_of(text, settings, number)
             optimizer.zero_grad()
             optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, (number + 1) / WARM_UP)
-            scores = model(characters)
-            loss = functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+            # No variable holds the scores: the meter would count them even while they are evicted.
+            loss = functional.cross_entropy(model(characters).flatten(0, 1), following.flatten())
             loss.backward()
             optimizer.step()
             ns = time.perf_counter_ns() - start
             step = Step(number, loss.item(), ns, meter.peak)
-            del scores, loss  # these variables would keep activations in memory in the next step
+            del loss  # this variable would keep activations in memory in the next step
             steps.append(step)
             watch(step)
         gc.collect()
@@ -241,8 +235,7 @@ def train(
     )
 
 
-@dataclass(frozen=True)
-class Identical:
+class Identical(NamedTuple):
     """Result of comparing two runs: each field is True if that part is equal bit for bit."""
 
     losses: bool
@@ -252,15 +245,10 @@ class Identical:
 def compare(one: Trained, other: Trained) -> Identical:
     """Compare the losses and the final weights of two runs bit for bit."""
     losses = [[step.loss.hex() for step in run.steps] for run in (one, other)]
-    same_names = one.weights.keys() == other.weights.keys()
-    return Identical(
-        losses[0] == losses[1],
-        same_names and all(_same(w, other.weights[name]) for name, w in one.weights.items()),
-    )
+    weights = [{n: _bits(each) for n, each in run.weights.items()} for run in (one, other)]
+    return Identical(losses[0] == losses[1], weights[0] == weights[1])
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    bits = [
-        tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)
-    ]  # compare as bytes, because 0.0 == -0.0 although their bits differ
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
+def _bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+    """Return all that must be equal; 0.0 == -0.0, although their bits differ."""
+    return tensor.dtype, tensor.shape, tensor.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -7,55 +7,37 @@ from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
-from rich.text import Text as Line
 
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns
-from rekindle.cli._demo_training import Identical, Settings, Step, Text, Trained
-
-
-class _Memory(ProgressColumn):
-    """Bar for the memory peak of the last step; the bar is full at `View.scale` bytes."""
-
-    def render(self, task: Task) -> ProgressBar:
-        scale, peak = task.fields["scale"], task.fields["peak"]
-        return ProgressBar(max(scale, 1), peak, width=10, style="grey23", complete_style="magenta")
+from rekindle.cli._demo_training import Identical, Settings, Step, Trained
 
 
 class View:
-    """Shows both runs of the demo: a line for each run, then the table that compares them.
-
-    `scale` is the memory (bytes) of a full bar. It grows when a step has a higher peak.
-    """
+    """Shows both runs of the demo: a line for each run, then the table that compares them."""
 
     def __init__(self, settings: Settings, console: Console, progress: Progress) -> None:
         self.settings = settings
         self.console = console
         self.progress = progress
-        self.scale: Bytes = 0
 
-    def watch(self, title: str, budget: Bytes | None = None) -> Callable[[Step], None]:
+    def watch(self, budget: Bytes | None = None) -> Callable[[Step], None]:
         """Add a progress line for a run. Return the function that updates the line after a step."""
-        if budget is not None:
-            title = f"within {format_bytes(budget)}"
+        title = "without a budget" if budget is None else f"within {format_bytes(budget)}"
         line = self.progress.add_task(
-            title, total=self.settings.steps, loss="", speed="", memory="", peak=0, scale=1
+            title, total=self.settings.steps, loss="", speed="", memory=""
         )
         self.progress.refresh()
 
         def update(step: Step) -> None:
-            self.scale = max(self.scale, step.peak)
             self.progress.update(
                 line,
                 advance=1,
                 loss=f"{step.loss:.3f}",
                 speed=f"{self.settings.tokens / step.ns * 1e9:,.0f}",
                 memory=format_bytes(step.peak),
-                peak=step.peak,
-                scale=self.scale,
             )
             self.progress.refresh()
 
@@ -63,15 +45,15 @@ class View:
 
     def compare(self, free: Trained, tight: Trained, same: Identical) -> None:
         """Print a table that compares the run without a budget and the run within one."""
-        table = Table(title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column()
+        table = Table("", box=SIMPLE_HEAD, pad_edge=False)
         for title in ("without a budget", "with a budget", "ratio"):
             table.add_column(title, justify="right")
         for row in _rows(free, tight):
             table.add_row(*row)
         table.add_section()
-        table.add_row("final weights", "", _verdict(same.weights))
-        table.add_row("all losses", "", _verdict(same.losses))
+        for name, equal in (("final weights", same.weights), ("all losses", same.losses)):
+            said = "[green]identical[/]" if equal else "[bold red]different[/]"
+            table.add_row(name, "", said)
         self.console.print(table)
         self.console.print(
             "Constants: weights, gradients, optimizer state, text. Time per step: the median.",
@@ -95,12 +77,8 @@ def _both(shown: Callable[[int], str], one: int, other: int) -> tuple[str, str, 
     return shown(one), shown(other), f"{other / max(one, 1):.2f}"
 
 
-def _verdict(same: bool) -> Line:
-    return Line("identical", style="green") if same else Line("different", style="bold red")
-
-
 @contextmanager
-def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
+def live(settings: Settings, *, quiet: bool) -> Generator[View]:
     """Open a `View` while the context is open.
 
     On a terminal the lines of the view are updated in place; elsewhere they are printed at the end.
@@ -112,14 +90,13 @@ def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:<5}"),
         TextColumn("{task.fields[speed]:>6} tokens/s"),
-        _Memory(),
         TextColumn("{task.fields[memory]:>10}"),
         console=console,
         auto_refresh=False,  # a drawing thread would disturb the timing of steps
     )
     console.print(
         f"A GPT of {settings.layers} layers learns Python's standard library: "
-        f"{settings.tokens:,} characters in each step,\n{len(text.alphabet)} different characters."
+        f"{settings.tokens:,} characters a step."
     )
     with progress:
         yield View(settings, console, progress)

@@ -93,14 +93,15 @@ def command(
         text = demo.read_text(settings.context)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    with _demo_view.live(settings, text, quiet=as_json) as view:
-        free = demo.train(settings, text, watch=view.watch("without a budget"))
+    with _demo_view.live(settings, quiet=as_json) as view:
+        free = demo.train(settings, text, watch=view.watch())
         budget = budget or free.budget_at(fraction)
-        view.scale = free.peak
         try:
-            tight = demo.train(settings, text, budget, view.watch("with a budget", budget))
+            tight = demo.train(settings, text, budget, view.watch(budget))
         except OutOfBudget as error:
-            raise click.ClickException(f"{error}\n{_larger(error)}") from None
+            raise click.ClickException(
+                f"{error}\nOn this command line: rekindle demo --budget {error.worth_trying}"
+            ) from None
     same = demo.compare(free, tight)
     if as_json:
         click.echo(json.dumps(_data(settings, free, tight, same), indent=2))
@@ -109,28 +110,18 @@ def command(
     ctx.exit(0 if same.losses and same.weights else 1)
 
 
-def _larger(error: OutOfBudget) -> str:
-    return f"On this command line: rekindle demo --budget {error.worth_trying}"
-
-
 def _data(settings: Settings, free: Trained, tight: Trained, same: Identical) -> dict[str, Any]:
     """Return the figures that `--json` prints, in bytes and nanoseconds."""
     return {
         "settings": vars(settings),
         "free": _figures(free),
         "tight": _figures(tight),
-        "identical": vars(same),
+        "identical": same._asdict(),
     }
 
 
 def _figures(run: Trained) -> dict[str, Any]:
-    return {
-        "budget": run.budget,
-        "peak": run.peak,
-        "constants": run.constants,
-        "step_ns": run.step_ns,
-        "evictions": run.evictions,
-        "recomputations": run.recomputations,
-        "recompute_ns": run.recompute_ns,
-        "losses": [step.loss for step in run.steps],
-    }
+    names = ("budget", "peak", "constants", "step_ns")
+    counts = ("evictions", "recomputations", "recompute_ns")
+    losses = [step.loss for step in run.steps]
+    return {name: getattr(run, name) for name in (*names, *counts)} | {"losses": losses}

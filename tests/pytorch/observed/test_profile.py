@@ -28,11 +28,11 @@ def gpt(layers: int) -> Callable[[], None]:
     settings = demo.Settings(layers=layers, width=64, context=64, batch=8)
     text = demo.read_text(settings.context)
     torch.manual_seed(0)
-    model = demo.GPT(settings, len(text.alphabet))
+    model = demo.GPT(settings)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
     def step() -> None:
-        characters, following = text.batch(settings, 0)
+        characters, following = demo.batch_of(text, settings, 0)
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(characters).flatten(0, 1), following.flatten())
         loss.backward()
