@@ -159,7 +159,7 @@ void Operation::enforce_budget() {
 // sources (values without a recipe) when a recipe reads them or autograd saves them.
 bool Operation::may_only_count() {
     const Signature& signature = *parsed_.signature;
-    if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {
+    if (!signature.ordinary || !signature.priced || driver_.observers.transcriber.writes()) {
         return false;
     }
     // Position of the next tensor that the operator writes. An optimizer step writes hundreds, so a
@@ -556,7 +556,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         driver_.bind_storage(record, StoragePtr::reclaim_copy(each.storage_impl));
     }
     if (would_take_over_ && inputs_[0]) [[unlikely]] {
-        driver_.transcriber.would_take_over(input(0)->id);
+        driver_.observers.transcriber.would_take_over(input(0)->id);
     }
     driver_.admit(call, parsed_.signature->workspace + stand_ins());
 }

@@ -116,7 +116,7 @@ void Operation::call_until_it_fits(bool refusable) {
         // other operator started meanwhile.
         limited = driver_.in_progress.started == begun && refused > before;
         before = refused;
-        ++driver_.repeated_calls;
+        ++driver_.observers.repeated_calls;
         if (limited && !find_room_inside(refused)) {
             ignored = NOTICED;
         }

@@ -150,7 +150,7 @@ void view(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) 
         }
     }
     register_first_argument(driver, facts, stack, lock);
-    const bool tells = facts.marks && driver.due.tell_ranges;
+    const bool tells = facts.marks && driver.observers.due.tell_ranges;
     lock.unlock();
     if (tells) {
         notify_range(driver, facts.ends);

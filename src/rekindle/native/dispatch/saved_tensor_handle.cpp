@@ -79,7 +79,7 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
 bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     Locked lock;
     Driver& driver = *driver_;
-    driver.due.owners_due |= driver.due.models_due;
+    driver.observers.due.owners_due |= driver.observers.due.models_due;
     driver.process_pending_if_needed();
     bring_back(driver, lock, tensor);
     StorageRecord* record = find_or_register(driver, lock, tensor);
@@ -208,7 +208,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         }
         if (StorageRecord& record = current(*record_); record.replayable || !record.held) {
             bring_back_saved(driver, lock, record);
-            driver.unpacked.add(node.get(), record.id);
+            driver.observers.unpacked.add(node.get(), record.id);
         }
         if (kept_.defined()) [[unlikely]] {
             return kept_;

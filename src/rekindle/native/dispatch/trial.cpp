@@ -142,13 +142,13 @@ bool Operation::is_trusted_or_tried() {
     const Bytes nbytes = std::max<Bytes>(0, parsed_.signature->needed);
     if (!parsed_.written.empty() || facts_.writes || facts_.rng_state_args != 0) {
         if (is_tried) {
-            driver_.kept_calls.add(facts_, "it writes to its arguments", nbytes);
+            driver_.observers.kept_calls.add(facts_, "it writes to its arguments", nbytes);
         }
         return false;
     }
     Probation& probation = parsed_.signature->probation;
     if (probation.is_kept()) {
-        driver_.kept_calls.add(facts_, probation.why(), nbytes);
+        driver_.observers.kept_calls.add(facts_, probation.why(), nbytes);
         return false;
     }
     // A program whose calls never repeat would pay for a second run of each call.
@@ -157,7 +157,9 @@ bool Operation::is_trusted_or_tried() {
     }
     tried_ = !probation.is_trusted() && probation.is_due();
     if (!tried_ && !probation.is_trusted()) {
-        driver_.kept_calls.add(facts_, "no later call with these arguments was tried", nbytes);
+        driver_.observers.kept_calls.add(
+            facts_, "no later call with these arguments was tried", nbytes
+        );
     }
     return tried_ || probation.is_trusted();
 }
@@ -249,7 +251,7 @@ void Operation::stand_trial() {
         }
     }
     if (tried_ && probation.is_kept()) {
-        driver_.kept_calls.add(facts_, probation.why(), results.nbytes);
+        driver_.observers.kept_calls.add(facts_, probation.why(), results.nbytes);
     }
     recording_ = recording_ && probation.is_trusted();
 }

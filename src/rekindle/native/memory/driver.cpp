@@ -18,7 +18,6 @@
 #include "../torch/private_generators.h"
 #include "../torch/raised.h"
 #include "../torch/storage_ptr.h"
-#include "audit.h"
 #include "evict_held_last.h"
 #include "held_eviction.h"
 #include "own_policy.h"
@@ -180,6 +179,7 @@ Driver::Driver(
       own_policy(own.get()),
       engine(budget, *this, policy, learns, {}, std::move(own)),
       ordinal(next_ordinal()) {
+    observers.transcriber.follow(engine);
     if (own_policy != nullptr) {
         own_policy->choose_for(*this);
     }
@@ -198,6 +198,7 @@ Driver::~Driver() {
     for (StorageRecord* record : pending_.handles) {
         let(static_cast<Storage&>(*record));
     }
+    observers.steps = nullptr;
     steps.reset();
     held_eviction.reset();
     pending_.clear();
@@ -219,7 +220,7 @@ std::size_t drivers_alive() noexcept {
 void Driver::make_room(Bytes needed, const char* who) {
     assert_locked();
     needed += kept_back(needed);
-    lost.add([&] {
+    observers.lost.add([&] {
         if (swapper == nullptr) {
             evict_for(needed, who);
         } else {
@@ -262,7 +263,7 @@ void Driver::clear(Bytes wanted) {
     if (engine.memory <= most) {
         return;
     }
-    lost.add([&] {
+    observers.lost.add([&] {
         poll();
         perform([&] { engine.shrink(most); });
         if (engine.memory > most && release_recompute_sources()) {
@@ -354,7 +355,7 @@ void Driver::poll_untracked(bool youngest) {
 // Remove the entry of `address`, whose memory the program freed, from the address table.
 void Driver::drop_address(const void* address, AddressEntry resident) {
     if (resident.record == nullptr) {
-        note_freed_counted(address, resident.nbytes);
+        observers.transcriber.freed(address, resident.nbytes);
         pending_.counted += resident.nbytes;
     } else {
         resident.record->address = nullptr;
@@ -519,7 +520,7 @@ const char* Driver::fault() {
 
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
     return records_.alive() * sizeof(StorageRecord) + recipes_.alive() * sizeof(Recipe) +
-           module_tensors_.nbytes() + engine.graph.nbytes() + bytes_of_positions() +
+           observers.module_tensors.nbytes() + engine.graph.nbytes() + bytes_of_positions() +
            static_cast<std::size_t>(device.streams.nbytes());
 }
 
@@ -560,7 +561,7 @@ void Driver::own_unrecomputable() {
 // Engine action: evict `storage`, or free it if neither the program nor a recipe can use its value
 // again.
 void Driver::free(Storage& storage) {
-    evictions += storage.dead() ? 0 : 1;
+    observers.evictions += storage.dead() ? 0 : 1;
     if (!evict_keeping_placeholder(record_of(storage))) {
         held_list_.remove(record_of(storage));
         vacate(record_of(storage));
@@ -696,15 +697,15 @@ void Driver::compute_now(Call& call, bool in_place) {
         }
         throw;
     }
-    ++recomputations;
+    ++observers.recomputations;
     tests.recomputed(recipe.facts);
     // If another thread removed the recipe while the recomputation ran, nothing needs the outputs.
     if (!call.replayable || !call.linked) {
         return;
     }
     settle_results(recipe, storages, order);
-    if (audit) [[unlikely]] {
-        audit->made_again(recipe, device);
+    if (observers.audit) [[unlikely]] {
+        observers.audit->made_again(recipe, device);
     }
 }
 
@@ -744,8 +745,8 @@ void Driver::dispose(Storage& storage) noexcept {
     StorageRecord& record = record_of(storage);
     held_list_.remove(record);
     table_.take(record);
-    if (audit) [[unlikely]] {
-        audit->forget(record);
+    if (observers.audit) [[unlikely]] {
+        observers.audit->forget(record);
     }
     device.streams.forget(record.id);
     records_.drop(record);

@@ -39,7 +39,6 @@
 #include "../engine/engine.h"
 #include "../engine/frame.h"
 #include "../engine/performer.h"
-#include "../engine/samples.h"
 #include "../ops/errors.h"
 #include "../ops/prices.h"
 #include "../torch/device.h"
@@ -50,13 +49,9 @@
 #include "foreign_memory.h"
 #include "held_list.h"
 #include "in_progress.h"
-#include "kept_calls.h"
-#include "lost_time.h"
-#include "module_tensors.h"
 #include "moved_tensors.h"
-#include "notifications.h"
+#include "observers.h"
 #include "only_counting.h"
-#include "peak_watch.h"
 #include "pending_frees.h"
 #include "readers.h"
 #include "recipe.h"
@@ -66,14 +61,11 @@
 #include "storage_record.h"
 #include "storage_table.h"
 #include "test_hooks.h"
-#include "transcript.h"
-#include "unpacked.h"
 #include "untracked_storages.h"
 
 namespace rekindle {
 
 class HeldEviction;
-class Audit;
 class EvictHeldLast;
 class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 class Reading;
@@ -124,14 +116,12 @@ private:
     Ref<Storage> outside_;
     std::vector<c10::Device> devices_used_;  // devices whose memory the program used
     bool assumed_;  // the user did not name the device, so that it was assumed
-    ModuleTensors module_tensors_;
 
 public:
     // What the engine's destructor asks stands before the engine, so that it is destroyed after it:
-    // the device, and the audit. The audit compares recomputed values with the first ones by
-    // checksum; null: no comparison.
+    // the observers, and the device.
+    Observers observers;
     Device device;
-    std::unique_ptr<Audit> audit;
     // policy written in Python, which the engine owns; null: a built-in policy decides
     PythonChooser* const own_policy;
     Engine engine;
@@ -163,30 +153,18 @@ public:
     bool records_streams = false;  // the program called `record_stream`
     // the program has freed parameters that it may fill again, as FSDP does
     bool frees_parameters = false;
-    // number of evictions so far, not counting values that nothing could use again
-    std::int64_t evictions = 0;
-    std::int64_t recomputations = 0;
-    // operator calls that ran twice, because the workspace of the first call did not fit into the
-    // budget
-    std::int64_t repeated_calls = 0;
-    LostTime lost;  // time spent choosing, evicting and recomputing
     std::int64_t storages_made = 0;
     // Longest permitted chain of recipes, each of which reads the result of the previous one. The
     // value at the end of a longer chain loses its recipe and stays in memory.
     std::int32_t longest_chain = 1'000;
-    KeptCallsByReason kept_calls;
     int never_recompute = 0;  // nesting depth of `rekindle.never_recompute()`
-    Samples samples;          // memory in use over time
     InProgress in_progress;   // the operators that run now
     Readers readers;
     // Reads of tensors that Python code and the program's own functions announced, so that the
     // tensors are not evicted meanwhile. Python ends a read by its key.
     std::map<std::int64_t, std::unique_ptr<Reading>> noted;
     std::int64_t notes = 0;  // key of the last read in `noted`
-    PeakWatch peak_watch;
-    UnpackedByNode unpacked;  // saved values that the running backward node reads
-    Notifications due;
-    bool stepping = false;  // an optimizer step is running
+    bool stepping = false;   // an optimizer step is running
     // Number of storages made so far (`storages_made`) at which `prune_history` next shortens long
     // chains of recipes.
     std::int64_t next_history_check = 1'000;
@@ -199,13 +177,6 @@ public:
     std::unique_ptr<StepObserver> steps;
     // swaps values to host memory or to a file; null: swapping is off
     std::unique_ptr<Swapper> swapper;
-    // Writes events into traces. While a trace is recorded, every storage gets a record.
-    Transcriber transcriber{engine.journal};
-    // Traces whose recording Python started, by the number that Python uses for them.
-    std::map<std::int64_t, Transcript> transcripts;
-    // The whole run is recorded as a trace. Recipes are never dropped then, because a trace has no
-    // event for a dropped recipe.
-    bool recorded = false;
     bool uses_arena = false;        // PyTorch's CPU allocations come from rekindle's arena
     std::atomic<int> rejoined = 0;  // how often other code had cleared the dispatch key (`rejoin`)
     OnlyCounting only_counting;
@@ -214,7 +185,7 @@ public:
     // Return true if each operator makes room for its own workspace, and may raise `OutOfBudget`.
     // During an optimizer step that cannot be undone, operators do not: room for the whole step is
     // made when the step begins.
-    bool reserves_for_operators() const noexcept { return !stepping || due.tell_ranges; }
+    bool reserves_for_operators() const noexcept { return !stepping || observers.due.tell_ranges; }
 
     // For tests: raise `OutOfBudget` if this is the operator that a test has chosen to fail. `who`:
     // name of the operator.
@@ -517,7 +488,7 @@ public:
     StreamIndex about_to_run(const std::optional<c10::Stream>& now) {
         const StreamIndex here = device.see(now);
         process_pending_if_needed();
-        if (transcriber.writes()) [[unlikely]] {
+        if (observers.transcriber.writes()) [[unlikely]] {
             poll();  // A trace needs the time at which the program frees a value.
         }
         return here;
@@ -536,8 +507,6 @@ public:
     // storage or a destroyed handle is processed at once, because no later operator call would
     // process it. That holds after an error too.
     void close();
-    // Start to record events into `transcript`. The record first lists the storages that exist now.
-    void begin(Transcript& transcript);
     // Write into `snapshot` which storages hold memory. This visits every storage, so it is
     // expensive.
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
@@ -632,7 +601,6 @@ private:
     void look_at_all();
     void drop_address(const void* address, AddressEntry resident);
     void let_home_go(StorageRecord& record);
-    void note_freed_counted(const void* address, Bytes nbytes) noexcept;
     StorageRecord& known_at(AddressEntry found, c10::StorageImpl& storage_impl);
     StorageRecord* emptied_at(const c10::StorageImpl& storage_impl);
     StorageRecord& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl);

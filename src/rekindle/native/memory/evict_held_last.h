@@ -116,7 +116,7 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     }
     bool moved = false;
     // true if the running optimizer step can be undone, so that there are backup copies
-    if (driver.due.tell_ranges) {
+    if (driver.observers.due.tell_ranges) {
         const Unlocked others(lock);
         moved = move_copies_out(driver);
     }

@@ -262,7 +262,7 @@ void Driver::note_checksum(StorageRecord& record) {
 
 void Driver::suspend_origin_tracking(const c10::TensorImpl& tensor) {
     process_pending();
-    module_tensors_.remove(tensor);
+    observers.module_tensors.remove(tensor);
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         StorageRecord& record = record_of(*each);
         if (record.origin.lock().get() == &tensor) {

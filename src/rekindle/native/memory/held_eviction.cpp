@@ -235,7 +235,7 @@ void HeldEviction::pin_survivors() {
     }
     for (const Ref<Storage>& each : left) {
         const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
-        if (may && !driver_.recorded) {  // a trace has no event for a dropped recipe
+        if (may && !driver_.observers.recorded) {  // a trace has no event for a dropped recipe
             driver_.seal(record_of(*each));
         }
     }
@@ -286,7 +286,7 @@ bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
 }
 
 bool HeldEviction::release_dead_sources() {
-    if (driver_.recorded) {  // a trace has no event for a dropped recipe
+    if (driver_.observers.recorded) {  // a trace has no event for a dropped recipe
         return false;
     }
     const Bytes before = driver_.engine.memory;

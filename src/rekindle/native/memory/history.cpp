@@ -18,7 +18,7 @@ namespace rekindle {
 
 // Drop no recipe if the whole run is recorded, because a trace has no event for a dropped recipe.
 void Driver::prune_history() {
-    if (recorded) {
+    if (observers.recorded) {
         return;
     }
     std::vector<Ref<Storage>> all;
@@ -38,7 +38,7 @@ void Driver::prune_history() {
 }
 
 bool Driver::release_recompute_sources() {
-    if (recorded) {
+    if (observers.recorded) {
         return false;
     }
     const Bytes before = engine.memory;

@@ -62,19 +62,19 @@ inline void notify_policy(const Driver& driver) {
 
 // Deliver all pending notifications of `driver` to Python.
 inline void notify(Driver& driver) {
-    if (driver.peak_watch.due && !looks_later()) [[unlikely]] {
+    if (driver.observers.peak_watch.due && !looks_later()) [[unlikely]] {
         note_peak(driver);
     }
-    if (driver.due.samples_due) [[unlikely]] {
+    if (driver.observers.due.samples_due) [[unlikely]] {
         notify_samples(driver);
     }
-    if (driver.due.owners_due) [[unlikely]] {
+    if (driver.observers.due.owners_due) [[unlikely]] {
         notify_owners(driver);
     }
-    if (driver.recomputations >= driver.due.look_at_losses_at) [[unlikely]] {
+    if (driver.observers.recomputations >= driver.observers.due.look_at_losses_at) [[unlikely]] {
         notify_losses(driver);
     }
-    if (driver.due.places_due) [[unlikely]] {
+    if (driver.observers.due.places_due) [[unlikely]] {
         notify_places(driver);
     }
     if (driver.swapper != nullptr && driver.swapper->complaint_due) [[unlikely]] {

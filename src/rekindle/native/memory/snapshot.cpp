@@ -96,7 +96,7 @@ void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
 // Write into `snapshot` which allocations are parameters of modules, buffers, and gradients of
 // parameters.
 void Driver::add_tensors_of_modules(Snapshot& snapshot) {
-    module_tensors_.each([&](const at::Tensor& tensor, bool parameter) {
+    observers.module_tensors.each([&](const at::Tensor& tensor, bool parameter) {
         const c10::TensorImpl& found = *tensor.unsafeGetTensorImpl();
         if (!parameter) {
             add_owned(snapshot, found, Owned::Kind::buffer, nullptr);
@@ -111,7 +111,7 @@ void Driver::add_tensors_of_modules(Snapshot& snapshot) {
 
 // Add `record`, a storage that is in memory, to `snapshot`.
 void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
-    int flags = flags_of(record, unpacked);
+    int flags = flags_of(record, observers.unpacked);
     const void* parameter = nullptr;
     if (record.parameter) {
         if (const at::Tensor origin(record.origin.lock()); origin.defined()) {
@@ -159,21 +159,21 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
 }
 
 void Driver::take_peak_snapshot(ProgramLine line) {
-    peak_watch.due = false;
+    observers.peak_watch.due = false;
     process_pending();
-    if (!peak_watch.is_outdated(engine.memory)) {
+    if (!observers.peak_watch.is_outdated(engine.memory)) {
         return;  // the program freed values that were part of the peak
     }
-    take_snapshot(peak_watch.snapshot, std::move(line));
+    take_snapshot(observers.peak_watch.snapshot, std::move(line));
     if (!device.queues()) {
-        peak_watch.snapshot.resident = resident_bytes();
-        peak_watch.snapshot.cached = the_arena().cached();
+        observers.peak_watch.snapshot.resident = resident_bytes();
+        observers.peak_watch.snapshot.cached = the_arena().cached();
     }
-    peak_watch.taken(engine.memory);
+    observers.peak_watch.taken(engine.memory);
 }
 
 void Driver::expect_peak(Bytes nbytes, ProgramLine line) {
-    peak_watch.expect(nbytes);
+    observers.peak_watch.expect(nbytes);
     take_peak_snapshot(std::move(line));
 }
 
@@ -189,8 +189,8 @@ std::vector<at::Tensor> Driver::program_tensors() {
 }
 
 void Driver::add_module_tensor(const c10::TensorImpl& tensor, bool parameter) {
-    module_tensors_.add(weak(tensor), parameter);
-    due.models_due |= parameter;
+    observers.module_tensors.add(weak(tensor), parameter);
+    observers.due.models_due |= parameter;
 }
 
 }  // namespace rekindle

@@ -11,7 +11,6 @@
 #include "../ops/signature.h"
 #include "../torch/geometry.h"
 #include "../torch/storage_ptr.h"
-#include "audit.h"
 #include "driver.h"
 #include "gathered.h"
 #include "swapper.h"
@@ -49,7 +48,7 @@ Bytes Driver::counted(const c10::StorageImpl& storage_impl) {
 }
 
 Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) {
-    due.places_due = due.notes_places;
+    observers.due.places_due = observers.due.notes_places;
     return recipes_.make(engine.graph, next_op_++, cost, replayable, facts);
 }
 
@@ -69,8 +68,8 @@ void Driver::admit(Recipe& call, Bytes workspace) {
         call.aside->workspace = workspace;
         call.has_workspace = true;
     }
-    if (transcriber.writes()) [[unlikely]] {
-        transcriber.called(call.name(), workspace);
+    if (observers.transcriber.writes()) [[unlikely]] {
+        observers.transcriber.called(call.name(), workspace);
     }
     perform([&] { engine.admit(call, true); });
     for (Value* value : call.outputs()) {
@@ -78,17 +77,17 @@ void Driver::admit(Recipe& call, Bytes workspace) {
             held_list_.add(record_of(*value->storage));
         }
     }
-    if (steps) {
-        steps->made(call);
+    if (observers.steps != nullptr) {
+        observers.steps->made(call);
     }
-    if (audit) [[unlikely]] {
-        audit->made(call, device);
+    if (observers.audit) [[unlikely]] {
+        observers.audit->made(call, device);
     }
     note_memory();
 }
 
 void Driver::account(const Facts& facts, Nanoseconds cost, Bytes workspace) {
-    if (transcriber.writes()) {
+    if (observers.transcriber.writes()) {
         Recipe& call = new_call(&facts, cost, false);
         const Ref<Call> kept(&call);
         admit(call, workspace);
@@ -105,9 +104,7 @@ void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
 // Report the bytes in use to the record of memory over time, and to the watch for new peaks. Called
 // after every operator that changes the bytes in use.
 void Driver::note_memory() {
-    peak_watch.look(engine.memory);
-    samples.look(engine);
-    due.samples_due = samples.full();
+    observers.look(engine);
     if (only_counting.look(engine.memory, engine.budget) && needs_no_records()) {
         only_counting.begin(engine.budget);
     }
@@ -115,11 +112,11 @@ void Driver::note_memory() {
 
 // Return true if nothing needs records and recipes of the operators that follow.
 bool Driver::needs_no_records() const {
-    const bool recording = recorded || transcriber.writes() || !transcripts.empty() || audit;
     return engine.budget != UNLIMITED && engine.peak <= OnlyCounting::most(engine.budget) &&
-           evictions == 0 && placeholders == 0 && !device.queues() && device.which().is_cpu() &&
-           allocations_are_counted() && !recording && !tests.evict_before_every_op &&
-           !held_eviction && swapper == nullptr && own_policy == nullptr;
+           observers.evictions == 0 && placeholders == 0 && !device.queues() &&
+           device.which().is_cpu() && allocations_are_counted() && !observers.need_records() &&
+           !tests.evict_before_every_op && !held_eviction && swapper == nullptr &&
+           own_policy == nullptr;
 }
 
 AddressEntry* Driver::find_by_address(const c10::StorageImpl& storage_impl) noexcept {
@@ -208,22 +205,13 @@ StorageRecord& Driver::list(
     AddressEntry counted, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
 ) {
     const bool shares = share_with_overlapping(*storage_impl);
-    note_freed_counted(address_of(*storage_impl), counted.nbytes);
+    observers.transcriber.freed(address_of(*storage_impl), counted.nbytes);
     engine.account(0, -counted.nbytes);
     StorageRecord& made = make_source(counted.maker, storage_impl, tensor);
     if (shares) [[unlikely]] {
         make_external(made);
     }
     return made;
-}
-
-// Write into a recorded trace that a storage without a record was freed.
-void Driver::note_freed_counted(const void* address, Bytes nbytes) noexcept {
-    if (transcriber.writes()) {
-        const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
-        const Entry::Kind kind = Entry::Kind::uncounted;
-        engine.journal.write({kind, id, nbytes, 0, engine.clock, engine.memory});
-    }
 }
 
 // Register a storage of the program that no operator in this budget made or read before. Throws
@@ -241,8 +229,8 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
         make_room(nbytes, weight ? "a parameter" : "a tensor of yours");
     }
     if (weight) {
-        due.new_parameters.push_back(&storage_impl);
-        due.owners_due = true;
+        observers.due.new_parameters.push_back(&storage_impl);
+        observers.due.owners_due = true;
     }
     StorageRecord& made = make_source(nullptr, storage_of(tensor), &tensor);
     if (shares) [[unlikely]] {
@@ -365,10 +353,10 @@ void Driver::use(StorageRecord& record) {
     if (record.resident) {
         asked_for();
     } else {
-        lost.add([&] {
+        observers.lost.add([&] {
             poll();
-            if (steps) {
-                steps->about_to_access(record);
+            if (observers.steps != nullptr) {
+                observers.steps->about_to_access(record);
                 finish_swap_in(*this, record);
             }
             asked_for();
@@ -388,7 +376,7 @@ void Driver::pin(StorageRecord& record) {
     if (record.resident) {
         pinned();
     } else {
-        lost.add([&] {
+        observers.lost.add([&] {
             poll();
             pinned();
         });
@@ -496,7 +484,7 @@ void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
     perform([&] { engine.set_evictable_while_held(*record, false); });
     // Keep the recipe if a trace is recorded and the value may have been recomputed before, because
     // a trace has no event for a dropped recipe.
-    if (may_forget(*record) && !(recorded && returned)) {
+    if (may_forget(*record) && !(observers.recorded && returned)) {
         seal(*record);
     }
 }

@@ -58,7 +58,7 @@ bool Driver::swap_out(Storage& storage, bool keep) {
         return false;
     }
     if (!keep) {
-        evictions += record.dead() ? 0 : 1;
+        observers.evictions += record.dead() ? 0 : 1;
         held_list_.remove(record);
         vacate(record);
         swapper->gone(record);

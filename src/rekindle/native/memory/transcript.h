@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../engine/journal.h"
+#include "../engine/ledger.h"
 
 namespace rekindle {
 
@@ -46,13 +47,15 @@ struct Transcript final {
 // are.
 class Transcriber final {
 public:
-    explicit Transcriber(Journal& journal) : journal_(journal) {}
-
+    Transcriber() = default;
     Transcriber(const Transcriber&) = delete;
     Transcriber& operator=(const Transcriber&) = delete;
     Transcriber(Transcriber&&) = delete;
     Transcriber& operator=(Transcriber&&) = delete;
     ~Transcriber() = default;
+
+    // Record the events of `engine`. Called once, before any recording begins.
+    void follow(Ledger& engine) noexcept { engine_ = &engine; }
 
     bool writes() const noexcept { return begun_ != 0; }
 
@@ -64,6 +67,8 @@ public:
 
     // Record the name and the workspace bytes of the next operator call.
     void called(const char* name, Bytes workspace);
+    // Record that the storage at `address` was freed, of which only the bytes were counted.
+    void freed(const void* address, Bytes nbytes) noexcept;
     // Copy the events since the start of the recording into `transcript`. Return false if the
     // engine's journal ran out of memory.
     bool notify(Transcript& transcript) const;
@@ -71,7 +76,7 @@ public:
     void end() noexcept;
 
 private:
-    Journal& journal_;
+    Ledger* engine_ = nullptr;
     std::vector<Transcript::Named> calls_;
     std::size_t begun_ = 0;
     StorageId over_ = NONE;

@@ -50,6 +50,7 @@ using rekindle::Locked;
 using rekindle::must;
 using rekindle::nothing;
 using rekindle::Object;
+using rekindle::Observers;
 using rekindle::parse;
 using rekindle::PythonChooser;
 using rekindle::tensor_of;
@@ -253,6 +254,7 @@ PyObject* new_driver(PyObject* arguments) {
         c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0, policy, std::move(own));
     if (learns != 0) {
         driver->steps = std::make_unique<rekindle::Learner>(*driver);
+        driver->observers.steps = driver->steps.get();
     }
     driver->evicts_held_last = evicts_held_last != 0 && rekindle::can_make_placeholders();
     {
@@ -673,9 +675,16 @@ PyMethodDef methods[] = {
     method<rekindle::set_budget>("set_budget"),
     method<rekindle::keep_reserved>("keep_reserved"),
     method<rekindle::backoff>("backoff"),
-    method<rekindle::set_flag<&Driver::due, &rekindle::Notifications::tell_ranges>>("tell_ranges"),
+    method<
+        rekindle::
+            set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::tell_ranges>>(
+        "tell_ranges"
+    ),
     method<rekindle::set_flag<&Driver::stepping>>("stepping"),
-    method<rekindle::set_flag<&Driver::due, &rekindle::Notifications::models_due>>("models_due"),
+    method<rekindle::
+               set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::models_due>>(
+        "models_due"
+    ),
     method<rekindle::new_parameters>("new_parameters"),
     method<rekindle::tensors_within>("tensors_within"),
     method<rekindle::register_tensors>("register_tensors"),
@@ -722,7 +731,9 @@ PyMethodDef methods[] = {
     method<rekindle::begin_recording>("begin_recording"),
     method<rekindle::recording>("recording"),
     method<rekindle::end_recording>("end_recording"),
-    method<rekindle::set_flag<&Driver::due, &rekindle::Notifications::notes_places>>(
+    method<
+        rekindle::
+            set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::notes_places>>(
         "notes_places"
     ),
     method<suspend_origin_tracking>("suspend_origin_tracking"),

@@ -113,12 +113,12 @@ Segments segments_of(Driver& driver) {
 }
 
 void notify_samples(Driver& driver) {
-    driver.due.samples_due = false;
+    driver.observers.due.samples_due = false;
     ask("sample", "n", driver.number());
 }
 
 void notify_owners(Driver& driver) {
-    driver.due.owners_due = false;
+    driver.observers.due.owners_due = false;
     ask("owners", "n", driver.number());
 }
 
@@ -130,12 +130,12 @@ void notify_complaint(Driver& driver) {
 }
 
 void notify_losses(Driver& driver) {
-    driver.due.look_at_losses_at = 2 * driver.recomputations;
+    driver.observers.due.look_at_losses_at = 2 * driver.observers.recomputations;
     ask("losses", "n", driver.number());
 }
 
 void notify_places(Driver& driver) {
-    driver.due.places_due = false;
+    driver.observers.due.places_due = false;
     ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));
 }
 
@@ -261,7 +261,7 @@ void note_peak(Driver& driver) {
             const Locked lock;
             driver.take_peak_snapshot(std::move(line));
         }
-        if (driver.due.notes_places) {  // Python also stores each snapshot as text
+        if (driver.observers.due.notes_places) {  // Python also stores each snapshot as text
             ask("peak", "n", driver.number());
         }
     } catch (python_error& error) {

@@ -139,7 +139,7 @@ PyObject* add_module_tensor(PyObject* arguments) {
 PyObject* has_new_peak(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
-    const Snapshot& peak = driver.peak_watch.snapshot;
+    const Snapshot& peak = driver.observers.peak_watch.snapshot;
     return PyBool_FromLong(peak.memory != 0 && !peak.has_states ? 1 : 0);
 }
 
@@ -154,7 +154,7 @@ PyObject* note_states(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     const std::vector<State> states = states_of(optimizers);
     const Locked lock;
-    add_to(driver.peak_watch.snapshot, driver, states);
+    add_to(driver.observers.peak_watch.snapshot, driver, states);
     return nothing();
 }
 
@@ -167,7 +167,7 @@ PyObject* peak_snapshot(PyObject* arguments) {
     Snapshot copy;
     {
         const Locked lock;
-        copy = driver.peak_watch.snapshot;
+        copy = driver.observers.peak_watch.snapshot;
     }
     return tuple_of(copy);
 }

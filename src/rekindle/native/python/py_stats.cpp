@@ -48,9 +48,9 @@ PyObject* numbers(PyObject* arguments) {
             engine.clock,
             engine.compute_ns,
             engine.recompute_ns,
-            driver.lost.total(),
-            driver.evictions,
-            driver.recomputations,
+            driver.observers.lost.total(),
+            driver.observers.evictions,
+            driver.observers.recomputations,
             engine.unlisted,
             static_cast<std::int64_t>(engine.n_storages()),
             static_cast<std::int64_t>(driver.alive()),
@@ -161,7 +161,7 @@ PyObject* take_new_workspaces(PyObject* arguments) {
 PyObject* repeated_calls(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
-    return PyLong_FromLongLong(driver.repeated_calls);
+    return PyLong_FromLongLong(driver.observers.repeated_calls);
 }
 
 // has_room(driver, nbytes) -> bool
@@ -225,7 +225,7 @@ PyObject* kept(PyObject* arguments) {
     std::vector<KeptCalls> found;
     {
         const Locked lock;
-        found = driver.kept_calls.groups();
+        found = driver.observers.kept_calls.groups();
     }
     Object list(PyList_New(0));
     for (const KeptCalls& each : found) {
@@ -267,7 +267,7 @@ PyObject* last_unit(PyObject* /*arguments*/) {
 PyObject* audit(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.audit = std::make_unique<Audit>();
+    driver.observers.audit = std::make_unique<Audit>();
     return nothing();
 }
 
@@ -279,8 +279,8 @@ PyObject* recomputed_differently(PyObject* arguments) {
     std::vector<Audit::Difference> found;
     {
         const Locked lock;
-        if (driver.audit) {
-            found = driver.audit->different();
+        if (driver.observers.audit) {
+            found = driver.observers.audit->different();
         }
     }
     Object list(PyList_New(0));

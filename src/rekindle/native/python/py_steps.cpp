@@ -20,7 +20,7 @@ PyObject* take_samples(PyObject* arguments) {
     std::vector<Sample> taken;
     {
         const Locked lock;
-        taken = driver.samples.take();
+        taken = driver.observers.samples.take();
     }
     return PyBytes_FromStringAndSize(
         reinterpret_cast<const char*>(taken.data()),
@@ -38,7 +38,7 @@ PyObject* space_samples(PyObject* arguments) {
     long long every = 0;
     parse(arguments, "OLL", &capsule, &next, &every);
     const Locked lock;
-    driver_of(capsule).samples.space(next, every);
+    driver_of(capsule).observers.samples.space(next, every);
     return nothing();
 }
 
@@ -97,8 +97,8 @@ PyObject* new_parameters(PyObject* arguments) {
     std::vector<const void*> found;
     {
         const Locked lock;
-        found.swap(driver.due.new_parameters);
-        driver.due.owners_due = false;
+        found.swap(driver.observers.due.new_parameters);
+        driver.observers.due.owners_due = false;
     }
     Object list(PyList_New(0));
     for (const void* storage_impl : found) {

@@ -7,6 +7,7 @@
 
 #include "../base/mutex.h"
 #include "../memory/program.h"
+#include "../memory/recording.h"
 #include "../memory/transcript.h"
 #include "conversions.h"
 
@@ -80,10 +81,10 @@ PyObject* begin_recording(PyObject* arguments) {
     return PyLong_FromLongLong(translate_errors(driver, [&] {
         const Locked lock;
         driver.process_pending();
-        const auto& begun = driver.transcripts;
+        const auto& begun = driver.observers.transcripts;
         const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
-        driver.begin(driver.transcripts[number]);
-        driver.recorded = driver.recorded || whole != 0;
+        start_recording(driver, driver.observers.transcripts[number]);
+        driver.observers.recorded = driver.observers.recorded || whole != 0;
         return number;
     }));
 }
@@ -102,8 +103,8 @@ PyObject* recording(PyObject* arguments) {
     bool complete = false;
     {
         const Locked lock;
-        copy = driver.transcripts.at(number);
-        complete = driver.transcriber.notify(copy);
+        copy = driver.observers.transcripts.at(number);
+        complete = driver.observers.transcriber.notify(copy);
     }
     check_written(complete);
     return words_of(copy);
@@ -118,10 +119,10 @@ PyObject* end_recording(PyObject* arguments) {
     bool complete = false;
     {
         const Locked lock;
-        transcript = std::move(driver.transcripts.at(number));
-        driver.transcripts.erase(number);
-        complete = driver.transcriber.notify(transcript);
-        driver.transcriber.end();
+        transcript = std::move(driver.observers.transcripts.at(number));
+        driver.observers.transcripts.erase(number);
+        complete = driver.observers.transcriber.notify(transcript);
+        driver.observers.transcriber.end();
     }
     check_written(complete);
     return words_of(transcript);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../memory/program.h"
+#include "../memory/recording.h"
 #include "../torch/backward.h"
 #include "../torch/raised.h"
 
@@ -205,7 +206,7 @@ void Learner::attempt(F&& moves) {
     // Keep the plan alive, because another thread may stop following it during a recomputation.
     const c10::intrusive_ptr<Following> kept = following_;
     try {
-        driver_.lost.add([&] { driver_.bring(moves); });
+        driver_.observers.lost.add([&] { driver_.bring(moves); });
     } catch (const std::exception& error) {
         outcome_.reason = StepOutcome::Reason::failed;
         if (ends_the_program(error)) {
@@ -299,17 +300,17 @@ void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64
 
 // Start to record the step that begins now.
 void Learner::begin_recording() {
-    driver_.begin(transcript_.emplace());
+    start_recording(driver_, transcript_.emplace());
     recording_ = true;
 }
 
 // End the recording, and drop it if the journal ran out of memory.
 void Learner::end_recording() {
     if (std::exchange(recording_, false) && transcript_) {
-        if (!driver_.transcriber.notify(*transcript_)) {
+        if (!driver_.observers.transcriber.notify(*transcript_)) {
             transcript_.reset();
         }
-        driver_.transcriber.end();
+        driver_.observers.transcriber.end();
     }
 }
 
